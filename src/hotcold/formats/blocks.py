@@ -1,0 +1,295 @@
+"""Block-quantised tensors: how ggml packs weights into blocks, and the float32 values that they stand for.
+
+A row is a run of blocks; a block holds ``weights`` values in ``nbytes`` bytes, little-endian. Every type is one
+entry of one table with a decode and an encode function, both over ``(blocks, ...)`` arrays. Layouts follow
+ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+_CHUNK = 1 << 18  # weights coded at a time, so that temporaries stay in the cache
+_MAX_F16 = 65504.0
+
+
+class BlockTypeError(ValueError):
+    """A block type that is not supported, or values that one cannot hold."""
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """How ``weights`` consecutive values of a row are packed into ``nbytes`` bytes.
+
+    Attributes:
+        name: ggml's name, such as ``Q8_0``.
+        id: ggml's number of the type, as GGUF stores it.
+        decode: ``(blocks, nbytes)`` uint8 -> ``(blocks, weights)`` float32; None for a type that Hotcold knows
+            by name and size only.
+        encode: ``(blocks, weights)`` float32 -> ``(blocks, nbytes)`` uint8.
+    """
+
+    name: str
+    id: int
+    weights: int
+    nbytes: int
+    decode: Callable[[Bytes], Floats] | None = field(default=None, repr=False, compare=False)
+    encode: Callable[[Floats], Bytes] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def supported(self) -> bool:
+        """Whether Hotcold computes with this type; the others can only be listed."""
+        return self.decode is not None
+
+    def row_bytes(self, n: int) -> int:
+        """Bytes of a row of ``n`` weights; ``ValueError`` unless ``n`` is a multiple of the block."""
+        if n <= 0 or n % self.weights:
+            raise BlockTypeError(f"row of {n} weights: {self.name} needs a positive multiple of {self.weights}")
+        return n // self.weights * self.nbytes
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Weights as a file stores them.
+
+    Attributes:
+        type: how rows are packed.
+        shape: NumPy order, outermost dimension first; the last one is a row.
+        data: uint8, C-contiguous, ``(rows, row_bytes)`` with ``rows = prod(shape[:-1])``.
+    """
+
+    type: BlockType
+    shape: tuple[int, ...]
+    data: Bytes
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"tensor shape {self.shape}: one or more dimensions, each at least 1, are needed")
+        expected = (math.prod(self.shape[:-1]), self.type.row_bytes(self.shape[-1]))
+        if self.data.dtype != np.uint8 or self.data.shape != expected or not self.data.flags.c_contiguous:
+            raise ValueError(
+                f"data of {self.type.name} tensor {self.shape} is {self.data.dtype} {self.data.shape}: "
+                f"C-contiguous uint8 {expected} is needed"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes)
+
+    def dequantise(self) -> Floats:
+        """The values as a new float32 array of ``shape``. Non-finite scales give non-finite values."""
+        decode = block_type(self.type.id).decode
+        assert decode is not None  # block_type() refuses the others
+        blocks = self.data.reshape(-1, self.type.nbytes)
+        values = np.empty((len(blocks), self.type.weights), np.float32)
+        step = max(1, _CHUNK // self.type.weights)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start in range(0, len(blocks), step):
+                values[start : start + step] = decode(blocks[start : start + step])
+        return values.reshape(self.shape)
+
+
+def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
+    """Packs float32 values of any shape into blocks along the last axis, byte for byte as ggml does.
+
+    Raises:
+        BlockTypeError: the type cannot be written, the last axis is not a multiple of its block, or a value does
+            not fit: not finite in a type with scales, or finite but infinite after rounding.
+    """
+    kind = block_type(type)
+    if kind.encode is None:
+        raise BlockTypeError(f"cannot write {kind.name}: {_choices(writable=True)}")
+    array = np.ascontiguousarray(values, dtype=np.float32)
+    if array.ndim == 0 or array.size == 0:
+        raise BlockTypeError(f"cannot quantise an array of shape {array.shape}: it holds no rows")
+    shape = tuple(int(n) for n in array.shape)
+    data = np.empty((math.prod(shape[:-1]), kind.row_bytes(shape[-1])), np.uint8)
+    blocks, packed = array.reshape(-1, kind.weights), data.reshape(-1, kind.nbytes)
+    step = max(1, _CHUNK // kind.weights)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(blocks), step):
+            packed[start : start + step] = kind.encode(blocks[start : start + step])
+    return Tensor(kind, shape, data)
+
+
+# --- float types: a block is one value ------------------------------------------------------------------------
+
+
+def _decode_f32(blocks: Bytes) -> Floats:
+    return blocks.view("<f4").astype(np.float32)
+
+
+def _encode_f32(values: Floats) -> Bytes:
+    return values.astype("<f4").view(np.uint8)
+
+
+def _decode_f16(blocks: Bytes) -> Floats:
+    return blocks.view("<f2").astype(np.float32)
+
+
+def _encode_f16(values: Floats) -> Bytes:
+    halves = values.astype("<f2")
+    _refuse_overflow(values, np.isinf(halves), "F16")
+    return halves.view(np.uint8)
+
+
+def _decode_bf16(blocks: Bytes) -> Floats:
+    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _encode_bf16(values: Floats) -> Bytes:
+    bits = values.view(np.uint32)
+    # Round to nearest even; the sum cannot wrap, since only a NaN has larger bits than infinity.
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
+    quiet = (bits >> 16) | np.uint32(0x40)  # a NaN whose payload lies in the lost half must stay a NaN
+    halves = np.where(np.isnan(values), quiet, rounded).astype("<u2")
+    _refuse_overflow(values, (halves & 0x7FFF) == 0x7F80, "BF16")
+    return halves.view(np.uint8)
+
+
+def _refuse_overflow(values: Floats, infinite: npt.NDArray[np.bool_], name: str) -> None:
+    overflowed = infinite & np.isfinite(values)
+    if overflowed.any():
+        seen = float(values[overflowed][0])
+        raise BlockTypeError(f"value {seen:g} does not fit in {name}; keep this tensor in F32")
+
+
+# --- types with one float16 scale per 32 weights ----------------------------------------------------------------
+
+
+def _decode_q8_0(blocks: Bytes) -> Floats:
+    scales = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    return blocks[:, 2:].view(np.int8).astype(np.float32) * scales
+
+
+def _encode_q8_0(values: Floats) -> Bytes:
+    scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+    codes = _round_half_away(values * _inverse(scales, "Q8_0"))
+    packed = np.empty((len(values), 34), np.uint8)
+    packed[:, :2] = scales.astype("<f2").view(np.uint8)
+    packed[:, 2:] = codes.astype(np.int8).view(np.uint8)
+    return packed
+
+
+def _decode_q4_0(blocks: Bytes) -> Floats:
+    scales = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    codes = np.empty((len(blocks), 32), np.float32)
+    codes[:, :16] = blocks[:, 2:] & 15  # weight i shares its byte with weight i + 16
+    codes[:, 16:] = blocks[:, 2:] >> 4
+    codes -= 8
+    codes *= scales
+    return codes
+
+
+def _encode_q4_0(values: Floats) -> Bytes:
+    # The value farthest from zero gets code 0, whatever its sign: the code range is -8..7.
+    farthest = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
+    scales = farthest / np.float32(-8)
+    shifted = values * _inverse(scales, "Q4_0") + np.float32(8.5)
+    codes = np.minimum(shifted, np.float32(15)).astype(np.uint8)
+    packed = np.empty((len(values), 18), np.uint8)
+    packed[:, :2] = scales.astype("<f2").view(np.uint8)
+    packed[:, 2:] = codes[:, :16] | (codes[:, 16:] << 4)
+    return packed
+
+
+def _inverse(scales: Floats, name: str) -> Floats:
+    """1 / scale, and 0 where the scale is too small to have a float32 inverse (its float16 is 0 as well)."""
+    worst = np.abs(scales).max()
+    if not worst < _MAX_F16 + 16:  # rounds to infinity from there on; also false for NaN
+        raise BlockTypeError(f"block scale {float(worst):g} does not fit in {name} (at most {_MAX_F16:g})")
+    inverse = np.float32(1) / scales
+    return np.where(np.isfinite(inverse), inverse, np.float32(0))
+
+
+def _round_half_away(values: Floats) -> Floats:
+    """C's ``roundf``; NumPy's ``round`` goes to even. Adding the float below 0.5 cannot carry 0.49999997 to 1."""
+    below_half = np.nextafter(np.float32(0.5), np.float32(0))
+    rounded: Floats = np.trunc(values + np.copysign(below_half, values))
+    return rounded
+
+
+# --- the tables -------------------------------------------------------------------------------------------------
+
+#: Types that Hotcold computes with, by name.
+BLOCK_TYPES: dict[str, BlockType] = {
+    type.name: type
+    for type in (
+        BlockType("F32", 0, 1, 4, _decode_f32, _encode_f32),
+        BlockType("F16", 1, 1, 2, _decode_f16, _encode_f16),
+        BlockType("BF16", 30, 1, 2, _decode_bf16, _encode_bf16),
+        BlockType("Q8_0", 8, 32, 34, _decode_q8_0, _encode_q8_0),
+        BlockType("Q4_0", 2, 32, 18, _decode_q4_0, _encode_q4_0),
+    )
+}
+
+#: ggml's other types: name, id, weights and bytes of a block. Files with them can be listed, not computed with.
+_LISTED_TYPES: tuple[tuple[str, int, int, int], ...] = (
+    ("Q4_1", 3, 32, 20),
+    ("Q5_0", 6, 32, 22),
+    ("Q5_1", 7, 32, 24),
+    ("Q8_1", 9, 32, 36),
+    ("Q2_K", 10, 256, 84),
+    ("Q3_K", 11, 256, 110),
+    ("Q4_K", 12, 256, 144),
+    ("Q5_K", 13, 256, 176),
+    ("Q6_K", 14, 256, 210),
+    ("Q8_K", 15, 256, 292),
+    ("IQ2_XXS", 16, 256, 66),
+    ("IQ2_XS", 17, 256, 74),
+    ("IQ3_XXS", 18, 256, 98),
+    ("IQ1_S", 19, 256, 50),
+    ("IQ4_NL", 20, 32, 18),
+    ("IQ3_S", 21, 256, 110),
+    ("IQ2_S", 22, 256, 82),
+    ("IQ4_XS", 23, 256, 136),
+    ("I8", 24, 1, 1),
+    ("I16", 25, 1, 2),
+    ("I32", 26, 1, 4),
+    ("I64", 27, 1, 8),
+    ("F64", 28, 1, 8),
+    ("IQ1_M", 29, 256, 56),
+    ("TQ1_0", 34, 256, 54),
+    ("TQ2_0", 35, 256, 66),
+    ("MXFP4", 39, 32, 17),
+)
+
+#: Every type of the format by id, supported or not.
+GGML_TYPES: dict[int, BlockType] = {type.id: type for type in BLOCK_TYPES.values()} | {
+    id: BlockType(name, id, weights, nbytes) for name, id, weights, nbytes in _LISTED_TYPES
+}
+
+
+def block_type(name_or_id: BlockType | str | int) -> BlockType:
+    """The supported type of this name or ggml id.
+
+    Raises:
+        BlockTypeError: names the type seen and lists those supported.
+    """
+    if isinstance(name_or_id, BlockType):
+        name_or_id = name_or_id.id
+    found: Any = None
+    if isinstance(name_or_id, str):
+        found = BLOCK_TYPES.get(name_or_id)
+        seen = repr(name_or_id)
+    else:
+        found = GGML_TYPES.get(name_or_id)
+        seen = found.name if found else f"number {name_or_id}"
+    if found is None or not found.supported:
+        raise BlockTypeError(f"block type {seen} is not supported: {_choices()}")
+    result: BlockType = found
+    return result
+
+
+def _choices(*, writable: bool = False) -> str:
+    names = [type.name for type in BLOCK_TYPES.values() if type.encode is not None or not writable]
+    return f"choose from {', '.join(names)}"
