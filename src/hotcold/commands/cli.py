@@ -1,0 +1,160 @@
+"""The ``hotcold`` command: picks the verb, imports its module alone, and turns errors into one line.
+
+Exit codes: 0 done, 2 a mistake of the user or of the machine (one line on stderr), 130 interrupted by Ctrl-C,
+141 the reader of stdout has gone. ``python -X dev -m hotcold`` shows the traceback behind the line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NoReturn, Protocol, cast
+
+from hotcold import __version__
+
+#: Each verb is the module ``hotcold.commands.<verb>``.
+VERBS: tuple[tuple[str, str], ...] = (
+    ("generate", "write text from a prompt"),
+    ("info", "describe a model file"),
+    ("tokenize", "turn text into token ids"),
+    ("perplexity", "measure how well a model predicts a text"),
+    ("bench", "measure prompt and generation speed"),
+    ("convert", "turn a checkpoint into a GGUF file"),
+)
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+class Verb(Protocol):
+    """What a module in ``hotcold.commands`` offers; its docstring is the verb's description."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Returns the exit code; raises ValueError, OSError or MemoryError with a message for the user."""
+        ...
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line and name the nearest option."""
+
+    def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            kind = "option" if unknown[0].startswith("-") else "argument"
+            option = unknown[0].partition("=")[0]
+            hint = _nearest(option, list(self._option_string_actions))
+            self.error(f"unknown {kind} {unknown[0]!r}{hint}")
+        return args
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (`{self.prog} --help` lists the options)")
+
+
+class UsageError(ValueError):
+    """The command line does not parse."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (``sys.argv[1:]`` when None) and returns the exit code."""
+    _show_what_the_terminal_cannot_encode()
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        _flush()  # here, not at interpreter exit, so that a full disk or a closed pipe is reported below
+        return code
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # the line that was being written ends here
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _abandon_stdout()
+        return EXIT_BROKEN_PIPE
+    except (ValueError, OSError, MemoryError) as error:
+        if sys.flags.dev_mode:
+            raise
+        if isinstance(error, OSError):
+            _abandon_stdout()
+        print(f"hotcold: error: {_one_line(error)}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if argv[0] == "--version":
+        print(f"hotcold {__version__}")
+        return 0
+    names = [name for name, _ in VERBS]
+    if argv[0] not in names:
+        if argv[0].startswith("-"):
+            raise UsageError(f"a command comes before {argv[0]!r}: {', '.join(names)}")
+        hint = _nearest(argv[0], names)
+        raise UsageError(f"unknown command {argv[0]!r}{hint}; commands: {', '.join(names)}")
+    return _run_verb(argv[0], argv[1:])
+
+
+def _run_verb(name: str, argv: list[str]) -> int:
+    verb = cast(Verb, importlib.import_module(f"hotcold.commands.{name}"))
+    parser = OneLineParser(prog=f"hotcold {name}", description=verb.__doc__, allow_abbrev=False)
+    verb.add_arguments(parser)
+    try:
+        args = parser.parse_strictly(argv)
+    except SystemExit as done:  # --help has printed
+        return int(done.code or 0)
+    return verb.run(args)
+
+
+def _overview() -> str:
+    lines = ["usage: hotcold COMMAND [options]", ""]
+    lines += ["Runs large language models by computing only the neurons that a token needs.", ""]
+    lines += ["commands:", *(f"  {name:<14}{summary}" for name, summary in VERBS), ""]
+    lines += ["options:", "  -h, --help    show this text", "  --version     show the version", ""]
+    lines += ["`hotcold COMMAND --help` describes one command. The first to try:", ""]
+    lines += ['  hotcold generate -p "Once upon a time"']
+    return "\n".join(lines)
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    matches = get_close_matches(word, known, n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    elif isinstance(error, MemoryError):
+        text = f"out of memory: {text}" if text else "out of memory"
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _show_what_the_terminal_cannot_encode() -> None:
+    # A story's curly quote must not end the run on a terminal with a small character set.
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # None when the caller closed it
+        sys.stdout.flush()
+
+
+def _abandon_stdout() -> None:
+    """Sends what is still buffered to nowhere, so that the interpreter's last flush cannot fail again."""
+    try:
+        _flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)

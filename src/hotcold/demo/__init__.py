@@ -1,0 +1,1 @@
+"""The built-in model, so that the first command needs no download."""
