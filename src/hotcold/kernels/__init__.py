@@ -1,4 +1,4 @@
-"""The narrow waist: the backend interface and its implementations. Each backend is imported when it is opened."""
+"""The narrow waist: the backend interface and its implementations, each imported when it is opened."""
 
 from __future__ import annotations
 

@@ -1,0 +1,72 @@
+"""What every backend refuses in weights that it is given, so that all of them say it in the same words."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hotcold.formats.blocks import Tensor
+from hotcold.kernels.backend import ACTIVATIONS, SPARSE_ACTIVATIONS, FFNTensors, Floats, PredictorTensors
+
+DOWN_LAYOUTS = ("by_neuron", "by_output")
+
+
+def check_matrix(tensor: Tensor, bias: Floats | None = None) -> None:
+    """Refuses weights that are not ``(O, I)`` or a bias that is not float32 ``[O]``."""
+    if len(tensor.shape) != 2:
+        raise ValueError(f"matrix of shape {tensor.shape}: two dimensions (rows, columns) are needed")
+    _check_vector("bias", bias, tensor.shape[0])
+
+
+def check_ffn(tensors: FFNTensors) -> None:
+    """Refuses shapes that do not fit, an unknown activation or layout, a threshold without meaning."""
+    check_matrix(tensors.up)
+    n, d = tensors.up.shape
+    if tensors.down_layout not in DOWN_LAYOUTS:
+        raise ValueError(f"down layout {tensors.down_layout!r}: choose from {', '.join(DOWN_LAYOUTS)}")
+    down = (n, d) if tensors.down_layout == "by_neuron" else (d, n)
+    if tensors.down.shape != down:
+        raise ValueError(f"down of shape {tensors.down.shape} {tensors.down_layout}: {down} is needed")
+    if tensors.gate is not None and tensors.gate.shape != (n, d):
+        raise ValueError(f"gate of shape {tensors.gate.shape}: up has {(n, d)}, the two must be equal")
+    check_activation(tensors.activation, tensors.threshold, gated=tensors.gate is not None)
+    if tensors.gate is None and tensors.gate_bias is not None:
+        raise ValueError("gate bias without a gate: leave it out, or give gate as well")
+    _check_vector("gate bias", tensors.gate_bias, n)
+    _check_vector("up bias", tensors.up_bias, n)
+    _check_vector("down bias", tensors.down_bias, d)
+
+
+def check_activation(activation: str, threshold: float, *, gated: bool) -> None:
+    """Refuses an unknown activation and a threshold where nothing can be zero."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
+    if activation == "drelu" and not gated:
+        raise ValueError("activation 'drelu' without a gate: it multiplies two of them; use 'relu' instead")
+    if not math.isfinite(threshold) or threshold < 0:
+        raise ValueError(f"activation threshold {threshold}: a finite number of at least 0 is needed")
+    if threshold and activation not in SPARSE_ACTIVATIONS:
+        sparse = ", ".join(SPARSE_ACTIVATIONS)
+        raise ValueError(f"activation threshold {threshold} with {activation!r}: use 0, or one of {sparse}")
+
+
+def check_predictor(tensors: PredictorTensors) -> None:
+    """Refuses factors whose ranks differ and thresholds that are not one float32 per neuron."""
+    check_matrix(tensors.first)
+    check_matrix(tensors.second)
+    if tensors.second.shape[1] != tensors.first.shape[0]:
+        raise ValueError(
+            f"predictor factors {tensors.first.shape} and {tensors.second.shape}: "
+            "rows of the first must equal columns of the second"
+        )
+    _check_vector("predictor threshold", tensors.threshold, tensors.second.shape[0])
+
+
+def _check_vector(what: str, values: Floats | None, length: int) -> None:
+    if values is None:
+        return
+    if values.dtype != np.float32:
+        raise TypeError(f"{what} is {values.dtype}: float32 is needed")
+    if values.shape != (length,):
+        raise ValueError(f"{what} of shape {values.shape}: ({length},) is needed")

@@ -1,0 +1,444 @@
+"""The specification of every op, in NumPy: plain and readable, without any care for speed.
+
+Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of 8 bits or fewer quantises its
+input first (:func:`quantise_input`): prescribed float32 steps, so that codes agree bit for bit. Sums are float32
+in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.blocks import Tensor
+from hotcold.kernels.backend import (
+    PAGE,
+    SPARSE_ACTIVATIONS,
+    Batch,
+    BatchLimits,
+    Buffer,
+    FFNStats,
+    FFNTensors,
+    FFNWeights,
+    Floats,
+    Ints,
+    Matrix,
+    Norm,
+    PredictorTensors,
+    PredictorWeights,
+    Program,
+    RopeTable,
+    Rows,
+)
+from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor
+
+Bools = npt.NDArray[np.bool_]
+Masks = npt.NDArray[np.uint64]
+_W = TypeVar("_W")
+
+INPUT_BLOCK = 32  #: values of a dot's input that share one scale
+#: A block whose largest magnitude is below this counts as zero: its inverse scale would overflow.
+SMALLEST_AMAX = np.float32(2.0**-100)
+
+
+def quantise_input(x: Floats) -> tuple[Floats, Floats]:
+    """int8 codes of a dot's input ``[..., I]`` and their scales, as ggml's ``quantize_row_q8_0`` has them.
+
+    Per 32 values: ``scale = amax / 127``, ``code = round(value * (127 / amax))``, to nearest even, every step
+    in float32. The scale stays float32 (ggml rounds it to float16).
+
+    Returns:
+        codes ``[..., I / 32, 32]``, whole numbers from -127 to 127 held as float32 (in a block with a NaN or an
+        infinity, codes times scale is NaN), and scales ``[..., I / 32, 1]``.
+    """
+    blocks = x.reshape(*x.shape[:-1], -1, INPUT_BLOCK)
+    amax: Floats = np.abs(blocks).max(axis=-1, keepdims=True)
+    amax[amax < SMALLEST_AMAX] = 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse: Floats = np.float32(127) / amax
+        inverse[amax == 0] = 0
+        codes: Floats = np.rint(blocks * inverse)
+        scales: Floats = amax / np.float32(127)
+    return codes, scales
+
+
+def pack_mask(active: Bools) -> Masks:
+    """``[..., N]`` booleans as ``[..., ceil(N / 64)]`` words: bit i of word j is element 64 j + i."""
+    padding = -active.shape[-1] % 64
+    padded = np.pad(active, [(0, 0)] * (active.ndim - 1) + [(0, padding)])
+    packed: Masks = np.packbits(padded, axis=-1, bitorder="little").view("<u8").astype(np.uint64)
+    return packed
+
+
+def unpack_mask(mask: Masks, n: int) -> Bools:
+    """The first ``n`` bits of each row of words, as :func:`pack_mask` lays them."""
+    words = np.ascontiguousarray(mask, dtype="<u8")
+    return np.unpackbits(words.view(np.uint8), axis=-1, count=n, bitorder="little").astype(np.bool_)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """Weights as the file's blocks; their values are made when first used."""
+
+    tensor: Tensor
+    bias: Floats | None = None
+
+    def __post_init__(self) -> None:
+        check_matrix(self.tensor, self.bias)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.tensor.shape
+        return rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    @property
+    def quantised(self) -> bool:
+        return self.tensor.type.weights > 1  # float types are blocks of one value
+
+    @cached_property
+    def values(self) -> Floats:
+        return self.tensor.dequantise()
+
+    def dot(self, x: Floats) -> Floats:
+        """``x [T, I]`` -> ``x @ values.T + bias``, ``[T, O]``."""
+        if self.quantised:
+            codes, scales = quantise_input(x)
+            x = (codes * scales).reshape(x.shape)
+        y: Floats = x @ self.values.T
+        return y if self.bias is None else y + self.bias
+
+
+@dataclass(frozen=True)
+class _FFN:
+    gate: _Matrix | None
+    up: _Matrix
+    down: _Matrix
+    by_neuron: bool
+    activation: str
+    threshold: np.float32
+    down_bias: Floats | None
+
+    @property
+    def neurons(self) -> int:
+        return self.up.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        bias = 0 if self.down_bias is None else self.down_bias.nbytes
+        return (self.gate.nbytes if self.gate else 0) + self.up.nbytes + self.down.nbytes + bias
+
+    @property
+    def row_bytes(self) -> tuple[int, int, int]:
+        gate = self.gate.tensor.nbytes if self.gate else 0
+        sizes = (gate, self.up.tensor.nbytes, self.down.tensor.nbytes)
+        return sizes[0] // self.neurons, sizes[1] // self.neurons, sizes[2] // self.neurons
+
+    def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
+        """Which neurons' gates fire, and what multiplies their down rows; both ``[T, N]``.
+
+        Without a gate, up plays the gate's part and the coefficient is ``act(up)``.
+        """
+        gate = (self.gate or self.up).dot(x)
+        value = np.float32(1) if self.gate is None else self.up.dot(x)
+        fires = gate > self.threshold
+        if self.activation == "relu":
+            return fires, np.where(fires, gate * value, np.float32(0))
+        if self.activation == "drelu":  # TurboSparse, arXiv 2406.05955: relu(gate) * relu(up)
+            return fires, np.where(fires & (value > 0), gate * value, np.float32(0))
+        if self.activation == "relu2":  # Primer, arXiv 2109.08668: relu(gate)^2
+            return fires, np.where(fires, gate * gate * value, np.float32(0))
+        return np.ones_like(fires), _smooth(self.activation, gate) * value
+
+    def down_sum(self, coefficients: Floats) -> Floats:
+        y = coefficients @ self.down.values if self.by_neuron else self.down.dot(coefficients)
+        return y if self.down_bias is None else y + self.down_bias
+
+
+def _smooth(activation: str, gate: Floats) -> Floats:
+    """SiLU, or GELU in the tanh form that ggml's ``gelu`` computes."""
+    one, half, root, cubic = (np.float32(c) for c in (1, 0.5, np.sqrt(2 / np.pi), 0.044715))
+    with np.errstate(over="ignore"):
+        if activation == "silu":
+            value: Floats = gate / (one + np.exp(-gate))
+        else:
+            value = half * gate * (one + np.tanh(root * gate * (one + cubic * gate * gate)))
+    return value
+
+
+@dataclass(frozen=True)
+class _Predictor:
+    first: _Matrix
+    second: _Matrix
+    threshold: Floats
+    relu: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + self.second.nbytes + self.threshold.nbytes
+
+
+@dataclass(frozen=True)
+class _Program:
+    fn: Callable[[], None]
+
+    def run(self) -> None:
+        self.fn()
+
+
+class ReferenceBackend:
+    """Implements :class:`hotcold.kernels.backend.Backend`; a program calls its function again."""
+
+    name = "reference"
+    program_rows: tuple[int, ...] = ()
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
+        return np.zeros(shape, dtype)
+
+    def batch(self, limits: BatchLimits) -> Batch:
+        return Batch(limits, lambda shape: np.zeros(shape, np.int32))
+
+    def record(self, fn: Callable[[], None]) -> Program:
+        return _Program(fn)
+
+    def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
+        return _Matrix(tensor, bias)
+
+    def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
+        check_ffn(tensors)
+        return _FFN(
+            gate=None if tensors.gate is None else _Matrix(tensors.gate, tensors.gate_bias),
+            up=_Matrix(tensors.up, tensors.up_bias),
+            down=_Matrix(tensors.down),
+            by_neuron=tensors.down_layout == "by_neuron",
+            activation=tensors.activation,
+            threshold=np.float32(tensors.threshold),
+            down_bias=tensors.down_bias,
+        )
+
+    def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights:
+        check_predictor(tensors)
+        return _Predictor(_Matrix(tensors.first), _Matrix(tensors.second), tensors.threshold, tensors.relu)
+
+    def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
+        """A row of the table per token, dequantised."""
+        table = _own(table, _Matrix)
+        rows = _rows("out", out, batch, (table.shape[1],))
+        rows[:] = table.values[batch.tokens[: len(rows)]]
+
+    def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
+        """RMSNorm, arXiv 1910.07467: ``x / sqrt(mean(x^2) + eps) * weight``; LayerNorm, arXiv 1607.06450,
+        subtracts the mean first."""
+        values = _rows("x", x, batch, x.shape[1:], rows=rows)
+        _check("norm weight", norm.weight, (x.shape[-1],))
+        if norm.bias is not None:
+            _check("norm bias", norm.bias, (x.shape[-1],))
+        target = _rows("out", out, batch, x.shape[1:], rows=rows)
+        if norm.centre:
+            values = values - values.mean(axis=-1, keepdims=True)
+        variance = np.mean(values * values, axis=-1, keepdims=True)
+        normed = values / np.sqrt(variance + np.float32(norm.eps)) * norm.weight
+        target[:] = normed if norm.bias is None else normed + norm.bias
+
+    def linear(
+        self,
+        x: Buffer,
+        weights: Sequence[Matrix],
+        batch: Batch,
+        outs: Sequence[Buffer],
+        *,
+        accumulate: bool = False,
+        rows: Rows = Rows.TOKENS,
+    ) -> None:
+        """``x @ w.T + bias`` for several matrices that read the same input."""
+        for matrix, out in zip(weights, outs, strict=True):
+            w = _own(matrix, _Matrix)
+            values = _rows("x", x, batch, (w.shape[1],), rows=rows)
+            _store(w.dot(values), _rows("out", out, batch, (w.shape[0],), rows=rows), accumulate)
+
+    def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
+        """Rotary positions, arXiv 2104.09864: pairs (a, b) become (a cos - b sin, a sin + b cos)."""
+        values = _rows("x", x, batch, x.shape[1:])
+        _check("cos", table.cos, table.cos.shape)
+        _check("sin", table.sin, table.cos.shape)
+        half = table.cos.shape[-1]
+        if values.ndim != 3 or 2 * half > values.shape[-1]:
+            raise ValueError(
+                f"x of shape {x.shape}: [T, H, head_dim], head_dim at least {2 * half}, is needed"
+            )
+        first, second = slice(0, half), slice(half, 2 * half)
+        if table.interleaved:
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        positions = batch.positions[: len(values)]
+        cos, sin = table.cos[positions, None], table.sin[positions, None]
+        a, b = values[..., first].copy(), values[..., second].copy()
+        values[..., first] = a * cos - b * sin
+        values[..., second] = a * sin + b * cos
+
+    def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
+        """K and V to their slots of a paged cache (PagedAttention, arXiv 2309.06180), rounded to float16."""
+        for what, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+            values = _rows(what, new, batch, new.shape[1:])
+            heads, head_dim = new.shape[1:]
+            _check(f"{what}_cache", cache, (len(cache), heads, PAGE, head_dim), np.float16)
+            slots = batch.slots[: len(values)]
+            with np.errstate(over="ignore"):
+                cache[slots // PAGE, :, slots % PAGE] = values
+
+    def attention(
+        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+    ) -> None:
+        """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head."""
+        queries = _rows("q", q, batch, q.shape[1:])
+        target = _rows("out", out, batch, q.shape[1:])
+        pages, kv_heads, _, head_dim = k_cache.shape
+        for what, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            _check(what, cache, (pages, kv_heads, PAGE, head_dim), np.float16)
+        heads = q.shape[1]
+        if heads % kv_heads or q.shape[2] != head_dim:
+            raise ValueError(f"q of shape {q.shape} does not fit k_cache of shape {k_cache.shape}")
+        for t, query in enumerate(queries):
+            length = int(batch.positions[t]) + 1
+            own = batch.pages[batch.sequence[t], : -(-length // PAGE)]
+            k, v = (_positions(cache[own], length) for cache in (k_cache, v_cache))  # [K, length, head_dim]
+            scores = np.float32(scale) * (query.reshape(kv_heads, -1, head_dim) @ k.transpose(0, 2, 1))
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            target[t] = (weights @ v / weights.sum(axis=-1, keepdims=True)).reshape(heads, head_dim)
+
+    def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
+        """PowerInfer's predictor, arXiv 2312.12456; without the ReLU, two factors of a truncated SVD."""
+        p = _own(weights, _Predictor)
+        values = _rows("x", x, batch, (p.first.shape[1],))[: batch.n_decode]
+        target = _rows("mask", mask, batch, (-(-p.second.shape[0] // 64),), np.uint64)
+        hidden = p.first.dot(values)
+        scores = p.second.dot(np.maximum(hidden, 0) if p.relu else hidden)
+        target[: batch.n_decode] = pack_mask(scores >= p.threshold)
+
+    def ffn(
+        self,
+        x: Buffer,
+        weights: FFNWeights,
+        batch: Batch,
+        out: Buffer,
+        *,
+        skip: bool,
+        mask: Buffer | None = None,
+        fired: Buffer | None = None,
+        stats: FFNStats | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
+
+        A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what is
+        zero, so it changes what is read (``stats``) and no value. ``fired`` is set for decode rows.
+        """
+        w = _own(weights, _FFN)
+        if skip and w.activation not in SPARSE_ACTIVATIONS:
+            raise ValueError(f"skip with {w.activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
+        n, words = w.neurons, -(-w.neurons // 64)
+        values = _rows("x", x, batch, (w.up.shape[1],))
+        target = _rows("out", out, batch, (w.up.shape[1],))
+        decode = slice(0, batch.n_decode)
+        fires, coefficients = w.coefficients(values)
+        candidates = np.ones((batch.n_decode, n), np.bool_)
+        if mask is not None:
+            candidates = unpack_mask(_rows("mask", mask, batch, (words,), np.uint64)[decode], n)
+            coefficients[decode][~candidates] = 0
+        if fired is not None:
+            _rows("fired", fired, batch, (words,), np.uint64)[decode] = pack_mask(coefficients[decode] != 0)
+        if stats is not None:
+            gated = candidates & fires[decode] if skip else candidates
+            added = coefficients[decode] != 0 if skip else candidates
+            _count(stats, w, candidates, gated, added)
+        _store(w.down_sum(coefficients), target, accumulate)
+
+    def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
+        """The residual sum."""
+        rows = _rows("x", x, batch, x.shape[1:])
+        rows += _rows("y", y, batch, x.shape[1:])
+
+    def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
+        """The rows whose logits are wanted."""
+        _rows("x", x, batch, x.shape[1:])
+        target = _rows("out", out, batch, x.shape[1:], rows=Rows.LOGITS)
+        target[:] = x[batch.logits_rows[: len(target)]]
+
+    def top_k(
+        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: Masks | None = None
+    ) -> tuple[Ints, Floats]:
+        """A stable sort; NaN sorts last. Fewer than k ids come back when fewer exist or are allowed."""
+        _check("logits", logits, (len(logits),))
+        if k < 1:
+            raise ValueError(f"k is {k}: at least 1 is needed")
+        values = logits
+        if bias is not None:
+            _check("bias", bias, logits.shape)
+            values = logits + bias
+        ids = np.arange(len(values), dtype=np.int32)
+        if allowed is not None:
+            _check("allowed", allowed, (-(-len(values) // 64),), np.uint64)
+            ids = ids[unpack_mask(allowed, len(values))]
+        ids = ids[np.argsort(-values[ids], kind="stable")[:k]]
+        return ids, values[ids]
+
+
+def _count(stats: FFNStats, w: _FFN, candidates: Bools, gated: Bools, added: Bools) -> None:
+    """Adds one step to ``stats``: rows are unions over the step's tokens, pairs are counted by token."""
+    if not len(candidates):
+        return
+    # Down by output cannot be read by neuron: all of it is.
+    down_rows = int(added.any(axis=0).sum()) if w.by_neuron else w.neurons
+    up_rows = int(gated.any(axis=0).sum()) if w.gate else 0
+    stats.counts += (int(candidates.any(axis=0).sum()), up_rows, down_rows, int(added.sum()))
+
+
+def _positions(pages: npt.NDArray[np.float16], length: int) -> Floats:
+    """``[P, K, PAGE, head_dim]`` -> the first ``length`` positions, ``[K, length, head_dim]`` float32."""
+    _, heads, _, head_dim = pages.shape
+    return pages.transpose(1, 0, 2, 3).reshape(heads, -1, head_dim)[:, :length].astype(np.float32)
+
+
+def _store(values: Floats, out: Floats, accumulate: bool) -> None:
+    out[:] = out + values if accumulate else values
+
+
+def _own(weights: object, kind: type[_W]) -> _W:
+    if not isinstance(weights, kind):
+        raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
+    return weights
+
+
+def _rows(
+    what: str,
+    array: Buffer,
+    batch: Batch,
+    tail: tuple[int, ...],
+    dtype: npt.DTypeLike = np.float32,
+    rows: Rows = Rows.TOKENS,
+) -> npt.NDArray[Any]:
+    """The rows of this step, after checking that the buffer has room for the largest one."""
+    most, now = batch.limits.tokens, batch.n_tokens
+    if rows == Rows.LOGITS:
+        most, now = batch.limits.logits, batch.n_logits
+    if array.ndim and len(array) < most:
+        raise ValueError(f"{what} has {len(array)} rows: this batch needs {most}")
+    _check(what, array, (len(array) if array.ndim else most, *tail), dtype)
+    step: npt.NDArray[Any] = array[:now]
+    return step
+
+
+def _check(what: str, array: Buffer, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> None:
+    if array.dtype != dtype:
+        raise TypeError(f"{what} is {array.dtype}: {np.dtype(dtype)} is needed")
+    if array.shape != shape:
+        raise ValueError(f"{what} of shape {array.shape}: {shape} is needed")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{what} is not C-contiguous: pass np.ascontiguousarray of it")
