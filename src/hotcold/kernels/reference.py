@@ -1,8 +1,8 @@
 """The specification of every op, in NumPy: plain and readable, without any care for speed.
 
-Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of 8 bits or fewer quantises its
-input first (:func:`quantise_input`): prescribed float32 steps, so that codes agree bit for bit. Sums are float32
-in any order.
+Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of 8 bits or fewer quantises
+its input first (:func:`quantise_input`): prescribed float32 steps, so that codes agree bit for bit. Sums are
+float32 in any order.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def quantise_input(x: Floats) -> tuple[Floats, Floats]:
     in float32. The scale stays float32 (ggml rounds it to float16).
 
     Returns:
-        codes ``[..., I / 32, 32]``, whole numbers from -127 to 127 held as float32 (in a block with a NaN or an
-        infinity, codes times scale is NaN), and scales ``[..., I / 32, 1]``.
+        codes ``[..., I / 32, 32]``, whole numbers from -127 to 127 held as float32 (in a block with a NaN or
+        an infinity, codes times scale is NaN), and scales ``[..., I / 32, 1]``.
     """
     blocks = x.reshape(*x.shape[:-1], -1, INPUT_BLOCK)
     amax: Floats = np.abs(blocks).max(axis=-1, keepdims=True)
@@ -168,10 +168,11 @@ def _smooth(activation: str, gate: Floats) -> Floats:
     one, half, root, cubic = (np.float32(c) for c in (1, 0.5, np.sqrt(2 / np.pi), 0.044715))
     with np.errstate(over="ignore"):
         if activation == "silu":
-            value: Floats = gate / (one + np.exp(-gate))
+            factor = one / (one + np.exp(-gate))
         else:
-            value = half * gate * (one + np.tanh(root * gate * (one + cubic * gate * gate)))
-    return value
+            factor = half * (one + np.tanh(root * gate * (one + cubic * gate * gate)))
+    smooth: Floats = np.multiply(gate, factor, dtype=np.float32)
+    return smooth
 
 
 @dataclass(frozen=True)
@@ -337,8 +338,8 @@ class ReferenceBackend:
     ) -> None:
         """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 
-        A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what is
-        zero, so it changes what is read (``stats``) and no value. ``fired`` is set for decode rows.
+        A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what
+        is zero, so it changes what is read (``stats``) and no value. ``fired`` is set for decode rows.
         """
         w = _own(weights, _FFN)
         if skip and w.activation not in SPARSE_ACTIVATIONS:
