@@ -1,0 +1,31 @@
+"""What every test shares: where the shared test data are, and deterministic property tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# The same examples in every run; and no deadline, because no test asserts a time.
+settings.register_profile("hotcold", deadline=None, derandomize=True, database=None)
+settings.load_profile("hotcold")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The checkout that these tests belong to."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """The shared data (models, texts, golden files), which are too large for the repository."""
+    folder = os.environ.get("HOTCOLD_TEST_DATA")
+    if not folder:
+        pytest.skip("HOTCOLD_TEST_DATA does not name the folder of the shared test data")
+    path = Path(folder)
+    if not (path / "golden").is_dir():
+        pytest.fail(f"HOTCOLD_TEST_DATA={folder!r} is not the shared test data: it has no folder 'golden'")
+    return path

@@ -1,0 +1,193 @@
+"""The layers: who may import whom, what may be imported where, and how little `import hotcold` loads."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "hotcold"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+#: layer -> layers that it may import. The key "" is the package itself.
+ALLOWED = {
+    "formats": set(),
+    "demo": set(),
+    "kernels": {"formats"},
+    "model": {"kernels", "formats"},
+    "sparse": {"model", "kernels", "formats"},
+    "engine": {"sparse", "model", "kernels", "formats", "demo"},
+    "convert": {"model", "formats"},
+    "server": {"engine", "sparse", "model", "kernels", "formats", "demo"},
+    "commands": {"", "engine", "sparse", "model", "kernels", "formats", "convert", "server", "demo"},
+    "": {"engine", "commands"},
+}
+#: Any layer may ask for the version.
+VERSION = "hotcold.__version__"
+
+#: packages that only the named files, or the files of the named folders, may import
+ONLY_IN = {
+    "torch": {"kernels/gpu.py", "kernels/triton_ops.py", "sparse/training.py"},
+    "triton": {"kernels/gpu.py", "kernels/triton_ops.py"},
+    "http": {"server"},
+    "socketserver": {"server"},
+    "asyncio": {"server"},
+    "transformers": set(),
+    "gguf": set(),
+    "safetensors": set(),
+    # Model files come from strangers: nothing in them is ever executed.
+    "pickle": set(),
+    "marshal": set(),
+    "shelve": set(),
+}
+
+
+def imports(tree: ast.AST, module: str) -> Iterator[str]:
+    """The dotted names that a module imports, at its top or in a function; relative ones made absolute."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = module.split(".")[: -node.level]
+                base = ".".join([*parent, base] if base else parent)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def module_name(path: Path) -> str:
+    """``hotcold.model.config`` for model/config.py, ``hotcold.model.__init__`` for the folder itself."""
+    return ".".join(["hotcold", *path.relative_to(PACKAGE).with_suffix("").parts])
+
+
+def layer_of(dotted: str) -> str:
+    """``model`` of ``hotcold.model.config``; ``""`` of what lies in the package itself."""
+    second = dotted.split(".")[1] if "." in dotted else ""
+    return second if second in ALLOWED else ""
+
+
+def violations(module: str, source: str) -> list[str]:
+    """The imports in ``source`` that break the direction of the layers."""
+    layer = layer_of(module)
+    found = []
+    for name in imports(ast.parse(source), module):
+        if name.split(".")[0] != "hotcold" or name == VERSION:
+            continue
+        target = layer_of(name)
+        if target != layer and target not in ALLOWED[layer]:
+            found.append(
+                f"{module} imports {name}: {layer or 'the package'} may import {sorted(ALLOWED[layer])}"
+            )
+    return found
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_imports_go_one_way(path: Path) -> None:
+    assert not violations(module_name(path), path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("hotcold.model.config", "from hotcold.sparse.predictor import read"),
+        ("hotcold.formats.gguf", "import hotcold.kernels.backend"),
+        ("hotcold.formats.gguf", "from ..kernels import backend"),
+        ("hotcold.kernels.__init__", "from ..model import config"),
+        ("hotcold.convert.llama", "from hotcold.kernels.backend import PAGE"),
+        ("hotcold.engine.llm", "def f():\n    from hotcold.commands import cli"),
+        ("hotcold.model.config", "from hotcold import LLM"),
+        ("hotcold.model.config", "from hotcold import sparse"),
+    ],
+)
+def test_the_check_sees_a_wrong_import(module: str, line: str) -> None:
+    assert violations(module, line)
+
+
+def test_every_folder_has_a_layer() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders <= ALLOWED.keys() - {""}
+    assert {relative(path) for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_heavy_and_dangerous_packages_stay_where_they_belong(path: Path) -> None:
+    name, folder = relative(path), path.relative_to(PACKAGE).parts[0]
+    for imported in imports(ast.parse(path.read_text(encoding="utf-8")), module_name(path)):
+        places = ONLY_IN.get(imported.split(".")[0], {name})
+        assert name in places or folder in places, f"{name} imports {imported}, allowed in {sorted(places)}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_nothing_is_executed_from_a_file(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("eval", "exec", "compile"), f"line {node.lineno}"
+        if isinstance(node, ast.keyword):
+            assert node.arg != "allow_pickle" or ast.unparse(node.value) == "False", (
+                f"line {node.value.lineno}"
+            )
+
+
+def test_the_base_install_has_what_the_package_imports() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.split(r"[<>=~!; \[]", line, maxsplit=1)[0] for line in project["dependencies"]}
+    for path in SOURCES:
+        for imported in imports(ast.parse(path.read_text(encoding="utf-8")), module_name(path)):
+            package = imported.split(".")[0]
+            if package in sys.stdlib_module_names or package == "hotcold" or package in ONLY_IN:
+                continue
+            assert package in declared, (
+                f"{relative(path)} imports {imported}, not in dependencies {sorted(declared)}"
+            )
+
+
+def test_one_file_knows_nanobind() -> None:
+    knowing = {
+        path.name
+        for path in (ROOT / "csrc").rglob("*")
+        if path.is_file() and re.search(r"nanobind|Python\.h", path.read_text(encoding="utf-8"))
+    }
+    assert knowing == {"bind.cpp"}
+
+
+def loaded_by(code: str) -> set[str]:
+    """``sys.modules`` after ``code`` ran in a fresh interpreter."""
+    report = "import sys; sys.stderr.write(' '.join(sys.modules))"
+    command = [sys.executable, "-P", "-c", f"{code}\n{report}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+def packages_loaded_by(code: str) -> set[str]:
+    """Top-level packages, without the standard library's and those that the environment itself loads."""
+    tops = {name.split(".")[0] for name in loaded_by(code) - loaded_by("")}
+    return tops - sys.stdlib_module_names
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert packages_loaded_by("import hotcold") == {"hotcold"}
+    assert packages_loaded_by("from hotcold import LLM") == {"hotcold", "numpy"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]], ids=" ".join)
+def test_the_help_of_the_command_line_needs_no_numpy(arguments: list[str]) -> None:
+    code = f"from hotcold.commands.cli import main\nassert main({arguments!r}) == 0"
+    assert packages_loaded_by(code) == {"hotcold"}
+
+
+def test_help_of_a_verb_imports_that_verb_alone() -> None:
+    modules = loaded_by("from hotcold.commands.cli import main\nassert main(['tokenize', '--help']) == 0")
+    assert "hotcold.commands.tokenize" in modules
+    assert not modules & {"hotcold.commands.generate", "hotcold.commands.convert"}
