@@ -1,8 +1,8 @@
 """Block-quantised tensors: how ggml packs weights into blocks, and the float32 values that they stand for.
 
-A row is a run of blocks; a block holds ``weights`` values in ``nbytes`` bytes, little-endian. Every type is one
-entry of one table with a decode and an encode function, both over ``(blocks, ...)`` arrays. Layouts follow
-ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give.
+A row is a run of blocks; a block holds ``weights`` values in ``nbytes`` bytes, little-endian. Every type is
+one entry of one table with a decode and an encode function, both over ``(blocks, ...)`` arrays. Layouts are
+those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class BlockType:
     Attributes:
         name: ggml's name, such as ``Q8_0``.
         id: ggml's number of the type, as GGUF stores it.
-        decode: ``(blocks, nbytes)`` uint8 -> ``(blocks, weights)`` float32; None for a type that Hotcold knows
-            by name and size only.
+        decode: ``(blocks, nbytes)`` uint8 -> ``(blocks, weights)`` float32; None for a type that Hotcold
+            knows by name and size only.
         encode: ``(blocks, weights)`` float32 -> ``(blocks, nbytes)`` uint8.
     """
 
@@ -53,7 +53,9 @@ class BlockType:
     def row_bytes(self, n: int) -> int:
         """Bytes of a row of ``n`` weights; ``ValueError`` unless ``n`` is a multiple of the block."""
         if n <= 0 or n % self.weights:
-            raise BlockTypeError(f"row of {n} weights: {self.name} needs a positive multiple of {self.weights}")
+            raise BlockTypeError(
+                f"row of {n} weights: {self.name} needs a positive multiple of {self.weights}"
+            )
         return n // self.weights * self.nbytes
 
 
@@ -73,7 +75,9 @@ class Tensor:
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
-            raise ValueError(f"tensor shape {self.shape}: one or more dimensions, each at least 1, are needed")
+            raise ValueError(
+                f"tensor shape {self.shape}: one or more dimensions, each at least 1, are needed"
+            )
         expected = (math.prod(self.shape[:-1]), self.type.row_bytes(self.shape[-1]))
         if self.data.dtype != np.uint8 or self.data.shape != expected or not self.data.flags.c_contiguous:
             raise ValueError(
@@ -102,8 +106,8 @@ def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
     """Packs float32 values of any shape into blocks along the last axis, byte for byte as ggml does.
 
     Raises:
-        BlockTypeError: the type cannot be written, the last axis is not a multiple of its block, or a value does
-            not fit: not finite in a type with scales, or finite but infinite after rounding.
+        BlockTypeError: the type cannot be written, the last axis is not a multiple of its block, or a value
+            does not fit: not finite in a type with scales, or finite but infinite after rounding.
     """
     kind = block_type(type)
     if kind.encode is None:
@@ -121,7 +125,7 @@ def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
     return Tensor(kind, shape, data)
 
 
-# --- float types: a block is one value ------------------------------------------------------------------------
+# --- float types: a block is one value ---
 
 
 def _decode_f32(blocks: Bytes) -> Floats:
@@ -163,7 +167,7 @@ def _refuse_overflow(values: Floats, infinite: npt.NDArray[np.bool_], name: str)
         raise BlockTypeError(f"value {seen:g} does not fit in {name}; keep this tensor in F32")
 
 
-# --- types with one float16 scale per 32 weights ----------------------------------------------------------------
+# --- types with one float16 scale per 32 weights ---
 
 
 def _decode_q8_0(blocks: Bytes) -> Floats:
@@ -212,13 +216,13 @@ def _inverse(scales: Floats, name: str) -> Floats:
 
 
 def _round_half_away(values: Floats) -> Floats:
-    """C's ``roundf``; NumPy's ``round`` goes to even. Adding the float below 0.5 cannot carry 0.49999997 to 1."""
+    """C's ``roundf`` (NumPy rounds to even). Adding the float below 0.5 cannot carry 0.49999997 to 1."""
     below_half = np.nextafter(np.float32(0.5), np.float32(0))
     rounded: Floats = np.trunc(values + np.copysign(below_half, values))
     return rounded
 
 
-# --- the tables -------------------------------------------------------------------------------------------------
+# --- the tables ---
 
 #: Types that Hotcold computes with, by name.
 BLOCK_TYPES: dict[str, BlockType] = {
@@ -232,7 +236,7 @@ BLOCK_TYPES: dict[str, BlockType] = {
     )
 }
 
-#: ggml's other types: name, id, weights and bytes of a block. Files with them can be listed, not computed with.
+#: ggml's other types: name, id, weights and bytes of a block. They can be listed, not computed with.
 _LISTED_TYPES: tuple[tuple[str, int, int, int], ...] = (
     ("Q4_1", 3, 32, 20),
     ("Q5_0", 6, 32, 22),

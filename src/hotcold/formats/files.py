@@ -1,0 +1,125 @@
+"""Files on disk: a regular file read at any position, and one written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_READ_BYTES = 64 << 20  # of one system call, so that Ctrl-C is heard
+
+
+class FileError(ValueError):
+    """A path that is no regular file, or a file that changed while it was in use. The text lacks the path."""
+
+
+class RegularFile:
+    """An open regular file of a size that must not change.
+
+    Reads are positional and go to the descriptor that was checked: replacing the file under its name does not
+    matter, cutting it short gives an error (where a mapping would give a fault).
+    """
+
+    def __init__(self, path: Path) -> None:
+        fd = _open_regular(path)
+        self._fd = fd
+        self._close = weakref.finalize(self, os.close, fd)
+        self.size = os.fstat(fd).st_size
+
+    def close(self) -> None:
+        """Closes the descriptor; also done when the object is collected."""
+        self._close()
+
+    def read(self, offset: int, n: int) -> bytes:
+        """Exactly ``n`` bytes from ``offset``; ``FileError`` as for :meth:`read_into`."""
+        data = bytearray(n)
+        self.read_into(memoryview(data), offset)
+        return bytes(data)
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fills ``view`` (bytes) from ``offset``; ``FileError`` if closed, changed in size or unreadable."""
+        if not self._close.alive:
+            raise FileError("the file is closed; open it again")
+        size = os.fstat(self._fd).st_size
+        if size != self.size:
+            raise FileError(f"changed from {self.size} to {size} bytes while in use; open it again")
+        done = 0
+        while done < len(view):
+            try:
+                n = _read_at(self._fd, view[done : done + _READ_BYTES], offset + done)
+            except OSError as error:
+                raise FileError(f"cannot be read at byte {offset + done}: {error.strerror}") from None
+            if n == 0:
+                raise FileError(f"ended at byte {offset + done} while being read; open it again")
+            done += n
+
+
+def _open_regular(path: Path) -> int:
+    try:
+        # Looked at before it is opened, since opening alone can block (a FIFO) or act (a device).
+        _refuse_special(os.stat(path).st_mode)
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise FileError(f"cannot be opened: {error.strerror}") from None
+    try:
+        _refuse_special(os.fstat(fd).st_mode)
+    except FileError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _refuse_special(mode: int) -> None:
+    if stat.S_ISREG(mode):
+        return
+    seen = "a directory" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a device or socket"
+    raise FileError(f"is {seen}: a regular file is needed")
+
+
+if hasattr(os, "preadv"):
+
+    def _read_at(fd: int, view: memoryview, offset: int) -> int:
+        return os.preadv(fd, [view], offset)
+
+else:  # Windows
+    _seek_lock = threading.Lock()
+
+    def _read_at(fd: int, view: memoryview, offset: int) -> int:
+        with _seek_lock:
+            os.lseek(fd, offset, os.SEEK_SET)
+            data = os.read(fd, len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside ``path`` that takes its place at the end, and vanishes on any error or interrupt.
+
+    Raises:
+        FileError: ``path`` is something other than a regular file, or it cannot be written.
+    """
+    try:
+        if path.exists():
+            _refuse_special(path.stat().st_mode)
+        partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        fd = os.open(partial, flags, 0o666)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+    except OSError as error:
+        raise FileError(f"cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,350 @@
+"""GGUF files, and PowerInfer's, which differ in the first four bytes: open, load tensors, write.
+
+Opening reads the header alone; :meth:`GGUFFile.load` reads one tensor with ``pread`` from the descriptor that
+was checked, so a file replaced or cut meanwhile gives an error and never a fault. Files are treated as
+hostile: see ``gguf_values`` for the bounds, and docs/formats.md for the layout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Tensor, block_type
+from hotcold.formats.files import FileError, RegularFile, replacing
+from hotcold.formats.gguf_values import (
+    DEFAULT_ALIGNMENT,
+    MAX_HEADER,
+    MAX_KEY_BYTES,
+    MAX_KEYS,
+    MAX_NAME_BYTES,
+    MAX_TENSORS,
+    Cursor,
+    GGUFError,
+    check_alignment,
+    check_key,
+    check_name,
+    encode_string,
+    encode_value,
+    printable,
+    read_value,
+)
+
+__all__ = ["GGUFError", "GGUFFile", "TensorInfo", "open_gguf", "printable", "write_gguf"]
+
+MAGICS = ("GGUF", "PWRI")
+VERSIONS = (2, 3)
+MAX_DIMENSIONS = 4
+
+_SAMPLES, _SAMPLE_BYTES = 8, 64  # of each FFN tensor, in the fingerprint
+_KEY_BYTES = 8 + 1 + 4 + 1  # the smallest key with its value
+_INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # the smallest tensor entry
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies.
+
+    Attributes:
+        name: GGUF's, such as ``blk.0.ffn_up.weight``.
+        shape: NumPy order, outermost dimension first.
+        type: may be one that Hotcold can only list (``type.supported`` is False).
+        offset: of the first byte in the file.
+        nbytes: of the data, without padding.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: BlockType
+    offset: int
+    nbytes: int
+
+
+class GGUFFile:
+    """An open file: metadata and the list of tensors. Made by :func:`open_gguf`.
+
+    Attributes:
+        path: as given.
+        size: of the file in bytes.
+        magic: ``GGUF``, or ``PWRI`` for PowerInfer's files.
+        version: 2 or 3.
+        metadata: numbers, ``str``, ``list[str]`` or one-dimensional NumPy arrays of the stored type.
+        tensors: by name, in file order.
+    """
+
+    def __init__(self, path: Path, file: RegularFile) -> None:
+        self.path = path
+        self.size = file.size
+        self._file = file
+        cursor = Cursor(file.read, file.size)
+        self.magic, self.version = _read_magic(cursor)
+        n_tensors = cursor.count("tensors", _INFO_BYTES, MAX_TENSORS)
+        n_keys = cursor.count("metadata keys", _KEY_BYTES, MAX_KEYS)
+        self.metadata, alignment = _read_metadata(cursor, n_keys)
+        self.tensors = _read_infos(cursor, n_tensors, alignment)
+        _check_layout(self.tensors, file.size)
+        _refuse_shard(self.metadata)
+
+    def load(self, name: str) -> Tensor:
+        """Reads a tensor into memory of its own, at each call.
+
+        Raises:
+            GGUFError: no such tensor, a block type that is not supported, no memory, or the file has changed
+                since it was opened.
+        """
+        with _naming(self.path):
+            info = self.tensors.get(name)
+            if info is None:
+                raise GGUFError(f"has no tensor '{printable(name, 80)}' among its {len(self.tensors)}")
+            try:
+                kind = block_type(info.type)
+                data = np.empty((math.prod(info.shape[:-1]), kind.row_bytes(info.shape[-1])), np.uint8)
+            except BlockTypeError as error:
+                raise GGUFError(f"tensor {name}: {error}") from None
+            except MemoryError:
+                raise GGUFError(f"tensor {name}: no memory for its {info.nbytes} bytes") from None
+            self._file.read_into(data.data.cast("B"), info.offset)
+        return Tensor(kind, info.shape, data)
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that identify the weights; sidecar files carry them.
+
+        The start of the SHA-256 over every tensor's name, type and shape, in order of names, and for tensors
+        of the FFN (``.ffn_`` in the name) eight samples of 64 bytes, evenly spaced from first to last byte.
+        Metadata and the order in the file do not matter.
+        """
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            info = self.tensors[name]
+            digest.update(f"{name} {info.type.name} {'x'.join(map(str, info.shape))}\n".encode())
+            if ".ffn_" in name:
+                digest.update(self._samples(info))
+        return digest.hexdigest()[:16]
+
+    def close(self) -> None:
+        """Closes the file; loading raises afterwards. Also done when the object is collected."""
+        self._file.close()
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _samples(self, info: TensorInfo) -> bytes:
+        length = min(_SAMPLE_BYTES, info.nbytes)
+        offsets = [info.offset + i * (info.nbytes - length) // (_SAMPLES - 1) for i in range(_SAMPLES)]
+        with _naming(self.path):
+            return b"".join(self._file.read(offset, length) for offset in offsets)
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+    """Opens a GGUF or PowerInfer file and checks its header; no tensor is read.
+
+    A file with tensors of a type that Hotcold only knows by name opens; :meth:`GGUFFile.load` refuses those.
+
+    Raises:
+        GGUFError: not a regular file, cannot be opened, or its header is not right.
+    """
+    path = Path(path)
+    with _naming(path):
+        file = RegularFile(path)
+        try:
+            return GGUFFile(path, file)
+        except BaseException:
+            file.close()
+            raise
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Puts the path before errors, on one line."""
+    try:
+        yield
+    except (GGUFError, FileError) as error:
+        raise GGUFError(f"{printable(str(path))}: {error}") from None
+
+
+# --- the header ---
+
+
+def _read_magic(cursor: Cursor) -> tuple[str, int]:
+    if cursor.remaining == 0:
+        raise GGUFError("the file is empty; a GGUF file is needed")
+    raw = cursor.take(4, "the magic")
+    magic = raw.decode("ascii", "replace")
+    if magic not in MAGICS:
+        raise GGUFError(f"the file starts with {raw!r}: GGUF or PWRI is needed; this is no GGUF file")
+    version = cursor.u32("the version")
+    if version not in VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        fix = (
+            "a big-endian file; convert it to little-endian"
+            if swapped in (1, *VERSIONS)
+            else "convert it again"
+        )
+        raise GGUFError(f"GGUF version {version} is not supported (2 and 3 are): {fix}")
+    return magic, version
+
+
+def _read_metadata(cursor: Cursor, n: int) -> tuple[dict[str, Any], int]:
+    """The values by key, and the alignment of tensor data."""
+    metadata: dict[str, Any] = {}
+    alignment = DEFAULT_ALIGNMENT
+    for i in range(n):
+        key = cursor.string(f"metadata key {i}", MAX_KEY_BYTES)
+        check_key(key)
+        if key in metadata:
+            raise GGUFError(f"metadata key '{printable(key, 80)}' occurs twice")
+        kind, metadata[key] = read_value(cursor, key)
+        if key == "general.alignment":
+            alignment = check_alignment(kind, metadata[key])
+    return metadata, alignment
+
+
+def _refuse_shard(metadata: Mapping[str, Any]) -> None:
+    shards = metadata.get("split.count", 0)
+    if shards not in (0, 1):
+        raise GGUFError(
+            f"one of {printable(str(shards), 20)} shards of a split model: one file is needed; "
+            "join them first (llama-gguf-split --merge)"
+        )
+
+
+def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]:
+    relative = {}
+    for i in range(n):
+        name = cursor.string(f"the name of tensor {i}", MAX_NAME_BYTES)
+        check_name(name)
+        if name in relative:
+            raise GGUFError(f"tensor name {name} occurs twice")
+        relative[name] = _read_info(cursor, name, alignment)
+    start = _aligned(cursor.position, alignment)
+    return {
+        info.name: TensorInfo(info.name, info.shape, info.type, start + info.offset, info.nbytes)
+        for info in relative.values()
+    }
+
+
+def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
+    """One entry; its offset is still relative to the start of tensor data."""
+    dimensions = cursor.u32(f"the dimensions of tensor {name}")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise GGUFError(f"tensor {name} has {dimensions} dimensions: 1 to {MAX_DIMENSIONS} are allowed")
+    sizes = struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions, f"the shape of tensor {name}"))
+    shape = tuple(reversed(sizes))
+    if not all(1 <= size < 1 << 63 for size in shape):
+        raise GGUFError(f"tensor {name} has shape {shape}: each dimension must be from 1 to 2^63 - 1")
+    number = cursor.u32(f"the type of tensor {name}")
+    kind = GGML_TYPES.get(number)
+    if kind is None:
+        names = ", ".join(type.name for type in GGML_TYPES.values() if type.supported)
+        raise GGUFError(f"tensor {name} has unknown block type number {number}: supported are {names}")
+    try:
+        nbytes = math.prod(shape[:-1]) * kind.row_bytes(shape[-1])
+    except BlockTypeError as error:
+        raise GGUFError(f"tensor {name}: {error}") from None
+    offset = cursor.u64(f"the offset of tensor {name}")
+    if offset % alignment:
+        raise GGUFError(
+            f"tensor {name} starts at offset {offset}: a multiple of the alignment {alignment} is needed"
+        )
+    return TensorInfo(name, shape, kind, offset, nbytes)
+
+
+def _check_layout(tensors: Mapping[str, TensorInfo], size: int) -> None:
+    """Every tensor lies inside the file and none shares a byte with another."""
+    end, last = 0, ""
+    for info in sorted(tensors.values(), key=lambda info: info.offset):
+        if info.offset + info.nbytes > size:
+            raise GGUFError(
+                f"tensor {info.name} ({info.nbytes} bytes at {info.offset}) reaches beyond the end of the "
+                f"file ({size} bytes), which is cut short or damaged"
+            )
+        if info.offset < end:
+            raise GGUFError(
+                f"tensors {last} and {info.name} overlap at byte {info.offset}: the file is damaged"
+            )
+        end, last = info.offset + info.nbytes, info.name
+
+
+def _aligned(n: int, alignment: int) -> int:
+    return -(-n // alignment) * alignment
+
+
+# --- writing ---
+
+
+def write_gguf(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    magic: str = "GGUF",
+    version: int = 3,
+) -> None:
+    """Writes a file that :func:`open_gguf` accepts, atomically: whole under its name, or not at all.
+
+    Args:
+        metadata: :func:`~hotcold.formats.gguf_values.encode_value` says which types; ``general.alignment``
+            is obeyed (32 without it).
+        tensors: written in this order. Each is taken from the mapping twice, first for its shape and then for
+            its data, so a mapping that makes tensors on demand never holds more than one.
+
+    Raises:
+        GGUFError: something that the format does not allow, or the file cannot be written.
+    """
+    path = Path(path)
+    if magic not in MAGICS or version not in VERSIONS:
+        raise GGUFError(
+            f"cannot write {magic!r} version {version}: GGUF or PWRI, version 2 or 3, are allowed"
+        )
+    with _naming(path):
+        header, alignment = _encode_header(metadata, tensors, magic, version)
+        with replacing(path) as file:
+            file.write(header)
+            for name in tensors:
+                file.write(tensors[name].data.data.cast("B"))
+                file.write(b"\0" * (-file.tell() % alignment))
+
+
+def _encode_header(
+    metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], magic: str, version: int
+) -> tuple[bytes, int]:
+    """Everything before the tensor data, padded, and the alignment."""
+    if len(metadata) > MAX_KEYS or len(tensors) > MAX_TENSORS:
+        raise GGUFError(
+            f"{len(metadata)} metadata keys and {len(tensors)} tensors: at most {MAX_KEYS} and {MAX_TENSORS}"
+        )
+    alignment = DEFAULT_ALIGNMENT
+    parts = [magic.encode(), struct.pack("<IQQ", version, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        check_key(key)
+        kind, data = encode_value(key, value)
+        if key == "general.alignment":
+            alignment = check_alignment(kind, value)
+        parts += [encode_string(key, "a metadata key"), struct.pack("<I", kind), data]
+    offset = 0
+    for name in tensors:
+        tensor = tensors[name]
+        check_name(name)
+        if len(tensor.shape) > MAX_DIMENSIONS:
+            raise GGUFError(
+                f"tensor {name} has {len(tensor.shape)} dimensions: 1 to {MAX_DIMENSIONS} are allowed"
+            )
+        shape = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
+        parts += [encode_string(name, "a tensor name"), shape, struct.pack("<IQ", tensor.type.id, offset)]
+        offset = _aligned(offset + tensor.nbytes, alignment)
+    header = b"".join(parts)
+    if len(header) > MAX_HEADER:
+        raise GGUFError(f"the metadata takes {len(header)} bytes: at most {MAX_HEADER} are allowed")
+    return header.ljust(_aligned(len(header), alignment), b"\0"), alignment

@@ -1,0 +1,333 @@
+"""GGUF metadata: keys, names and typed values, read within bounds and written back.
+
+Files come from strangers. Every length is checked against the bytes that remain before anything is allocated,
+in Python integers, which do not wrap; the limits below are far above real files and bound time and memory.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_HEADER = 128 << 20  #: bytes before the tensor data
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 16
+MAX_KEY_BYTES = 65535  # the specification's
+MAX_NAME_BYTES = 64  # the specification's
+MAX_STRING_BYTES = 16 << 20
+MAX_TEMPLATE_BYTES = 1 << 20  #: of a chat template, which is compiled later
+MAX_STRINGS = (
+    1 << 21
+)  #: in all arrays of a file together; the largest vocabularies with merges have 0.8 million
+MAX_ALIGNMENT = 1 << 20
+DEFAULT_ALIGNMENT = 32
+
+_WINDOW = 1 << 20  # bytes read at a time
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+class GGUFError(ValueError):
+    """A file that is not a GGUF file that can be read, or content that cannot be written as one. One line."""
+
+
+class ValueType(enum.IntEnum):
+    """Types of metadata values, with the numbers that GGUF stores."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+DTYPES: dict[ValueType, np.dtype[Any]] = {
+    ValueType.UINT8: np.dtype("u1"),
+    ValueType.INT8: np.dtype("i1"),
+    ValueType.UINT16: np.dtype("<u2"),
+    ValueType.INT16: np.dtype("<i2"),
+    ValueType.UINT32: np.dtype("<u4"),
+    ValueType.INT32: np.dtype("<i4"),
+    ValueType.FLOAT32: np.dtype("<f4"),
+    ValueType.BOOL: np.dtype("u1"),
+    ValueType.UINT64: np.dtype("<u8"),
+    ValueType.INT64: np.dtype("<i8"),
+    ValueType.FLOAT64: np.dtype("<f8"),
+}
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """``text`` on one line without control characters (escaped), cut to ``limit``: safe for a terminal."""
+    cut = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+
+
+class Cursor:
+    """Reads a file's header front to back.
+
+    Args:
+        read: ``read(offset, n)`` gives exactly ``n`` bytes, or raises.
+        size: of the file in bytes.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read = read
+        self._size = size
+        self._window = b""
+        self._start = 0  # offset of the window in the file
+        self._strings_left = MAX_STRINGS
+        self.position = 0
+
+    @property
+    def remaining(self) -> int:
+        return self._size - self.position
+
+    def take(self, n: int, what: str) -> bytes:
+        """The next ``n`` bytes; ``what`` names them in the error."""
+        if n > self.remaining:
+            raise GGUFError(
+                f"the file ends inside {what}: {n} bytes needed at offset {self.position}, "
+                f"{self.remaining} remain; the file is cut short or damaged"
+            )
+        if self.position + n > MAX_HEADER:
+            raise GGUFError(f"{what} reaches beyond {MAX_HEADER >> 20} MiB, the most a header may take")
+        at = self.position - self._start
+        if n > _WINDOW:
+            data = self._read(self.position, n)
+        else:
+            if at + n > len(self._window):
+                self._window = self._read(self.position, min(_WINDOW, self.remaining))
+                self._start, at = self.position, 0
+            data = self._window[at : at + n]
+        self.position += n
+        return data
+
+    def u32(self, what: str) -> int:
+        return int(_U32.unpack(self.take(4, what))[0])
+
+    def u64(self, what: str) -> int:
+        return int(_U64.unpack(self.take(8, what))[0])
+
+    def count(self, what: str, item_bytes: int, most: int) -> int:
+        """A 64-bit count of items of at least ``item_bytes`` each, checked against the file and ``most``."""
+        n = self.u64(f"the number of {what}")
+        if n > most or n * item_bytes > self.remaining:
+            raise GGUFError(
+                f"{n} {what} declared: at most {most} are allowed and the {self.remaining} bytes that remain "
+                f"hold at most {self.remaining // item_bytes}; the file is damaged"
+            )
+        return n
+
+    def string(self, what: str, most: int = MAX_STRING_BYTES) -> str:
+        n = self.u64(f"the length of {what}")
+        if n > most:
+            raise GGUFError(f"{what} is {n} bytes long: at most {most} are allowed")
+        return _decode(self.take(n, what), what)
+
+    def strings(self, n: int, what: str) -> list[str]:
+        """``n`` strings, as fast as Python goes: a vocabulary has hundreds of thousands."""
+        self._strings_left -= n
+        if self._strings_left < 0:
+            raise GGUFError(
+                f"{what} brings the strings in arrays to more than {MAX_STRINGS}, the most allowed"
+            )
+        result: list[str] = []
+        length = _U64.unpack_from
+        while len(result) < n:
+            result.append(self.string(f"item {len(result)} of {what}"))  # checked; moves the window
+            window, at = self._window, self.position - self._start
+            end = len(window)
+            try:
+                for _ in range(n - len(result)):
+                    start = at + 8
+                    if start > end:
+                        break
+                    stop = start + length(window, at)[0]
+                    if stop > end:
+                        break
+                    result.append(window[start:stop].decode())
+                    at = stop
+            except UnicodeDecodeError:
+                _decode(window[start:stop], f"item {len(result)} of {what}")
+            if 0 <= at <= end:
+                self.position = self._start + at
+        return result
+
+
+def _decode(data: bytes, what: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise GGUFError(f"{what} is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}") from None
+
+
+def read_value(cursor: Cursor, key: str) -> tuple[ValueType, Any]:
+    """The type and the value of one key.
+
+    Numbers are Python's, strings ``str``; arrays are ``list[str]`` or one-dimensional NumPy arrays of the
+    stored type. Arrays of arrays are refused.
+    """
+    what = _value_of(key)
+    kind = _value_type(cursor.u32(f"the type of the {what}"), what)
+    if kind is ValueType.STRING:
+        return kind, cursor.string(what, string_limit(key))
+    if kind is not ValueType.ARRAY:
+        return kind, _numbers(cursor, kind, 1, what)[0].item()
+    item = _value_type(cursor.u32(f"the item type of the {what}"), what)
+    if item is ValueType.ARRAY:
+        raise GGUFError(f"{what} is an array of arrays: only flat arrays are allowed")
+    if item is ValueType.STRING:
+        n = cursor.count(f"strings in the {what}", 8, MAX_STRINGS)
+        return kind, cursor.strings(n, what)
+    width = DTYPES[item].itemsize
+    n = cursor.count(f"numbers in the {what}", width, MAX_HEADER // width)
+    return kind, _numbers(cursor, item, n, what)
+
+
+def _value_of(key: str) -> str:
+    return f"value of '{printable(key, 80)}'"
+
+
+def _value_type(number: int, what: str) -> ValueType:
+    try:
+        return ValueType(number)
+    except ValueError:
+        raise GGUFError(f"{what} has type {number}: allowed are 0 to {max(ValueType)}") from None
+
+
+def _numbers(cursor: Cursor, kind: ValueType, n: int, what: str) -> npt.NDArray[Any]:
+    dtype = DTYPES[kind]
+    array = np.frombuffer(cursor.take(n * dtype.itemsize, what), dtype)
+    if kind is not ValueType.BOOL:
+        return array.copy()
+    if n and array.max() > 1:
+        raise GGUFError(f"{what} holds the truth value {array.max()}: allowed are 0 and 1")
+    return array.astype(np.bool_)
+
+
+def string_limit(key: str) -> int:
+    """The most bytes that a string under ``key`` may have."""
+    return MAX_TEMPLATE_BYTES if key.startswith("tokenizer.chat_template") else MAX_STRING_BYTES
+
+
+def check_key(key: str) -> None:
+    if not 1 <= len(key.encode("utf-8", "replace")) <= MAX_KEY_BYTES or not (
+        key.isascii() and key.isprintable()
+    ):
+        raise GGUFError(
+            f"key '{printable(key, 80)}': 1 to {MAX_KEY_BYTES} printable ASCII characters are needed"
+        )
+
+
+def check_name(name: str) -> None:
+    plain = name.isascii() and name.isprintable() and not set(name) & set(" /\\")
+    if not plain or not 1 <= len(name) <= MAX_NAME_BYTES:
+        raise GGUFError(
+            f"tensor name '{printable(name, 80)}': 1 to {MAX_NAME_BYTES} printable ASCII characters "
+            "without space, / and \\ are allowed"
+        )
+
+
+def check_alignment(kind: ValueType, value: Any) -> int:
+    """``general.alignment``: a power of two from 8 to 1 MiB, stored as uint32."""
+    if kind is not ValueType.UINT32:
+        raise GGUFError(f"general.alignment is stored as {kind.name.lower()}: uint32 is needed")
+    number = int(value)
+    if not 8 <= number <= MAX_ALIGNMENT or number & (number - 1):
+        raise GGUFError(f"general.alignment is {number}: a power of two from 8 to {MAX_ALIGNMENT} is needed")
+    return number
+
+
+# --- writing ---
+
+
+def encode_string(text: str, what: str, most: int = MAX_STRING_BYTES) -> bytes:
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise GGUFError(f"{what} holds half of a surrogate pair, which UTF-8 cannot encode") from None
+    if len(data) > most:
+        raise GGUFError(f"{what} is {len(data)} bytes long: at most {most} are allowed")
+    return _U64.pack(len(data)) + data
+
+
+def encode_value(key: str, value: Any) -> tuple[ValueType, bytes]:
+    """The type of a metadata value and its bytes, without the type's own four.
+
+    NumPy scalars and arrays keep their type, so ``np.uint64(5)`` is how to be explicit. Python's ``int``
+    becomes uint32, int32, uint64 or int64, the first that holds it; in a list int32, int64 or uint64.
+    ``float`` becomes float32. An empty list is an array of strings.
+    """
+    what = _value_of(key)
+    if isinstance(value, str):
+        return ValueType.STRING, encode_string(value, what, string_limit(key))
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return ValueType.ARRAY, _encode_array(value, what)
+    if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
+        value = _typed([value], what, (np.uint32, np.int32, np.uint64, np.int64))[0]
+    if not isinstance(value, np.generic):
+        raise GGUFError(
+            f"{what} is a {type(value).__name__}: a number, text or a flat list of one of them is needed"
+        )
+    kind = _stored_type(value.dtype, what)
+    return kind, np.asarray(value).astype(DTYPES[kind]).tobytes()
+
+
+def _encode_array(values: list[Any] | tuple[Any, ...] | npt.NDArray[Any], what: str) -> bytes:
+    if not isinstance(values, np.ndarray):
+        if all(isinstance(value, str) for value in values):
+            if len(values) > MAX_STRINGS:
+                raise GGUFError(f"{what} has {len(values)} strings: at most {MAX_STRINGS} are allowed")
+            items = (encode_string(value, f"item {i} of {what}") for i, value in enumerate(values))
+            return _U32.pack(ValueType.STRING) + _U64.pack(len(values)) + b"".join(items)
+        values = _typed(list(values), what, (np.int32, np.int64, np.uint64))
+    if values.ndim != 1:
+        raise GGUFError(f"{what} has {values.ndim} dimensions: only flat arrays are allowed")
+    kind = _stored_type(values.dtype, what)
+    return _U32.pack(kind) + _U64.pack(len(values)) + values.astype(DTYPES[kind]).tobytes()
+
+
+def _typed(values: list[Any], what: str, integers: tuple[type[np.integer[Any]], ...]) -> npt.NDArray[Any]:
+    """Plain Python numbers as the first fitting NumPy type."""
+    if all(isinstance(value, bool) for value in values):
+        return np.array(values, np.bool_)
+    if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
+        names = sorted({type(value).__name__ for value in values})
+        raise GGUFError(
+            f"{what} mixes or holds {', '.join(names)}: numbers, texts or truth values, one kind, are needed"
+        )
+    if all(isinstance(value, int) for value in values):
+        for dtype in integers:
+            limits = np.iinfo(dtype)
+            if limits.min <= min(values) and max(values) <= limits.max:
+                return np.array(values, dtype)
+        raise GGUFError(f"{what} holds an integer that 64 bits cannot: from {min(values)} to {max(values)}")
+    for value in values:
+        if math.isfinite(value) and abs(value) > np.finfo(np.float32).max:
+            raise GGUFError(f"{what} holds {value:g}, too large for float32: give it as numpy.float64")
+    return np.array(values, np.float32)
+
+
+def _stored_type(dtype: np.dtype[Any], what: str) -> ValueType:
+    if dtype == np.bool_:
+        return ValueType.BOOL
+    for kind, stored in DTYPES.items():
+        if dtype.newbyteorder("<") == stored and kind is not ValueType.BOOL:
+            return kind
+    raise GGUFError(
+        f"{what} has NumPy type {dtype}: allowed are bool, (u)int8 to (u)int64, float32 and float64"
+    )
