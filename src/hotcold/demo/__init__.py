@@ -1,1 +1,19 @@
-"""The built-in model, so that the first command needs no download."""
+"""The built-in model, so that the first command needs no download.
+
+``fable-7m-q8_0.gguf`` was made by
+
+    hotcold convert fable-7m --type q8_0 --license mit -o src/hotcold/demo/fable-7m-q8_0.gguf
+
+from the checkpoint that ``fable-7m.md`` describes. Conversion is deterministic: a test makes the file again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["model_path"]
+
+
+def model_path() -> Path:
+    """Where the built-in model lies: a GGUF file, Q8_0, down by neuron, some 8 MB."""
+    return Path(__file__).with_name("fable-7m-q8_0.gguf")
