@@ -1,0 +1,234 @@
+"""Choosing the next token from its logits.
+
+The steps come in llama.cpp's order: logit bias, repetition penalty, top-k, top-p, min-p, temperature. The backend
+ranks the whole vocabulary, bias and penalties included; Python sees at most :data:`MAX_CANDIDATES`. A random
+number depends on the request's seed and the token's position alone, so the same request gives the same text
+whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.kernels.backend import Buffer, Floats, Ints
+
+MAX_CANDIDATES = 1000  #: the most tokens that are drawn from; those beyond have next to no probability
+
+_U64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio, odd
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen.
+
+    Attributes:
+        temperature: 0 (always the most likely token) to 100; divides the logits.
+        top_k: keep the k most likely tokens; 0 keeps :data:`MAX_CANDIDATES`, the most that is allowed.
+        top_p: keep the fewest most likely tokens whose probabilities reach this sum; 1 keeps all.
+        min_p: keep tokens at least this likely, relative to the most likely one; 0 keeps all.
+        repeat_penalty: recent tokens' logits are divided by it when positive, else multiplied; 1 is none.
+        repeat_last_n: how many tokens are recent; 0 is none, -1 all.
+        seed: of the random numbers, 0 to 2^64 - 1; None: one is drawn by :meth:`with_seed`.
+        logit_bias: token id -> number added to its logit; minus infinity forbids the token.
+
+    Raises:
+        ValueError: a value that is not allowed.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_number("temperature", self.temperature, 0, 100, "0 is greedy")
+        _check_integer("top_k", self.top_k, 0, MAX_CANDIDATES, "0 is all of these")
+        _check_number("top_p", self.top_p, 0, 1, "1 is all")
+        _check_number("min_p", self.min_p, 0, 1, "0 is all")
+        _check_number("repeat_penalty", self.repeat_penalty, 0.01, 100, "1 is none")
+        _check_integer("repeat_last_n", self.repeat_last_n, -1, (1 << 31) - 1, "0 is none, -1 all")
+        if self.seed is not None:
+            _check_integer("seed", self.seed, 0, _U64, "leave it out for a random one")
+        for id, bias in self.logit_bias.items():
+            _check_integer("a token id of logit_bias", id, 0, (1 << 31) - 1, "ids are the tokenizer's")
+            if bias != -math.inf:
+                _check_number(f"logit_bias of token {id}", bias, -1e4, 1e4, "-inf forbids the token")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+
+    def with_seed(self) -> SamplingParams:
+        """These, with a random seed drawn from the system where there is none."""
+        return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
+
+
+class Ranking(Protocol):
+    """The part of a :class:`~hotcold.kernels.backend.Backend` that sampling uses."""
+
+    def top_k(
+        self,
+        logits: Buffer,
+        k: int,
+        bias: Floats | None = None,
+        allowed: npt.NDArray[np.uint64] | None = None,
+    ) -> tuple[Ints, Floats]: ...
+
+
+class Sampler:
+    """Chooses tokens for any number of requests and remembers nothing of them. Not for several threads at once."""
+
+    def __init__(self, backend: Ranking) -> None:
+        self._backend = backend
+        self._bias: Floats = np.zeros(0, np.float32)  # [V]; all zeros between calls
+
+    def sample(
+        self,
+        logits: Floats,
+        params: SamplingParams,
+        position: int,
+        recent: Sequence[int] = (),
+        allowed: npt.NDArray[np.uint64] | None = None,
+    ) -> int:
+        """The id of the next token.
+
+        Args:
+            logits: ``[V]`` float32.
+            params: with a seed, unless the temperature is 0.
+            position: of the token to choose in its sequence; the key of the random number, with the seed.
+            recent: the sequence so far, for the repetition penalty.
+            allowed: ``[ceil(V / 64)]`` bit mask of the ids that may be chosen.
+
+        Raises:
+            ValueError: logits that are not numbers, a logit bias outside the vocabulary, or nothing allowed.
+        """
+        adjusted = self._adjustments(logits, params, recent)
+        if params.temperature == 0:
+            return self._greedy(logits, adjusted, allowed)
+        if params.seed is None:
+            raise ValueError("the seed is None: draw one with SamplingParams.with_seed()")
+        best = float(logits.max())  # NaN if there is one
+        if not best < math.inf:
+            raise _bad_logits(best)
+        k = min(params.top_k or MAX_CANDIDATES, len(logits))
+        ids, values = self._ranked(logits, k, adjusted, allowed)
+        return int(ids[draw(values, params, random_uniform(params.seed, position))])
+
+    def _greedy(
+        self, logits: Floats, adjusted: dict[int, float], allowed: npt.NDArray[np.uint64] | None
+    ) -> int:
+        first = int(logits.argmax())  # the lowest id on a tie; NaN counts as the largest
+        best = float(logits[first])
+        if not best < math.inf:
+            raise _bad_logits(best)
+        if not adjusted and allowed is None:
+            return first
+        return int(self._ranked(logits, 1, adjusted, allowed)[0][0])
+
+    def _ranked(
+        self, logits: Floats, k: int, adjusted: dict[int, float], allowed: npt.NDArray[np.uint64] | None
+    ) -> tuple[Ints, Floats]:
+        if not adjusted:
+            ids, values = self._backend.top_k(logits, k, None, allowed)
+        else:
+            if len(self._bias) != len(logits):
+                self._bias = np.zeros(len(logits), np.float32)
+            changed = list(adjusted)
+            self._bias[changed] = list(adjusted.values())
+            try:
+                ids, values = self._backend.top_k(logits, k, self._bias, allowed)
+            finally:
+                self._bias[changed] = 0
+        if not len(ids) or values[0] == -math.inf:
+            raise ValueError("no token may be chosen: the logits, their bias or the mask forbid every one")
+        return ids, values
+
+    def _adjustments(self, logits: Floats, params: SamplingParams, recent: Sequence[int]) -> dict[int, float]:
+        """What to add to single logits, by id, for the logit bias and then the repetition penalty."""
+        adjusted = dict(params.logit_bias)
+        if adjusted and max(adjusted) >= len(logits):
+            raise ValueError(
+                f"logit_bias names token {max(adjusted)}: allowed are the ids 0 to {len(logits) - 1}"
+            )
+        penalty, n = params.repeat_penalty, params.repeat_last_n
+        if penalty == 1 or n == 0 or not len(recent):
+            return adjusted
+        ids = list(set(recent if n < 0 else recent[-n:]))
+        for id, logit in zip(ids, logits[ids].tolist(), strict=True):
+            value = logit + adjusted.get(id, 0.0)
+            if value > -math.inf:
+                adjusted[id] = (value / penalty if value > 0 else value * penalty) - logit
+        return adjusted
+
+
+def draw(values: Floats, params: SamplingParams, uniform: float) -> int:
+    """Draws from candidates by top-p, min-p and temperature.
+
+    Args:
+        values: ``[k]`` logits in descending order; the first is finite.
+        uniform: the random number, in [0, 1).
+
+    Returns:
+        An index into ``values``.
+    """
+    logits = values.astype(np.float64)
+    logits -= logits[0]
+    n = len(logits)
+    if params.top_p < 1:
+        sums = np.exp(logits).cumsum()
+        n = min(n, int(sums.searchsorted(params.top_p * sums[-1])) + 1)
+    if params.min_p > 0:
+        n = min(n, int(np.count_nonzero(logits >= math.log(params.min_p))))
+    if n == 1:
+        return 0
+    with np.errstate(over="ignore"):  # a tiny temperature: minus infinity is right
+        sums = np.exp(logits[:n] / params.temperature).cumsum()
+    # uniform <= 1 - 2^-53, so the product is below the last sum even when rounded: the index is below n, and
+    # a candidate without probability is never chosen.
+    return int(sums.searchsorted(uniform * sums[-1], side="right"))
+
+
+def random_uniform(seed: int, position: int) -> float:
+    """A number in [0, 1), a multiple of 2^-53, that depends on its arguments alone.
+
+    Element ``position`` of the splitmix64 sequence (Steele, Lea and Flood, OOPSLA 2014) whose start is itself
+    drawn from the seed, so that the sequences of neighbouring seeds have nothing in common.
+    """
+    return (splitmix64(splitmix64(seed, 0), position) >> 11) * 2.0**-53
+
+
+def splitmix64(seed: int, index: int) -> int:
+    """Element ``index``, from 0, of the splitmix64 sequence that starts at ``seed``; 64 bits."""
+    z = (seed + (index + 1) * _GOLDEN) & _U64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _U64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _U64
+    return z ^ (z >> 31)
+
+
+def _bad_logits(value: float) -> ValueError:
+    return ValueError(
+        f"the model's logits contain {value}, not only finite numbers: its weights or its settings are damaged"
+    )
+
+
+def _check_number(name: str, value: Any, low: float, high: float, hint: str) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.floating))
+        or not low <= value <= high
+    ):
+        raise ValueError(f"{name} is {value!r:.40}: allowed are {low:g} to {high:g} ({hint})")
+
+
+def _check_integer(name: str, value: Any, low: int, high: int, hint: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} is {value!r:.40}: allowed are the whole numbers {low} to {high} ({hint})")

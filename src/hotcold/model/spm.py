@@ -1,0 +1,131 @@
+"""SentencePiece's byte-pair encoding with scores (``tokenizer.ggml.model`` = ``llama``).
+
+A text starts as its characters. Of all neighbours whose concatenation is a token, the pair with the highest
+score (the leftmost on a tie) is merged, until none is left; a character without a token becomes its bytes in
+UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids as llama.cpp and SentencePiece.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+import numpy as np
+
+from hotcold.model.vocabulary import TokenType, Vocabulary, byte_value
+
+SPACE = "\u2581"  #: how SentencePiece spells a space inside tokens
+
+_CACHED_CHUNKS = 1 << 14
+_CACHED_LENGTH = 64  # longer chunks hardly ever repeat
+_POSITION_BITS = 40
+
+
+class SentencePieceBPE:
+    """Turns text into token ids, and ids into bytes. Control tokens play no part in either direction.
+
+    Attributes:
+        pieces: ``[V]`` the bytes that each token adds to a text; those of control and unknown tokens spell
+            their names.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        assert vocabulary.scores is not None
+        self.pieces = [
+            _piece(token, type) for token, type in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        ]
+        excluded = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
+        # Without control tokens no sequence of merges can spell one. Of equal tokens the last counts.
+        self._ids = {
+            token: id
+            for id, (token, type) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+            if type not in excluded
+        }
+        # Ranks order as scores do, equal for equal scores, and pack with a position into one integer.
+        ranks = np.unique(-vocabulary.scores, return_inverse=True)[1].tolist()
+        self._ranks = {token: ranks[id] for token, id in self._ids.items() if len(token) > 1}
+        self._neighbours: set[tuple[str, str]] = set()
+        for token in self._ranks:
+            self._neighbours.update(pairwise(token))
+        self._bytes = [vocabulary.unknown_id] * 256
+        for id, (token, type) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+            value = byte_value(token) if type == TokenType.BYTE else None
+            if value is not None:
+                self._bytes[value] = id
+        self._merge_cached = lru_cache(_CACHED_CHUNKS)(self._merge)
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Ids of a text in which nothing is special.
+
+        Raises:
+            ValueError: a character has no token, and the vocabulary neither its bytes nor an unknown token.
+        """
+        ids: list[int] = []
+        for chunk in self._chunks(text.replace(" ", SPACE)):
+            ids += self._merge_cached(chunk) if len(chunk) <= _CACHED_LENGTH else self._merge(chunk)
+        return ids
+
+    def _chunks(self, text: str) -> list[str]:
+        """Cuts where no token has the two characters side by side: no merge can reach across such a place."""
+        neighbours = self._neighbours
+        cuts = [i for i, pair in enumerate(pairwise(text), 1) if pair not in neighbours]
+        return [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    def _merge(self, chunk: str) -> tuple[int, ...]:
+        """Ids of one chunk, in O(n log n)."""
+        ranks = self._ranks
+        symbols = list(chunk)
+        end = len(symbols)
+        previous = list(range(-1, end - 1))
+        following = list(range(1, end + 1))
+        # An entry is rank and left position. It is stale unless the pair that stands there now has that rank;
+        # every pair that ever stood there pushed its own entry, so equal ranks cannot confuse the order.
+        queue = [
+            ranks[a + b] << _POSITION_BITS | i for i, (a, b) in enumerate(pairwise(chunk)) if a + b in ranks
+        ]
+        heapify(queue)
+        while queue:
+            entry = heappop(queue)
+            left = entry & ((1 << _POSITION_BITS) - 1)
+            right = following[left]
+            if right == end or not symbols[left]:
+                continue
+            merged = symbols[left] + symbols[right]
+            if ranks.get(merged) != entry >> _POSITION_BITS:
+                continue
+            symbols[left], symbols[right] = merged, ""
+            after = following[left] = following[right]
+            if after < end:
+                previous[after] = left
+                rank = ranks.get(merged + symbols[after])
+                if rank is not None:
+                    heappush(queue, rank << _POSITION_BITS | left)
+            before = previous[left]
+            if before >= 0:
+                rank = ranks.get(symbols[before] + merged)
+                if rank is not None:
+                    heappush(queue, rank << _POSITION_BITS | before)
+        return tuple(id for symbol in symbols if symbol for id in self._symbol_ids(symbol))
+
+    def _symbol_ids(self, symbol: str) -> list[int]:
+        id = self._ids.get(symbol)
+        if id is not None:
+            return [id]
+        ids = [self._bytes[byte] for byte in symbol.encode()]
+        if None in ids:
+            raise ValueError(
+                f"the character {symbol!a} has no token, and the vocabulary has neither tokens for its bytes "
+                "nor an unknown token: leave it out, or use another model"
+            )
+        return [id for id in ids if id is not None]
+
+
+def _piece(token: str, type: int) -> bytes:
+    if type == TokenType.BYTE:
+        value = byte_value(token)
+        assert value is not None
+        return bytes([value])
+    if type in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
+        return token.encode()
+    return token.replace(SPACE, " ").encode()
