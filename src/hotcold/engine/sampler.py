@@ -1,9 +1,9 @@
 """Choosing the next token from its logits.
 
-The steps come in llama.cpp's order: logit bias, repetition penalty, top-k, top-p, min-p, temperature. The backend
-ranks the whole vocabulary, bias and penalties included; Python sees at most :data:`MAX_CANDIDATES`. A random
-number depends on the request's seed and the token's position alone, so the same request gives the same text
-whatever runs beside it.
+The steps come in llama.cpp's order: logit bias, repetition penalty, top-k, top-p, min-p, temperature.
+The backend ranks the whole vocabulary, bias and penalties included; Python sees at
+most :data:`MAX_CANDIDATES`. A random number depends on the request's seed and the token's position alone,
+so the same request gives the same text whatever runs beside it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Ranking(Protocol):
 
 
 class Sampler:
-    """Chooses tokens for any number of requests and remembers nothing of them. Not for several threads at once."""
+    """Chooses tokens for any number of requests and remembers nothing of them. Not thread-safe."""
 
     def __init__(self, backend: Ranking) -> None:
         self._backend = backend
@@ -216,7 +216,7 @@ def splitmix64(seed: int, index: int) -> int:
 
 def _bad_logits(value: float) -> ValueError:
     return ValueError(
-        f"the model's logits contain {value}, not only finite numbers: its weights or its settings are damaged"
+        f"the model's logits contain {value}: only finite numbers are usable, so its file is damaged"
     )
 
 

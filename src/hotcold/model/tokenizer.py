@@ -127,24 +127,21 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
-    def decode(self, ids: Iterable[int], *, continuing: bool = False) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """The text of some tokens, so that ``decode(encode(text)) == text``.
 
         Control tokens add nothing, and the space that :meth:`encode` put before a text is taken away again.
         Bytes that are not UTF-8 become U+FFFD. SentencePiece's own space, U+2581, comes back as a space.
 
-        Args:
-            continuing: whether text went before, as for generated tokens: then a first space is the model's.
-
         Raises:
             ValueError: an id outside the vocabulary.
         """
-        stream = StreamDecoder(self, continuing=continuing)
+        stream = StreamDecoder(self)
         return b"".join(map(stream.next_bytes, ids)).decode(errors="replace")
 
-    def stream_decoder(self, *, continuing: bool = False) -> StreamDecoder:
-        """A decoder for tokens that come one by one; arguments as for :meth:`decode`."""
-        return StreamDecoder(self, continuing=continuing)
+    def stream_decoder(self) -> StreamDecoder:
+        """A decoder for tokens that come one by one. For a continuation push the prompt's tokens first."""
+        return StreamDecoder(self)
 
     def piece(self, id: int) -> bytes:
         """The bytes of one token, as in the middle of a text; a control token's name for a control token.
@@ -191,9 +188,9 @@ class StreamDecoder:
     Text comes in whole characters: bytes that may be the start of one are held back until the rest has come.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, continuing: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._at_start = tokenizer.space_prefix and not continuing
+        self._at_start = tokenizer.space_prefix
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, id: int) -> str:
