@@ -1,0 +1,96 @@
+"""The C++ kernels without Python: built with CMake, run for each instruction set, for ARM under emulation."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LACKS_ISA = 77  #: exit code of hotcold_op_table when the processor lacks the instruction set
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+ARM = platform.machine().lower() in ("aarch64", "arm64")
+CROSS_COMPILER = "aarch64-linux-gnu-g++"
+EMULATOR = "qemu-aarch64"
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake"),
+    pytest.mark.skipif(sys.platform == "win32", reason="the extension is what Windows tests"),
+]
+
+
+def build(folder: Path, *options: str) -> Path:
+    """Configures and builds the op table in ``folder``, with every warning an error; returns the program."""
+    options += ("-DHOTCOLD_PYTHON=OFF", "-DHOTCOLD_NATIVE_TESTS=ON", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON")
+    generator = ("-G", "Ninja") if shutil.which("ninja") else ()
+    for command in (
+        ["cmake", "-S", str(ROOT), "-B", str(folder), *generator, *options],
+        ["cmake", "--build", str(folder), "--parallel"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "hotcold_op_table"
+
+
+def check(command: list[str], isa: str) -> None:
+    done = subprocess.run([*command, isa], capture_output=True, text=True, check=False)
+    if done.returncode == LACKS_ISA:
+        pytest.skip(f"this processor lacks {isa}")
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="module")
+def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for tool in (CROSS_COMPILER, EMULATOR):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    return build(
+        tmp_path_factory.mktemp("aarch64"),
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        f"-DCMAKE_CXX_COMPILER={CROSS_COMPILER}",
+        "-DCMAKE_EXE_LINKER_FLAGS=-static",  # so that the emulator needs no libraries of the other processor
+    )
+
+
+@pytest.mark.parametrize("isa", ["scalar", *["avx2", "avx512"] * X86, *["neon"] * ARM])
+def test_op_table(native: Path, isa: str) -> None:
+    check([str(native)], isa)
+
+
+@pytest.mark.parametrize("isa", ["scalar", "neon"])
+def test_op_table_on_emulated_arm(aarch64: Path, isa: str) -> None:
+    check([EMULATOR, str(aarch64)], isa)
+
+
+def test_an_unknown_instruction_set_is_refused(native: Path) -> None:
+    done = subprocess.run([str(native), "mmx"], capture_output=True, text=True, check=False)
+    assert done.returncode not in (0, LACKS_ISA)
+    assert "mmx" in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_instruction_sets_do_not_leak_into_each_other(native: Path) -> None:
+    """The linker keeps one copy of a weak symbol; one compiled for AVX-512 would stop an older processor."""
+    objects = sorted(native.parent.glob("**/hotcold_isa_*.dir/**/*.o"))
+    assert len(objects) == 1 + 2 * X86 + ARM
+    for file in objects:
+        isa = re.search(r"hotcold_isa_(\w+)\.dir", str(file))
+        assert isa
+        symbols = subprocess.run(
+            ["nm", "--defined-only", "-C", str(file)], capture_output=True, text=True, check=True
+        )
+        weak = [line for line in symbols.stdout.splitlines() if re.search(r" [WVu] ", line)]
+        # A template of the standard library may name ours in its arguments, so the name must start with it.
+        leaked = [line for line in weak if not re.search(rf" [WVu] (?:[\w:<>*& ]+ )?(?:\w+::)*{isa[1]}::", line)]
+        assert leaked == []
