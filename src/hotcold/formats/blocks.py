@@ -59,7 +59,7 @@ class BlockType:
         return n // self.weights * self.nbytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tensor:
     """Weights as a file stores them.
 

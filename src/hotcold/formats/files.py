@@ -65,8 +65,11 @@ def _open_regular(path: Path) -> int:
         # Looked at before it is opened, since opening alone can block (a FIFO) or act (a device).
         _refuse_special(os.stat(path).st_mode)
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except OSError as error:
-        raise FileError(f"cannot be opened: {error.strerror}") from None
+    except FileError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise FileError(f"cannot be opened: {reason}") from None
     try:
         _refuse_special(os.fstat(fd).st_mode)
     except FileError:

@@ -213,7 +213,7 @@ def _read_metadata(cursor: Cursor, n: int) -> tuple[dict[str, Any], int]:
 
 def _refuse_shard(metadata: Mapping[str, Any]) -> None:
     shards = metadata.get("split.count", 0)
-    if shards not in (0, 1):
+    if not isinstance(shards, int) or shards > 1:
         raise GGUFError(
             f"one of {printable(str(shards), 20)} shards of a split model: one file is needed; "
             "join them first (llama-gguf-split --merge)"
