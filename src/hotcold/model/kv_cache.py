@@ -1,0 +1,77 @@
+"""Keys and values of every layer, in pages of 32 positions that sequences take and give back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hotcold.kernels.backend import PAGE, Backend, Buffer
+from hotcold.model.config import Config
+
+
+class KVCacheFull(ValueError):
+    """Fewer pages are free than were asked for."""
+
+
+class KVCache:
+    """A fixed number of pages (PagedAttention, arXiv 2309.06180).
+
+    Args:
+        backend: allocates the caches.
+        config: the model's.
+        pages: how many; position p of a sequence lies in the sequence's page ``p // PAGE``.
+
+    Attributes:
+        layers: (K, V) of each layer, ``[pages, K, PAGE, head_dim]`` float16.
+    """
+
+    def __init__(self, backend: Backend, config: Config, pages: int) -> None:
+        if pages < 1:
+            raise ValueError(f"KV cache of {pages} pages: at least 1 is needed")
+        shape = (pages, config.kv_heads, PAGE, config.head_dim)
+        self.layers: list[tuple[Buffer, Buffer]] = [
+            (backend.zeros(shape, np.float16), backend.zeros(shape, np.float16)) for _ in range(config.layers)
+        ]
+        self.pages = pages
+        self._free = list(range(pages - 1, -1, -1))  # a stack, so that warm pages are used again first
+        self._taken = [False] * pages
+
+    @staticmethod
+    def page_bytes(config: Config) -> int:
+        """Bytes of one page, K and V of all layers."""
+        return config.layers * 2 * config.kv_heads * PAGE * config.head_dim * np.dtype(np.float16).itemsize
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    def allocate(self, n: int) -> list[int]:
+        """Takes ``n`` pages.
+
+        Raises:
+            KVCacheFull: fewer are free; then none is taken.
+        """
+        if n < 0:
+            raise ValueError(f"{n} pages asked for: at least 0 is needed")
+        if n > len(self._free):
+            raise KVCacheFull(f"{n} pages asked for: {len(self._free)} of {self.pages} are free")
+        taken = [self._free.pop() for _ in range(n)]
+        for page in taken:
+            self._taken[page] = True
+        return taken
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Gives pages back.
+
+        Raises:
+            ValueError: a page is not taken (given back twice, for instance); then none is given back.
+        """
+        for page in pages:
+            if not 0 <= page < self.pages or not self._taken[page]:
+                raise ValueError(f"page {page} is not taken: only pages that allocate() gave can be released")
+        if len(set(pages)) < len(pages):
+            raise ValueError("a page is named twice: each page can be released once")
+        for page in reversed(pages):
+            self._taken[page] = False
+            self._free.append(page)

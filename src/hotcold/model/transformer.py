@@ -1,0 +1,157 @@
+"""The forward pass of a decoder-only Transformer (arXiv 1706.03762), recorded once and replayed per step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from hotcold.kernels.backend import (
+    PAGE,
+    Backend,
+    Batch,
+    BatchLimits,
+    Buffer,
+    FFNWeights,
+    Norm,
+    RopeTable,
+    Rows,
+)
+from hotcold.model.config import Config
+from hotcold.model.kv_cache import KVCache
+from hotcold.model.rope import rope_table
+from hotcold.model.weights import LayerWeights, Weights, upload
+
+
+class FFN(Protocol):
+    """One layer's feed-forward network."""
+
+    def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
+        """Adds ``ffn(normed)`` to ``out``; all ``[T, D]``.
+
+        ``residual`` is what ``normed`` was made from. ``out`` may be the same buffer: read it before writing.
+        """
+        ...
+
+
+class DenseFFN:
+    """Every neuron for every token."""
+
+    def __init__(self, backend: Backend, weights: FFNWeights) -> None:
+        self._backend = backend
+        self._weights = weights
+
+    def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
+        self._backend.ffn(normed, self._weights, batch, out, skip=False, accumulate=True)
+
+
+class Transformer:
+    """A model that turns the rows of :attr:`batch` into :attr:`logits`, one step at a time.
+
+    Args:
+        config: shapes and arithmetic.
+        weights: of the same model, in ``backend``.
+        backend: runs the ops.
+        ffns: one per layer.
+        limits: the most that one step may hold; positions go up to ``limits.pages_per_sequence * PAGE``.
+        cache: keys and values; the batch's slots and pages refer to it.
+
+    Attributes:
+        batch: filled in place by the caller before each :meth:`run`.
+        logits: ``[limits.logits, V]`` float32; row r belongs to the step's row ``batch.logits_rows[r]``.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        weights: Weights,
+        backend: Backend,
+        ffns: Sequence[FFN],
+        limits: BatchLimits,
+        cache: KVCache,
+    ) -> None:
+        if len(ffns) != config.layers:
+            raise ValueError(f"{len(ffns)} FFNs for {config.layers} layers: one each is needed")
+        self.config = config
+        self.batch = backend.batch(limits)
+        self.logits: Buffer = backend.zeros((limits.logits, config.vocab))
+        self._weights = weights
+        self._backend = backend
+        self._ffns = ffns
+        self._cache = cache
+        self._scale = 1 / math.sqrt(config.head_dim)
+        cos, sin = rope_table(config.rope, limits.pages_per_sequence * PAGE, weights.rope_factors)
+        self._rope = RopeTable(upload(backend, cos), upload(backend, sin), config.rope.interleaved)
+
+        rows, q, kv = limits.tokens, config.heads, config.kv_heads
+        self._x: Buffer = backend.zeros((rows, config.dim))  # the residual stream
+        self._normed: Buffer = backend.zeros((rows, config.dim))
+        self._ffn_normed: Buffer = (
+            backend.zeros((rows, config.dim)) if config.family.parallel else self._normed
+        )
+        self._q: Buffer = backend.zeros((rows, q * config.head_dim))
+        self._k: Buffer = backend.zeros((rows, kv * config.head_dim))
+        self._v: Buffer = backend.zeros((rows, kv * config.head_dim))
+        self._mixed: Buffer = backend.zeros((rows, q * config.head_dim))
+        self._last: Buffer = backend.zeros((limits.logits, config.dim))
+
+        sizes = {size for size in backend.program_rows if size < rows} | {rows}
+        self._programs = [(size, backend.record(partial(self._forward, size))) for size in sorted(sizes)]
+
+    def run(self) -> None:
+        """Computes one step from :attr:`batch` into the KV cache and :attr:`logits`.
+
+        Raises:
+            ValueError: the batch holds more rows than its limits allow.
+        """
+        rows, limits = self.batch.n_tokens, self.batch.limits
+        if rows > limits.tokens or self.batch.n_logits > limits.logits:
+            raise ValueError(f"step of {rows} rows, {self.batch.n_logits} logits: the limits are {limits}")
+        next(program for size, program in self._programs if rows <= size).run()
+
+    def _forward(self, rows: int) -> None:
+        """The forward pass over at most ``rows`` rows."""
+        ops, batch, weights = self._backend, self.batch, self._weights
+        x, normed, ffn_normed = self._x[:rows], self._normed[:rows], self._ffn_normed[:rows]
+
+        ops.embed(weights.embedding, batch, x)
+        for layer, ffn, kv_cache in zip(weights.layers, self._ffns, self._cache.layers, strict=True):
+            ops.norm(x, layer.attn_norm, batch, normed)
+            if self.config.family.parallel:
+                ops.norm(x, layer.ffn_norm or layer.attn_norm, batch, ffn_normed)
+                ffn(ffn_normed, x, batch, x)
+                self._attention(layer, normed, kv_cache, x)
+            else:
+                self._attention(layer, normed, kv_cache, x)
+                ops.norm(x, _required(layer.ffn_norm), batch, ffn_normed)
+                ffn(ffn_normed, x, batch, x)
+
+        ops.gather(x, batch, self._last)
+        ops.norm(self._last, weights.norm, batch, self._last, Rows.LOGITS)
+        ops.linear(self._last, [weights.head], batch, [self.logits], rows=Rows.LOGITS)
+
+    def _attention(
+        self, layer: LayerWeights, normed: Buffer, kv_cache: tuple[Buffer, Buffer], x: Buffer
+    ) -> None:
+        """``x += o(attention(q, k, v))``."""
+        ops, batch, rows = self._backend, self.batch, len(normed)
+        head_dim = self.config.head_dim
+        q, k, v, mixed = (buffer[:rows] for buffer in (self._q, self._k, self._v, self._mixed))
+        q_heads, k_heads, v_heads, mixed_heads = (b.reshape(rows, -1, head_dim) for b in (q, k, v, mixed))
+
+        ops.linear(normed, [layer.q, layer.k, layer.v], batch, [q, k, v])
+        if layer.q_norm is not None:
+            ops.norm(q_heads, layer.q_norm, batch, q_heads)
+        if layer.k_norm is not None:
+            ops.norm(k_heads, layer.k_norm, batch, k_heads)
+        ops.rope(q_heads, self._rope, batch)
+        ops.rope(k_heads, self._rope, batch)
+        ops.store_kv(k_heads, v_heads, batch, *kv_cache)
+        ops.attention(q_heads, *kv_cache, batch, mixed_heads, self._scale)
+        ops.linear(mixed, [layer.o], batch, [x], accumulate=True)
+
+
+def _required(norm: Norm | None) -> Norm:
+    assert norm is not None  # a sequential block has one; loading saw to it
+    return norm
