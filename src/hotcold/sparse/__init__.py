@@ -1,1 +1,1 @@
-"""Activation sparsity: predictors and the FFN that computes only the neurons that fire."""
+"""Activation sparsity: which neurons a token needs, and an FFN that computes only those."""
