@@ -79,18 +79,13 @@ def test_an_unknown_instruction_set_is_refused(native: Path) -> None:
     assert "mmx" in done.stdout + done.stderr
 
 
-@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("nm") is None, reason="needs nm of Linux")
 def test_instruction_sets_do_not_leak_into_each_other(native: Path) -> None:
     """The linker keeps one copy of a weak symbol; one compiled for AVX-512 would stop an older processor."""
     objects = sorted(native.parent.glob("**/hotcold_isa_*.dir/**/*.o"))
     assert len(objects) == 1 + 2 * X86 + ARM
     for file in objects:
-        isa = re.search(r"hotcold_isa_(\w+)\.dir", str(file))
-        assert isa
-        symbols = subprocess.run(
-            ["nm", "--defined-only", "-C", str(file)], capture_output=True, text=True, check=True
-        )
-        weak = [line for line in symbols.stdout.splitlines() if re.search(r" [WVu] ", line)]
-        # A template of the standard library may name ours in its arguments, so the name must start with it.
-        leaked = [line for line in weak if not re.search(rf" [WVu] (?:[\w:<>*& ]+ )?(?:\w+::)*{isa[1]}::", line)]
-        assert leaked == []
+        command = ["nm", "--defined-only", "-C", str(file)]
+        symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "hc::kernels_" in symbols
+        assert re.findall(r"^\w+ [VWuvw] .*", symbols, re.MULTILINE) == []
