@@ -1,0 +1,182 @@
+"""One folder of a Hugging Face checkpoint: its JSON files and the tensors of its safetensors files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotcold.formats.safetensors import Array, SafetensorsFile, SafetensorsInfo, open_safetensors
+
+MAX_JSON = 64 << 20
+
+
+class ConvertError(ValueError):
+    """A checkpoint that cannot be converted, or options that do not fit it."""
+
+
+class Settings:
+    """A JSON object whose values are checked as they are read; errors name file, key and value."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        self.path = path
+        self.values = values
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the key has a value; ``null`` counts as absent."""
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self._value(key, default)
+        if type(value) is not int or not least <= value < 1 << 31:
+            raise self.error(key, f"an integer from {least} to 2^31 - 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self._value(key, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self.error(key, "a finite number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if type(value) is not bool:
+            raise self.error(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, "a string")
+        return value
+
+    def section(self, key: str) -> Settings:
+        """A nested object; an absent one is empty."""
+        value = self._value(key, {})
+        if not isinstance(value, dict):
+            raise self.error(key, "an object")
+        return Settings(self.path, value)
+
+    def token(self, key: str) -> int | None:
+        """A token id; of a list the first one counts, and -1 means that there is none."""
+        value = self.values.get(key)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if value is None or value == -1:
+            return None
+        if type(value) is not int or not 0 <= value < 1 << 31:
+            raise self.error(key, "a token id")
+        return value
+
+    def error(self, key: str, needed: str) -> ConvertError:
+        seen = f"is {clip(self.values[key])}" if key in self else "is missing"
+        return ConvertError(f"{self.path}: {key} {seen}: {needed} is needed")
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value
+
+
+def read_settings(path: Path) -> Settings:
+    """Reads a JSON object of at most :data:`MAX_JSON` bytes; :class:`ConvertError` when it is not one."""
+    with open(path, "rb") as file:
+        data = file.read(MAX_JSON + 1)
+    if len(data) > MAX_JSON:
+        raise ConvertError(f"{path} is larger than {MAX_JSON >> 20} MiB: too large for a configuration")
+    try:
+        values = json.loads(data)
+    except RecursionError:
+        raise ConvertError(f"{path}: the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise ConvertError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConvertError(f"{path} holds a JSON {type(values).__name__}: an object is needed")
+    return Settings(path, values)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder that was opened: its ``config.json``, and which safetensors file holds each tensor."""
+
+    folder: Path
+    config: Settings
+    files: dict[str, SafetensorsFile]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.files
+
+    def info(self, name: str) -> SafetensorsInfo:
+        return self.files[name].tensors[name]
+
+    def load(self, name: str) -> Array:
+        """The tensor as :meth:`SafetensorsFile.load` gives it."""
+        return self.files[name].load(name)
+
+    def settings(self, name: str) -> Settings:
+        """Another JSON file of the folder; empty when there is none."""
+        path = self.folder / name
+        return read_settings(path) if path.is_file() else Settings(path, {})
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Opens ``config.json`` and ``model.safetensors``, or the shards that its index lists.
+
+    Raises:
+        ConvertError: no such folder, a file is missing, or one is not valid.
+    """
+    if not folder.is_dir():
+        raise ConvertError(
+            f"{folder} is not a folder: a Hugging Face checkpoint folder with config.json is needed"
+        )
+    if not (folder / "config.json").is_file():
+        raise ConvertError(f"{folder} has no config.json: a Hugging Face checkpoint folder is needed")
+    return Checkpoint(folder, read_settings(folder / "config.json"), _open_tensors(folder))
+
+
+def _open_tensors(folder: Path) -> dict[str, SafetensorsFile]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        file = open_safetensors(single)
+        return dict.fromkeys(file.tensors, file)
+    if not index.is_file():
+        others = sorted(path.name for path in folder.glob("*.bin"))
+        found = (
+            f"; {others[0]} is a pickle, which is never read: save the model as safetensors" if others else ""
+        )
+        raise ConvertError(f"{folder} has neither {single.name} nor {index.name}{found}")
+    return _open_shards(folder, read_settings(index))
+
+
+def _open_shards(folder: Path, index: Settings) -> dict[str, SafetensorsFile]:
+    shards: dict[str, SafetensorsFile] = {}
+    tensors: dict[str, SafetensorsFile] = {}
+    for name, shard in index.section("weight_map").values.items():
+        # A shard is a plain name beside the index: a path could lead anywhere.
+        if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
+            raise ConvertError(
+                f"{index.path}: {clip(name)} is in {clip(shard)}: a .safetensors file name is needed"
+            )
+        if shard not in shards:
+            if not (folder / shard).is_file():
+                raise ConvertError(
+                    f"{folder} has no {shard}, which {index.path.name} lists: download it as well"
+                )
+            shards[shard] = open_safetensors(folder / shard)
+        if name not in shards[shard].tensors:
+            raise ConvertError(
+                f"{folder / shard} has no tensor {clip(name)}, which {index.path.name} says it holds"
+            )
+        tensors[name] = shards[shard]
+    if not tensors:
+        raise index.error("weight_map", "an object of tensor names and files")
+    return tensors
+
+
+def clip(value: object) -> str:
+    """A value as an error message shows it: quoted, and never long."""
+    text = repr(value)
+    return text if len(text) <= 100 else text[:100] + "..."

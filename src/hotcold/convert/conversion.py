@@ -1,0 +1,258 @@
+"""A checkpoint folder -> one GGUF file, tensor by tensor: memory holds one tensor at a time."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.checkpoint import Checkpoint, ConvertError, clip, open_checkpoint
+from hotcold.convert.huggingface import (
+    Source,
+    activation,
+    find_layout,
+    load_source,
+    model_metadata,
+    rope_factors,
+    sources,
+)
+from hotcold.convert.vocabulary import vocabulary_metadata
+from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
+from hotcold.formats.gguf import write_gguf
+from hotcold.formats.safetensors import Array, as_float32
+
+#: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.
+FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2}
+DOWN_LAYOUTS = ("by_neuron", "by_output")
+
+#: Activations under which most neurons are exactly zero; their down rows are worth keeping together.
+_SPARSE = ("relu", "drelu", "relu2")
+#: The head decides every token: a coarser type than this costs more quality than it saves bytes.
+_HEAD_TYPES = {"Q4_0": "Q8_0"}
+_CHUNK = 1 << 22  # weights in float32 at a time
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What the checkpoint does not say.
+
+    Attributes:
+        type: block type of matrices, one of :data:`FILE_TYPES`; vectors stay F32.
+        down: ``by_neuron`` or ``by_output``; None is by neuron for activations with zeros, else by output.
+        name: ``general.name``; None is the folder's.
+        license: ``general.license``, an SPDX identifier.
+        force: replace an existing file.
+    """
+
+    type: str = "F16"
+    down: str | None = None
+    name: str | None = None
+    license: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was written. ``types`` counts tensors by block type; ``notes`` are for the user."""
+
+    output: Path
+    nbytes: int
+    architecture: str
+    activation: str
+    down_layout: str
+    types: dict[str, int]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A conversion that is checked and ready: metadata, and every tensor's name, shape, type and origin."""
+
+    checkpoint: Checkpoint
+    metadata: dict[str, Any]
+    sources: dict[str, Source]
+    types: dict[str, BlockType]
+    made: dict[str, Tensor] = field(default_factory=dict)  # tensors computed from config.json
+    notes: list[str] = field(default_factory=list)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.made[name].shape if name in self.made else self.sources[name].shape
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.sources, *self.made]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(_nbytes(self.shape(name), self.types[name]) for name in self.names)
+
+
+def convert(
+    folder: Path, output: Path, options: ConvertOptions | None = None, progress: Progress | None = None
+) -> Conversion:
+    """Converts a Hugging Face checkpoint. ``output`` appears whole or not at all; same input, same bytes.
+
+    Args:
+        folder: holds config.json, safetensors and tokenizer.model.
+        output: GGUF file to write.
+        progress: called with the bytes written so far and their total.
+
+    Raises:
+        ConvertError: the checkpoint is not complete or not supported, or the options do not fit; one line.
+        SafetensorsError, SentencePieceError: a file of the checkpoint is not valid.
+        GGUFError: the file cannot be written.
+    """
+    options = options or ConvertOptions()
+    plan = plan_conversion(folder, options)
+    _check_output(output, plan, options.force)
+    write_gguf(output, plan.metadata, _Stream(plan, progress or (lambda done, total: None)))
+    return Conversion(
+        output=output,
+        nbytes=output.stat().st_size,
+        architecture=plan.metadata["general.architecture"],
+        activation=plan.metadata["hotcold.ffn.activation"],
+        down_layout=plan.metadata["hotcold.ffn.down_layout"],
+        types=dict(Counter(type.name for type in plan.types.values())),
+        notes=plan.notes,
+    )
+
+
+def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
+    """Reads all headers, checks what can be checked without the weights, and decides every type."""
+    if options.type not in FILE_TYPES:
+        raise ConvertError(f"type {options.type!r} is not one of {', '.join(FILE_TYPES)}")
+    if options.down not in (None, *DOWN_LAYOUTS):
+        raise ConvertError(f"down layout {options.down!r} is not one of {', '.join(DOWN_LAYOUTS)}")
+    checkpoint = open_checkpoint(folder)
+    config = checkpoint.config
+    layout = find_layout(config)
+    kind, threshold = activation(config, layout)
+    down_layout = options.down or ("by_neuron" if kind in _SPARSE else "by_output")
+    metadata: dict[str, Any] = {
+        "general.architecture": layout.architecture,
+        "general.type": "model",
+        "general.name": options.name or folder.resolve().name,
+    }
+    if options.license:
+        metadata["general.license"] = options.license
+    metadata |= model_metadata(config, layout)
+    metadata["general.file_type"] = FILE_TYPES[options.type]
+    if block_type(options.type).weights > 1:
+        metadata["general.quantization_version"] = 2
+    metadata["hotcold.ffn.activation"] = kind
+    if threshold:
+        metadata["hotcold.ffn.threshold"] = np.float32(threshold)
+    metadata["hotcold.ffn.down_layout"] = down_layout
+    metadata |= vocabulary_metadata(checkpoint, config.integer("vocab_size"))
+    plan = Plan(
+        checkpoint, metadata, {source.name: source for source in sources(checkpoint, down_layout)}, {}
+    )
+    factors = rope_factors(config)
+    if factors is not None:
+        plan.made["rope_freqs.weight"] = quantise(factors, "F32")
+    _choose_types(plan, options.type)
+    return plan
+
+
+def _choose_types(plan: Plan, wanted: str) -> None:
+    head = "output.weight" if "output.weight" in plan.sources else "token_embd.weight"
+    too_narrow: list[str] = []
+    for name in plan.names:
+        shape = plan.shape(name)
+        type = block_type(_HEAD_TYPES.get(wanted, wanted) if name == head else wanted)
+        if len(shape) == 1:
+            type = block_type("F32")
+        elif shape[-1] % type.weights:
+            too_narrow.append(name)
+            type = block_type("F16")
+        plan.types[name] = type
+    if wanted in _HEAD_TYPES:
+        plan.notes.append(f"{head} is {plan.types[head].name}, since the head decides every token")
+    if too_narrow:
+        others = f" and {len(too_narrow) - 1} others stay" if len(too_narrow) > 1 else " stays"
+        plan.notes.append(
+            f"{too_narrow[0]}{others} F16: rows of {plan.shape(too_narrow[0])[-1]} weights, "
+            f"where {wanted} needs a multiple of {block_type(wanted).weights}"
+        )
+
+
+def _check_output(output: Path, plan: Plan, force: bool) -> None:
+    if output.exists() and not force:
+        raise ConvertError(f"{output} exists: give another -o, or --force to replace it")
+    if not output.parent.is_dir():
+        raise ConvertError(f"{output.parent} is not a folder: create it first")
+    free = shutil.disk_usage(output.parent).free
+    if plan.nbytes > free:
+        raise ConvertError(f"{output} needs {plan.nbytes} bytes, and {free} are free in {output.parent}")
+
+
+class _Stream(Mapping[str, Tensor]):
+    """The plan's tensors for :func:`write_gguf`, which takes each twice: for its shape, then for its data.
+
+    The first time gets memory that is never touched, so no weights are read or held for it.
+    """
+
+    def __init__(self, plan: Plan, progress: Progress) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._laid_out: set[str] = set()
+        self._done, self._total = 0, plan.nbytes
+
+    def __len__(self) -> int:
+        return len(self._plan.names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plan.names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape, type = self._plan.shape(name), self._plan.types[name]
+        if name not in self._laid_out:
+            self._laid_out.add(name)
+            return _empty(shape, type)
+        self._progress(self._done, self._total)
+        tensor = (
+            self._plan.made[name]
+            if name in self._plan.made
+            else self._convert(self._plan.sources[name], type)
+        )
+        self._done += tensor.nbytes
+        self._progress(self._done, self._total)
+        return tensor
+
+    def _convert(self, source: Source, type: BlockType) -> Tensor:
+        values = load_source(self._plan.checkpoint, source)
+        try:
+            return _pack(values, type)
+        except BlockTypeError as error:
+            raise ConvertError(f"tensor {clip(source.origin)} as {type.name}: {error}") from None
+
+
+def _pack(values: Array, type: BlockType) -> Tensor:
+    """Quantises some rows at a time, so that float32 copies stay small."""
+    tensor = _empty(values.shape, type)
+    step = max(1, _CHUNK // values.shape[-1]) if values.ndim > 1 else len(values)
+    rows_each = math.prod(values.shape[1:-1])
+    for start in range(0, len(values), step):
+        chunk = as_float32(values[start : start + step])
+        if not np.isfinite(chunk).all():
+            raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
+        at = slice(None) if values.ndim == 1 else slice(start * rows_each, (start + step) * rows_each)
+        tensor.data[at] = quantise(chunk, type).data
+    return tensor
+
+
+def _empty(shape: tuple[int, ...], type: BlockType) -> Tensor:
+    return Tensor(type, shape, np.empty((math.prod(shape[:-1]), type.row_bytes(shape[-1])), np.uint8))
+
+
+def _nbytes(shape: tuple[int, ...], type: BlockType) -> int:
+    return math.prod(shape[:-1]) * type.row_bytes(shape[-1])

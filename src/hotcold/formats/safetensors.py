@@ -1,0 +1,209 @@
+"""Bounded reader of safetensors files: one JSON header, then raw little-endian arrays.
+
+The header comes from strangers, so its length is checked against the file before it is read, every offset
+before it is used, and all sizes are Python integers. A tensor is read when it is asked for, never mapped: a
+file that shrinks while it is open gives an error instead of a signal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+#: Bytes of one value of every dtype of the format.
+DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+#: Dtypes whose values can be loaded, and the arrays they are loaded into (BF16 as its bits).
+LOADABLE: dict[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+MAX_HEADER = 32 << 20
+MAX_DIMENSIONS = 8
+MAX_NAME = 1024
+
+
+class SafetensorsError(ValueError):
+    """A file that is not valid safetensors, or holds what Hotcold does not read."""
+
+
+@dataclass(frozen=True)
+class SafetensorsInfo:
+    """One tensor: ``dtype`` by the format's name, ``shape`` outermost first, ``offset`` in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """An opened file: ``tensors`` in file order, ``metadata`` as its writer left it, ``size`` in bytes."""
+
+    path: Path
+    size: int
+    metadata: dict[str, str]
+    tensors: dict[str, SafetensorsInfo]
+
+    def load(self, name: str) -> Array:
+        """Reads one tensor: float32, float16, or for BF16 its bits as uint16 (see :func:`as_float32`).
+
+        Raises:
+            KeyError: no tensor of this name.
+            SafetensorsError: a dtype outside :data:`LOADABLE`, or the file's size has changed.
+        """
+        info = self.tensors[name]
+        if info.dtype not in LOADABLE:
+            raise SafetensorsError(
+                f"{self.path}: tensor {name!r} is {info.dtype}: only {', '.join(LOADABLE)} can be converted"
+            )
+        values = np.empty(info.shape, LOADABLE[info.dtype])
+        with open(self.path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != self.size:
+                raise SafetensorsError(
+                    f"{self.path} changed from {self.size} to {size} bytes while it was read"
+                )
+            file.seek(info.offset)
+            if values.size and file.readinto(values.reshape(-1).view(np.uint8).data) != info.nbytes:
+                raise SafetensorsError(
+                    f"{self.path}: tensor {name!r} ends early: the file shrank while it was read"
+                )
+        return values
+
+
+def as_float32(values: Array) -> Floats:
+    """What :meth:`SafetensorsFile.load` gave, as float32; exact. uint16 means bfloat16 bits."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
+
+
+def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
+    """Reads and checks the header of a safetensors file.
+
+    Raises:
+        SafetensorsError: what is wrong with the file, in one line.
+        OSError: it cannot be opened.
+    """
+    path = Path(path)
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a FIFO would block for ever, /dev/zero never end
+        raise SafetensorsError(f"{path} is not a regular file: a .safetensors file is needed")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header, data_start = _read_header(file, path, size)
+    metadata = _metadata(header.pop("__metadata__", {}), path)
+    tensors = [_tensor(name, entry, path, data_start) for name, entry in header.items()]
+    tensors.sort(key=lambda info: (info.offset, info.offset + info.nbytes))
+    _check_layout(tensors, path, data_start, size)
+    return SafetensorsFile(path, size, metadata, {info.name: info for info in tensors})
+
+
+def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any], int]:
+    length = int.from_bytes(file.read(8), "little")
+    if size < 10:
+        raise SafetensorsError(f"{path} has {size} bytes: too short for a safetensors file")
+    if not 2 <= length <= min(size - 8, MAX_HEADER):
+        raise SafetensorsError(
+            f"{path}: header length {length}: 2 to {min(size - 8, MAX_HEADER)} is possible in {size} bytes "
+            "(is this a safetensors file?)"
+        )
+    text = file.read(length)
+    if len(text) != length:
+        raise SafetensorsError(f"{path}: the header ends early: the file shrank while it was read")
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise SafetensorsError(
+            f"{path}: the header's JSON is nested too deeply: 3 levels are needed"
+        ) from None
+    except ValueError as error:  # bad UTF-8, bad JSON, duplicate keys, numbers of thousands of digits
+        raise SafetensorsError(f"{path}: the header is not valid: {_clip(error)}") from None
+    if not isinstance(header, dict):
+        raise SafetensorsError(f"{path}: the header is a JSON {type(header).__name__}: an object is needed")
+    return header, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"duplicate key {_clip(key)!r}")
+        result[key] = value
+    return result
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _metadata(entry: Any, path: Path) -> dict[str, str]:
+    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+        raise SafetensorsError(f"{path}: __metadata__ must be an object of strings")
+    return entry
+
+
+def _tensor(name: str, entry: Any, path: Path, data_start: int) -> SafetensorsInfo:
+    where = f"{path}: tensor {_clip(name)!r}"
+    if not 0 < len(name) <= MAX_NAME:
+        raise SafetensorsError(f"{where}: a name has 1 to {MAX_NAME} characters, not {len(name)}")
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise SafetensorsError(f"{where}: exactly dtype, shape and data_offsets are needed")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise SafetensorsError(f"{where}: unknown dtype {_clip(dtype)!r}: known are {', '.join(DTYPE_BYTES)}")
+    if not _counts(shape) or len(shape) > MAX_DIMENSIONS:
+        raise SafetensorsError(
+            f"{where}: shape {_clip(shape)}: at most {MAX_DIMENSIONS} integers from 0 to 2^63 are needed"
+        )
+    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise SafetensorsError(
+            f"{where}: data_offsets {_clip(offsets)}: [begin, end], 0 <= begin <= end, is needed"
+        )
+    nbytes = math.prod(shape) * DTYPE_BYTES[dtype]
+    if offsets[1] - offsets[0] != nbytes:
+        raise SafetensorsError(
+            f"{where}: {dtype} of shape {_clip(shape)} has {_clip(nbytes)} bytes, "
+            f"but data_offsets span {_clip(offsets[1] - offsets[0])}"
+        )
+    return SafetensorsInfo(name, dtype, tuple(shape), data_start + offsets[0], nbytes)
+
+
+def _counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
+
+
+def _check_layout(tensors: list[SafetensorsInfo], path: Path, data_start: int, size: int) -> None:
+    """The format allows neither holes nor overlaps: the tensors tile the file's data exactly."""
+    end = data_start
+    for info in tensors:
+        if info.offset != end:
+            kind = "overlaps its neighbour" if info.offset < end else "leaves a hole before it"
+            raise SafetensorsError(
+                f"{path}: tensor {_clip(info.name)!r} begins at offset {_clip(info.offset - data_start)} "
+                f"and {kind}, which ends at {_clip(end - data_start)}"
+            )
+        end += info.nbytes
+    if end != size:
+        raise SafetensorsError(
+            f"{path}: the tensors end at byte {_clip(end)}, the file at {size}: "
+            "it is cut short or has bytes to spare"
+        )
+
+
+def _clip(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else text[:100] + "..."

@@ -1,0 +1,171 @@
+"""Makes the golden models and logits beside this file: tiny random checkpoints, run by transformers.
+
+    pip install torch==2.13.0 && pip install transformers==5.23.0
+    python tests/data/make_goldens.py
+
+Weights are stored as F16 or BF16 to keep the repository small and computed with in float32, which holds them
+exactly. Each folder gets what a Hugging Face checkpoint has (config.json, model.safetensors, tokenizer.model)
+and golden.npz:
+
+    prompt         [P] int32       token ids, beginning with BOS
+    prompt_logits  [P, V] float32  logits at every prompt position
+    steps          [S] int32       the greedy ids that follow
+    step_logits    [S, V] float32  logits after each of them, one token a step on the KV cache
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCAB = 288
+STEPS = 24
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64, "vocab_size": VOCAB, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+    "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+
+#: Folder -> stored dtype, prompt length, and config.json as the model's publishers write it.
+GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
+    "tiny-llama": (torch.float16, 40, COMMON | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "torch_dtype": "float16",
+        "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rope_theta": 10000.0,
+    }),
+    "tiny-drelu": (torch.float16, 40, COMMON | {
+        "architectures": ["BambooForCausalLM"], "model_type": "bamboo", "hidden_act": "relu",
+        "torch_dtype": "float16",
+        "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rope_theta": 10000.0,
+    }),
+    # head_dim differs from hidden_size / heads; 8 query heads share one kv head; a tied head; biases.
+    "tiny-llama3": (torch.bfloat16, 72, COMMON | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 1,
+        "head_dim": 16, "tie_word_embeddings": True, "attention_bias": True, "rope_theta": 100000.0,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    }),
+}  # fmt: skip
+
+
+class DReluMLP(nn.Module):
+    """Bamboo's FFN: ReLU on gate and up (arXiv 2406.05955); everything else of a Bamboo layer is Llama's."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(torch.relu(self.gate_proj(x)) * torch.relu(self.up_proj(x)))
+
+
+def build(config: dict[str, Any], dtype: torch.dtype, seed: int) -> LlamaForCausalLM:
+    """A float32 model with random weights that ``dtype`` holds exactly; each part matters."""
+    settings = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
+    model = LlamaForCausalLM(
+        LlamaConfig(**settings | {"torch_dtype": "float32"}, attn_implementation="eager")
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                values = 1 + 0.3 * noise
+            elif name.endswith("bias"):
+                values = 0.3 * noise
+            elif "embed_tokens" in name:
+                values = 0.25 * noise
+            else:
+                values = 1.6 * noise / parameter.shape[1] ** 0.5
+            parameter.copy_(values.to(dtype).float())
+    if config["model_type"] == "bamboo":
+        for layer in model.model.layers:
+            layer.mlp = DReluMLP(layer.mlp)
+    return model.eval()
+
+
+@torch.no_grad()
+def golden(model: LlamaForCausalLM, prompt_length: int, seed: int) -> dict[str, np.ndarray]:
+    ids = np.random.default_rng(seed).integers(3, VOCAB, prompt_length)
+    ids[0] = 1
+    prompt = torch.tensor(ids)[None]
+    whole = model(prompt).logits
+    cached = model(prompt, use_cache=True)
+    steps, step_logits = [], []
+    next_id, cache = int(whole[0, -1].argmax()), cached.past_key_values
+    for _ in range(STEPS):
+        result = model(torch.tensor([[next_id]]), past_key_values=cache, use_cache=True)
+        cache = result.past_key_values
+        steps.append(next_id)
+        step_logits.append(result.logits[0, -1].numpy())
+        next_id = int(result.logits[0, -1].argmax())
+    return {
+        "prompt": ids.astype(np.int32), "prompt_logits": whole[0].numpy(),
+        "steps": np.array(steps, np.int32), "step_logits": np.stack(step_logits),
+    }  # fmt: skip
+
+
+def tokenizer_model() -> bytes:
+    """A SentencePiece BPE model in protobuf's wire format: 3 control pieces, 256 bytes, 29 words."""
+    words = ["\u2581", *"etaoinshrdlu", "th", "the", "\u2581the", "an", "and", "\u2581and", "in", "ing",
+             "er", "re", "on", "\u2581a", "\u2581t", "he", "st", "is"]  # fmt: skip
+    pieces = [("<unk>", 2), ("<s>", 3), ("</s>", 3)] + [(f"<0x{byte:02X}>", 6) for byte in range(256)]
+    pieces += [(word, 1) for word in words]
+    assert len(pieces) == VOCAB, len(pieces)
+    data = b""
+    for index, (text, kind) in enumerate(pieces):
+        score = float(259 - index) if kind == 1 else 0.0
+        piece = _bytes_field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _varint_field(3, kind)
+        data += _bytes_field(1, piece)
+    return data + _bytes_field(2, _varint_field(3, 2))  # trainer_spec.model_type = BPE
+
+
+def _bytes_field(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _varint_field(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+    return out + bytes([value])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for seed, (name, (dtype, prompt_length, config)) in enumerate(GOLDENS.items(), start=1):
+        folder = Path(__file__).parent / name
+        folder.mkdir(exist_ok=True)
+        model = build(config, dtype, seed)
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        (folder / "tokenizer.model").write_bytes(tokenizer_model())
+        tensors = {key: value.to(dtype).contiguous() for key, value in model.state_dict().items()}
+        if config["tie_word_embeddings"]:
+            del tensors["lm_head.weight"]
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        arrays = golden(model, prompt_length, seed)
+        np.savez_compressed(folder / "golden.npz", **arrays)
+        spread = float(arrays["prompt_logits"].std())
+        print(
+            f"{name}: logits spread {spread:.2f}, {len(set(arrays['steps'].tolist()))} different greedy ids"
+        )
+
+
+if __name__ == "__main__":
+    main()

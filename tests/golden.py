@@ -1,0 +1,43 @@
+"""Golden models: tiny random checkpoints and the logits that transformers computes for them (tests/data)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.convert import ConvertOptions, convert
+
+DATA = Path(__file__).parent / "data"
+
+#: SiLU, grouped queries; dReLU (Bamboo); Llama 3 rope scaling, 8 heads to a kv head, biases, tied head.
+NAMES = ("tiny-llama", "tiny-drelu", "tiny-llama3")
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A model as GGUF and what it must compute; float32, V is 288.
+
+    Attributes:
+        path: the GGUF file.
+        prompt: ``[P]`` int32 ids, beginning with BOS.
+        prompt_logits: ``[P, V]`` after every prompt token.
+        steps: ``[S]`` int32 greedy ids that follow the prompt.
+        step_logits: ``[S, V]`` after each of them.
+    """
+
+    path: Path
+    prompt: npt.NDArray[np.int32]
+    prompt_logits: npt.NDArray[np.float32]
+    steps: npt.NDArray[np.int32]
+    step_logits: npt.NDArray[np.float32]
+
+
+def golden(name: str, folder: Path, *, type: str = "F32", down: str | None = None) -> Golden:
+    """Converts one of :data:`NAMES` into ``folder`` (exactly, with the default type) and loads its logits."""
+    path = folder / f"{name}-{type}-{down}.gguf"
+    convert(DATA / name, path, ConvertOptions(type, down, force=True))
+    with np.load(DATA / name / "golden.npz", allow_pickle=False) as arrays:
+        return Golden(path, **{key: arrays[key] for key in arrays.files})
