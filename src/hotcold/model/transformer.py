@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from hotcold.kernels.backend import (
+    MAX_DECODE_ROWS,
     PAGE,
     Backend,
     Batch,
@@ -103,11 +104,13 @@ class Transformer:
         """Computes one step from :attr:`batch` into the KV cache and :attr:`logits`.
 
         Raises:
-            ValueError: the batch holds more rows than its limits allow.
+            ValueError: the batch holds more rows, decode rows or logits than its limits allow.
         """
         rows, limits = self.batch.n_tokens, self.batch.limits
         if rows > limits.tokens or self.batch.n_logits > limits.logits:
             raise ValueError(f"step of {rows} rows, {self.batch.n_logits} logits: the limits are {limits}")
+        if self.batch.n_decode > min(rows, MAX_DECODE_ROWS):
+            raise ValueError(f"{self.batch.n_decode} decode rows: {min(rows, MAX_DECODE_ROWS)} are the most")
         next(program for size, program in self._programs if rows <= size).run()
 
     def _forward(self, rows: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,19 +19,36 @@ from hotcold.kernels.backend import (
 PREDICTOR_INPUTS = ("residual", "normed")
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """Where a layer's candidates come from, for decode rows; prompt rows are always dense.
+
+    Attributes:
+        predictor: the layer's.
+        mask: the candidates, ``[T, ceil(N / 64)]`` uint64 for the rows of the batch. Layers may share it: it
+            is written and read within one call.
+        input: what the predictor reads: the ``residual`` stream before the FFN's norm (PowerInfer's), or the
+            ``normed`` input of the FFN.
+    """
+
+    predictor: PredictorWeights
+    mask: Buffer
+    input: str = "residual"
+
+    def __post_init__(self) -> None:
+        if self.input not in PREDICTOR_INPUTS:
+            raise ValueError(f"predictor input {self.input!r}: choose from {', '.join(PREDICTOR_INPUTS)}")
+
+
 class HybridFFN:
-    """One layer's FFN. Mode ``exact`` is ``skip`` alone, ``predicted`` is ``skip`` with a predictor.
+    """One layer's FFN. Mode ``exact`` is ``skip`` alone, ``predicted`` is ``skip`` with a prediction.
 
     Args:
         backend: runs the ops.
         weights: the layer's.
-        skip: leave out neurons whose gate does not fire. Only for activations that then give exact zeros;
-            the FFN op refuses the others.
-        predictor: names the candidates for decode rows; prompt rows are always dense.
-        predictor_input: what the predictor reads: the ``residual`` stream before the FFN's norm
-            (PowerInfer's) or the ``normed`` input of the FFN.
-        mask: candidates, ``[T, ceil(N / 64)]`` uint64 for the rows of the batch; needed with a predictor.
-            Layers may share it: it is written and read within one call.
+        skip: leave out neurons whose gate does not fire. Only for activations that then give exact zeros; the
+            FFN op refuses the others.
+        prediction: names the candidates; None means all.
         stats: counts what decode rows read; None counts nothing.
     """
 
@@ -40,38 +58,29 @@ class HybridFFN:
         weights: FFNWeights,
         *,
         skip: bool,
-        predictor: PredictorWeights | None = None,
-        predictor_input: str = "residual",
-        mask: Buffer | None = None,
+        prediction: Prediction | None = None,
         stats: FFNStats | None = None,
     ) -> None:
-        if predictor_input not in PREDICTOR_INPUTS:
-            raise ValueError(
-                f"predictor input {predictor_input!r}: choose from {', '.join(PREDICTOR_INPUTS)}"
-            )
-        if (predictor is None) != (mask is None):
-            raise ValueError("a predictor and the mask that it writes: give both or neither")
         self.stats = stats
         self._backend = backend
         self._weights = weights
         self._skip = skip
-        self._predictor = predictor
-        self._reads_residual = predictor_input == "residual"
-        self._mask = mask
+        self._prediction = prediction
 
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
         """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``."""
-        if self._predictor is not None:
-            self._backend.predict(
-                residual if self._reads_residual else normed, self._predictor, batch, self._mask
-            )
+        mask = None
+        if self._prediction is not None:
+            mask = self._prediction.mask
+            source = residual if self._prediction.input == "residual" else normed
+            self._backend.predict(source, self._prediction.predictor, batch, mask)
         self._backend.ffn(
             normed,
             self._weights,
             batch,
             out,
             skip=self._skip,
-            mask=self._mask,
+            mask=mask,
             stats=self.stats,
             accumulate=True,
         )
@@ -86,26 +95,23 @@ def hybrid_ffns(
     predictors: Sequence[PredictorWeights] | None = None,
     predictor_input: str = "residual",
 ) -> list[HybridFFN]:
-    """One FFN per layer, each with its own stats; layers of the same width share one mask.
+    """One FFN per layer, each with stats of its own; layers of the same width share one mask.
 
     Args:
         rows: the most rows of a step (``BatchLimits.tokens``).
+        predictors: one per layer, or None.
+
+    Raises:
+        ValueError: a predictor is missing, or the input has no such name.
     """
+    if predictors is None:
+        return [HybridFFN(backend, layer, skip=skip, stats=FFNStats()) for layer in weights]
     masks: dict[int, Buffer] = {}
     ffns = []
-    for i, layer in enumerate(weights):
+    for layer, predictor in zip(weights, predictors, strict=True):
         words = -(-layer.neurons // 64)
-        if predictors is not None and words not in masks:
+        if words not in masks:
             masks[words] = backend.zeros((rows, words), np.uint64)
-        ffns.append(
-            HybridFFN(
-                backend,
-                layer,
-                skip=skip,
-                predictor=None if predictors is None else predictors[i],
-                predictor_input=predictor_input,
-                mask=masks.get(words),
-                stats=FFNStats(),
-            )
-        )
+        prediction = Prediction(predictor, masks[words], predictor_input)
+        ffns.append(HybridFFN(backend, layer, skip=skip, prediction=prediction, stats=FFNStats()))
     return ffns
