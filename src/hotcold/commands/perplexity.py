@@ -1,0 +1,137 @@
+"""Measures how well a model predicts a text, every token judged by the sparsity mode's decode rule."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotcold.commands import options
+from hotcold.commands.progress import count_progress
+
+if TYPE_CHECKING:
+    from hotcold.engine.scoring import Divergence, Score, Scorer
+
+#: Window of long-context models, as is usual for this measurement.
+_DEFAULT_CONTEXT = 512
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", type=Path, required=True, metavar="TEXT", help="the text, UTF-8")
+    parser.add_argument(
+        "--chunks", type=options.whole_number(1), metavar="N", help="score the first N windows (default: all)"
+    )
+    parser.add_argument(
+        "--compare", choices=("off", "exact", "predicted"), metavar="MODE",
+        help="score this sparsity mode too, and report how far --sparsity is from it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=options.whole_number(0), default=0, metavar="N", help="of the bootstrap (0)"
+    )
+    options.add_model_options(parser)
+    options.add_json_option(parser)
+    parser.epilog = (
+        "The text is encoded once and cut into consecutive windows of -c tokens (default: the model's "
+        f"context, {_DEFAULT_CONTEXT} at most), each begun by BOS; an incomplete last one is dropped."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from hotcold.engine.scoring import Scorer, cut_windows
+
+    text = options.read_text(args.file)
+    model = options.load_model(args, context_limit=_DEFAULT_CONTEXT)
+    ids = model.tokenizer.encode(text, add_bos=False)
+    windows = cut_windows(ids, model.context, model.tokenizer.bos_id)[: args.chunks]
+    scorer = Scorer(model)
+    base = Scorer(model.with_sparsity(args.compare)) if args.compare else None
+    start = time.perf_counter()
+    total, divergence = _score_all(scorer, base, windows)
+    seconds = time.perf_counter() - start
+    report = _report(total, scorer, windows, seconds)
+    if base is not None and divergence is not None:
+        report["compare"] = _comparison(divergence, base, args.seed)
+    _print(report)
+    if args.json:
+        print(json.dumps(report))
+    return 0
+
+
+def _score_all(
+    scorer: Scorer, base: Scorer | None, windows: list[list[int]]
+) -> tuple[Score, Divergence | None]:
+    import numpy as np
+
+    from hotcold.engine.scoring import Score, compare, join, score
+
+    with count_progress("windows") as progress:
+        if base is None:
+            scores = []
+            for done, window in enumerate(windows, 1):
+                scores.append(score(scorer, window))
+                progress(done, len(windows))
+            return Score(np.concatenate(scores)), None
+        parts = []
+        for done, window in enumerate(windows, 1):
+            parts.append(compare(scorer, base, window))
+            progress(done, len(windows))
+        divergence = join(parts)
+        return Score(divergence.nll), divergence
+
+
+def _report(total: Score, scorer: Scorer, windows: list[list[int]], seconds: float) -> dict[str, Any]:
+    model, figures = scorer.model, scorer.figures
+    return {
+        "ppl": total.perplexity,
+        "ppl_se": total.standard_error,
+        "nll": float(total.nll.mean()),
+        "tokens": len(total.nll),
+        "chunks": len(windows),
+        "context": model.context,
+        "active_share": figures.active_share,
+        "active_share_by_layer": figures.active_by_layer,
+        "tok_s": len(total.nll) / seconds,
+        "sparsity": model.sparsity,
+        "notes": model.notes,
+        "threads": model.threads,
+        "model": model.name,
+    }
+
+
+def _comparison(divergence: Divergence, base: Scorer, seed: int) -> dict[str, Any]:
+    import numpy as np
+
+    low, high = divergence.ratio_interval(seed)
+    return {
+        "sparsity": base.model.sparsity,
+        "ppl": float(np.exp(divergence.base_nll.mean())),
+        "ppl_ratio": divergence.perplexity_ratio,
+        "ppl_ratio_low": low,
+        "ppl_ratio_high": high,
+        "kl_mean": float(divergence.kl.mean()),
+        "kl_p99": float(np.quantile(divergence.kl, 0.99)),
+        "top1_agreement": float(divergence.same_top.mean()),
+        "seed": seed,
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    print(
+        f"perplexity {report['ppl']:.4f} +- {report['ppl_se']:.4f} over {report['tokens']} tokens "
+        f"(windows of {report['context']}: {report['chunks']}), sparsity {report['sparsity']}, "
+        f"{report['tok_s']:.0f} tok/s"
+    )
+    shares = " ".join(f"{share:.3f}" for share in report["active_share_by_layer"])
+    print(f"neurons active: {report['active_share']:.4f}; by layer: {shares}")
+    if compare := report.get("compare"):
+        print(
+            f"against {compare['sparsity']} (perplexity {compare['ppl']:.4f}): ratio "
+            f"{compare['ppl_ratio']:.5f} [{compare['ppl_ratio_low']:.5f}, {compare['ppl_ratio_high']:.5f}] "
+            "(95 %, paired bootstrap)"
+        )
+        print(
+            f"KL divergence mean {compare['kl_mean']:.3g}, P99 {compare['kl_p99']:.3g} nats; "
+            f"same most likely token {compare['top1_agreement']:.2%}"
+        )

@@ -1,0 +1,236 @@
+"""The Python interface: text in, text out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack, overload
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.loading import LoadedModel, LoadOptions, load
+from hotcold.engine.request import FinishReason, Request, Timings
+from hotcold.engine.sampler import SamplingParams
+from hotcold.model.tokenizer import Tokenizer
+
+
+class GenerationOptions(TypedDict, total=False):
+    """What :meth:`LLM.generate` and :meth:`LLM.stream` take besides the prompt; all optional.
+
+    Attributes:
+        max_tokens: the most tokens to generate (200).
+        ignore_eos: never choose a token that ends the text (False).
+        temperature: 0 is greedy (0.8).
+        top_k: keep the k likeliest tokens; 0 keeps all (40).
+        top_p: keep the likeliest tokens that together have this probability (0.95).
+        min_p: drop tokens less likely than this times the likeliest (0.05).
+        repeat_penalty: above 1 makes recent tokens less likely (1.0).
+        seed: 0 or more; the same seed gives the same text. None draws one.
+    """
+
+    max_tokens: int
+    ignore_eos: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished continuation; ``str()`` gives its text.
+
+    Attributes:
+        text: the continuation alone, without the prompt.
+        ids: its token ids, without the one that ended the text.
+        finish_reason: ``stop`` (the model ended it), ``length`` (``max_tokens`` or the end of the context) or
+            ``cancelled``.
+        context_full: whether the end of the context is what stopped it.
+        prompt_tokens: tokens of the prompt, BOS included.
+        seed: the seed that gives this text again.
+        timings: moments in seconds.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    finish_reason: FinishReason
+    context_full: bool
+    prompt_tokens: int
+    seed: int
+    timings: Timings
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class TextStream:
+    """The text of a request as its tokens arrive, never with half a character."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self._taken = 0
+        self._decoder = tokenizer.stream_decoder()
+        for token in request.prompt:  # so that the text continues the prompt, with its space
+            self._decoder.push(token)
+
+    def take(self) -> str:
+        """The text that has arrived since the last call."""
+        new = self.request.output[self._taken :]
+        self._taken += len(new)
+        text = "".join(map(self._decoder.push, new))
+        return text + self._decoder.flush() if self.request.finished else text
+
+
+class LLM:
+    """A model, ready to continue text.
+
+    >>> with LLM() as llm:
+    ...     print(llm.generate("Once upon a time", max_tokens=50, seed=1))
+
+    Args:
+        path: a GGUF file; None is the small built-in model.
+        sparsity: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in
+            ``llm.model.notes``.
+        threads: None takes the cores that affinity and cgroup quota allow.
+        context: positions of each sequence; None is the model's own, 4096 at most.
+        backend: ``cpu``, or ``reference`` (NumPy; slow, for checks).
+        sequences: how many prompts of one :meth:`generate` call run at the same time; each has a KV cache.
+
+    Not for use from several threads at once.
+
+    Raises:
+        ValueError: a file that is not a model, or an option that does not fit it.
+        OSError: the file cannot be read.
+        MemoryError: the model does not fit in the memory that is free.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        sparsity: str = "auto",
+        threads: int | None = None,
+        context: int | None = None,
+        backend: str = "cpu",
+        sequences: int = 1,
+    ) -> None:
+        options = LoadOptions(
+            sparsity=sparsity, threads=threads, context=context, backend=backend, sequences=sequences
+        )
+        self._engine: Engine | None = Engine(load(None if path is None else Path(path), options))
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise ValueError("this LLM is closed")
+        return self._engine
+
+    @property
+    def model(self) -> LoadedModel:
+        return self.engine.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.model.tokenizer
+
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Iterator[str]:
+        """Yields the continuation's text piece by piece. Leaving the loop early cancels the request.
+
+        Args:
+            prompt: a text, which BOS precedes where the model wants it, or token ids, taken as they are.
+            options: see :class:`GenerationOptions`.
+
+        Raises:
+            ValueError: the prompt does not fit in the context, or an option is out of range.
+        """
+        request = self.request(prompt, **options)
+        self.engine.check(request)  # now, not at the first piece
+        return self._pieces(request)
+
+    @overload
+    def generate(self, prompt: str, **options: Unpack[GenerationOptions]) -> Generation: ...
+    @overload
+    def generate(self, prompt: list[str], **options: Unpack[GenerationOptions]) -> list[Generation]: ...
+    def generate(
+        self, prompt: str | list[str], **options: Unpack[GenerationOptions]
+    ) -> Generation | list[Generation]:
+        """Continues a text, or each of several, and returns when all are done.
+
+        Args:
+            prompt: one text or a list of texts; each gets the same text alone as among others.
+            options: see :class:`GenerationOptions`.
+
+        Raises:
+            ValueError: a prompt does not fit in the context, or an option is out of range.
+        """
+        if isinstance(prompt, str):
+            return self._generate([prompt], options)[0]
+        return self._generate(prompt, options)
+
+    def request(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Request:
+        """A request for ``llm.engine``, for those who run its steps themselves."""
+        allowed = GenerationOptions.__annotations__
+        if unknown := options.keys() - allowed.keys():
+            raise TypeError(f"unknown option {min(unknown)!r}: allowed are {', '.join(allowed)}")
+        sampling: dict[str, Any] = dict(options)
+        max_tokens = sampling.pop("max_tokens", 200)
+        ignore_eos = sampling.pop("ignore_eos", False)
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return Request(ids, SamplingParams(**sampling), max_tokens=max_tokens, ignore_eos=ignore_eos)
+
+    def close(self) -> None:
+        """Frees the model. Using the LLM afterwards is a ValueError."""
+        self._engine = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pieces(self, request: Request) -> Iterator[str]:
+        engine = self.engine
+        text = TextStream(request, self.tokenizer)
+        engine.add(request)
+        try:
+            while not request.finished:
+                engine.step()
+                if piece := text.take():
+                    yield piece
+            if piece := text.take():  # it may have finished while another stream was read
+                yield piece
+        finally:
+            engine.abort(request)
+
+    def _generate(self, prompts: Sequence[str], options: GenerationOptions) -> list[Generation]:
+        engine = self.engine
+        requests = [self.request(prompt, **options) for prompt in prompts]
+        added: list[Request] = []
+        try:
+            for request in requests:
+                engine.add(request)
+                added.append(request)
+            while not all(request.finished for request in requests):
+                engine.step()
+        finally:
+            for request in added:
+                engine.abort(request)
+        return [self._generation(request) for request in requests]
+
+    def _generation(self, request: Request) -> Generation:
+        assert request.finish_reason is not None
+        return Generation(
+            text=TextStream(request, self.tokenizer).take(),
+            ids=tuple(request.output),
+            finish_reason=request.finish_reason,
+            context_full=request.context_full,
+            prompt_tokens=len(request.prompt),
+            seed=request.seed,
+            timings=request.timings,
+        )

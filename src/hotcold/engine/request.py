@@ -1,0 +1,96 @@
+"""One text to continue: what was asked, what came out so far, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hotcold.engine.sampler import SamplingParams
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass
+class Timings:
+    """Moments of a request on the monotonic clock, in seconds; None until they happen."""
+
+    added: float | None = None
+    started: float | None = None  #: its first prompt row was scheduled
+    first_token: float | None = None
+    finished: float | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token, from the moment the request was added (so waiting counts)."""
+        return None if self.added is None or self.first_token is None else self.first_token - self.added
+
+    @property
+    def prompt_s(self) -> float | None:
+        """Time that the prompt took, up to the first token."""
+        return None if self.started is None or self.first_token is None else self.first_token - self.started
+
+    @property
+    def generation_s(self) -> float | None:
+        """Time from the first token to the end."""
+        if self.first_token is None or self.finished is None:
+            return None
+        return self.finished - self.first_token
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A prompt, how to continue it, and the tokens so far.
+
+    Attributes:
+        prompt: token ids, at least one.
+        params: how tokens are chosen.
+        max_tokens: the most tokens to generate, 1 or more.
+        ignore_eos: never choose a token that would end the text.
+        output: ids generated so far; a token that ends the text is not among them.
+        finish_reason: ``stop`` (the model ended the text), ``length`` (``max_tokens`` or the end of the
+            context) or ``cancelled``; None while it runs.
+        context_full: whether it was the end of the context that stopped it.
+        computed: positions whose K and V are in the cache.
+        pages: pages of the cache that it owns, in order of position.
+        row: its row in the batch's page table; -1 while it waits.
+    """
+
+    prompt: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = 200
+    ignore_eos: bool = False
+    output: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    context_full: bool = False
+    timings: Timings = field(default_factory=Timings)
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    row: int = -1
+
+    def __post_init__(self) -> None:
+        if not len(self.prompt):
+            raise ValueError("the prompt has no tokens: give at least one (a text, or the BOS token)")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}: allowed are 1 and more")
+        self.params = self.params.with_seed()
+
+    @property
+    def seed(self) -> int:
+        """The seed that gives this text again."""
+        assert self.params.seed is not None  # drawn when the request was made
+        return self.params.seed
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the whole prompt is in the cache, so that the next row is a decode row."""
+        return self.computed >= len(self.prompt)
+
+    def finish(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        self.timings.finished = time.perf_counter()

@@ -1,0 +1,185 @@
+"""How well a model predicts a text, every token judged by the decode rule of the model's sparsity mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.engine.loading import LoadedModel
+from hotcold.engine.statistics import Figures
+from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Floats
+
+Doubles = npt.NDArray[np.float64]
+
+#: Tokens that are resampled together: neighbours in a text are not independent.
+_BOOTSTRAP_BLOCK = 32
+_BOOTSTRAP_ROUNDS = 2000
+
+
+def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int]]:
+    """Consecutive windows of ``size`` tokens in all, each begun by BOS where there is one.
+
+    An incomplete last window is dropped, unless it is the only one.
+
+    Raises:
+        ValueError: not one token is left to predict.
+    """
+    first = [] if bos is None else [bos]
+    step = size - len(first)
+    windows = [first + list(ids[start : start + step]) for start in range(0, len(ids), step)]
+    if len(windows) > 1 and len(windows[-1]) < size:
+        windows.pop()
+    if not windows or len(windows[0]) < 2:
+        raise ValueError(f"the text has {len(ids)} tokens: perplexity needs at least {2 - len(first)}")
+    return windows
+
+
+class Scorer:
+    """Runs windows of tokens through a model as decode rows, several consecutive positions a step.
+
+    Causality is by position, so this gives the same logits as one row a step.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self.rows = min(MAX_DECODE_ROWS, model.transformer.batch.limits.logits)
+        self._tokens = 0
+        self._before = model.counters.copy()
+
+    def logits(self, window: Sequence[int]) -> Iterator[Floats]:
+        """Logits ``[rows, V]`` after each token of the window but the last, 16 rows at a time.
+
+        They are a view of the model's buffer: use them before the next ones are asked for.
+
+        Raises:
+            ValueError: the window is longer than the model's context.
+        """
+        if len(window) > self.model.context:
+            raise ValueError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
+        pages = self.model.cache.allocate(-(-len(window) // PAGE))
+        try:
+            self.model.transformer.batch.pages[0, : len(pages)] = pages
+            slots = np.add.outer(np.multiply(pages, PAGE), np.arange(PAGE)).ravel()
+            for start in range(0, len(window) - 1, self.rows):
+                yield self._run(window, slots, start, min(start + self.rows, len(window) - 1))
+        finally:
+            self.model.cache.release(pages)
+
+    @property
+    def figures(self) -> Figures:
+        """What the decode rows so far cost; times are not measured here."""
+        return Figures.of(self.model.counters.since(self._before), self.model.footprint)
+
+    def _run(self, window: Sequence[int], slots: npt.NDArray[np.int64], start: int, stop: int) -> Floats:
+        transformer, rows = self.model.transformer, stop - start
+        batch = transformer.batch
+        batch.tokens[:rows] = window[start:stop]
+        batch.positions[:rows] = np.arange(start, stop)
+        batch.sequence[:rows] = 0
+        batch.slots[:rows] = slots[start:stop]
+        batch.lengths[0] = stop
+        batch.logits_rows[:rows] = np.arange(rows)
+        batch.counts[:] = (rows, rows, rows, 1)
+        self.model.run()
+        logits: Floats = np.asarray(transformer.logits)[:rows]
+        return logits
+
+
+@dataclass
+class Score:
+    """Surprise of a text's tokens, in nats, ``[tokens]`` float64."""
+
+    nll: Doubles
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(self.nll.mean()))
+
+    @property
+    def standard_error(self) -> float:
+        """Of the perplexity, taking tokens as independent."""
+        if len(self.nll) < 2:
+            return float("nan")
+        return self.perplexity * float(self.nll.std(ddof=1)) / float(np.sqrt(len(self.nll)))
+
+
+@dataclass
+class Divergence:
+    """How far one mode's distributions are from another's, token by token, all ``[tokens]``.
+
+    Attributes:
+        kl: Kullback-Leibler divergence of the mode from the base, nats.
+        same_top: whether both give the same token the highest probability.
+        nll, base_nll: surprise of the text's token under the mode and under the base, nats.
+    """
+
+    kl: Doubles
+    same_top: npt.NDArray[np.bool_]
+    nll: Doubles
+    base_nll: Doubles
+
+    @property
+    def perplexity_ratio(self) -> float:
+        return float(np.exp((self.nll - self.base_nll).mean()))
+
+    def ratio_interval(self, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+        """Of the perplexity ratio: paired bootstrap over blocks of 32 neighbouring tokens."""
+        difference = self.nll - self.base_nll
+        starts = np.arange(0, len(difference), _BOOTSTRAP_BLOCK)
+        sums = np.add.reduceat(difference, starts)
+        sizes = np.diff(np.append(starts, len(difference)))
+        chosen = np.random.default_rng(seed).integers(0, len(starts), (_BOOTSTRAP_ROUNDS, len(starts)))
+        means = sums[chosen].sum(axis=1) / sizes[chosen].sum(axis=1)
+        low, high = np.exp(np.quantile(means, [(1 - level) / 2, (1 + level) / 2]))
+        return float(low), float(high)
+
+
+def log_softmax(logits: npt.NDArray[np.floating]) -> Doubles:
+    """Over the last axis, in float64."""
+    shifted: Doubles = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
+
+
+def score(scorer: Scorer, window: Sequence[int]) -> Doubles:
+    """Surprise of every token of a window but the first, ``[len(window) - 1]`` nats."""
+    return np.concatenate([_surprise(log_softmax(logits), window, at) for at, logits in _at(scorer, window)])
+
+
+def compare(scorer: Scorer, base: Scorer, window: Sequence[int]) -> Divergence:
+    """The same window through two models that share a vocabulary."""
+    kl, same, nll, base_nll = [], [], [], []
+    for (at, logits), (_, base_logits) in zip(_at(scorer, window), _at(base, window), strict=True):
+        log_q, log_p = log_softmax(logits), log_softmax(base_logits)
+        kl.append((np.exp(log_p) * (log_p - log_q)).sum(axis=-1))
+        same.append(logits.argmax(axis=-1) == base_logits.argmax(axis=-1))
+        nll.append(_surprise(log_q, window, at))
+        base_nll.append(_surprise(log_p, window, at))
+    return Divergence(np.concatenate(kl), np.concatenate(same), np.concatenate(nll), np.concatenate(base_nll))
+
+
+def join(parts: Sequence[Divergence]) -> Divergence:
+    """All tokens of several windows."""
+    return Divergence(
+        np.concatenate([part.kl for part in parts]),
+        np.concatenate([part.same_top for part in parts]),
+        np.concatenate([part.nll for part in parts]),
+        np.concatenate([part.base_nll for part in parts]),
+    )
+
+
+def _at(scorer: Scorer, window: Sequence[int]) -> Iterator[tuple[int, Floats]]:
+    at = 0
+    for logits in scorer.logits(window):
+        yield at, logits
+        at += len(logits)
+
+
+def _surprise(log_probabilities: Doubles, window: Sequence[int], at: int) -> Doubles:
+    rows = len(log_probabilities)
+    targets = np.asarray(window[at + 1 : at + 1 + rows])
+    surprise: Doubles = -log_probabilities[np.arange(rows), targets]
+    return surprise
