@@ -171,7 +171,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (GGUFError, FileError) as error:
-        raise GGUFError(f"{printable(str(path))}: {error}") from None
+        raise GGUFError(f"{printable(str(path), 4096)}: {error}") from None
 
 
 # --- the header ---
