@@ -1,0 +1,387 @@
+"""The tokenizer against llama.cpp's vectors, SentencePiece itself, and the rule spelled out."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.tokenizer import Tokenizer, TokenizerError
+from hotcold.model.vocabulary import TokenType
+
+SPACE = "\u2581"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = (
+    TokenType.NORMAL, TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.BYTE,
+)  # fmt: skip
+
+#: any Unicode text; lone surrogates are no characters
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
+#: text in which pairs merge often and special tokens are nearly spelled
+WORDY = st.lists(
+    st.sampled_from(
+        [" ", "  ", "the", "token", "iser", "12", "\n", "\t", "<s>", "</s>", "<0x41>", "é", "字", "🦙", "\0"]
+    ),
+    max_size=40,
+).map("".join)  # fmt: skip
+
+
+def metadata(special: list[tuple[str, TokenType]] = [], **keys: Any) -> dict[str, Any]:  # noqa: B006
+    """A small vocabulary: ``<unk> <s> </s>``, all bytes, a few letters and merges, then ``special``."""
+    entries = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
+    entries += [(f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)]
+    entries += [(letter, -10.0, NORMAL) for letter in SPACE + "abc<s>/"]
+    entries += [("ab", -1.0, NORMAL), (SPACE + "a", -2.0, NORMAL), ("<s", 0.0, NORMAL), ("</", 0.0, NORMAL)]
+    entries += [(text, 0.0, type) for text, type in special]
+    tokens, scores, types = zip(*entries, strict=True)
+    found = {
+        "model": "llama", "tokens": list(tokens), "scores": list(scores), "token_type": list(map(int, types)),
+        "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0,
+    } | keys  # fmt: skip
+    return {f"tokenizer.ggml.{name}": value for name, value in found.items() if value is not None}
+
+
+def texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    return [tokenizer.piece(id).decode(errors="replace") for id in ids]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Tokenizer:
+    return Tokenizer.from_metadata(metadata())
+
+
+@pytest.fixture(scope="module")
+def llama(test_data: Path) -> Tokenizer:
+    with open_gguf(test_data / "tokenizers" / "ggml-vocab-llama-spm.gguf") as file:
+        return Tokenizer.from_metadata(file.metadata)
+
+
+@pytest.fixture(scope="module")
+def vectors(test_data: Path) -> list[tuple[str, list[int]]]:
+    path = test_data / "tokenizers" / "ggml-vocab-llama-spm.gguf"
+    given = Path(f"{path}.inp").read_bytes().decode()
+    expected = Path(f"{path}.out").read_text(encoding="utf-8").splitlines()
+    # The last text, too, is followed by a separator.
+    inputs = given.split("\n__ggml_vocab_test__\n")[:-1]
+    assert len(inputs) == len(expected) == 46
+    return [(text, [int(id) for id in ids.split()]) for text, ids in zip(inputs, expected, strict=True)]
+
+
+# --- against others -------------------------------------------------------------------------------
+
+
+def test_llama_cpps_vectors(llama: Tokenizer, vectors: list[tuple[str, list[int]]]) -> None:
+    for text, ids in vectors:
+        assert llama.encode(text, add_bos=False) == ids, repr(text)
+        assert llama.decode(ids) == text
+
+
+def test_any_text_comes_back(llama: Tokenizer) -> None:
+    @given(TEXT | WORDY)
+    def check(text: str) -> None:
+        # SentencePiece spells a space as U+2581, so the two cannot be told apart afterwards.
+        assert llama.decode(llama.encode(text)) == text.replace(SPACE, " ")
+
+    check()
+
+
+def from_sentencepiece(processor: Any, **keys: Any) -> Tokenizer:
+    """The same vocabulary, read through SentencePiece's own interface."""
+    size = processor.get_piece_size()
+    types = [
+        UNKNOWN if processor.is_unknown(id) else CONTROL if processor.is_control(id)
+        else BYTE if processor.is_byte(id) else NORMAL
+        for id in range(size)
+    ]  # fmt: skip
+    found = {
+        "model": "llama", "tokens": [processor.id_to_piece(id) for id in range(size)],
+        "scores": np.array([processor.get_score(id) for id in range(size)], np.float32),
+        "token_type": np.array(types, np.int32), "bos_token_id": processor.bos_id(),
+        "eos_token_id": processor.eos_id(), "unknown_token_id": processor.unk_id(),
+    } | keys  # fmt: skip
+    return Tokenizer.from_metadata({f"tokenizer.ggml.{name}": value for name, value in found.items()})
+
+
+def test_agrees_with_sentencepiece(test_data: Path, vectors: list[tuple[str, list[int]]]) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    path = test_data / "tokenizers" / "llama2_tokenizer.model"
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    tokenizer = from_sentencepiece(processor)
+
+    @given(TEXT | WORDY)
+    @settings(max_examples=300)
+    def check(text: str) -> None:
+        assert tokenizer.encode(text, add_bos=False) == processor.encode(text), repr(text)
+
+    check()
+    for text, _ in vectors:
+        assert tokenizer.encode(text, add_bos=False) == processor.encode(text), repr(text)
+
+
+@pytest.mark.parametrize("across_words", [False, True])
+@pytest.mark.parametrize("space_prefix", [False, True])
+def test_agrees_with_a_sentencepiece_vocabulary_trained_here(across_words: bool, space_prefix: bool) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model, draw = io.BytesIO(), random.Random(1)
+    sentences = ["".join(draw.choices("ab  cdé字", k=30)) for _ in range(200)]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_writer=model, vocab_size=400, model_type="bpe",
+        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        split_by_whitespace=not across_words, add_dummy_prefix=space_prefix, num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    tokenizer = from_sentencepiece(processor, add_space_prefix=space_prefix)
+    if across_words:
+        assert any(SPACE in processor.id_to_piece(id)[1:].lstrip(SPACE) for id in range(400))
+
+    @given(st.text("ab cdé字x", max_size=60))
+    def check(text: str) -> None:
+        ids = tokenizer.encode(text, add_bos=False)
+        assert ids == processor.encode(text)
+        assert tokenizer.decode(ids) == text
+
+    check()
+
+
+def merged_slowly(text: str, scores: dict[str, float]) -> list[str]:
+    """The rule as it is told: again and again the best pair of neighbours, the leftmost of equals."""
+    symbols = list(text)
+    while True:
+        pairs = [(scores.get(a + b), i) for i, (a, b) in enumerate(pairwise(symbols))]
+        best = max(((score, -i) for score, i in pairs if score is not None), default=None)
+        if best is None:
+            return symbols
+        i = -best[1]
+        symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
+
+
+@given(
+    st.dictionaries(st.text("abc", min_size=2, max_size=6), st.integers(-3, 0), max_size=25),
+    st.text("abc", max_size=90),
+)
+@settings(max_examples=400)
+# Here a queued pair outlives its left symbol, and its right one grows into a token of the same score.
+@example({"abba": 0, "aabbabb": -1, "bba": -2, "bb": 0, "bbabb": 0, "aabba": -1}, "aabbabb")
+def test_merges_the_best_pair_first_and_the_leftmost_of_equals(scores: dict[str, int], text: str) -> None:
+    tokens = ["<unk>", "a", "b", "c", *scores]
+    tokenizer = Tokenizer.from_metadata({
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0, -9.0, -9.0, -9.0, *map(float, scores.values())],
+        "tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.unknown_token_id": 0,
+    })  # fmt: skip
+    assert texts(tokenizer, tokenizer.encode(text)) == merged_slowly(text, dict(scores.items()))
+
+
+def test_a_large_text_without_a_word_boundary(tiny: Tokenizer) -> None:
+    # Quadratic merging would not come back from this one.
+    text = "ab" * 200_000
+    ids = tiny.encode(text, add_bos=False)
+    assert len(ids) == 200_001 and tiny.decode(ids) == text
+
+
+# --- special tokens -------------------------------------------------------------------------------
+
+
+def test_text_never_becomes_a_control_token(tiny: Tokenizer) -> None:
+    # Merges could spell it: "<s" and ">" are tokens, and "<s>" has the best score of all.
+    for text in ("<s>", "</s>", "a<s>b", "<unk>", "<0x41>"):
+        ids = tiny.encode(text, add_bos=False)
+        assert not {0, 1, 2, 3 + 0x41} & set(ids)
+        assert tiny.decode(ids) == text
+
+
+def test_special_tokens_when_they_are_asked_for(tiny: Tokenizer) -> None:
+    ids = tiny.encode("a</s>b<s><s>", add_bos=False, parse_special=True)
+    assert texts(tiny, ids) == [" a", "</s>", " ", "b", "<s>", "<s>"]
+    assert tiny.decode(ids) == "ab"
+    # Byte tokens have no name that text could use.
+    assert 3 + 0x41 not in tiny.encode("<0x41>", parse_special=True)
+
+
+def test_user_defined_tokens_always_match_and_the_longest_first() -> None:
+    special = [("ab", USER_DEFINED), ("<x>", USER_DEFINED), ("bca", USER_DEFINED)]
+    tokenizer = Tokenizer.from_metadata(metadata(special))
+    ids = tokenizer.encode("abca <x>c", add_bos=False)
+    assert texts(tokenizer, ids) == [" a", "bca", " ", " ", "<x>", " ", "c"]
+    assert tokenizer.decode(ids) == "abca <x>c"
+
+
+@given(st.text("ab <>x/s\n", max_size=30), st.booleans())
+def test_text_with_user_defined_tokens_comes_back(text: str, prefix: bool) -> None:
+    tokenizer = Tokenizer.from_metadata(
+        metadata([("<x>", USER_DEFINED), ("  ", USER_DEFINED)], add_space_prefix=prefix)
+    )
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_special_ids_are_control_tokens_whatever_the_file_calls_them() -> None:
+    special = [("<eot>", NORMAL), ("<|im_end|>", USER_DEFINED)]
+    eot = len(metadata()["tokenizer.ggml.tokens"])
+    tokenizer = Tokenizer.from_metadata(metadata(special, eot_token_id=eot))
+    assert tokenizer.stop_ids == {2, eot, eot + 1}
+    assert not {eot, eot + 1} & set(tokenizer.encode("<eot><|im_end|>"))
+
+
+def test_bos_and_eos() -> None:
+    plain = Tokenizer.from_metadata(metadata(add_bos_token=False))
+    assert plain.encode("a") == plain.encode("a", add_bos=False)
+    both = Tokenizer.from_metadata(metadata(add_eos_token=True))
+    body = plain.encode("a")
+    assert both.encode("a") == [1, *body, 2]
+    assert both.encode("a", add_bos=True) == [1, *body]
+    assert both.encode("a", add_bos=False) == body
+    assert (both.encode(""), plain.encode("")) == ([1, 2], [])
+
+
+def test_ids_that_the_file_leaves_out_follow_its_token_types() -> None:
+    missing = {"bos_token_id": None, "eos_token_id": None, "unknown_token_id": None}
+    tokenizer = Tokenizer.from_metadata(metadata(**missing))
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (1, 2, True)
+    types = [int(NORMAL)] * len(metadata()["tokenizer.ggml.tokens"])
+    without = Tokenizer.from_metadata(metadata(token_type=types, **missing))
+    assert (without.bos_id, without.eos_id, without.add_bos, without.stop_ids) == (
+        None,
+        None,
+        False,
+        frozenset(),
+    )
+    with pytest.raises(ValueError, match="no BOS token"):
+        without.encode("a", add_bos=True)
+
+
+# --- bytes and characters -------------------------------------------------------------------------
+
+
+def test_characters_without_a_token_become_bytes_then_unknown_then_an_error() -> None:
+    tokenizer = Tokenizer.from_metadata(metadata(add_space_prefix=False))
+    assert tokenizer.encode("é\0", add_bos=False) == [3 + 0xC3, 3 + 0xA9, 3]
+    few = {"model": "llama", "tokens": ["<unk>", "a"], "scores": [0.0, 0.0], "add_space_prefix": False}
+    unknown = Tokenizer.from_metadata(
+        {f"tokenizer.ggml.{k}": v for k, v in (few | {"unknown_token_id": 0}).items()}
+    )
+    assert unknown.encode("aé") == [1, 0, 0]
+    strict = Tokenizer.from_metadata({f"tokenizer.ggml.{k}": v for k, v in few.items()})
+    with pytest.raises(ValueError, match=r"'\\xe9' has no token"):
+        strict.encode("aé")
+
+
+@pytest.mark.parametrize("text", ["\ud800", "ok \udcff", "\udc00\ud800"])
+def test_a_lone_surrogate_is_refused(tiny: Tokenizer, text: str) -> None:
+    with pytest.raises(ValueError, match=r"lone surrogate, U\+D[8C][0F][0F], at character"):
+        tiny.encode(text)
+
+
+@given(st.lists(st.integers(0, 258 + 12), max_size=40))
+def test_a_stream_is_what_decode_gives(ids: list[int]) -> None:
+    tokenizer = Tokenizer.from_metadata(metadata())
+    stream = tokenizer.stream_decoder()
+    pieces = [stream.push(id) for id in ids]
+    assert "".join(pieces) + stream.flush() == tokenizer.decode(ids)
+
+
+def test_a_stream_never_has_half_a_character(llama: Tokenizer) -> None:
+    @given(TEXT)
+    def check(text: str) -> None:
+        stream, shown = llama.stream_decoder(), ""
+        for id in llama.encode(text):
+            shown += stream.push(id)
+            assert text.replace(SPACE, " ").startswith(shown)
+        assert stream.flush() == ""
+
+    check()
+
+
+def test_a_continuation_keeps_its_first_space(tiny: Tokenizer) -> None:
+    space_a = tiny.encode("a", add_bos=False)[0]
+    stream = tiny.stream_decoder()
+    assert [stream.push(id) for id in (1, space_a, space_a)] == ["", "a", " a"]
+
+
+def test_bytes_that_are_no_character_are_replaced(tiny: Tokenizer) -> None:
+    assert tiny.decode([3 + 0xF0, 3 + 0x9F, 3 + 0x41]) == "\ufffdA"
+    stream = tiny.stream_decoder()
+    assert (stream.push(3 + 0xF0), stream.flush()) == ("", "\ufffd")
+
+
+@pytest.mark.parametrize("id", [-1, 271, 1 << 70])
+def test_an_id_out_of_range_is_refused(tiny: Tokenizer, id: int) -> None:
+    assert tiny.vocab_size == 271
+    for use in (tiny.piece, lambda id: tiny.decode([1, id]), tiny.stream_decoder().push):
+        with pytest.raises(ValueError, match=f"token id {id} .* allowed are 0 to 270"):
+            use(id)
+
+
+# --- broken vocabularies --------------------------------------------------------------------------
+
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"model": None}, r"no tokenizer\.ggml\.model, .*supported are llama"),
+    ({"model": "rwkv"}, r"model is 'rwkv': supported are llama"),
+    ({"model": 7}, r"model is 7: supported"),
+    ({"model": "x" * 5000}, r"model is 'x{30,60}\.\.\.: supported"),
+    ({"tokens": None}, r"no tokenizer\.ggml\.tokens"),
+    ({"tokens": []}, r"0 tokens: at least 1"),
+    ({"tokens": "abc"}, r"tokens is 'abc': a flat array"),
+    ({"tokens": np.arange(4)}, r"tokens\[0\] is .*: only strings"),
+    ({"scores": None}, r"no tokenizer\.ggml\.scores"),
+    ({"scores": [0.0]}, r"scores has 1 entries for 271 tokens"),
+    ({"scores": ["a"] * 271}, r"only numbers"),
+    ({"scores": [float("nan")] * 271}, r"scores\[0\] is not a number"),
+    ({"scores": 1.5}, r"scores is 1\.5: a flat array"),
+    ({"scores": np.zeros((1, 271))}, r"a flat array"),
+    ({"token_type": [1] * 270}, r"token_type has 270 entries for 271 tokens"),
+    ({"token_type": [1] * 270 + [9]}, r"token_type\[270\] is 9: allowed are 0 to 6"),
+    ({"token_type": [-1] * 271}, r"token_type\[0\] is -1"),
+    ({"token_type": [1.0] * 271}, r"only integers"),
+    ({"token_type": [6] * 271}, r"tokens\[0\] is '<unk>' of type byte: allowed are <0x00> to <0xFF>"),
+    ({"bos_token_id": 271}, r"bos_token_id is 271: the 271 tokens have the ids 0 to 270"),
+    ({"eos_token_id": -1}, r"eos_token_id is -1"),
+    ({"unknown_token_id": 2**32 - 1}, r"unknown_token_id is 4294967295"),
+    ({"eot_token_id": 1 << 40}, r"eot_token_id is"),
+    ({"bos_token_id": "1"}, r"bos_token_id is '1': a token id"),
+    ({"bos_token_id": True}, r"bos_token_id is True: a token id"),
+    ({"bos_token_id": None, "token_type": [1] * 271, "add_bos_token": True}, r"needs .*bos_token_id"),
+    ({"add_bos_token": 1}, r"add_bos_token is 1: true and false"),
+    ({"add_space_prefix": "no"}, r"add_space_prefix is 'no': true and false"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "message"), BROKEN)
+def test_a_broken_vocabulary_is_refused_in_one_line(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(TokenizerError, match=message) as caught:
+        Tokenizer.from_metadata(metadata(**keys))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+@given(st.dictionaries(
+    st.sampled_from(["model", "tokens", "scores", "token_type", "bos_token_id", "add_bos_token"]),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers() | st.text())
+    | st.lists(st.integers(-2, 9), min_size=271, max_size=271),
+))  # fmt: skip
+def test_any_other_value_is_refused_or_works(keys: dict[str, Any]) -> None:
+    try:
+        tokenizer = Tokenizer.from_metadata(metadata(**keys))
+    except TokenizerError as error:
+        assert "\n" not in str(error)
+        return
+    try:
+        tokenizer.encode("ab c")
+    except ValueError as error:
+        assert "has no token" in str(error)
+
+
+def test_numbers_may_come_as_arrays(tiny: Tokenizer) -> None:
+    plain = metadata()
+    arrays: dict[str, Callable[[Any], Any]] = {"scores": np.float32, "token_type": np.int32}
+    changed = {
+        f"tokenizer.ggml.{k}": np.array(plain[f"tokenizer.ggml.{k}"], dtype) for k, dtype in arrays.items()
+    }
+    tokenizer = Tokenizer.from_metadata(plain | changed)
+    assert tokenizer.encode("abc <s>") == tiny.encode("abc <s>")
