@@ -112,7 +112,7 @@ def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
     kind = block_type(type)
     if kind.encode is None:
         raise BlockTypeError(f"cannot write {kind.name}: {_choices(writable=True)}")
-    array = np.ascontiguousarray(values, dtype=np.float32)
+    array = np.asarray(values, dtype=np.float32, order="C")
     if array.ndim == 0 or array.size == 0:
         raise BlockTypeError(f"cannot quantise an array of shape {array.shape}: it holds no rows")
     shape = tuple(int(n) for n in array.shape)

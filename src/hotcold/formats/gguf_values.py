@@ -29,6 +29,7 @@ MAX_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
 
 _WINDOW = 1 << 20  # bytes read at a time
+_LARGEST_F32 = float(np.finfo(np.float32).max)
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -315,10 +316,12 @@ def _typed(values: list[Any], what: str, integers: tuple[type[np.integer[Any]], 
             limits = np.iinfo(dtype)
             if limits.min <= min(values) and max(values) <= limits.max:
                 return np.array(values, dtype)
-        raise GGUFError(f"{what} holds an integer that 64 bits cannot: from {min(values)} to {max(values)}")
+        span = printable(f"{min(values):#x} to {max(values):#x}", 80)
+        raise GGUFError(f"{what} holds integers from {span}: no type of 64 bits covers them")
     for value in values:
-        if math.isfinite(value) and abs(value) > np.finfo(np.float32).max:
-            raise GGUFError(f"{what} holds {value:g}, too large for float32: give it as numpy.float64")
+        if _LARGEST_F32 < abs(value) < math.inf:
+            seen = printable(hex(value) if isinstance(value, int) else repr(value), 80)
+            raise GGUFError(f"{what} holds {seen}, too large for float32: give it as numpy.float64")
     return np.array(values, np.float32)
 
 

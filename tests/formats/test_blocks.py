@@ -1,0 +1,275 @@
+"""Block types against the ``gguf`` package and against blocks written by hand."""
+
+from __future__ import annotations
+
+import struct
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hotcold.formats.blocks import (
+    BLOCK_TYPES,
+    GGML_TYPES,
+    BlockType,
+    BlockTypeError,
+    Tensor,
+    block_type,
+    quantise,
+)
+
+NAMES = list(BLOCK_TYPES)
+SCALED = ["Q8_0", "Q4_0"]
+
+
+def packed(type: BlockType, data: bytes) -> Tensor:
+    """One row of hand-written blocks."""
+    return Tensor(
+        type, (len(data) // type.nbytes * type.weights,), np.frombuffer(data, np.uint8).reshape(1, -1)
+    )
+
+
+def half(value: float) -> bytes:
+    return struct.pack("<e", value)
+
+
+def oracle(
+    values: npt.NDArray[np.float32], name: str
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    """The package's bytes and what it decodes them to."""
+    type = gguf.GGMLQuantizationType[name]
+    data = gguf.quants.quantize(values, type)
+    return data.view(np.uint8), gguf.quants.dequantize(data, type)
+
+
+def check(values: npt.NDArray[np.float32], name: str) -> None:
+    tensor = quantise(values, name)
+    data, decoded = oracle(values, name)
+    assert tensor.shape == values.shape and tensor.type.name == name
+    np.testing.assert_array_equal(tensor.data, data.reshape(tensor.data.shape))
+    np.testing.assert_array_equal(tensor.dequantise().view(np.uint32), decoded.view(np.uint32))
+
+
+# --- against the package ---
+
+
+@pytest.mark.parametrize("type", GGML_TYPES.values(), ids=lambda type: type.name)
+def test_sizes_and_numbers_are_ggmls(type: BlockType) -> None:
+    if type.name in ("Q8_1", "Q8_K"):
+        pytest.skip("a type of activations, never in files")
+    known = gguf.GGMLQuantizationType(type.id)
+    assert known.name == type.name
+    assert gguf.GGML_QUANT_SIZES[known] == (type.weights, type.nbytes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(32,), (1, 64), (7, 96), (3, 5, 32), (2, 2, 3, 32), (300, 1024)], ids=str)
+def test_quantise_and_dequantise_equal_the_package(name: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(len(shape))
+    # Rows of very different size, as weights and outliers are; the last shape spans several chunks.
+    scale = 10.0 ** rng.uniform(-6, 3, (*shape[:-1], 1))
+    check((rng.standard_normal(shape) * scale).astype(np.float32), name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_blocks_equal_the_package(name: str) -> None:
+    tie = np.arange(32, dtype=np.float32) - 16
+    blocks = [
+        np.zeros(32), -np.zeros(32), np.full(32, 1.0), np.full(32, -1.0), tie, tie / 2, tie / 127, -tie / 2,
+        np.where(np.arange(32) % 2, 3.0, -3.0), np.eye(32)[5], -np.eye(32)[31], np.full(32, 1e-7),
+    ]  # fmt: skip
+    check(np.array(blocks, np.float32), name)
+
+
+FINITE = st.floats(-(2.0**15), 2.0**15, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_row_equals_the_package(name: str) -> None:
+    @given(hnp.arrays(np.float32, (1, 32), elements=FINITE))
+    def run(values: npt.NDArray[np.float32]) -> None:
+        check(values, name)
+
+    run()
+
+
+def test_bf16_of_every_kind_of_bits_equals_the_package() -> None:
+    high = np.arange(0, 1 << 16, 7, dtype=np.uint32)
+    for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+        values = ((high << 16) | low).view(np.float32)
+        values = values[np.abs(values) < 3.38e38]  # finite, and finite after rounding
+        check(values.reshape(1, -1), "BF16")
+
+
+# --- by hand ---
+
+
+def test_q8_0_layout() -> None:
+    codes = [0, 1, -1, 127, -127, -128, *range(26)]
+    tensor = packed(BLOCK_TYPES["Q8_0"], half(0.5) + struct.pack("32b", *codes))
+    assert tensor.dequantise().tolist() == [code / 2 for code in codes]
+
+
+def test_q4_0_layout() -> None:
+    """Byte i holds weight i in its low half and weight i + 16 in its high half; code 8 is zero."""
+    low, high = list(range(16)), list(range(15, -1, -1))
+    data = half(-2.0) + bytes(a | b << 4 for a, b in zip(low, high, strict=True))
+    expected = [-2.0 * (code - 8) for code in low + high]
+    assert packed(BLOCK_TYPES["Q4_0"], data).dequantise().tolist() == expected
+
+
+def test_f16_and_bf16_layout() -> None:
+    assert packed(BLOCK_TYPES["F16"], bytes.fromhex("003c 00c0 0100 ff7b")).dequantise().tolist() == [
+        1.0, -2.0, 2.0**-24, 65504.0,
+    ]  # fmt: skip
+    assert packed(BLOCK_TYPES["BF16"], bytes.fromhex("803f 00c0 0100")).dequantise().tolist() == [
+        1.0, -2.0, 2.0**-133,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("bits", [0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x7C01])
+def test_odd_scales(name: str, bits: int) -> None:
+    """Zero, negative zero, denormal, largest, infinite and NaN: IEEE arithmetic, no warning, no error."""
+    type = BLOCK_TYPES[name]
+    codes = bytes(range(100, 100 + type.nbytes - 2))
+    scale = float(np.array([bits], np.uint16).view(np.float16)[0])
+    if name == "Q8_0":
+        numbers = [struct.unpack("b", bytes([code]))[0] for code in codes]
+    else:
+        numbers = [(code & 15) - 8 for code in codes] + [(code >> 4) - 8 for code in codes]
+    with np.errstate(invalid="ignore"):
+        expected = np.array(numbers, np.float32) * np.float32(scale)
+    np.testing.assert_array_equal(packed(type, struct.pack("<H", bits) + codes).dequantise(), expected)
+
+
+def test_only_the_block_with_a_nan_scale_is_nan() -> None:
+    type = BLOCK_TYPES["Q8_0"]
+    good, bad = half(1.0) + bytes([3] * 32), half(float("nan")) + bytes([3] * 32)
+    values = packed(type, good + bad + good).dequantise()
+    assert np.isnan(values[32:64]).all()
+    assert (values[:32] == 3).all() and (values[64:] == 3).all()
+
+
+def test_q8_0_rounds_half_away_from_zero() -> None:
+    """As C's roundf, with a scale of exactly 1; the float below 0.5 is where adding 0.5 goes wrong."""
+    below = float(np.nextafter(np.float32(0.5), np.float32(0)))
+    pairs = [
+        (0.5, 1),
+        (-0.5, -1),
+        (1.5, 2),
+        (2.5, 3),
+        (-2.5, -3),
+        (below, 0),
+        (-below, 0),
+        (126.5, 127),
+        (0.49, 0),
+    ]
+    values = np.zeros((1, 32), np.float32)
+    values[0, 0] = 127
+    values[0, 1 : len(pairs) + 1] = [value for value, _ in pairs]
+    codes = quantise(values, "Q8_0").data[0, 2:].view(np.int8)
+    assert codes[: len(pairs) + 1].tolist() == [127, *(code for _, code in pairs)]
+
+
+@pytest.mark.parametrize(("name", "share"), [("Q8_0", 0.5 / 127 + 2**-11), ("Q4_0", 1 / 8 + 2**-11)])
+def test_the_error_is_at_most_a_code_of_the_largest(name: str, share: float) -> None:
+    values = np.random.default_rng(1).standard_normal((64, 256)).astype(np.float32)
+    error = np.abs(quantise(values, name).dequantise() - values).reshape(64, 8, 32).max(axis=2)
+    assert (error <= share * np.abs(values).reshape(64, 8, 32).max(axis=2)).all()
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_values_too_small_for_a_scale_become_zero(name: str) -> None:
+    tiny = np.full((1, 32), 1e-44, np.float32)  # its scale has no float32 inverse
+    assert (quantise(tiny, name).dequantise() == 0).all()
+
+
+def test_nan_and_infinity_survive_in_float_types() -> None:
+    hidden = np.array([0x7F800001], np.uint32).view(np.float32)[0]  # a NaN whose payload BF16 cuts off
+    values = np.array([[np.nan, np.inf, -np.inf, hidden]], np.float32)
+    for name in ("F32", "F16", "BF16"):
+        np.testing.assert_array_equal(
+            quantise(values, name).dequantise(), [[np.nan, np.inf, -np.inf, np.nan]]
+        )
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e38])
+@pytest.mark.parametrize("name", SCALED)
+def test_values_without_a_scale_are_refused(name: str, bad: float) -> None:
+    values = np.ones((3, 64), np.float32)
+    values[1, 40] = bad
+    with pytest.raises(BlockTypeError, match=rf"scale .* does not fit in {name}"):
+        quantise(values, name)
+
+
+@pytest.mark.parametrize(("name", "value"), [("F16", 65520.0), ("F16", -1e6), ("BF16", 3.4e38)])
+def test_a_finite_value_never_becomes_infinite(name: str, value: float) -> None:
+    with pytest.raises(BlockTypeError, match=rf"value .* does not fit in {name}"):
+        quantise(np.array([[1.0, value]]), name)
+
+
+@pytest.mark.parametrize("seen", ["Q4_K", "Q6_K", "IQ2_XXS", "q8_0", "", 12, 31, 255, -1])
+def test_an_unsupported_type_is_named_with_those_supported(seen: str | int) -> None:
+    with pytest.raises(BlockTypeError) as caught:
+        block_type(seen)
+    name = {12: "Q4_K"}.get(seen, str(seen))  # type: ignore[call-overload]
+    assert name in str(caught.value)
+    assert all(supported in str(caught.value) for supported in NAMES)
+    with pytest.raises(BlockTypeError):
+        quantise(np.ones((1, 256)), seen)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_types_are_found_by_name_number_and_themselves(name: str) -> None:
+    type = BLOCK_TYPES[name]
+    assert block_type(name) is type and block_type(type.id) is type and block_type(type) is type
+
+
+@pytest.mark.parametrize(("name", "n"), [("Q8_0", 48), ("Q4_0", 31), ("Q8_0", 0), ("F32", 0), ("F16", -2)])
+def test_rows_are_whole_blocks(name: str, n: int) -> None:
+    with pytest.raises(BlockTypeError, match=f"row of {n} weights: {name} needs a positive multiple of"):
+        BLOCK_TYPES[name].row_bytes(n)
+
+
+def test_row_bytes() -> None:
+    assert [BLOCK_TYPES[name].row_bytes(4096) for name in NAMES] == [16384, 8192, 8192, 4352, 2304]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (0, 32)], ids=str)
+def test_nothing_cannot_be_quantised(shape: tuple[int, ...]) -> None:
+    with pytest.raises(BlockTypeError, match="holds no rows"):
+        quantise(np.zeros(shape), "F32")
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [
+        ((), np.zeros((1, 4), np.uint8)),
+        ((2, 0), np.zeros((2, 0), np.uint8)),
+        ((2, 32), np.zeros((2, 33), np.uint8)),
+        ((2, 32), np.zeros((1, 68), np.uint8)),
+        ((2, 32), np.zeros(68, np.uint8)),
+        ((2, 32), np.zeros((2, 34), np.int8)),
+        ((2, 32), np.zeros((34, 2), np.uint8).T),
+        ((2, 32), np.zeros((2, 68), np.uint8)[:, ::2]),
+    ],
+    ids=str,
+)
+def test_tensor_data_must_be_exactly_right(shape: tuple[int, ...], data: npt.NDArray[np.uint8]) -> None:
+    with pytest.raises(ValueError, match=r"is needed|are needed"):
+        Tensor(BLOCK_TYPES["Q8_0"], shape, data)
+
+
+def test_dequantise_gives_new_memory() -> None:
+    tensor = quantise(np.ones((2, 32)), "F32")
+    tensor.dequantise()[:] = 5
+    assert (tensor.dequantise() == 1).all()
+    assert tensor.nbytes == 256
