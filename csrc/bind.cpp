@@ -1,0 +1,331 @@
+// The only file that knows nanobind: it checks dtypes, shapes and contiguity, and hands pointers to the program.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "kernels.h"
+#include "memory.h"
+#include "pack.h"
+#include "program.h"
+#include "top_k.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hc {
+namespace {
+
+template <class T> using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+template <class T> using Maybe = std::optional<Array<T>>;
+using Floats = Array<float>;
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+// The data of an array [>= rows, ...] whose further axes hold `width` values.
+template <class T> T* data_of(const Array<T>& a, const char* name, int64_t rows, int64_t width) {
+    int64_t inner = 1;
+    for (size_t i = 1; i < a.ndim(); ++i) inner *= int64_t(a.shape(i));
+    if (a.ndim() < 1 || int64_t(a.shape(0)) < rows || inner != width)
+        refuse(std::string(name) + ": expected at least " + std::to_string(rows) + " rows of " +
+               std::to_string(width) + ", got " + std::to_string(a.ndim() ? int64_t(a.shape(0)) : 0) + " of " +
+               std::to_string(inner));
+    return a.data();
+}
+
+template <class T> T* vector_of(const Maybe<T>& a, const char* name, int64_t n) {
+    return a ? data_of(*a, name, n, 1) : nullptr;
+}
+
+// Rows that live in a Memory; keeps it alive.
+struct WeightRows {
+    std::shared_ptr<Memory> memory;
+    Rows rows;
+};
+
+WeightRows weight_rows(std::shared_ptr<Memory> memory, int64_t offset, int64_t stride, int64_t count, int64_t cols,
+                       int type) {
+    const int64_t bytes = row_size(Type(type), cols);
+    if (offset < 0 || count < 1 || stride < bytes || offset + (count - 1) * stride + bytes > int64_t(memory->size()))
+        refuse("rows lie outside their memory");
+    const Rows rows{memory->data() + offset, stride, count, cols, Type(type)};
+    return {std::move(memory), rows};
+}
+
+// Packs file rows [count, row_bytes] into weight rows, on the pool's threads.
+void pack(const WeightRows& to, const Array<const uint8_t>& from, Pool& pool) {
+    const Rows& r = to.rows;
+    const int64_t bytes = row_size(r.type, r.cols);
+    const uint8_t* source = data_of(from, "tensor", r.count, bytes);
+    const int64_t chunk = std::max<int64_t>(1, (1 << 20) / bytes);
+    nb::gil_scoped_release release;
+    pool.run({Step{[&] { return (r.count + chunk - 1) / chunk; },
+                   [&](int64_t piece, const Scratch&) {
+                       for (int64_t i = piece * chunk; i < std::min((piece + 1) * chunk, r.count); ++i)
+                           pack_row(r.type, source + i * bytes, r.cols, const_cast<uint8_t*>(r.row(i)));
+                   }}},
+             nullptr);
+}
+
+// A program and the sizes that its arguments are checked against.
+struct BoundProgram {
+    Program program;
+    BatchBounds bounds;
+    int64_t rows(int of) const { return of == kTokens ? bounds.tokens : bounds.logits; }
+};
+
+const Kernels& kernels_of(const std::string& isa) {
+    const Kernels* k = find_kernels(isa.c_str());
+    if (!k) refuse("this processor or this build has no kernels for ISA '" + isa + "'");
+    return *k;
+}
+
+using Index = Array<const int32_t>;
+
+void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Pool> pool,
+                  const std::vector<Index>& arrays) {
+    if (arrays.size() != 8) refuse("a batch has eight arrays");
+    const int64_t tokens = int64_t(arrays[1].size()), sequences = int64_t(arrays[5].shape(0));
+    const int64_t logits = int64_t(arrays[7].size());
+    const int64_t sizes[8] = {4, tokens, tokens, tokens, tokens, int64_t(arrays[5].size()), sequences, logits};
+    const int32_t* p[8];
+    for (size_t i = 0; i < 8; ++i) {
+        if (int64_t(arrays[i].size()) != sizes[i]) refuse("a batch's arrays disagree about its limits");
+        p[i] = arrays[i].data();
+    }
+    const Batch batch{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
+                      sequences ? int64_t(arrays[5].size()) / sequences : 0};
+    const BatchBounds bounds{tokens, sequences, logits};
+    new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), batch, bounds), bounds};
+}
+
+void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<const float>& weight,
+               const Maybe<const float>& bias, float eps, bool centre, int of) {
+    const int64_t dim = int64_t(weight.size()), width = int64_t(x.size()) / std::max<int64_t>(1, int64_t(x.shape(0)));
+    if (dim < 1 || width % dim) refuse("norm: the last axis does not match the weight");
+    const float* from = data_of(x, "norm: x", p.rows(of), width);
+    const NormArgs args{weight.data(), vector_of(bias, "norm: bias", dim), eps, centre, dim};
+    p.program.norm(args, from, data_of(out, "norm: out", p.rows(of), width), width / dim, RowsOf(of));
+}
+
+void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const WeightRows*>& weights,
+                 const std::vector<Maybe<const float>>& biases, const std::vector<Floats>& outs, bool accumulate,
+                 int of) {
+    if (weights.empty() || weights.size() != outs.size() || weights.size() != biases.size())
+        refuse("linear: as many outs and biases as weights are needed");
+    std::vector<Product> products;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const Rows& r = weights[i]->rows;
+        if (r.cols != weights[0]->rows.cols) refuse("linear: the weights differ in width");
+        products.push_back({r, vector_of(biases[i], "linear: bias", r.count),
+                            data_of(outs[i], "linear: out", p.rows(of), r.count), r.count, accumulate});
+    }
+    p.program.linear(data_of(x, "linear: x", p.rows(of), weights[0]->rows.cols), products, RowsOf(of));
+}
+
+void bind_rope(BoundProgram& p, const Floats& x, const Array<const float>& cos, const Array<const float>& sin,
+               bool interleaved) {
+    if (x.ndim() != 3 || cos.ndim() != 2) refuse("rope: x must be [T, H, head_dim], cos and sin [P, rotary / 2]");
+    const int64_t heads = int64_t(x.shape(1)), head_dim = int64_t(x.shape(2)), half = int64_t(cos.shape(1));
+    if (2 * half > head_dim) refuse("rope: the table is wider than a head");
+    const int64_t positions = int64_t(cos.shape(0));
+    const RopeArgs args{cos.data(), data_of(sin, "rope: sin", positions, half), half, interleaved};
+    p.program.rope(args, positions, data_of(x, "rope: x", p.rows(kTokens), heads * head_dim), heads, head_dim);
+}
+
+// Caches are [page, K, kPage, head_dim] float16, handed over as uint16.
+struct CacheShape {
+    int64_t pages, kv_heads, head_dim;
+    CacheShape(const Array<uint16_t>& k, const Array<uint16_t>& v) {
+        if (k.ndim() != 4 || v.ndim() != 4 || k.shape(2) != size_t(kPage))
+            refuse("the KV cache must be [page, K, 32, head_dim]");
+        for (size_t i = 0; i < 4; ++i)
+            if (k.shape(i) != v.shape(i)) refuse("the K and V caches differ in shape");
+        pages = int64_t(k.shape(0)), kv_heads = int64_t(k.shape(1)), head_dim = int64_t(k.shape(3));
+    }
+};
+
+void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const Array<uint16_t>& k_cache,
+                   const Array<uint16_t>& v_cache) {
+    const CacheShape c(k_cache, v_cache);
+    const int64_t rows = p.rows(kTokens), width = c.kv_heads * c.head_dim;
+    p.program.store_kv(data_of(k, "store_kv: k", rows, width), data_of(v, "store_kv: v", rows, width), k_cache.data(),
+                       v_cache.data(), c.pages, c.kv_heads, c.head_dim);
+}
+
+void bind_attention(BoundProgram& p, const Floats& q, const Array<uint16_t>& k_cache, const Array<uint16_t>& v_cache,
+                    const Floats& out, float scale) {
+    const CacheShape c(k_cache, v_cache);
+    if (q.ndim() != 3 || int64_t(q.shape(2)) != c.head_dim || q.shape(1) % size_t(c.kv_heads))
+        refuse("attention: q must be [T, H, head_dim] with H a multiple of the cache's heads");
+    const int64_t heads = int64_t(q.shape(1)), group = heads / c.kv_heads;
+    if (size_t(group * (kSplit + 2 * (c.head_dim + 2)) * 4) > kLocalBytes)
+        refuse("attention: a group of heads is too large");
+    const int64_t rows = p.rows(kTokens), width = heads * c.head_dim;
+    Attention a{};
+    a.q = data_of(q, "attention: q", rows, width);
+    a.out = data_of(out, "attention: out", rows, width);
+    a.k_cache = k_cache.data(), a.v_cache = v_cache.data();
+    a.heads = int(heads), a.kv_heads = int(c.kv_heads), a.head_dim = int(c.head_dim), a.scale = scale;
+    p.program.attention(a, c.pages);
+}
+
+void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, const WeightRows& second, bool relu,
+                  const Array<const float>& threshold, const Array<uint64_t>& mask) {
+    if (second.rows.cols != first.rows.count) refuse("predict: the factors do not fit each other");
+    const int64_t n = second.rows.count, rows = std::min<int64_t>(p.rows(kTokens), kMaxDecodeRows);
+    p.program.predict(data_of(x, "predict: x", rows, first.rows.cols), first.rows, second.rows, relu,
+                      data_of(threshold, "predict: threshold", n, 1), data_of(mask, "predict: mask", rows, (n + 63) / 64));
+}
+
+// One layer's FFN as the backend holds it.
+struct FfnWeights {
+    std::optional<WeightRows> gate;
+    WeightRows up, down;
+    Maybe<const float> gate_bias, up_bias, down_bias;
+    bool by_output;
+    int activation;
+    float threshold;
+};
+
+void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Floats& out, bool skip,
+              const Maybe<uint64_t>& mask, const Maybe<uint64_t>& fired, const Maybe<int64_t>& stats,
+              bool accumulate) {
+    Ffn f{};
+    if (w.gate) f.gate = w.gate->rows;
+    f.up = w.up.rows, f.down = w.down.rows;
+    const int64_t n = f.neurons(), dim = f.dim(), rows = p.rows(kTokens);
+    const int64_t decode = std::min<int64_t>(rows, kMaxDecodeRows);
+    f.gate_bias = vector_of(w.gate_bias, "ffn: gate_bias", n);
+    f.up_bias = vector_of(w.up_bias, "ffn: up_bias", n);
+    f.down_bias = vector_of(w.down_bias, "ffn: down_bias", dim);
+    f.by_output = w.by_output, f.activation = Activation(w.activation), f.threshold = w.threshold;
+    f.skip = skip, f.accumulate = accumulate;
+    f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.words()) : nullptr;
+    f.fired = fired ? data_of(*fired, "ffn: fired", decode, f.words()) : nullptr;
+    f.stats = vector_of(stats, "ffn: stats", 4);
+    f.out = data_of(out, "ffn: out", rows, dim);
+    p.program.ffn(f, data_of(x, "ffn: x", rows, dim));
+}
+
+void check_ffn(const FfnWeights& w) {
+    const Rows &up = w.up.rows, &down = w.down.rows;
+    const bool fits = w.by_output ? down.count == up.cols && down.cols == up.count
+                                  : down.count == up.count && down.cols == up.cols;
+    if (!fits || (w.gate && (w.gate->rows.count != up.count || w.gate->rows.cols != up.cols)))
+        refuse("ffn: gate, up and down do not fit each other");
+    if (w.activation < 0 || w.activation > kGelu) refuse("ffn: unknown activation");
+    if (up.count > int64_t(kLocalBytes) / 4) refuse("ffn: more neurons than a layer may have here");
+}
+
+nb::tuple bind_top_k(const Array<const float>& logits, int64_t k, const Maybe<const float>& bias,
+                     const Maybe<const uint64_t>& allowed) {
+    const int64_t n = int64_t(logits.size());
+    const auto best = top_k(logits.data(), n, k, vector_of(bias, "top_k: bias", n),
+                            vector_of(allowed, "top_k: allowed", (n + 63) / 64));
+    const size_t count = best.size();
+    auto* ids = new int32_t[count + 1];
+    auto* values = new float[count + 1];
+    for (size_t i = 0; i < count; ++i) values[i] = best[i].first, ids[i] = best[i].second;
+    nb::capsule own_ids(ids, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
+    nb::capsule own_values(values, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    return nb::make_tuple(nb::ndarray<nb::numpy, int32_t>(ids, {count}, own_ids),
+                          nb::ndarray<nb::numpy, float>(values, {count}, own_values));
+}
+
+// GB/s at which the pool's threads stream through a memory, for about `seconds`.
+double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, double seconds) {
+    const Kernels& k = kernels_of(isa);
+    constexpr size_t kPiece = 1 << 20;
+    const auto pieces = int64_t(memory.size() / kPiece);
+    if (pieces < 1) refuse("the bandwidth probe needs at least 1 MiB");
+    std::atomic<int64_t> kept{0};  // keeps the reads from being optimised away
+    const std::vector<Step> steps{{[=] { return pieces; }, [&](int64_t piece, const Scratch&) {
+                                       if (k.read(memory.data() + size_t(piece) * kPiece, kPiece) > 0) ++kept;
+                                   }}};
+    nb::gil_scoped_release release;
+    const auto start = std::chrono::steady_clock::now();
+    double elapsed = 0, bytes = 0;
+    do {
+        pool.run(steps, nullptr);
+        bytes += double(pieces) * kPiece;
+        elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    } while (elapsed < seconds);
+    return bytes / elapsed / 1e9;
+}
+
+}  // namespace
+}  // namespace hc
+
+NB_MODULE(_cpu, m) {
+    using namespace hc;
+    nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+    nb::class_<Memory>(m, "Memory").def(nb::init<size_t>(), "nbytes"_a).def_prop_ro("nbytes", &Memory::size);
+    nb::class_<WeightRows>(m, "WeightRows")
+        .def("__init__",
+             [](WeightRows* self, std::shared_ptr<Memory> memory, int64_t offset, int64_t stride, int64_t count,
+                int64_t cols, int type) {
+                 new (self) WeightRows(weight_rows(std::move(memory), offset, stride, count, cols, type));
+             },
+             "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)
+        .def("pack", &pack, "tensor"_a.noconvert(), "pool"_a);
+    nb::class_<FfnWeights>(m, "FfnWeights")
+        .def("__init__",
+             [](FfnWeights* self, std::optional<WeightRows> gate, const WeightRows& up, const WeightRows& down,
+                Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias, bool by_output,
+                int activation, float threshold) {
+                 FfnWeights w{gate, up, down, gate_bias, up_bias, down_bias, by_output, activation, threshold};
+                 check_ffn(w);
+                 new (self) FfnWeights(w);
+             },
+             "gate"_a.none(), "up"_a, "down"_a, "gate_bias"_a.none().noconvert(), "up_bias"_a.none().noconvert(),
+             "down_bias"_a.none().noconvert(), "by_output"_a, "activation"_a, "threshold"_a);
+    nb::class_<BoundProgram>(m, "Program")
+        .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_a)
+        .def("embed",
+             [](BoundProgram& p, const WeightRows& table, const Floats& out) {
+                 p.program.embed(table.rows, data_of(out, "embed: out", p.rows(kTokens), table.rows.cols));
+             },
+             "table"_a, "out"_a.noconvert())
+        .def("norm", &bind_norm, "x"_a.noconvert(), "out"_a.noconvert(), "weight"_a.noconvert(),
+             "bias"_a.none().noconvert(), "eps"_a, "centre"_a, "rows"_a)
+        .def("linear", &bind_linear, "x"_a.noconvert(), "weights"_a, "biases"_a, "outs"_a, "accumulate"_a, "rows"_a)
+        .def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "interleaved"_a)
+        .def("store_kv", &bind_store_kv, "k"_a.noconvert(), "v"_a.noconvert(), "k_cache"_a.noconvert(),
+             "v_cache"_a.noconvert())
+        .def("attention", &bind_attention, "q"_a.noconvert(), "k_cache"_a.noconvert(), "v_cache"_a.noconvert(),
+             "out"_a.noconvert(), "scale"_a)
+        .def("predict", &bind_predict, "x"_a.noconvert(), "first"_a, "second"_a, "relu"_a, "threshold"_a.noconvert(),
+             "mask"_a.noconvert())
+        .def("ffn", &bind_ffn, "x"_a.noconvert(), "weights"_a, "out"_a.noconvert(), "skip"_a,
+             "mask"_a.none().noconvert(), "fired"_a.none().noconvert(), "stats"_a.none().noconvert(), "accumulate"_a)
+        .def("add",
+             [](BoundProgram& p, const Floats& x, const Floats& y) {
+                 const int64_t dim = int64_t(x.size() / x.shape(0)), rows = p.rows(kTokens);
+                 p.program.add(data_of(x, "add: x", rows, dim), data_of(y, "add: y", rows, dim), dim);
+             },
+             "x"_a.noconvert(), "y"_a.noconvert())
+        .def("gather",
+             [](BoundProgram& p, const Floats& x, const Floats& out) {
+                 const int64_t dim = int64_t(x.size() / x.shape(0));
+                 p.program.gather(data_of(x, "gather: x", p.rows(kTokens), dim),
+                                  data_of(out, "gather: out", p.rows(kLogits), dim), dim);
+             },
+             "x"_a.noconvert(), "out"_a.noconvert())
+        .def("run", [](BoundProgram& p) { p.program.run(); }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("row_size", [](int type, int64_t cols) { return row_size(Type(type), cols); }, "type"_a, "cols"_a);
+    m.def("top_k", &bind_top_k, "logits"_a.noconvert(), "k"_a, "bias"_a.none().noconvert(),
+          "allowed"_a.none().noconvert());
+    m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);
+    m.def("best_isa", [] { return std::string(find_kernels("")->name); });
+    m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a);
+}

@@ -1,0 +1,17 @@
+// Compiled once per ISA: HC_ISA names the table, the compiler's flags allow the instructions.
+#include "kernels.h"
+#include "ops/attention.h"
+#include "ops/ffn.h"
+#include "ops/norm_rope.h"
+#include "ops/quantise.h"
+
+#define HC_CONCAT_(a, b) a##b
+#define HC_CONCAT(a, b) HC_CONCAT_(a, b)
+
+namespace hc {
+const Kernels HC_CONCAT(kernels_, HC_ISA) = {
+    Vec::name,  quantise,   decode_row,      product, ffn_range,       ffn_hidden,
+    ffn_reduce, ffn_prompt_down, predict,    attention_split, attention_merge, attention_row,
+    norm,       rope,       to_half,         add,     relu,            read,
+};
+}  // namespace hc

@@ -1,0 +1,156 @@
+// What every ISA's kernels offer: plain argument structs and one table of functions on pointers.
+//
+// A quantised row is packed for the vector unit as [scales of all blocks][codes], the codes in groups of kLanes
+// blocks with lane = block: word j (4 codes) of the group's blocks lie side by side. The last group may hold fewer
+// blocks. The row keeps its size in the file and nothing is rounded: packing is a permutation of bytes.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace hc {
+
+constexpr int kPage = 32;           // positions of one KV page
+constexpr int kSplit = 256;         // positions that one attention partial covers
+constexpr int kMaxDecodeRows = 16;  // rows of a step that may follow the decode rule
+constexpr int kBlock = 32;          // weights of one scale
+constexpr int kLanes = 16;          // blocks of one group
+constexpr int kGroup = kBlock * kLanes;
+constexpr int kMaxRanges = 32;  // pieces that one layer's neurons are cut into
+
+enum Type : int { F32 = 0, F16 = 1, Q4_0 = 2, Q8_0 = 8, BF16 = 30 };
+
+inline bool is_quantised(Type type) { return type == Q4_0 || type == Q8_0; }
+inline int64_t padded(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
+
+// `count` weight rows of `cols` weights, `stride` bytes apart.
+struct Rows {
+    const uint8_t* base = nullptr;
+    int64_t stride = 0;
+    int64_t count = 0;
+    int64_t cols = 0;
+    Type type = F32;
+    const uint8_t* row(int64_t i) const { return base + i * stride; }
+};
+
+// One step's numbers; see hotcold.kernels.backend.Batch.
+struct Batch {
+    const int32_t *counts, *tokens, *positions, *sequence, *slots, *pages, *lengths, *logits_rows;
+    int64_t pages_per_sequence;
+    int tokens_count() const { return counts[0]; }
+    int decode_count() const { return counts[1]; }
+    int prompt_count() const { return counts[0] - counts[1]; }
+};
+
+// Activations of several tokens: float rows and, where a quantised weight will meet them, int8 codes per 32 values
+// in the order of packed rows, with a scale and a sum of codes for each block.
+struct Input {
+    const float* x = nullptr;
+    int64_t stride = 0;  // floats between tokens
+    uint8_t* quantised = nullptr;
+    int64_t cols = 0;
+
+    static int64_t token_bytes(int64_t cols) { return padded(cols) + padded(cols) / kBlock * 8; }
+    int8_t* codes(int t) const { return reinterpret_cast<int8_t*>(quantised + t * token_bytes(cols)); }
+    float* scales(int t) const { return reinterpret_cast<float*>(codes(t) + padded(cols)); }
+    int32_t* sums(int t) const { return reinterpret_cast<int32_t*>(scales(t) + padded(cols) / kBlock); }
+};
+
+// out[t * stride + first + r] (+)= rows[r] . x[t] + bias[r], for `tokens` tokens.
+struct Product {
+    Rows rows;
+    const float* bias = nullptr;
+    float* out = nullptr;
+    int64_t stride = 0;
+    bool accumulate = false;
+};
+
+enum Activation : int { kRelu = 0, kDRelu = 1, kRelu2 = 2, kSilu = 3, kGelu = 4 };
+inline bool can_skip(Activation a) { return a == kRelu || a == kDRelu || a == kRelu2; }
+
+struct Ffn {
+    Rows gate, up, down;  // gate.base is null without gating; down by neuron (N, D) or by output (D, N)
+    const float *gate_bias, *up_bias, *down_bias;
+    bool by_output;
+    Activation activation;
+    float threshold;
+    bool skip, accumulate;
+    const uint64_t* mask;  // [T, words] candidates, or null
+    uint64_t* fired;       // [T, words], or null
+    int64_t* stats;        // [4], or null
+    Input x;
+    float* out;  // [T, D]
+
+    // Shared scratch, laid out when the op is recorded.
+    float* partial;          // [ranges, T, padded(D)]
+    int64_t* range_stats;    // [ranges, 4]
+    float* hidden;           // [T, N] for prompt rows, or for all rows when down lies by output
+    Input hidden_quantised;  // by output
+
+    int64_t neurons() const { return up.count; }
+    int64_t dim() const { return up.cols; }
+    int64_t words() const { return (neurons() + 63) / 64; }
+    int ranges() const { return words() < kMaxRanges ? int(words()) : kMaxRanges; }
+    int64_t range_begin(int r) const { return words() * r / ranges() * 64; }
+    int64_t range_end(int r) const {
+        const int64_t end = words() * (r + 1) / ranges() * 64;
+        return end < neurons() ? end : neurons();
+    }
+};
+
+struct Attention {
+    const float* q;  // [T, H, head_dim]
+    const uint16_t *k_cache, *v_cache;  // [page, K, kPage, head_dim] float16
+    float* out;
+    int heads, kv_heads, head_dim;
+    float scale;
+    float* partial;  // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
+    int max_splits;
+    int group() const { return heads / kv_heads; }
+    int64_t partial_floats() const { return int64_t(group()) * (head_dim + 2); }
+};
+
+struct NormArgs {
+    const float *weight, *bias;
+    float eps;
+    bool centre;
+    int64_t dim;
+};
+
+struct RopeArgs {
+    const float *cos, *sin;  // [P, half]
+    int64_t half;
+    bool interleaved;
+};
+
+// Bytes of thread-local scratch that each kernel may use.
+constexpr size_t kLocalBytes = 1 << 20;
+
+struct Kernels {
+    const char* name;
+    void (*quantise)(const Input&, int token);
+    void (*decode_row)(const Rows&, int64_t row, float* out, uint8_t* local);
+    // Rows [first, first + count) of one product for tokens [t0, t1).
+    void (*product)(const Product&, const Input&, int64_t first, int64_t count, int t0, int t1);
+    void (*ffn_range)(const Ffn&, int tokens, int range, uint8_t* local);
+    void (*ffn_hidden)(const Ffn&, int64_t first, int64_t count, int t0, int t1, uint8_t* local);
+    void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group);
+    void (*ffn_prompt_down)(const Ffn&, int64_t group, int t0, int t1, uint8_t* local);
+    // Score bits of 64 neurons for tokens [0, tokens): score >= threshold.
+    void (*predict)(const Rows&, const Input&, const float* threshold, int64_t word, int tokens, uint64_t* mask);
+    void (*attention_split)(const Attention&, const Batch&, int token, int kv_head, int split, uint8_t* local);
+    void (*attention_merge)(const Attention&, const Batch&, int token, int kv_head);
+    void (*attention_row)(const Attention&, const Batch&, int token, int kv_head, uint8_t* local);
+    void (*norm)(const NormArgs&, const float* x, float* out);
+    void (*rope)(const RopeArgs&, float* head, int position);
+    void (*to_half)(const float* x, uint16_t* out, int64_t n);
+    void (*add)(float* x, const float* y, int64_t n);
+    void (*relu)(float* x, int64_t n);
+    double (*read)(const uint8_t* data, size_t bytes);  // streams through memory, for the bandwidth probe
+};
+
+extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
+
+// Kernels by ISA name; null when this build or this CPU lacks it. "" picks the best.
+const Kernels* find_kernels(const char* name);
+
+}  // namespace hc

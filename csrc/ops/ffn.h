@@ -1,0 +1,265 @@
+// The FFN op: dense, exact and predicted, for decode rows (cut by neurons) and prompt rows (cut by outputs).
+#pragma once
+#include "activation.h"
+#include "linear.h"
+
+namespace hc {
+namespace {
+
+constexpr int kChunk = 8;  // neurons whose up rows are read before their down rows are added
+
+inline bool named(const Ffn& f, int token, int64_t neuron) {
+    return !f.mask || (f.mask[token * f.words() + neuron / 64] >> (neuron % 64) & 1);
+}
+
+// Neurons of [begin, end) that any token's mask names, ascending.
+inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, int32_t* list) {
+    int64_t count = 0;
+    for (int64_t word = begin / 64; word * 64 < end; ++word) {
+        uint64_t any = f.mask ? 0 : ~uint64_t(0);
+        if (f.mask)
+            for (int t = 0; t < tokens; ++t) any |= f.mask[t * f.words() + word];
+        for (int64_t i = word * 64; any && i < end; ++i, any >>= 1)
+            if (any & 1) list[count++] = int32_t(i);
+    }
+    return count;
+}
+
+// Adds c[k] * down[neurons[k]] for the coefficients that count, a few rows per pass, in ascending order.
+template <class B> inline void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y) {
+    const uint8_t* rows[kChunk];
+    for (int k = 0; k < count; ++k) rows[k] = f.down.row(neurons[k]);
+    int k = 0;
+    for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y);
+    if (k + 2 <= count) axpy<B, 2>(rows + k, c + k, f.down.cols, y), k += 2;
+    if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y);
+}
+
+// Scratch of one range: gates [neuron, token], and the neurons still in play.
+struct RangeScratch {
+    float* gate;
+    int32_t* list;
+    RangeScratch(uint8_t* local, int64_t neurons, int tokens)
+        : gate((float*)local), list((int32_t*)(gate + neurons * tokens)) {}
+};
+
+// Keeps the neurons whose gate fires for some token that names them; gates move along.
+inline int64_t keep_fired(const Ffn& f, int tokens, int64_t count, const RangeScratch& s) {
+    int64_t kept = 0;
+    for (int64_t k = 0; k < count; ++k) {
+        bool any = false;
+        for (int t = 0; t < tokens; ++t) any |= s.gate[k * tokens + t] > f.threshold && named(f, t, s.list[k]);
+        if (!any) continue;
+        s.list[kept] = s.list[k];
+        for (int t = 0; t < tokens; ++t) s.gate[kept * tokens + t] = s.gate[k * tokens + t];
+        ++kept;
+    }
+    return kept;
+}
+
+// One chunk of neurons: up rows, coefficients, then the down rows of each token.
+inline void run_chunk(const Ffn& f, int tokens, int n, const int32_t* list, const float* gate, float* partial,
+                      int64_t* stats) {
+    const bool skip = f.skip && can_skip(f.activation);
+    float up[kChunk * kMaxDecodeRows], h[kChunk * kMaxDecodeRows];
+    if (f.gate.base) {
+        with_type(f.up.type, [&](auto type) {
+            for (int k = 0; k < n; ++k)
+                dot_rows<decltype(type)>(f.up, f.x, list[k], 1, 0, tokens, [&](int64_t r, int t, float d) {
+                    up[k * tokens + t] = f.up_bias ? d + f.up_bias[r] : d;
+                });
+        });
+        stats[1] += n;
+    }
+    activate_rows(f.activation, f.threshold, gate, f.gate.base ? up : nullptr, h, int64_t(n) * tokens);
+    bool used[kChunk] = {};
+    for (int t = 0; t < tokens; ++t) {
+        int32_t neurons[kChunk];
+        float c[kChunk];
+        int count = 0;
+        for (int k = 0; k < n; ++k) {
+            const float v = h[k * tokens + t];
+            if (!named(f, t, list[k]) || (skip && v == 0)) continue;
+            if (f.fired && v != 0)
+                f.fired[t * f.words() + list[k] / 64] |= uint64_t(1) << (list[k] % 64);
+            neurons[count] = list[k], c[count++] = v, used[k] = true;
+        }
+        stats[3] += count;
+        with_type(f.down.type,
+                  [&](auto type) { add_down<decltype(type)>(f, neurons, c, count, partial + t * padded(f.dim())); });
+    }
+    for (int k = 0; k < n; ++k) stats[2] += used[k];
+}
+
+void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
+    const int64_t begin = f.range_begin(range), end = f.range_end(range);
+    const RangeScratch s(local, end - begin, tokens);
+    float* partial = f.partial + range * tokens * padded(f.dim());
+    for (int64_t i = 0; i < tokens * padded(f.dim()); ++i) partial[i] = 0;
+    if (f.fired)
+        for (int t = 0; t < tokens; ++t)
+            for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired[t * f.words() + w] = 0;
+
+    int64_t stats[4] = {};
+    int64_t count = candidates(f, tokens, begin, end, s.list);
+    const Rows& first = f.gate.base ? f.gate : f.up;
+    const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
+    with_type(first.type, [&](auto type) {
+        using B = decltype(type);
+        if (count == end - begin)
+            dot_rows<B>(first, f.x, begin, count, 0, tokens,
+                        [&](int64_t r, int t, float d) { s.gate[(r - begin) * tokens + t] = d; });
+        else
+            dot_list<B>(first, f.x, s.list, count, tokens, s.gate);
+    });
+    if (bias)
+        for (int64_t k = 0; k < count; ++k)
+            for (int t = 0; t < tokens; ++t) s.gate[k * tokens + t] += bias[s.list[k]];
+    stats[0] = count;
+    if (f.skip && can_skip(f.activation)) count = keep_fired(f, tokens, count, s);
+
+    const int64_t up_bytes = f.gate.base ? row_bytes(f.up) : 0, down_bytes = row_bytes(f.down);
+    const auto fetch = [&](int64_t k) {
+        prefetch_bytes(f.up.row(s.list[k]), up_bytes);
+        prefetch_bytes(f.down.row(s.list[k]), down_bytes);
+    };
+    for (int64_t k = 0; k < smaller<int64_t>(kChunk, count); ++k) fetch(k);
+    for (int64_t k = 0; k < count; k += kChunk) {
+        for (int64_t j = k + kChunk; j < smaller(k + 2 * kChunk, count); ++j) fetch(j);
+        run_chunk(f, tokens, int(smaller<int64_t>(kChunk, count - k)), s.list + k, s.gate + k * tokens, partial, stats);
+    }
+    for (int i = 0; i < 4; ++i) f.range_stats[range * 4 + i] = stats[i];
+}
+
+inline void write_out(const Ffn& f, int token, int64_t group, const float* sum) {
+    float* out = f.out + token * f.dim() + group * kGroup;
+    const int64_t n = smaller<int64_t>(kGroup, f.dim() - group * kGroup);
+    float plain[kGroup];
+    if (is_quantised(f.down.type)) {
+        unpack_group(sum, plain, f.dim(), group);
+        sum = plain;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        const float v = f.down_bias ? sum[i] + f.down_bias[group * kGroup + i] : sum[i];
+        out[i] = f.accumulate ? out[i] + v : v;
+    }
+}
+
+// Sums one group of outputs over the ranges, in range order.
+void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group) {
+    const int64_t width = padded(f.dim());
+    float sum[kGroup];
+    for (int i = 0; i < kGroup; ++i) sum[i] = 0;
+    for (int r = 0; r < f.ranges(); ++r) {
+        const float* from = f.partial + (int64_t(r) * tokens + token) * width + group * kGroup;
+        for (int i = 0; i < kGroup; i += Vec::width)
+            Vec::store(sum + i, Vec::add(Vec::load(sum + i), Vec::load(from + i)));
+    }
+    write_out(f, token, group, sum);
+    if (f.stats && token == 0 && group == 0)
+        for (int r = 0; r < f.ranges(); ++r)
+            for (int i = 0; i < 4; ++i) f.stats[i] += f.range_stats[r * 4 + i];
+}
+
+// hidden[t][first..] = act(gate) * up for rows [first, first + count) and tokens [t0, t1).
+void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint8_t* local) {
+    constexpr int kTokens = 64;  // so that the tile of up values stays in L2
+    const Product gate{f.gate.base ? f.gate : f.up, f.gate.base ? f.gate_bias : f.up_bias, f.hidden, f.neurons(), false};
+    float* up = (float*)local;  // [kTokens, count]
+    for (int t = t0; t < t1; t += kTokens) {
+        const int end = smaller(t + kTokens, t1);
+        product(gate, f.x, first, count, t, end);
+        if (f.gate.base) product({f.up, f.up_bias, up - t * count - first, count, false}, f.x, first, count, t, end);
+        for (int i = t; i < end; ++i) {
+            float* h = f.hidden + i * f.neurons() + first;
+            activate_rows(f.activation, f.threshold, h, f.gate.base ? up + (i - t) * count : nullptr, h, count);
+        }
+    }
+}
+
+constexpr int kTile = 16;  // neurons decoded at once for a tile of tokens
+
+// acc += h[k] * down[k] over a tile of decoded neurons, for one token. The products are those of axpy, in its order.
+template <bool Quantised>
+inline void add_tile(const float* tile, const float* scales, const int* list, int count, const float* h, float* acc) {
+    constexpr int DT = Vec::down_tile;
+    // Packed sums keep a lane's scale every kLanes floats; plain ones have no scale, so any stride will do.
+    for (int l = 0; l < kLanes; l += Vec::width)
+        for (int e = 0; e < kBlock; e += DT) {
+            float* to = acc + e * kLanes + l;
+            F sum[DT];
+            for (int i = 0; i < DT; ++i) sum[i] = Vec::load(to + i * kLanes);
+            for (int k = 0; k < count; ++k) {
+                F c = Vec::set1(h[list[k]]);
+                if (Quantised) c = Vec::mul(Vec::load(scales + list[k] * kLanes + l), c);
+                const float* from = tile + list[k] * kGroup + e * kLanes + l;
+                for (int i = 0; i < DT; ++i) sum[i] = Vec::fma(Vec::load(from + i * kLanes), c, sum[i]);
+            }
+            for (int i = 0; i < DT; ++i) Vec::store(to + i * kLanes, sum[i]);
+        }
+}
+
+// Decodes one group of one down row: codes less their offset and, apart, the lanes' scales; floats as they are.
+template <class B>
+inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float* tile, float* scales) {
+    for (int i = 0; i < kGroup; i += Vec::width) Vec::store(tile + i, Vec::zero());
+    if constexpr (B::quantised) {
+        const int64_t blocks = cols / kBlock, block = group * kLanes;
+        const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
+        for (int l = 0; l < kLanes; l += Vec::width) {
+            const int n = larger(0, smaller(Vec::width, lanes - l));
+            Vec::store(scales + l, Vec::load_f16((const uint16_t*)row + block + l, n));
+            if (!n) continue;
+            unroll<0, B::parts>([&](auto p) {
+                constexpr int P = decltype(p)::value;
+                const I part = Vec::load_i(row + blocks * 2 + block * B::code_bytes + (P * lanes + l) * 4, n);
+                unroll<0, B::words_per_part * 4>([&](auto j) {
+                    constexpr int W = decltype(j)::value / 4, Byte = decltype(j)::value % 4;
+                    Vec::store(tile + (4 * (P + W * B::parts) + Byte) * kLanes + l, B::template value<W, Byte>(part));
+                });
+            });
+        }
+    } else {
+        const int64_t n = smaller<int64_t>(kGroup, cols - group * kGroup);
+        for (int64_t i = 0; i < n; i += Vec::width) {
+            const int m = int(smaller<int64_t>(Vec::width, n - i));
+            Vec::store(tile + i, B::load(row, group * kGroup + i, m), m);
+        }
+    }
+}
+
+// One group of outputs for tokens [t0, t1) (at most 32), range by range as the decode rows sum them.
+void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local) {
+    const int tokens = t1 - t0;
+    float* acc = (float*)local;
+    float* total = acc + tokens * kGroup;
+    float* tile = total + tokens * kGroup;
+    float* scales = tile + kTile * kGroup;
+    for (int i = 0; i < tokens * kGroup; ++i) total[i] = 0;
+    with_type(f.down.type, [&](auto type) {
+        using B = decltype(type);
+        for (int r = 0; r < f.ranges(); ++r) {
+            for (int i = 0; i < tokens * kGroup; i += Vec::width) Vec::store(acc + i, Vec::zero());
+            for (int64_t first = f.range_begin(r); first < f.range_end(r); first += kTile) {
+                const int n = int(smaller<int64_t>(kTile, f.range_end(r) - first));
+                for (int k = 0; k < n; ++k)
+                    decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup, scales + k * kLanes);
+                for (int t = 0; t < tokens; ++t) {
+                    const float* h = f.hidden + (t0 + t) * f.neurons() + first;
+                    int list[kTile], count = 0;
+                    for (int k = 0; k < n; ++k) {
+                        list[count] = k;
+                        count += h[k] != 0 || !can_skip(f.activation);
+                    }
+                    if (count) add_tile<B::quantised>(tile, scales, list, count, h, acc + t * kGroup);
+                }
+            }
+            for (int i = 0; i < tokens * kGroup; i += Vec::width)
+                Vec::store(total + i, Vec::add(Vec::load(total + i), Vec::load(acc + i)));
+        }
+    });
+    for (int t = 0; t < tokens; ++t) write_out(f, t0 + t, group, total + t * kGroup);
+}
+
+}  // namespace
+}  // namespace hc

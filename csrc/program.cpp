@@ -1,0 +1,296 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "pack.h"
+
+namespace hc {
+
+namespace {
+
+constexpr int kPromptTile = 32;  // tokens of one piece of the prompt's down product
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows of one piece of a product: about 64 KB of weights, so that a piece stays in L2 for all its tokens.
+int64_t piece_rows(const Rows& rows) {
+    return std::clamp<int64_t>((64 << 10) / std::max<int64_t>(1, row_size(rows.type, rows.cols)), 8, 256);
+}
+
+int max_splits(const Batch& b, int tokens) {
+    int m = 0;
+    for (int t = 0; t < tokens; ++t) m = std::max(m, b.positions[t] / kSplit + 1);
+    return m;
+}
+
+[[noreturn]] void refuse(const char* what, int64_t seen, int64_t limit) {
+    throw std::invalid_argument(std::string("batch: ") + what + " " + std::to_string(seen) +
+                                " is out of range; allowed: 0 to " + std::to_string(limit));
+}
+
+void check_range(const char* what, int64_t seen, int64_t limit) {
+    if (seen < 0 || seen > limit) refuse(what, seen, limit);
+}
+
+}  // namespace
+
+class Program::ScratchPlan {
+   public:
+    explicit ScratchPlan(Program& program) : program_(program) {}
+    ~ScratchPlan() { program_.shared_bytes_ = std::max(program_.shared_bytes_, bytes_); }
+    template <class Set> void take(int64_t bytes, Set set) {
+        const size_t at = bytes_;
+        bytes_ += size_t(bytes + 63) / 64 * 64;
+        program_.fill_in_.push_back([at, set](uint8_t* base) { set(base + at); });
+    }
+
+   private:
+    Program& program_;
+    size_t bytes_ = 0;
+};
+
+void Program::check() const {
+    const Batch& b = batch_;
+    check_range("n_tokens", b.counts[0], bounds_.tokens);
+    check_range("n_decode", b.counts[1], std::min<int64_t>(b.counts[0], max_decode()));
+    check_range("n_logits", b.counts[2], bounds_.logits);
+    for (int r = 0; r < b.counts[2]; ++r) check_range("logits row", b.logits_rows[r], b.counts[0] - 1);
+    for (int t = 0; t < b.counts[0]; ++t) {
+        check_range("token", b.tokens[t], bounds_.vocab - 1);
+        check_range("position", b.positions[t],
+                    std::min<int64_t>(bounds_.positions, b.pages_per_sequence * kPage) - 1);
+        check_range("sequence", b.sequence[t], bounds_.sequences - 1);
+        check_range("slot", b.slots[t], bounds_.pages * kPage - 1);
+        if (t && b.sequence[t] == b.sequence[t - 1] && b.positions[t] / kPage <= b.positions[t - 1] / kPage) continue;
+        for (int p = 0; p <= b.positions[t] / kPage; ++p)
+            check_range("page", b.pages[b.sequence[t] * b.pages_per_sequence + p], bounds_.pages - 1);
+    }
+}
+
+void Program::run() {
+    check();
+    if (!shared_) {
+        shared_ = allocate_aligned(shared_bytes_);
+        for (auto& fill : fill_in_) fill(shared_.get());
+    }
+    pool_->run(steps_, shared_.get());
+}
+
+void Program::embed(const Rows& table, float* out) {
+    bounds_.vocab = std::min(bounds_.vocab, table.count);
+    step([this] { return count(kTokens); },
+         [this, table, out](int64_t t, const Scratch& s) {
+             k_.decode_row(table, batch_.tokens[t], out + t * table.cols, s.local);
+         });
+}
+
+void Program::norm(const NormArgs& args, const float* x, float* out, int64_t rows_per_token, RowsOf rows) {
+    step([this, rows] { return count(rows); },
+         [this, args, x, out, rows_per_token](int64_t t, const Scratch&) {
+             for (int64_t r = t * rows_per_token; r < (t + 1) * rows_per_token; ++r)
+                 k_.norm(args, x + r * args.dim, out + r * args.dim);
+         });
+}
+
+std::shared_ptr<Input> Program::input(ScratchPlan& plan, const float* x, int64_t cols, int64_t max_rows,
+                                      bool quantised) {
+    auto in = std::make_shared<Input>(Input{x, cols, nullptr, cols});
+    if (quantised) plan.take(max_rows * Input::token_bytes(cols), [in](uint8_t* p) { in->quantised = p; });
+    return in;
+}
+
+void Program::quantise(std::shared_ptr<Input> in, std::function<int64_t()> rows) {
+    step(std::move(rows), [this, in](int64_t t, const Scratch&) { k_.quantise(*in, int(t)); });
+}
+
+// Pieces of several products over the same input: blocks of rows, one product after another.
+void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Product>> all,
+                       std::function<int64_t()> rows) {
+    std::vector<int64_t> ends;  // first piece after each product
+    for (const Product& p : *all)
+        ends.push_back((ends.empty() ? 0 : ends.back()) + ceil_div(p.rows.count, piece_rows(p.rows)));
+    step([rows, n = ends.back()] { return rows() ? n : 0; },
+         [this, in, all, ends, rows](int64_t piece, const Scratch&) {
+             size_t i = 0;
+             while (piece >= ends[i]) ++i;
+             const Product& p = (*all)[i];
+             const int64_t size = piece_rows(p.rows), first = (piece - (i ? ends[i - 1] : 0)) * size;
+             k_.product(p, *in, first, std::min(size, p.rows.count - first), 0, int(rows()));
+         });
+}
+
+void Program::linear(const float* x, const std::vector<Product>& list, RowsOf rows) {
+    ScratchPlan plan(*this);
+    const bool quantised =
+        std::any_of(list.begin(), list.end(), [](const Product& p) { return is_quantised(p.rows.type); });
+    auto in = input(plan, x, list[0].rows.cols, max_rows(rows), quantised);
+    const auto n = [this, rows] { return count(rows); };
+    if (quantised) quantise(in, n);
+    products(in, std::make_shared<std::vector<Product>>(list), n);
+}
+
+void Program::rope(const RopeArgs& args, int64_t positions, float* x, int64_t heads, int64_t head_dim) {
+    bounds_.positions = std::min(bounds_.positions, positions);
+    step([this] { return count(kTokens); },
+         [this, args, x, heads, head_dim](int64_t t, const Scratch&) {
+             for (int64_t h = 0; h < heads; ++h) k_.rope(args, x + (t * heads + h) * head_dim, batch_.positions[t]);
+         });
+}
+
+void Program::store_kv(const float* k, const float* v, uint16_t* k_cache, uint16_t* v_cache, int64_t pages,
+                       int64_t kv_heads, int64_t head_dim) {
+    bounds_.pages = std::min(bounds_.pages, pages);
+    step([this] { return count(kTokens); },
+         [=, this_ = this](int64_t t, const Scratch&) {
+             const int64_t page = this_->batch_.slots[t] / kPage, offset = this_->batch_.slots[t] % kPage;
+             for (int64_t h = 0; h < kv_heads; ++h) {
+                 const int64_t from = (t * kv_heads + h) * head_dim;
+                 const int64_t to = ((page * kv_heads + h) * kPage + offset) * head_dim;
+                 this_->k_.to_half(k + from, k_cache + to, head_dim);
+                 this_->k_.to_half(v + from, v_cache + to, head_dim);
+             }
+         });
+}
+
+void Program::attention(Attention args, int64_t pages) {
+    bounds_.pages = std::min(bounds_.pages, pages);
+    ScratchPlan plan(*this);
+    args.max_splits = int(ceil_div(batch_.pages_per_sequence * kPage, kSplit));
+    auto a = std::make_shared<Attention>(args);
+    plan.take(max_decode() * a->kv_heads * a->max_splits * a->partial_floats() * 4,
+              [a](uint8_t* p) { a->partial = reinterpret_cast<float*>(p); });
+    const auto splits = [this] { return max_splits(batch_, batch_.decode_count()); };
+    // Decode rows are cut by splits, prompt rows are not: they are many.
+    step([=, this_ = this] {
+             return int64_t(a->kv_heads) * (this_->batch_.decode_count() * splits() + this_->batch_.prompt_count());
+         },
+         [=, this_ = this](int64_t piece, const Scratch& s) {
+             const Batch& b = this_->batch_;
+             const int n = splits(), kv_head = int(piece % a->kv_heads);
+             const int64_t row = piece / a->kv_heads, decode = int64_t(b.decode_count()) * n;
+             if (row < decode)
+                 this_->k_.attention_split(*a, b, int(row / n), kv_head, int(row % n), s.local);
+             else
+                 this_->k_.attention_row(*a, b, int(b.decode_count() + row - decode), kv_head, s.local);
+         });
+    step([=, this_ = this] { return int64_t(this_->batch_.decode_count()); },
+         [=, this_ = this](int64_t t, const Scratch&) {
+             for (int h = 0; h < a->kv_heads; ++h) this_->k_.attention_merge(*a, this_->batch_, int(t), h);
+         });
+}
+
+void Program::predict(const float* x, const Rows& first, const Rows& second, bool relu, const float* threshold,
+                      uint64_t* mask) {
+    ScratchPlan plan(*this);
+    const auto rows = [this] { return int64_t(batch_.decode_count()); };
+    auto in = input(plan, x, first.cols, max_decode(), is_quantised(first.type));
+    auto product = std::make_shared<std::vector<Product>>(1, Product{first, nullptr, nullptr, first.count, false});
+    auto hidden = input(plan, nullptr, second.cols, max_decode(), is_quantised(second.type));
+    plan.take(max_decode() * first.count * 4, [product, hidden](uint8_t* p) {
+        (*product)[0].out = reinterpret_cast<float*>(p);
+        hidden->x = reinterpret_cast<float*>(p);
+    });
+    if (is_quantised(first.type)) quantise(in, rows);
+    products(in, product, rows);
+    if (relu || is_quantised(second.type))
+        step(rows, [this, relu, hidden, product, second](int64_t t, const Scratch&) {
+            if (relu) k_.relu((*product)[0].out + t * second.cols, second.cols);
+            if (is_quantised(second.type)) k_.quantise(*hidden, int(t));
+        });
+    step([rows, n = ceil_div(second.count, 64)] { return rows() ? n : 0; },
+         [this, rows, hidden, second, threshold, mask](int64_t word, const Scratch&) {
+             k_.predict(second, *hidden, threshold, word, int(rows()), mask);
+         });
+}
+
+void Program::ffn(Ffn args, const float* x) {
+    ScratchPlan plan(*this);
+    auto f = std::make_shared<Ffn>(args);
+    const bool quantised = is_quantised(f->up.type) || (f->gate.base && is_quantised(f->gate.type));
+    auto in = input(plan, x, f->dim(), bounds_.tokens, quantised);
+    f->x = *in;
+    fill_in_.push_back([f, in](uint8_t*) { f->x = *in; });
+    if (quantised) quantise(in, [this] { return count(kTokens); });
+    plan.take(bounds_.tokens * f->neurons() * 4, [f](uint8_t* p) { f->hidden = reinterpret_cast<float*>(p); });
+    if (f->by_output) return ffn_by_output(f, plan);
+    plan.take(f->ranges() * max_decode() * padded(f->dim()) * 4,
+              [f](uint8_t* p) { f->partial = reinterpret_cast<float*>(p); });
+    plan.take(f->ranges() * 4 * 8, [f](uint8_t* p) { f->range_stats = reinterpret_cast<int64_t*>(p); });
+    ffn_by_neuron(f);
+}
+
+// Decode rows are cut by neurons, each range with sums of its own; prompt rows by rows, then by outputs.
+void Program::ffn_by_neuron(std::shared_ptr<Ffn> f) {
+    const int64_t size = piece_rows(f->up), blocks = ceil_div(f->neurons(), size);
+    step([=, this_ = this] {
+             return (this_->batch_.decode_count() ? f->ranges() : 0) + (this_->batch_.prompt_count() ? blocks : 0);
+         },
+         [=, this_ = this](int64_t piece, const Scratch& s) {
+             const int decode = this_->batch_.decode_count(), ranges = decode ? f->ranges() : 0;
+             if (piece < ranges) return this_->k_.ffn_range(*f, decode, int(piece), s.local);
+             const int64_t first = (piece - ranges) * size;
+             this_->k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), decode,
+                                  this_->batch_.tokens_count(), s.local);
+         });
+    const int64_t groups = padded(f->dim()) / kGroup;
+    step([=, this_ = this] {
+             return groups * (this_->batch_.decode_count() + ceil_div(this_->batch_.prompt_count(), kPromptTile));
+         },
+         [=, this_ = this](int64_t piece, const Scratch& s) {
+             const int64_t group = piece % groups, row = piece / groups;
+             const int decode = this_->batch_.decode_count();
+             if (row < decode) return this_->k_.ffn_reduce(*f, decode, int(row), group);
+             const int t0 = decode + int(row - decode) * kPromptTile;
+             this_->k_.ffn_prompt_down(*f, group, t0, std::min(t0 + kPromptTile, this_->batch_.tokens_count()),
+                                       s.local);
+         });
+}
+
+// Dense: down is a dot over all neurons.
+void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
+    const auto tokens = [this] { return count(kTokens); };
+    const int64_t size = piece_rows(f->up), blocks = ceil_div(f->neurons(), size);
+    step([=] { return tokens() ? blocks : 0; },
+         [=, this_ = this](int64_t piece, const Scratch& s) {
+             const int64_t first = piece * size;
+             this_->k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), 0, int(tokens()), s.local);
+         });
+    const bool quantised = is_quantised(f->down.type);
+    auto in = input(plan, nullptr, f->neurons(), bounds_.tokens, quantised);
+    fill_in_.push_back([f, in](uint8_t*) { in->x = f->hidden; });
+    step(tokens, [=, this_ = this](int64_t t, const Scratch&) {
+        const float* h = f->hidden + t * f->neurons();
+        if (f->fired && t < this_->batch_.decode_count()) {
+            std::fill(f->fired + t * f->words(), f->fired + (t + 1) * f->words(), 0);
+            for (int64_t i = 0; i < f->neurons(); ++i)
+                f->fired[t * f->words() + i / 64] |= uint64_t(h[i] != 0) << (i % 64);
+        }
+        if (quantised) this_->k_.quantise(*in, int(t));
+        if (f->stats && t == 0 && this_->batch_.decode_count()) {
+            const int64_t n = f->neurons();
+            const int64_t read[4] = {n, f->gate.base ? n : 0, n, n * this_->batch_.decode_count()};
+            for (int i = 0; i < 4; ++i) f->stats[i] += read[i];
+        }
+    });
+    products(in,
+             std::make_shared<std::vector<Product>>(
+                 1, Product{f->down, f->down_bias, f->out, f->down.count, f->accumulate}),
+             tokens);
+}
+
+void Program::add(float* x, const float* y, int64_t dim) {
+    step([this] { return count(kTokens); },
+         [this, x, y, dim](int64_t t, const Scratch&) { k_.add(x + t * dim, y + t * dim, dim); });
+}
+
+void Program::gather(const float* x, float* out, int64_t dim) {
+    step([this] { return count(kLogits); },
+         [this, x, out, dim](int64_t r, const Scratch&) {
+             std::memcpy(out + r * dim, x + batch_.logits_rows[r] * dim, size_t(dim) * 4);
+         });
+}
+
+}  // namespace hc

@@ -1,0 +1,68 @@
+// A recorded list of steps. Each function appends one op of hotcold.kernels.backend.Backend to it.
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "threads.h"
+
+namespace hc {
+
+enum RowsOf : int { kTokens = 0, kLogits = 1 };
+
+// What the batch's numbers may be; checked before every run, because kernels trust them.
+struct BatchBounds {
+    int64_t tokens, sequences, logits;                                                    // sizes of the arrays
+    int64_t vocab = INT32_MAX, positions = INT32_MAX, pages = INT32_MAX;  // tightened by the ops recorded
+};
+
+class Program {
+   public:
+    Program(const Kernels& kernels, std::shared_ptr<Pool> pool, const Batch& batch, const BatchBounds& bounds)
+        : k_(kernels), pool_(std::move(pool)), batch_(batch), bounds_(bounds) {}
+
+    void embed(const Rows& table, float* out);
+    void norm(const NormArgs&, const float* x, float* out, int64_t rows_per_token, RowsOf);
+    void linear(const float* x, const std::vector<Product>&, RowsOf);
+    void rope(const RopeArgs&, int64_t positions, float* x, int64_t heads, int64_t head_dim);
+    void store_kv(const float* k, const float* v, uint16_t* k_cache, uint16_t* v_cache, int64_t pages,
+                  int64_t kv_heads, int64_t head_dim);
+    void attention(Attention, int64_t pages);
+    void predict(const float* x, const Rows& first, const Rows& second, bool relu, const float* threshold,
+                 uint64_t* mask);
+    void ffn(Ffn, const float* x);
+    void add(float* x, const float* y, int64_t dim);
+    void gather(const float* x, float* out, int64_t dim);
+
+    void run();  // throws std::invalid_argument when the batch holds a number out of bounds
+
+   private:
+    // Scratch of one op. Ops run one after another, so all share one buffer, as large as the largest needs; what
+    // take() hands out is filled in once that buffer exists.
+    class ScratchPlan;
+
+    int64_t count(RowsOf rows) const { return batch_.counts[rows == kTokens ? 0 : 2]; }
+    int64_t max_rows(RowsOf rows) const { return rows == kTokens ? bounds_.tokens : bounds_.logits; }
+    int64_t max_decode() const { return bounds_.tokens < kMaxDecodeRows ? bounds_.tokens : kMaxDecodeRows; }
+    void step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run) {
+        steps_.push_back({std::move(pieces), std::move(run)});
+    }
+    std::shared_ptr<Input> input(ScratchPlan&, const float* x, int64_t cols, int64_t max_rows, bool quantised);
+    void quantise(std::shared_ptr<Input>, std::function<int64_t()> rows);
+    void products(std::shared_ptr<Input>, std::shared_ptr<std::vector<Product>>, std::function<int64_t()> rows);
+    void ffn_by_neuron(std::shared_ptr<Ffn>);
+    void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&);
+    void check() const;
+
+    const Kernels& k_;
+    std::shared_ptr<Pool> pool_;
+    const Batch batch_;
+    BatchBounds bounds_;
+    std::vector<Step> steps_;
+    std::vector<std::function<void(uint8_t*)>> fill_in_;
+    size_t shared_bytes_ = 0;
+    AlignedBytes shared_;
+};
+
+}  // namespace hc

@@ -1,0 +1,71 @@
+// One persistent pool of threads that runs programs: lists of steps, each cut into pieces that any thread claims.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace hc {
+
+// Scratch of a running program: one buffer that all threads see, one of the calling thread's own.
+struct Scratch {
+    uint8_t* shared;
+    uint8_t* local;
+};
+
+// One step: `pieces` is asked once, when the step starts; pieces run in any order on any thread.
+struct Step {
+    std::function<int64_t()> pieces;
+    std::function<void(int64_t piece, const Scratch&)> run;
+};
+
+struct AlignedDelete {
+    void operator()(uint8_t* p) const;
+};
+using AlignedBytes = std::unique_ptr<uint8_t[], AlignedDelete>;
+AlignedBytes allocate_aligned(size_t bytes);  // 64-byte aligned, not cleared
+
+// A step ends when all its pieces are done, whoever did them: a descheduled thread that holds no piece delays nobody.
+// Waiting threads spin briefly, then sleep.
+class Pool {
+   public:
+    explicit Pool(int threads);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int threads() const { return int(workers_.size()) + 1; }
+    // Runs the steps in order on the pool and the calling thread; returns when all are done. One caller at a time.
+    void run(const std::vector<Step>& steps, uint8_t* shared);
+
+   private:
+    // The word that threads claim from: step number (24 bits), pieces (20), next piece (20). A thread that read a
+    // stale word fails its compare-exchange, because the step number has moved on.
+    static constexpr int kBits = 20;
+    static constexpr uint64_t kMask = (uint64_t(1) << kBits) - 1;
+
+    bool has_work() const;
+    bool work(uint8_t* local);  // claims and runs one piece; false when there was none
+    void advance(size_t next);
+    void loop(uint8_t* local);
+    template <class Done> void wait(Done done);
+
+    alignas(64) std::atomic<uint64_t> claim_{0};
+    alignas(64) std::atomic<int64_t> done_{0};
+    alignas(64) std::atomic<bool> finished_{true};
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> stop_{false};
+    const std::vector<Step>* steps_ = nullptr;
+    size_t current_ = 0;
+    uint8_t* shared_ = nullptr;
+    std::mutex run_mutex_, sleep_mutex_;
+    std::condition_variable wake_;
+    std::vector<AlignedBytes> local_;
+    std::vector<std::thread> workers_;
+};
+
+}  // namespace hc

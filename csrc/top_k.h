@@ -1,0 +1,40 @@
+// The k largest logits, descending, ties by lower id.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace hc {
+
+inline std::vector<std::pair<float, int32_t>> top_k(const float* logits, int64_t n, int64_t k, const float* bias,
+                                                    const uint64_t* allowed) {
+    using Entry = std::pair<float, int32_t>;
+    // NaN ranks above all numbers, so that a model gone wrong is seen and not sampled around.
+    const auto before = [](const Entry& a, const Entry& b) {
+        const bool an = a.first != a.first, bn = b.first != b.first;
+        if (an != bn) return an;
+        if (!an && a.first != b.first) return a.first > b.first;
+        return a.second < b.second;
+    };
+    std::vector<Entry> heap;  // its front is the worst that was kept
+    heap.reserve(size_t(std::min(k, n)));
+    for (int64_t i = 0; i < n; ++i) {
+        if (allowed && !(allowed[i / 64] >> (i % 64) & 1)) continue;
+        const float v = bias ? logits[i] + bias[i] : logits[i];
+        const Entry entry(v, int32_t(i));
+        if (int64_t(heap.size()) < k) {
+            heap.push_back(entry);
+        } else if (k > 0 && before(entry, heap.front())) {
+            std::pop_heap(heap.begin(), heap.end(), before);
+            heap.back() = entry;
+        } else {
+            continue;
+        }
+        std::push_heap(heap.begin(), heap.end(), before);
+    }
+    std::sort_heap(heap.begin(), heap.end(), before);
+    return heap;
+}
+
+}  // namespace hc

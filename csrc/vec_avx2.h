@@ -1,0 +1,92 @@
+// AVX2 with FMA and F16C.
+#pragma once
+#include <immintrin.h>
+
+namespace hc {
+namespace {
+
+struct Vec {
+    static constexpr const char* name = "avx2";
+    static constexpr int width = 8;
+    static constexpr int accumulators = 2;
+    static constexpr int row_tile = 1, token_tile = 4, down_tile = 4;
+    static constexpr int signed_shift = 0;
+    using F = __m256;
+    using I = __m256i;
+
+    static I mask(int n) {
+        return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    }
+    static __m128i load_u16(const uint16_t* p, int n) {
+        alignas(16) uint16_t v[8] = {};
+        for (int i = 0; i < n; ++i) v[i] = p[i];
+        return _mm_load_si128((const __m128i*)v);
+    }
+    static F zero() { return _mm256_setzero_ps(); }
+    static F set1(float v) { return _mm256_set1_ps(v); }
+    static F load(const float* p) { return _mm256_loadu_ps(p); }
+    static F load(const float* p, int n) { return _mm256_maskload_ps(p, mask(n)); }
+    static void store(float* p, F v) { _mm256_storeu_ps(p, v); }
+    static void store(float* p, F v, int n) { _mm256_maskstore_ps(p, mask(n), v); }
+    static F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+    static F load_f16(const uint16_t* p, int n) { return _mm256_cvtph_ps(load_u16(p, n)); }
+    static F from_bf16(__m128i v) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+    }
+    static F load_bf16(const uint16_t* p) { return from_bf16(_mm_loadu_si128((const __m128i*)p)); }
+    static F load_bf16(const uint16_t* p, int n) { return from_bf16(load_u16(p, n)); }
+    static void store_f16(uint16_t* p, F v, int n) {
+        alignas(16) uint16_t h[8];
+        _mm_store_si128((__m128i*)h, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+        for (int i = 0; i < n; ++i) p[i] = h[i];
+    }
+    static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+    static F add(F a, F b) { return _mm256_add_ps(a, b); }
+    static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+    static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+    static F div(F a, F b) { return _mm256_div_ps(a, b); }
+    static F max(F a, F b) { return _mm256_max_ps(a, b); }
+    static F min(F a, F b) { return _mm256_min_ps(a, b); }
+    static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+    static F greater(F a, F b, F value) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ), value); }
+    static float sum(F v) {
+        const __m128 b = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+        return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+    }
+    static float max_of(F v) {
+        const __m128 b = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+        return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
+    }
+
+    static I zero_i() { return _mm256_setzero_si256(); }
+    static I set1_i(int v) { return _mm256_set1_epi32(v); }
+    static I load_i(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
+    static I load_i(const void* p, int n) { return _mm256_maskload_epi32((const int*)p, mask(n)); }
+    static void store_i(void* p, I v) { _mm256_storeu_si256((__m256i*)p, v); }
+    static I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
+    static I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
+    static I add_i(I a, I b) { return _mm256_add_epi32(a, b); }
+    static I sub_i(I a, I b) { return _mm256_sub_epi32(a, b); }
+    template <int N> static I shl(I a) { return _mm256_slli_epi32(a, N); }
+    template <int N> static I shr(I a) { return _mm256_srli_epi32(a, N); }
+    template <int N> static I sar(I a) { return _mm256_srai_epi32(a, N); }
+    static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
+    static I to_int(F a) { return _mm256_cvtps_epi32(a); }
+    static F as_float(I a) { return _mm256_castsi256_ps(a); }
+
+    // Codes up to 127: the pairwise int16 sums of maddubs stay below 2 * 127 * 127.
+    static I dot4(I acc, I w, I x) {
+        return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+    }
+    static I dot4_signed(I acc, I w, I x) { return dot4(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w)); }
+    template <int P> static F nibble(I w) {
+        const I flipped = _mm256_xor_si256(w, _mm256_set1_epi32(int(0x88888888)));
+        return to_float(sar<28>(shl<28 - 4 * P>(flipped)));
+    }
+    static void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+};
+
+}  // namespace
+}  // namespace hc

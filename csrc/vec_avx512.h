@@ -1,0 +1,81 @@
+// AVX-512 (F, BW, VL, DQ, VNNI).
+#pragma once
+#include <immintrin.h>
+
+namespace hc {
+namespace {
+
+struct Vec {
+    static constexpr const char* name = "avx512";
+    static constexpr int width = 16;
+    static constexpr int accumulators = 4;  // independent sums of one float dot
+    static constexpr int row_tile = 2, token_tile = 4, down_tile = 8;
+    static constexpr int signed_shift = 7;  // dot4_signed adds (1 << signed_shift) * sum(x); 0: it adds nothing
+    using F = __m512;
+    using I = __m512i;
+
+    static __mmask16 mask(int n) { return __mmask16((1u << n) - 1); }
+    static F zero() { return _mm512_setzero_ps(); }
+    static F set1(float v) { return _mm512_set1_ps(v); }
+    static F load(const float* p) { return _mm512_loadu_ps(p); }
+    static F load(const float* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
+    static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+    static void store(float* p, F v, int n) { _mm512_mask_storeu_ps(p, mask(n), v); }
+    static F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+    static F load_f16(const uint16_t* p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(n), p)); }
+    static F from_bf16(__m256i v) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
+    }
+    static F load_bf16(const uint16_t* p) { return from_bf16(_mm256_loadu_si256((const __m256i*)p)); }
+    static F load_bf16(const uint16_t* p, int n) { return from_bf16(_mm256_maskz_loadu_epi16(mask(n), p)); }
+    static void store_f16(uint16_t* p, F v, int n) {
+        _mm256_mask_storeu_epi16(p, mask(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    }
+    static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    static F add(F a, F b) { return _mm512_add_ps(a, b); }
+    static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+    static F div(F a, F b) { return _mm512_div_ps(a, b); }
+    static F max(F a, F b) { return _mm512_max_ps(a, b); }
+    static F min(F a, F b) { return _mm512_min_ps(a, b); }
+    static F abs(F a) { return _mm512_abs_ps(a); }
+    static F greater(F a, F b, F value) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), value); }
+    static float sum(F v) {
+        const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+        const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+        return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+    }
+    static float max_of(F v) { return _mm512_reduce_max_ps(v); }
+
+    static I zero_i() { return _mm512_setzero_si512(); }
+    static I set1_i(int v) { return _mm512_set1_epi32(v); }
+    static I load_i(const void* p) { return _mm512_loadu_si512(p); }
+    static I load_i(const void* p, int n) { return _mm512_maskz_loadu_epi32(mask(n), p); }
+    static void store_i(void* p, I v) { _mm512_storeu_si512(p, v); }
+    static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
+    static I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+    static I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
+    static I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
+    template <int N> static I shl(I a) { return _mm512_slli_epi32(a, N); }
+    template <int N> static I shr(I a) { return _mm512_srli_epi32(a, N); }
+    template <int N> static I sar(I a) { return _mm512_srai_epi32(a, N); }
+    static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+    static I to_int(F a) { return _mm512_cvtps_epi32(a); }
+    static F as_float(I a) { return _mm512_castsi512_ps(a); }
+
+    // acc + four products of bytes in each lane; w holds codes 0..127.
+    static I dot4(I acc, I w, I x) { return _mm512_dpbusd_epi32(acc, w, x); }
+    static I dot4_signed(I acc, I w, I x) {
+        return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(w, _mm512_set1_epi8(char(0x80))), x);
+    }
+    // Nibble P of each lane less 8, as a float: a table of 16 floats is one register.
+    template <int P> static F nibble(I w) {
+        const F table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+        return _mm512_permutexvar_ps(_mm512_srli_epi32(w, 4 * P), table);
+    }
+    static void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+};
+
+}  // namespace
+}  // namespace hc

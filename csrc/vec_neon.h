@@ -1,0 +1,97 @@
+// ARMv8.2-A NEON with the dot product instructions.
+#pragma once
+#include <arm_neon.h>
+
+namespace hc {
+namespace {
+
+struct Vec {
+    static constexpr const char* name = "neon";
+    static constexpr int width = 4;
+    static constexpr int accumulators = 4;
+    static constexpr int row_tile = 1, token_tile = 4, down_tile = 8;
+    static constexpr int signed_shift = 0;
+    using F = float32x4_t;
+    using I = int32x4_t;
+
+    template <class T> static void copy(T* to, const T* from, int n) {
+        for (int i = 0; i < n; ++i) to[i] = from[i];
+    }
+    static F zero() { return vdupq_n_f32(0); }
+    static F set1(float v) { return vdupq_n_f32(v); }
+    static F load(const float* p) { return vld1q_f32(p); }
+    static F load(const float* p, int n) {
+        float v[4] = {};
+        copy(v, p, n);
+        return vld1q_f32(v);
+    }
+    static void store(float* p, F v) { vst1q_f32(p, v); }
+    static void store(float* p, F v, int n) {
+        float t[4];
+        vst1q_f32(t, v);
+        copy(p, t, n);
+    }
+    static F load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+    static F load_f16(const uint16_t* p, int n) {
+        uint16_t v[4] = {};
+        copy(v, p, n);
+        return load_f16(v);
+    }
+    static F load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+    static F load_bf16(const uint16_t* p, int n) {
+        uint16_t v[4] = {};
+        copy(v, p, n);
+        return load_bf16(v);
+    }
+    static void store_f16(uint16_t* p, F v, int n) {
+        uint16_t t[4];
+        vst1_u16(t, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+        copy(p, t, n);
+    }
+    static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+    static F add(F a, F b) { return vaddq_f32(a, b); }
+    static F sub(F a, F b) { return vsubq_f32(a, b); }
+    static F mul(F a, F b) { return vmulq_f32(a, b); }
+    static F div(F a, F b) { return vdivq_f32(a, b); }
+    static F max(F a, F b) { return vmaxq_f32(a, b); }
+    static F min(F a, F b) { return vminq_f32(a, b); }
+    static F abs(F a) { return vabsq_f32(a); }
+    static F greater(F a, F b, F value) {
+        return vreinterpretq_f32_u32(vandq_u32(vcgtq_f32(a, b), vreinterpretq_u32_f32(value)));
+    }
+    static float sum(F v) { return vaddvq_f32(v); }
+    static float max_of(F v) { return vmaxvq_f32(v); }
+
+    static I zero_i() { return vdupq_n_s32(0); }
+    static I set1_i(int v) { return vdupq_n_s32(v); }
+    static I load_i(const void* p) { return vreinterpretq_s32_u8(vld1q_u8((const uint8_t*)p)); }
+    static I load_i(const void* p, int n) {
+        uint8_t v[16] = {};
+        copy(v, (const uint8_t*)p, 4 * n);
+        return load_i(v);
+    }
+    static void store_i(void* p, I v) { vst1q_u8((uint8_t*)p, vreinterpretq_u8_s32(v)); }
+    static I bit_and(I a, I b) { return vandq_s32(a, b); }
+    static I bit_xor(I a, I b) { return veorq_s32(a, b); }
+    static I add_i(I a, I b) { return vaddq_s32(a, b); }
+    static I sub_i(I a, I b) { return vsubq_s32(a, b); }
+    template <int N> static I shl(I a) { return vshlq_s32(a, vdupq_n_s32(N)); }
+    template <int N> static I shr(I a) {
+        return vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-N)));
+    }
+    template <int N> static I sar(I a) { return vshlq_s32(a, vdupq_n_s32(-N)); }
+    static F to_float(I a) { return vcvtq_f32_s32(a); }
+    static I to_int(F a) { return vcvtnq_s32_f32(a); }
+    static F as_float(I a) { return vreinterpretq_f32_s32(a); }
+
+    static I dot4(I acc, I w, I x) { return vdotq_s32(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x)); }
+    static I dot4_signed(I acc, I w, I x) { return dot4(acc, w, x); }
+    template <int P> static F nibble(I w) {
+        const I flipped = veorq_s32(w, vdupq_n_s32(int(0x88888888)));
+        return to_float(sar<28>(shl<28 - 4 * P>(flipped)));
+    }
+    static void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+};
+
+}  // namespace
+}  // namespace hc

@@ -1,0 +1,182 @@
+// Plain C++: four lanes in an array, for any processor.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace hc {
+namespace {
+
+struct Vec {
+    static constexpr const char* name = "scalar";
+    static constexpr int width = 4;
+    static constexpr int accumulators = 1;
+    static constexpr int row_tile = 1, token_tile = 2, down_tile = 4;
+    static constexpr int signed_shift = 0;
+    struct F {
+        float v[4];
+    };
+    struct I {
+        int32_t v[4];
+    };
+
+    template <class A, class Fn> static A each(Fn fn) {
+        A r;
+        for (int i = 0; i < 4; ++i) r.v[i] = fn(i);
+        return r;
+    }
+    static float half(uint16_t h) {  // IEEE 754 binary16 -> binary32
+        const uint32_t sign = uint32_t(h & 0x8000) << 16, magnitude = h & 0x7fff;
+        float f;
+        if (magnitude >= 0x7c00) {
+            const uint32_t bits = 0x7f800000u | (magnitude & 0x3ff) << 13;
+            std::memcpy(&f, &bits, 4);
+        } else if (magnitude < 0x400) {
+            f = float(magnitude) * 0x1p-24f;
+        } else {
+            const uint32_t bits = (magnitude + 0x1c000) << 13;
+            std::memcpy(&f, &bits, 4);
+        }
+        uint32_t bits;
+        std::memcpy(&bits, &f, 4);
+        bits |= sign;
+        std::memcpy(&f, &bits, 4);
+        return f;
+    }
+    static uint16_t to_half(float f) {  // nearest, ties to even
+        uint32_t bits;
+        std::memcpy(&bits, &f, 4);
+        const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+        if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
+        if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);
+        if (magnitude < 0x38800000) {  // subnormal: adding 0.5 leaves the rounded 2^-24ths in the low bits
+            float m;
+            std::memcpy(&m, &magnitude, 4);
+            m += 0.5f;
+            uint32_t r;
+            std::memcpy(&r, &m, 4);
+            return uint16_t(sign | (r - 0x3f000000));
+        }
+        return uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
+    }
+    static float brain(uint16_t h) {
+        const uint32_t bits = uint32_t(h) << 16;
+        float f;
+        std::memcpy(&f, &bits, 4);
+        return f;
+    }
+    static int8_t byte(int32_t v, int k) { return int8_t(uint32_t(v) >> (8 * k)); }
+
+    static F zero() { return {}; }
+    static F set1(float v) { return {{v, v, v, v}}; }
+    static F load(const float* p) { return load(p, 4); }
+    static F load(const float* p, int n) {
+        return each<F>([&](int i) { return i < n ? p[i] : 0.0f; });
+    }
+    static void store(float* p, F v) { store(p, v, 4); }
+    static void store(float* p, F v, int n) {
+        for (int i = 0; i < n; ++i) p[i] = v.v[i];
+    }
+    static F load_f16(const uint16_t* p) { return load_f16(p, 4); }
+    static F load_f16(const uint16_t* p, int n) {
+        return each<F>([&](int i) { return i < n ? half(p[i]) : 0.0f; });
+    }
+    static F load_bf16(const uint16_t* p) { return load_bf16(p, 4); }
+    static F load_bf16(const uint16_t* p, int n) {
+        return each<F>([&](int i) { return i < n ? brain(p[i]) : 0.0f; });
+    }
+    static void store_f16(uint16_t* p, F v, int n) {
+        for (int i = 0; i < n; ++i) p[i] = to_half(v.v[i]);
+    }
+    static F fma(F a, F b, F c) {
+        return each<F>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+    }
+    static F add(F a, F b) {
+        return each<F>([&](int i) { return a.v[i] + b.v[i]; });
+    }
+    static F sub(F a, F b) {
+        return each<F>([&](int i) { return a.v[i] - b.v[i]; });
+    }
+    static F mul(F a, F b) {
+        return each<F>([&](int i) { return a.v[i] * b.v[i]; });
+    }
+    static F div(F a, F b) {
+        return each<F>([&](int i) { return a.v[i] / b.v[i]; });
+    }
+    static F max(F a, F b) {
+        return each<F>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+    }
+    static F min(F a, F b) {
+        return each<F>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+    }
+    static F abs(F a) {
+        return each<F>([&](int i) { return a.v[i] < 0 ? -a.v[i] : a.v[i]; });
+    }
+    static F greater(F a, F b, F value) {
+        return each<F>([&](int i) { return a.v[i] > b.v[i] ? value.v[i] : 0.0f; });
+    }
+    static float sum(F v) { return (v.v[0] + v.v[2]) + (v.v[1] + v.v[3]); }
+    static float max_of(F v) {
+        float m = v.v[0];
+        for (int i = 1; i < 4; ++i) m = v.v[i] > m ? v.v[i] : m;
+        return m;
+    }
+
+    static I zero_i() { return {}; }
+    static I set1_i(int v) { return {{v, v, v, v}}; }
+    static I load_i(const void* p) { return load_i(p, 4); }
+    static I load_i(const void* p, int n) {
+        I r = {};
+        std::memcpy(r.v, p, size_t(4 * n));
+        return r;
+    }
+    static void store_i(void* p, I v) { std::memcpy(p, v.v, 16); }
+    static I bit_and(I a, I b) {
+        return each<I>([&](int i) { return a.v[i] & b.v[i]; });
+    }
+    static I bit_xor(I a, I b) {
+        return each<I>([&](int i) { return a.v[i] ^ b.v[i]; });
+    }
+    static I add_i(I a, I b) {
+        return each<I>([&](int i) { return a.v[i] + b.v[i]; });
+    }
+    static I sub_i(I a, I b) {
+        return each<I>([&](int i) { return a.v[i] - b.v[i]; });
+    }
+    template <int N> static I shl(I a) {
+        return each<I>([&](int i) { return int32_t(uint32_t(a.v[i]) << N); });
+    }
+    template <int N> static I shr(I a) {
+        return each<I>([&](int i) { return int32_t(uint32_t(a.v[i]) >> N); });
+    }
+    template <int N> static I sar(I a) {
+        return each<I>([&](int i) { return a.v[i] >> N; });
+    }
+    static F to_float(I a) {
+        return each<F>([&](int i) { return float(a.v[i]); });
+    }
+    static I to_int(F a) {
+        return each<I>([&](int i) { return int32_t(std::lrintf(a.v[i])); });
+    }
+    static F as_float(I a) {
+        F r;
+        std::memcpy(r.v, a.v, 16);
+        return r;
+    }
+
+    static I dot4(I acc, I w, I x) {
+        return each<I>([&](int i) {
+            int32_t s = acc.v[i];
+            for (int k = 0; k < 4; ++k) s += int32_t(byte(w.v[i], k)) * byte(x.v[i], k);
+            return s;
+        });
+    }
+    static I dot4_signed(I acc, I w, I x) { return dot4(acc, w, x); }
+    template <int P> static F nibble(I w) {
+        return each<F>([&](int i) { return float(int(uint32_t(w.v[i]) >> (4 * P) & 15) - 8); });
+    }
+    static void prefetch(const void*) {}
+};
+
+}  // namespace
+}  // namespace hc

@@ -1,0 +1,84 @@
+"""The C++ extension (csrc/bind.cpp). Arrays must have exactly the dtype named and be C-contiguous."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_F32 = npt.NDArray[np.float32]
+_I32 = npt.NDArray[np.int32]
+_U64 = npt.NDArray[np.uint64]
+_Half = npt.NDArray[np.uint16]
+
+class Pool:
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class Memory:
+    def __init__(self, nbytes: int) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class WeightRows:
+    def __init__(self, memory: Memory, offset: int, stride: int, count: int, cols: int, type: int) -> None: ...
+    def pack(self, tensor: npt.NDArray[np.uint8], pool: Pool) -> None: ...
+
+class FfnWeights:
+    def __init__(
+        self,
+        gate: WeightRows | None,
+        up: WeightRows,
+        down: WeightRows,
+        gate_bias: _F32 | None,
+        up_bias: _F32 | None,
+        down_bias: _F32 | None,
+        by_output: bool,
+        activation: int,
+        threshold: float,
+    ) -> None: ...
+
+class Program:
+    def __init__(self, isa: str, pool: Pool, batch: Sequence[_I32]) -> None: ...
+    def embed(self, table: WeightRows, out: _F32) -> None: ...
+    def norm(
+        self, x: _F32, out: _F32, weight: _F32, bias: _F32 | None, eps: float, centre: bool, rows: int
+    ) -> None: ...
+    def linear(
+        self,
+        x: _F32,
+        weights: Sequence[WeightRows],
+        biases: Sequence[_F32 | None],
+        outs: Sequence[_F32],
+        accumulate: bool,
+        rows: int,
+    ) -> None: ...
+    def rope(self, x: _F32, cos: _F32, sin: _F32, interleaved: bool) -> None: ...
+    def store_kv(self, k: _F32, v: _F32, k_cache: _Half, v_cache: _Half) -> None: ...
+    def attention(self, q: _F32, k_cache: _Half, v_cache: _Half, out: _F32, scale: float) -> None: ...
+    def predict(
+        self, x: _F32, first: WeightRows, second: WeightRows, relu: bool, threshold: _F32, mask: _U64
+    ) -> None: ...
+    def ffn(
+        self,
+        x: _F32,
+        weights: FfnWeights,
+        out: _F32,
+        skip: bool,
+        mask: _U64 | None,
+        fired: _U64 | None,
+        stats: npt.NDArray[np.int64] | None,
+        accumulate: bool,
+    ) -> None: ...
+    def add(self, x: _F32, y: _F32) -> None: ...
+    def gather(self, x: _F32, out: _F32) -> None: ...
+    def run(self) -> None: ...
+
+def row_size(type: int, cols: int) -> int: ...
+def top_k(logits: _F32, k: int, bias: _F32 | None, allowed: _U64 | None) -> tuple[_I32, _F32]: ...
+def has_isa(isa: str) -> bool: ...
+def best_isa() -> str: ...
+def read_bandwidth(isa: str, pool: Pool, memory: Memory, seconds: float) -> float: ...
+
+__all__: Any

@@ -1,0 +1,288 @@
+"""The narrow waist: what a backend does for a model, and the arrays the two share.
+
+A backend turns GGUF tensors into its own weights, allocates buffers, and offers the ops below. Ops write into
+the buffers they are given and read every number that changes from step to step (how many rows, their positions,
+page tables) from a :class:`Batch`, so that a recorded :class:`Program` can be run again for every step.
+
+``reference`` (NumPy) is the specification of every op; ``cpu`` (C++) is held to it by one table of tests.
+Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, N neurons, V vocab, R rank.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.blocks import Tensor
+
+#: NumPy array on a CPU backend, torch tensor on a GPU.
+Buffer: TypeAlias = Any
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int32]
+
+PAGE = 32  #: positions in one page of the KV cache
+SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
+MAX_DECODE_ROWS = 16  #: rows of one step that may follow the decode rule
+
+ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu")
+#: Activations under which a neuron can be exactly zero, so that skipping it is lossless.
+SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
+
+
+class Rows(enum.IntEnum):
+    """Which rows of a step an op covers."""
+
+    TOKENS = 0  #: all ``n_tokens`` rows
+    LOGITS = 1  #: the ``n_logits`` rows gathered for the head
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """The most that one step may hold."""
+
+    tokens: int  #: rows of one step
+    sequences: int
+    pages_per_sequence: int
+    logits: int  #: rows whose logits are computed
+
+
+class Batch:
+    """One step's inputs, int32, filled in place. Decode rows come first, then prompt rows.
+
+    Attributes:
+        counts: ``[4]``: n_tokens, n_decode, n_logits, n_sequences.
+        tokens, positions, sequence, slots: ``[T]``; token id, position in its sequence, index of its sequence
+            (a row of ``pages``), and the KV slot ``page * PAGE + offset`` that its K and V go to.
+        pages: ``[S, P]``: the pages of each sequence, in order.
+        lengths: ``[S]``: positions of each sequence after this step.
+        logits_rows: ``[R]``: rows of the step whose logits are wanted.
+    """
+
+    def __init__(self, limits: BatchLimits, zeros: Callable[[tuple[int, ...]], Ints]) -> None:
+        self.limits = limits
+        self.counts = zeros((4,))
+        self.tokens = zeros((limits.tokens,))
+        self.positions = zeros((limits.tokens,))
+        self.sequence = zeros((limits.tokens,))
+        self.slots = zeros((limits.tokens,))
+        self.pages = zeros((limits.sequences, limits.pages_per_sequence))
+        self.lengths = zeros((limits.sequences,))
+        self.logits_rows = zeros((limits.logits,))
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.counts[0])
+
+    @property
+    def n_decode(self) -> int:
+        return int(self.counts[1])
+
+    @property
+    def n_logits(self) -> int:
+        return int(self.counts[2])
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm (``bias`` None, ``centre`` False) or LayerNorm (``centre`` True), over the last axis."""
+
+    weight: Buffer  # [D] float32
+    bias: Buffer | None  # [D] float32
+    eps: float
+    centre: bool = False
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Cosines and sines by position: ``[P, rotary_dim / 2]`` float32 each.
+
+    ``interleaved`` rotates pairs (2i, 2i+1), as GGUF's ``llama`` stores them; otherwise (i, i + rotary_dim / 2).
+    """
+
+    cos: Buffer
+    sin: Buffer
+    interleaved: bool
+
+
+@dataclass(frozen=True)
+class FFNTensors:
+    """One layer's FFN as read from a file. ``gate`` is None without gating; then ``up`` plays its part.
+
+    ``down`` is ``(N, D)`` when ``down_layout`` is ``by_neuron`` and ``(D, N)`` when it is ``by_output``.
+    """
+
+    gate: Tensor | None
+    up: Tensor
+    down: Tensor
+    down_layout: str
+    activation: str
+    threshold: float = 0.0  #: a gate fires when it is greater than this (FATReLU, arXiv 2402.13516)
+    gate_bias: Floats | None = None
+    up_bias: Floats | None = None
+    down_bias: Floats | None = None
+
+
+@dataclass(frozen=True)
+class PredictorTensors:
+    """``score = second @ act(first @ x)``; neuron i is a candidate when ``score[i] >= threshold[i]``."""
+
+    first: Tensor  # (R, D)
+    second: Tensor  # (N, R)
+    threshold: Floats  # [N]
+    relu: bool  #: ReLU between the factors (PowerInfer's), or nothing (a truncated SVD)
+
+
+class Matrix(Protocol):
+    """A weight matrix that a backend holds in its own layout."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...  # (rows, columns)
+    @property
+    def nbytes(self) -> int: ...
+
+
+class FFNWeights(Protocol):
+    """One layer's FFN in a backend's own layout."""
+
+    @property
+    def neurons(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def row_bytes(self) -> tuple[int, int, int]: ...  # bytes of one gate, up and down row; 0 without a gate
+
+
+class PredictorWeights(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass
+class FFNStats:
+    """What the FFN op did for decode rows since it was cleared; int64 ``[4]``.
+
+    0: gate rows read, 1: up rows read, 2: down rows read (a row that serves several tokens of a step is read
+    once), 3: (token, neuron) pairs whose down row was added. Without a gate the up rows count as gate rows.
+    """
+
+    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(4, np.int64))
+
+
+class Program(Protocol):
+    """A recorded sequence of ops."""
+
+    def run(self) -> None: ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Ops outside :meth:`record` run at once; inside it they are appended to the program.
+
+    ``out`` buffers have room for at least as many rows as the batch's limits. Every op raises ``ValueError``
+    (``TypeError`` for a wrong dtype) when a buffer's dtype, shape or contiguity is not exactly right.
+    """
+
+    name: str
+    #: Row counts that deserve a program of their own besides the largest one (none where ops read the count).
+    program_rows: tuple[int, ...]
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer: ...
+    def batch(self, limits: BatchLimits) -> Batch: ...
+    def record(self, fn: Callable[[], None]) -> Program: ...
+
+    def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
+        """Weights ``(O, I)`` of any supported block type, with an optional bias ``[O]``."""
+        ...
+
+    def ffn_weights(self, tensors: FFNTensors) -> FFNWeights: ...
+    def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights: ...
+
+    def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
+        """``out[t] = table[tokens[t]]``; out ``[T, D]``."""
+        ...
+
+    def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
+        """Normalises the last axis of x (``[T, D]`` or ``[T, H, head_dim]``) into out; out may be x."""
+        ...
+
+    def linear(
+        self,
+        x: Buffer,
+        weights: Sequence[Matrix],
+        batch: Batch,
+        outs: Sequence[Buffer],
+        *,
+        accumulate: bool = False,
+        rows: Rows = Rows.TOKENS,
+    ) -> None:
+        """``out[t] (+)= w @ x[t] + bias`` for each (w, out). x ``[T, I]``, out ``[T, O]``.
+
+        For block types of 8 bits or fewer x is quantised to int8 per 32 values first (d = amax / 127, codes
+        rounded to nearest even); that is part of the op.
+        """
+        ...
+
+    def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
+        """Rotates x ``[T, H, head_dim]`` in place by the rows' positions (arXiv 2104.09864)."""
+        ...
+
+    def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
+        """Writes k, v ``[T, K, head_dim]`` to the rows' slots; caches ``[page, K, PAGE, head_dim]`` float16."""
+        ...
+
+    def attention(
+        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+    ) -> None:
+        """Causal attention by position: row t sees positions 0..positions[t]. q, out ``[T, H, head_dim]``.
+
+        Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order.
+        """
+        ...
+
+    def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
+        """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for the decode rows: bit i of word j is neuron 64 j + i."""
+        ...
+
+    def ffn(
+        self,
+        x: Buffer,
+        weights: FFNWeights,
+        batch: Batch,
+        out: Buffer,
+        *,
+        skip: bool,
+        mask: Buffer | None = None,
+        fired: Buffer | None = None,
+        stats: FFNStats | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
+
+        Decode rows: only the candidates of ``mask`` are computed (all when None); with ``skip`` a neuron whose
+        gate does not fire reads no further row. ``fired`` ``[T, ceil(N / 64)]`` uint64 gets the neurons with a
+        non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients when down
+        lies by neuron; by output it is a dot, which quantises them like ``linear``.
+        """
+        ...
+
+    def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
+        """``x[t] += y[t]``; both ``[T, D]``."""
+        ...
+
+    def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
+        """``out[r] = x[logits_rows[r]]``; x ``[T, D]``, out ``[R, D]``."""
+        ...
+
+    def top_k(
+        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: npt.NDArray[np.uint64] | None = None
+    ) -> tuple[Ints, Floats]:
+        """The k largest of ``logits + bias`` ``[V]``, descending, ties by lower id: ids and values.
+
+        ``allowed`` ``[ceil(V / 64)]`` is a bit mask of permitted ids. Runs at once, never recorded.
+        """
+        ...

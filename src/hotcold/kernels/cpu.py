@@ -1,0 +1,380 @@
+"""The ``cpu`` backend: C++ kernels for the best instruction set of this processor, on one pool of threads.
+
+Weights are packed once into 64-byte aligned huge-page memory (csrc/kernels.h says how). A layer's FFN that lies by
+neuron takes two arenas: the gate rows, one contiguous stream, and for each neuron its up row then its down row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.blocks import Tensor
+from hotcold.kernels import _cpu
+from hotcold.kernels.backend import (
+    ACTIVATIONS,
+    SPARSE_ACTIVATIONS,
+    Batch,
+    BatchLimits,
+    Buffer,
+    FFNStats,
+    FFNTensors,
+    FFNWeights,
+    Floats,
+    Ints,
+    Matrix,
+    Norm,
+    PredictorTensors,
+    PredictorWeights,
+    RopeTable,
+    Rows,
+)
+from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor
+
+_W = TypeVar("_W")
+
+ISAS = ("avx512", "avx2", "neon", "scalar")
+MAX_THREADS = 1024
+
+
+def supported_isas() -> tuple[str, ...]:
+    """The instruction sets that this build has kernels for and this processor can run, best first."""
+    return tuple(isa for isa in ISAS if _cpu.has_isa(isa))
+
+
+def available_cores() -> int:
+    """Cores that this process may keep busy: its affinity, lowered to the cgroup's CPU quota (rounded up)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, -(-int(quota) // int(period))))
+    except (OSError, ValueError):
+        pass  # no cgroup v2 quota to respect
+    return max(1, cores)
+
+
+class _Recorder:
+    """A program under construction, with the arrays and weights that its pointers lead to."""
+
+    def __init__(self, isa: str, pool: _cpu.Pool, batch: Batch) -> None:
+        self.batch = batch
+        self.native = _cpu.Program(
+            isa,
+            pool,
+            [batch.counts, batch.tokens, batch.positions, batch.sequence]
+            + [batch.slots, batch.pages, batch.lengths, batch.logits_rows],
+        )
+        self.kept: list[object] = [pool, batch]
+
+    def run(self) -> None:
+        """Runs every op for the batch's present numbers, without the GIL.
+
+        Raises:
+            ValueError: a number of the batch is out of its range.
+        """
+        self.native.run()
+
+
+class _Empty:
+    def run(self) -> None:
+        """No op was recorded."""
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    rows: _cpu.WeightRows
+    shape: tuple[int, int]
+    nbytes: int
+    bias: Floats | None
+
+
+@dataclass(frozen=True)
+class _FFN:
+    native: _cpu.FfnWeights
+    neurons: int
+    dim: int
+    nbytes: int
+    row_bytes: tuple[int, int, int]
+    activation: str
+
+
+@dataclass(frozen=True)
+class _Predictor:
+    first: _Matrix
+    second: _Matrix
+    threshold: Floats
+    relu: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + self.second.nbytes + self.threshold.nbytes
+
+
+class CPUBackend:
+    """Kernels in C++; see :class:`hotcold.kernels.backend.Backend`.
+
+    Args:
+        threads: size of the pool; None takes :func:`available_cores`.
+        isa: one of :func:`supported_isas`; None takes the best.
+
+    Raises:
+        ValueError: a thread count out of range, or an ISA that this machine lacks.
+    """
+
+    name = "cpu"
+    program_rows: tuple[int, ...] = ()  # ops read the row count, so one program serves every size
+
+    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+        threads = available_cores() if threads is None else threads
+        if not 1 <= threads <= MAX_THREADS:
+            raise ValueError(f"threads {threads}: choose from 1 to {MAX_THREADS}")
+        if isa is not None and isa not in supported_isas():
+            raise ValueError(f"ISA {isa!r}: this machine has {', '.join(supported_isas())}")
+        self.isa = isa or _cpu.best_isa()
+        self._pool = _cpu.Pool(threads)
+        self._recording = False
+        self._recorder: _Recorder | None = None
+
+    @property
+    def threads(self) -> int:
+        return self._pool.threads
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
+        return np.zeros(shape, dtype)
+
+    def batch(self, limits: BatchLimits) -> Batch:
+        return Batch(limits, lambda shape: np.zeros(shape, np.int32))
+
+    def record(self, fn: Callable[[], None]) -> _Recorder | _Empty:
+        if self._recording:
+            raise RuntimeError("record inside record: one program is recorded at a time")
+        self._recording, self._recorder = True, None
+        try:
+            fn()
+            return self._recorder or _Empty()
+        finally:
+            self._recording, self._recorder = False, None
+
+    def _op(self, batch: Batch, append: Callable[[_cpu.Program], None], *kept: object) -> None:
+        """Appends one op to the program being recorded, or runs it at once."""
+        recorder = self._recorder or _Recorder(self.isa, self._pool, batch)
+        if recorder.batch is not batch:
+            raise ValueError("a program reads one batch: record a second program for another")
+        append(recorder.native)
+        recorder.kept.extend(kept)
+        if self._recording:
+            self._recorder = recorder
+        else:
+            recorder.run()
+
+    # Weights
+
+    def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
+        check_matrix(tensor, bias)
+        return self._matrix(tensor, bias)
+
+    def _matrix(self, tensor: Tensor, bias: Floats | None = None) -> _Matrix:
+        rows, cols = tensor.shape
+        size = _cpu.row_size(tensor.type.id, cols)
+        memory = _cpu.Memory(rows * size)
+        native = self._packed(memory, 0, size, tensor)
+        return _Matrix(native, (rows, cols), rows * size + (0 if bias is None else bias.nbytes), bias)
+
+    def _packed(self, memory: _cpu.Memory, offset: int, stride: int, tensor: Tensor) -> _cpu.WeightRows:
+        rows = _cpu.WeightRows(memory, offset, stride, tensor.shape[0], tensor.shape[1], tensor.type.id)
+        rows.pack(tensor.data, self._pool)
+        return rows
+
+    def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
+        check_ffn(tensors)
+        neurons, dim = tensors.up.shape
+        sizes = [_cpu.row_size(t.type.id, t.shape[1]) if t else 0 for t in (tensors.gate, tensors.up, tensors.down)]
+        gate = self._matrix(tensors.gate) if tensors.gate else None
+        by_output = tensors.down_layout == "by_output"
+        if by_output:
+            up, down = self._matrix(tensors.up).rows, self._matrix(tensors.down).rows
+        else:  # one arena: a neuron's up row, then its down row
+            stride = sizes[1] + sizes[2]
+            memory = _cpu.Memory(neurons * stride)
+            up = self._packed(memory, 0, stride, tensors.up)
+            down = self._packed(memory, sizes[1], stride, tensors.down)
+        biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
+        native = _cpu.FfnWeights(
+            gate.rows if gate else None,
+            up,
+            down,
+            *biases,
+            by_output,
+            ACTIVATIONS.index(tensors.activation),
+            tensors.threshold,
+        )
+        nbytes = sum(t.nbytes for t in (tensors.gate, tensors.up, tensors.down, *biases) if t is not None)
+        per_neuron = (sizes[0], sizes[1], tensors.down.nbytes // neurons)
+        return _FFN(native, neurons, dim, nbytes, per_neuron, tensors.activation)
+
+    def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights:
+        check_predictor(tensors)
+        first, second = self._matrix(tensors.first), self._matrix(tensors.second)
+        return _Predictor(first, second, tensors.threshold, tensors.relu)
+
+    # Ops
+
+    def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
+        w = _own(table, _Matrix)
+        _check("out", out)
+        self._op(batch, lambda p: p.embed(w.rows, out), w, out)
+
+    def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
+        _check("x", x)
+        _check("out", out)
+        if x.shape[-1:] != norm.weight.shape or out.shape[1:] != x.shape[1:]:
+            raise ValueError(f"norm of {norm.weight.shape} over x {x.shape} into {out.shape}: shapes must fit")
+        self._op(
+            batch,
+            lambda p: p.norm(x, out, norm.weight, norm.bias, norm.eps, norm.centre, int(rows)),
+            *(x, norm, out),
+        )
+
+    def linear(
+        self,
+        x: Buffer,
+        weights: Sequence[Matrix],
+        batch: Batch,
+        outs: Sequence[Buffer],
+        *,
+        accumulate: bool = False,
+        rows: Rows = Rows.TOKENS,
+    ) -> None:
+        own = [_own(w, _Matrix) for w in weights]
+        for what, array in [("x", x), *(("out", out) for out in outs)]:
+            _check(what, array)
+        native, biases = [w.rows for w in own], [w.bias for w in own]
+        self._op(
+            batch,
+            lambda p: p.linear(x, native, biases, list(outs), accumulate, int(rows)),
+            *(x, *own, *outs),
+        )
+
+    def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
+        _check("x", x)
+        self._op(batch, lambda p: p.rope(x, table.cos, table.sin, table.interleaved), x, table)
+
+    def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
+        _check("k", k)
+        _check("v", v)
+        caches = _halves("k_cache", k_cache), _halves("v_cache", v_cache)
+        self._op(batch, lambda p: p.store_kv(k, v, *caches), k, v, k_cache, v_cache)
+
+    def attention(
+        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+    ) -> None:
+        _check("q", q)
+        _check("out", out)
+        caches = _halves("k_cache", k_cache), _halves("v_cache", v_cache)
+        self._op(batch, lambda p: p.attention(q, *caches, out, scale), q, k_cache, v_cache, out)
+
+    def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
+        w = _own(weights, _Predictor)
+        _check("x", x)
+        _check("mask", mask, np.uint64)
+        self._op(
+            batch,
+            lambda p: p.predict(x, w.first.rows, w.second.rows, w.relu, w.threshold, mask),
+            *(x, w, mask),
+        )
+
+    def ffn(
+        self,
+        x: Buffer,
+        weights: FFNWeights,
+        batch: Batch,
+        out: Buffer,
+        *,
+        skip: bool,
+        mask: Buffer | None = None,
+        fired: Buffer | None = None,
+        stats: FFNStats | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        w = _own(weights, _FFN)
+        if skip and w.activation not in SPARSE_ACTIVATIONS:
+            raise ValueError(f"skip with {w.activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
+        _check("x", x)
+        _check("out", out)
+        for what, words in (("mask", mask), ("fired", fired)):
+            if words is not None:
+                _check(what, words, np.uint64)
+        counts = stats.counts if stats else None
+        self._op(
+            batch,
+            lambda p: p.ffn(x, w.native, out, skip, mask, fired, counts, accumulate),
+            *(x, w, out, mask, fired, counts),
+        )
+
+    def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
+        _check("x", x)
+        _check("y", y)
+        self._op(batch, lambda p: p.add(x, y), x, y)
+
+    def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
+        _check("x", x)
+        _check("out", out)
+        self._op(batch, lambda p: p.gather(x, out), x, out)
+
+    def top_k(
+        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: npt.NDArray[np.uint64] | None = None
+    ) -> tuple[Ints, Floats]:
+        if k < 1:
+            raise ValueError(f"k is {k}: at least 1 is needed")
+        return _cpu.top_k(logits, k, bias, allowed)
+
+
+class ReadProbe:
+    """Measures how fast this process can stream through memory.
+
+    Args:
+        backend: whose pool and kernels are used.
+        nbytes: size of the buffer that is read, far above the last-level cache.
+    """
+
+    def __init__(self, backend: CPUBackend, nbytes: int = 256 << 20) -> None:
+        self._backend = backend
+        self._memory = _cpu.Memory(nbytes)
+        # Unwritten pages all map to one page of zeros: write each.
+        rows = _cpu.WeightRows(self._memory, 0, nbytes // 256, 256, nbytes // 256 // 4, 0)
+        rows.pack(np.ones((256, nbytes // 256), np.uint8), backend._pool)
+
+    def measure(self, seconds: float = 0.2) -> float:
+        """GB/s (10^9 bytes), all threads of the pool together."""
+        return _cpu.read_bandwidth(self._backend.isa, self._backend._pool, self._memory, seconds)
+
+
+def read_bandwidth(threads: int | None = None, seconds: float = 0.2) -> float:
+    """GB/s at which ``threads`` (None: all that this process has) stream through memory."""
+    return ReadProbe(CPUBackend(threads)).measure(seconds)
+
+
+def _own(weights: object, kind: type[_W]) -> _W:
+    if not isinstance(weights, kind):
+        raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
+    return weights
+
+
+def _check(what: str, array: Buffer, dtype: npt.DTypeLike = np.float32) -> None:
+    if array.dtype != dtype:
+        raise TypeError(f"{what} is {array.dtype}: {np.dtype(dtype)} is needed")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{what} is not C-contiguous: pass np.ascontiguousarray of it")
+
+
+def _halves(what: str, cache: Buffer) -> npt.NDArray[np.uint16]:
+    _check(what, cache, np.float16)
+    view: npt.NDArray[np.uint16] = cache.view(np.uint16)
+    return view
