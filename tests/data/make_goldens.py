@@ -129,7 +129,11 @@ def tokenizer_model() -> bytes:
         score = float(259 - index) if kind == 1 else 0.0
         piece = _bytes_field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _varint_field(3, kind)
         data += _bytes_field(1, piece)
-    return data + _bytes_field(2, _varint_field(3, 2))  # trainer_spec.model_type = BPE
+    trainer = _varint_field(3, 2) + _varint_field(35, 1)  # model_type BPE, byte_fallback
+    normaliser = _bytes_field(1, b"identity") + _varint_field(
+        4, 0
+    )  # remove_extra_whitespaces false, as in Llama
+    return data + _bytes_field(2, trainer) + _bytes_field(3, normaliser)
 
 
 def _bytes_field(number: int, data: bytes) -> bytes:

@@ -83,12 +83,10 @@ class Settings:
 
 def read_settings(path: Path) -> Settings:
     """Reads a JSON object of at most :data:`MAX_JSON` bytes; :class:`ConvertError` when it is not one."""
-    with open(path, "rb") as file:
-        data = file.read(MAX_JSON + 1)
-    if len(data) > MAX_JSON:
+    if path.stat().st_size > MAX_JSON:
         raise ConvertError(f"{path} is larger than {MAX_JSON >> 20} MiB: too large for a configuration")
     try:
-        values = json.loads(data)
+        values = json.loads(path.read_bytes())
     except RecursionError:
         raise ConvertError(f"{path}: the JSON is nested too deeply") from None
     except ValueError as error:

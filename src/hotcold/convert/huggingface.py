@@ -252,8 +252,8 @@ def _refuse_others(checkpoint: Checkpoint, used: set[str]) -> None:
     others = [name for name in checkpoint.files if name not in used | tied and not _REDUNDANT.search(name)]
     if others:
         raise ConvertError(
-            f"{checkpoint.folder} has {len(others)} tensors that this layout does not have, "
-            f"such as {clip(others[0])}: leaving them out would give another model"
+            f"{checkpoint.folder} has tensors that this layout does not have ({len(others)}, "
+            f"such as {clip(others[0])}): leaving them out would give another model"
         )
 
 

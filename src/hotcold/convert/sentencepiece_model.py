@@ -76,14 +76,12 @@ def read_sentencepiece_model(path: Path) -> SentencePieceModel:
         SentencePieceError: what is wrong with the file, in one line.
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:
-        data = file.read(MAX_FILE + 1)
-    if len(data) > MAX_FILE:
+    if path.stat().st_size > MAX_FILE:
         raise SentencePieceError(
             f"{path} is larger than {MAX_FILE >> 20} MiB: too large for a SentencePiece model"
         )
     try:
-        return _parse_model(data)
+        return _parse_model(path.read_bytes())
     except SentencePieceError as error:
         raise SentencePieceError(f"{path} is not a usable SentencePiece model: {error}") from None
 

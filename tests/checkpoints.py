@@ -1,0 +1,74 @@
+"""Small checkpoint folders for tests: copies of the golden ones, changed in one point each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.safetensors import open_safetensors
+
+_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
+_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def safetensors_bytes(header: Any, data: bytes = b"") -> bytes:
+    """A file of this header (an object to be encoded, or the raw JSON bytes) and data."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def write_safetensors(path: Path, arrays: Arrays) -> None:
+    """float32, float16, int64, and uint16 for the bits of BF16."""
+    header, data = {}, b""
+    for name, values in arrays.items():
+        raw = np.ascontiguousarray(values).tobytes()
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": _NAMES[values.dtype], "shape": list(values.shape), "data_offsets": offsets}
+        data += raw
+    path.write_bytes(safetensors_bytes(header, data))
+
+
+def copy_checkpoint(folder: Path, name: str = "tiny-llama") -> Path:
+    """A copy of one of the golden checkpoints in a folder of its name."""
+    copy = folder / name
+    shutil.copytree(Path(__file__).parent / "data" / name, copy)
+    return copy
+
+
+def change_config(checkpoint: Path, **changes: Any) -> None:
+    """Sets keys of config.json; ``...`` removes one."""
+    path = checkpoint / "config.json"
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
+
+
+def tensors_of(checkpoint: Path) -> dict[str, npt.NDArray[Any]]:
+    file = open_safetensors(checkpoint / "model.safetensors")
+    return {name: file.load(name) for name in file.tensors}
+
+
+def change_tensors(checkpoint: Path, **changes: Any) -> None:
+    """Replaces tensors; double underscores stand for dots, and ``...`` removes one."""
+    arrays = tensors_of(checkpoint) | {name.replace("__", "."): values for name, values in changes.items()}
+    kept = {name: values for name, values in arrays.items() if values is not ...}
+    write_safetensors(checkpoint / "model.safetensors", kept)
+
+
+def shard(checkpoint: Path, shards: int = 3) -> None:
+    """Spreads model.safetensors over several files with an index."""
+    arrays = tensors_of(checkpoint)
+    names = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    weight_map = {tensor: names[i % shards] for i, tensor in enumerate(arrays)}
+    for file in names:
+        write_safetensors(checkpoint / file, {t: v for t, v in arrays.items() if weight_map[t] == file})
+    index = {"metadata": {"total_size": sum(v.nbytes for v in arrays.values())}, "weight_map": weight_map}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    (checkpoint / "model.safetensors").unlink()

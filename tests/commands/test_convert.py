@@ -1,0 +1,75 @@
+"""``hotcold convert``: the file it names, its summary, its errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hotcold.commands import cli
+from hotcold.commands import convert as verb
+from hotcold.convert.conversion import FILE_TYPES
+from hotcold.formats.gguf import open_gguf
+from tests.golden import DATA
+
+
+def test_its_types_are_those_that_can_be_written() -> None:
+    assert [type.upper() for type in verb.TYPES] == list(FILE_TYPES)
+
+
+def test_the_summary_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.gguf"
+    options = ["--type", "q4_0", "--down", "by_neuron", "--name", "Tiny", "--license", "mit", "--json"]
+    assert cli.main(["convert", str(DATA / "tiny-drelu"), "-o", str(output), *options]) == 0
+    out, err = capsys.readouterr()
+    summary = json.loads(out.splitlines()[-1])
+    seconds = summary.pop("seconds")
+    assert seconds >= 0
+    assert summary == {
+        "output": str(output), "bytes": output.stat().st_size, "architecture": "bamboo",
+        "activation": "drelu", "down_layout": "by_neuron", "type": "q4_0",
+        "tensor_types": {"Q4_0": 22, "F32": 7, "Q8_0": 1},
+        "notes": ["output.weight is Q8_0, since the head decides every token"],
+    }  # fmt: skip
+    assert "note: output.weight is Q8_0" in err and str(output) in err
+    assert open_gguf(output).metadata["general.license"] == "mit"
+
+
+def test_without_json_stdout_stays_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["convert", str(DATA / "tiny-llama"), "-o", str(tmp_path / "out.gguf")]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_the_default_output_is_named_after_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["convert", str(DATA / "tiny-llama")]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-llama-f16.gguf"]
+    assert open_gguf(tmp_path / "tiny-llama-f16.gguf").metadata["general.name"] == "tiny-llama"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none"], "none is not a folder"),
+        ([], "the following arguments are required: MODEL_DIR"),
+        ([str(DATA), "-o", "x.gguf"], "has no config.json"),
+        ([str(DATA / "tiny-llama"), "--type", "q3_k"], "invalid choice: 'q3_k'"),
+        ([str(DATA / "tiny-llama"), "--down", "up"], "invalid choice: 'up'"),
+        ([str(DATA / "tiny-llama"), "-o", "exists.gguf"], "exists.gguf exists"),
+        ([str(DATA / "tiny-llama"), "-o", "no/such/folder.gguf"], "is not a folder"),
+    ],
+)
+def test_mistakes_end_with_2_and_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exists.gguf").write_text("precious")
+    assert cli.main(["convert", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and message in err
+    assert [path.name for path in tmp_path.iterdir()] == ["exists.gguf"]
+    assert (tmp_path / "exists.gguf").read_text() == "precious"

@@ -1,0 +1,238 @@
+"""Names, keys, shapes and row orders of the Hugging Face layouts, against their definitions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotcold.convert import ConvertError
+from hotcold.convert.checkpoint import Settings, open_checkpoint
+from hotcold.convert.huggingface import (
+    LAYOUTS,
+    activation,
+    dimensions,
+    find_layout,
+    interleave_rotary,
+    model_metadata,
+    rope_factors,
+    sources,
+)
+from tests.checkpoints import change_config, change_tensors, copy_checkpoint
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 64,
+    "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "vocab_size": 288,
+}  # fmt: skip
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(Path("config.json"), {**LLAMA, **changes})
+
+
+def test_interleaved_rows_turn_as_the_halves_did() -> None:
+    """Rotating Hugging Face's halves, then reordering, equals reordering, then rotating neighbours."""
+    rng = np.random.default_rng(0)
+    heads, head_dim, dim = 3, 8, 5
+    weight, x = rng.normal(size=(heads * head_dim, dim)), rng.normal(size=dim)
+    angles = rng.normal(size=head_dim // 2)
+    cos, sin = np.cos(angles), np.sin(angles)
+
+    q = (weight @ x).reshape(heads, head_dim)
+    first, second = q[:, : head_dim // 2], q[:, head_dim // 2 :]
+    halves = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
+
+    q = (interleave_rotary(weight, heads) @ x).reshape(heads, head_dim)
+    even, odd = q[:, 0::2], q[:, 1::2]
+    np.testing.assert_allclose(even * cos - odd * sin, halves[:, : head_dim // 2])
+    np.testing.assert_allclose(odd * cos + even * sin, halves[:, head_dim // 2 :])
+
+
+def test_interleaved_row_order_by_hand() -> None:
+    rows = np.arange(12)[:, None] * np.ones(2)
+    assert interleave_rotary(rows, 2)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+
+
+def test_metadata_of_llama() -> None:
+    config = settings(head_dim=16, rope_theta=5e5)
+    assert model_metadata(config, find_layout(config)) == {
+        "llama.vocab_size": 288,
+        "llama.context_length": 512,
+        "llama.embedding_length": 64,
+        "llama.block_count": 2,
+        "llama.feed_forward_length": 160,
+        "llama.attention.head_count": 8,
+        "llama.attention.head_count_kv": 2,
+        "llama.attention.layer_norm_rms_epsilon": np.float32(1e-5),
+        "llama.attention.key_length": 16,
+        "llama.attention.value_length": 16,
+        "llama.rope.dimension_count": 16,
+        "llama.rope.freq_base": np.float32(5e5),
+    }
+
+
+def test_metadata_prefix_is_the_architecture() -> None:
+    config = settings(model_type="bamboo", architectures=["BambooForCausalLM"], hidden_act="relu")
+    metadata = model_metadata(config, find_layout(config))
+    assert {key.partition(".")[0] for key in metadata} == {"bamboo"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta"),
+    [
+        ({}, 1e4),
+        ({"rope_theta": 1e6}, 1e6),
+        ({"rope_parameters": {"rope_theta": 2e6, "rope_type": "default"}}, 2e6),
+    ],
+)
+def test_rope_base(changes: dict[str, Any], theta: float) -> None:
+    config = settings(**changes)
+    assert model_metadata(config, find_layout(config))["llama.rope.freq_base"] == np.float32(theta)
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+def test_linear_rope_scaling(key: str, kind: str) -> None:
+    config = settings(**{key: {kind: "linear", "factor": 4.0}})
+    metadata = model_metadata(config, find_layout(config))
+    assert metadata["llama.rope.scaling.type"] == "linear"
+    assert metadata["llama.rope.scaling.factor"] == np.float32(4)
+    assert rope_factors(config) is None
+
+
+def test_llama3_rope_factors_follow_the_release() -> None:
+    """The loop of Meta's release, over one frequency at a time; Llama 3.1's own numbers."""
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    factors = rope_factors(settings(head_dim=128, rope_theta=500000.0, rope_scaling=scaling))
+    assert factors is not None and factors.dtype == np.float32 and factors.shape == (64,)
+    for i, factor in enumerate(factors):
+        frequency = 500000.0 ** (-2 * i / 128)
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 8192 / 4:
+            scaled = frequency
+        elif wavelength > 8192 / 1:
+            scaled = frequency / 8
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            scaled = (1 - smooth) * frequency / 8 + smooth * frequency
+        assert factor == pytest.approx(frequency / scaled, rel=1e-6)
+    assert factors[0] == 1 and factors[-1] == 8 and 1 < factors[31] < 8  # all three branches are met
+
+
+def test_a_window_limits_the_context() -> None:
+    config = settings(max_position_embeddings=32768, sliding_window=4096)
+    assert model_metadata(config, find_layout(config))["llama.context_length"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("model_type", "hidden_act", "extra", "expected"),
+    [
+        ("llama", "silu", {}, ("silu", 0.0)),
+        ("llama", "relu", {}, ("relu", 0.0)),
+        ("llama", "fatrelu", {"hidden_act_param": 0.01}, ("relu", 0.01)),
+        ("bamboo", "relu", {}, ("drelu", 0.0)),
+    ],
+)
+def test_activations(
+    model_type: str, hidden_act: str, extra: dict[str, Any], expected: tuple[str, float]
+) -> None:
+    layout = next(layout for layout in LAYOUTS if layout.model_type == model_type)
+    assert activation(settings(hidden_act=hidden_act, **extra), layout) == expected
+
+
+def test_dimensions() -> None:
+    assert dimensions(settings(num_key_value_heads=None)) == {
+        "D": 64, "H": 8, "G": 8, "d": 8, "Q": 64, "K": 64, "N": 160, "V": 288, "L": 2,
+    }  # fmt: skip
+    assert dimensions(settings(head_dim=16))["K"] == 32
+
+
+BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown model": ({"model_type": "gpt_neox"}, "choose from llama (LlamaForCausalLM), bamboo (Bamboo"),
+    "no model type": ({"model_type": ...}, "model_type is missing"),
+    "model type is a number": ({"model_type": 3}, "model_type is 3: a string"),
+    "another class": ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+    "a class that disagrees": ({"architectures": ["BambooForCausalLM"]}, "architectures"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "convert the original"),
+    "unknown activation": ({"hidden_act": "gelu"}, "for llama one of silu, relu, fatrelu"),
+    "no activation": ({"hidden_act": ...}, "hidden_act is missing"),
+    "fatrelu without threshold": ({"hidden_act": "fatrelu"}, "hidden_act_param is missing"),
+    "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    "2^31 layers": ({"num_hidden_layers": 1 << 31}, "num_hidden_layers is 2147483648"),
+    "heads as text": ({"num_attention_heads": "4"}, "num_attention_heads is '4'"),
+    "heads do not divide": ({"num_attention_heads": 5}, "num_key_value_heads is 2: a divisor of"),
+    "kv heads do not divide": ({"num_key_value_heads": 3}, "num_key_value_heads is 3: a divisor"),
+    "head_dim odd": ({"head_dim": 15}, "head_dim is 15: an even number"),
+    "eps zero": ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+    "eps negative": ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05"),
+    "eps missing": ({"rms_norm_eps": ...}, "rms_norm_eps is missing"),
+    "no context": ({"max_position_embeddings": ...}, "max_position_embeddings is missing"),
+    "theta is true": ({"rope_theta": True}, "rope_theta is True"),
+    "yarn": ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "one of default, linear, llama3"),
+    "linear without factor": ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+    "scaling is a list": ({"rope_scaling": [1]}, "rope_scaling is [1]: an object"),
+    "partial rotary": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    "llama3 with equal bounds": (
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4,
+                          "original_max_position_embeddings": 64}},
+        "high_freq_factor is 4: a number above",
+    ),
+    "tie as text": ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
+    "another vocabulary": ({"vocab_size": 289}, "has shape [288, 64]: config.json implies [289, 64]"),
+    "another width": ({"intermediate_size": 128}, "mlp.gate_proj.weight' has shape [160, 64]"),
+    "more layers than tensors": ({"num_hidden_layers": 4}, "no tensor 'model.layers.3.input_layernorm"),
+    "fewer layers than tensors": ({"num_hidden_layers": 2}, "does not have (9, such as"),
+    "absent biases": ({"attention_bias": True}, "no tensor 'model.layers.0.self_attn.q_proj.bias'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_CONFIGS)
+def test_bad_configs_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    changes, message = BAD_CONFIGS[case]
+    folder = copy_checkpoint(tmp_path)
+    change_config(folder, **changes)
+    with pytest.raises(ConvertError) as caught:
+        checkpoint = open_checkpoint(folder)
+        layout = find_layout(checkpoint.config)
+        activation(checkpoint.config, layout)
+        model_metadata(checkpoint.config, layout)
+        rope_factors(checkpoint.config)
+        sources(checkpoint, "by_output")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_tensors_of_a_layer_and_their_order(tmp_path: Path) -> None:
+    found = sources(open_checkpoint(copy_checkpoint(tmp_path)), "by_neuron")
+    shapes = {source.name: source.shape for source in found}
+    assert list(shapes)[:10] == [
+        "token_embd.weight", "blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight",
+        "blk.0.attn_v.weight", "blk.0.attn_output.weight", "blk.0.ffn_norm.weight", "blk.0.ffn_gate.weight",
+        "blk.0.ffn_up.weight", "blk.0.ffn_down.weight",
+    ]  # fmt: skip
+    assert list(shapes)[-2:] == ["output_norm.weight", "output.weight"]
+    assert shapes["blk.2.attn_k.weight"] == (32, 64)
+    assert shapes["blk.2.ffn_down.weight"] == (160, 64)
+    by_output = sources(open_checkpoint(tmp_path / "tiny-llama"), "by_output")
+    assert {source.name: source.shape for source in by_output}["blk.2.ffn_down.weight"] == (64, 160)
+
+
+def test_redundant_tensors_are_left_out(tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path, "tiny-llama3")
+    before = sources(open_checkpoint(folder), "by_output")
+    change_tensors(
+        folder,
+        lm_head__weight=np.zeros((288, 64), "<u2"),  # a copy of the embedding, which the config ties
+        model__layers__0__self_attn__rotary_emb__inv_freq=np.zeros(8, "<f4"),
+    )
+    assert sources(open_checkpoint(folder), "by_output") == before
+    change_tensors(folder, model__layers__0__self_attn__q_norm__weight=np.ones(16, "<f4"))
+    with pytest.raises(ConvertError, match=r"does not have \(1, such as '.*q_norm.weight'\)"):
+        sources(open_checkpoint(folder), "by_output")

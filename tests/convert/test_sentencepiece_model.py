@@ -1,0 +1,169 @@
+"""The SentencePiece model reader, against the sentencepiece package and against broken files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotcold.convert.sentencepiece_model import (
+    Algorithm,
+    PieceType,
+    SentencePieceError,
+    read_sentencepiece_model,
+)
+
+TINY = Path(__file__).parent.parent / "data/tiny-llama/tokenizer.model"
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+    return out + bytes([value])
+
+
+def number(field: int, value: int) -> bytes:
+    return varint(field << 3) + varint(value & (1 << 64) - 1)
+
+
+def message(field: int, data: bytes) -> bytes:
+    return varint(field << 3 | 2) + varint(len(data)) + data
+
+
+def piece(text: bytes, score: float = 0.0, kind: int = 1) -> bytes:
+    return message(1, message(1, text) + varint(2 << 3 | 5) + struct.pack("<f", score) + number(3, kind))
+
+
+ABC = piece(b"<unk>", 0, 2) + piece(b"a", -1.5) + piece(b"b", -2)
+
+
+def model_file(folder: Path, data: bytes) -> Path:
+    path = folder / "tokenizer.model"
+    path.write_bytes(data)
+    return path
+
+
+def assert_equals_the_package(path: Path) -> None:
+    ours, theirs = read_sentencepiece_model(path), sentencepiece.SentencePieceProcessor(model_file=str(path))
+    assert len(ours.pieces) == theirs.get_piece_size()
+    for id, ours_piece in enumerate(ours.pieces):
+        assert ours_piece.text == theirs.id_to_piece(id)
+        assert ours_piece.score == theirs.get_score(id)
+        kinds = {
+            PieceType.UNKNOWN: theirs.is_unknown(id), PieceType.CONTROL: theirs.is_control(id),
+            PieceType.BYTE: theirs.is_byte(id), PieceType.UNUSED: theirs.is_unused(id),
+        }  # fmt: skip
+        assert [kind for kind, holds in kinds.items() if holds] == [
+            kind for kind in kinds if ours_piece.type is kind
+        ]
+    ids = (ours.unknown_id, ours.bos_id, ours.eos_id, -1 if ours.pad_id is None else ours.pad_id)
+    assert ids == (theirs.unk_id(), theirs.bos_id(), theirs.eos_id(), theirs.pad_id())
+
+
+def test_tiny_model() -> None:
+    assert_equals_the_package(TINY)
+
+
+@pytest.mark.parametrize("name", ["models/fable-7m/tokenizer.model", "tokenizers/llama2_tokenizer.model"])
+def test_real_models(name: str, test_data: Path) -> None:
+    assert_equals_the_package(test_data / name)
+    model = read_sentencepiece_model(test_data / name)
+    assert model.algorithm is Algorithm.BPE
+    assert model.add_space_prefix and not model.remove_extra_whitespaces
+
+
+def test_settings_and_defaults(tmp_path: Path) -> None:
+    model = read_sentencepiece_model(model_file(tmp_path, ABC))
+    assert (model.algorithm, model.unknown_id, model.bos_id, model.eos_id, model.pad_id) == (
+        Algorithm.UNIGRAM, 0, 1, 2, None,
+    )  # fmt: skip
+    assert model.add_space_prefix and model.remove_extra_whitespaces
+    trainer = number(3, 2) + number(40, 0) + number(41, -1) + number(42, 2) + number(43, 1)
+    normaliser = number(3, 0) + number(4, 0)
+    model = read_sentencepiece_model(model_file(tmp_path, ABC + message(2, trainer) + message(3, normaliser)))
+    assert (model.algorithm, model.bos_id, model.eos_id, model.pad_id) == (Algorithm.BPE, None, 2, 1)
+    assert not model.add_space_prefix and not model.remove_extra_whitespaces
+
+
+def test_unknown_fields_are_skipped(tmp_path: Path) -> None:
+    extra = (
+        number(200, 5)
+        + message(201, b"abc")
+        + varint(202 << 3 | 1)
+        + bytes(8)
+        + varint(203 << 3 | 5)
+        + bytes(4)
+    )
+    assert len(read_sentencepiece_model(model_file(tmp_path, extra + ABC)).pieces) == 3
+
+
+BAD_MODELS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "no pieces"),
+    "text": (b"This is a text, not a model.", "not a usable SentencePiece model"),
+    "a piece without text": (ABC + piece(b""), "piece 3 has 0 bytes"),
+    "a piece of 5000 bytes": (ABC + piece(b"x" * 5000), "piece 3 has 5000 bytes"),
+    "not UTF-8": (ABC + piece(b"\xff"), "piece 3 is not UTF-8"),
+    "score NaN": (ABC + piece(b"c", float("nan")), "piece 3 has the score nan"),
+    "score infinite": (ABC + piece(b"c", float("inf")), "piece 3 has the score inf"),
+    "type 0": (ABC + piece(b"c", 0, 0), "unknown type 0"),
+    "type 2^40": (ABC + piece(b"c", 0, 1 << 40), "unknown type 1099511627776"),
+    "algorithm 9": (ABC + message(2, number(3, 9)), "model type 9"),
+    "bos beyond the pieces": (ABC + message(2, number(41, 3)), "bos_id is 3: there are 3 pieces"),
+    "length of 2^63": (ABC + varint(1 << 3 | 2) + varint(1 << 63), "claims 9223372036854775808 bytes"),
+    "endless number": (ABC + b"\x08" + b"\xff" * 40, "more than 10 bytes"),
+    "cut number": (ABC + b"\x08\xff", "middle of a number"),
+    "group": (ABC + b"\x0b", "wire type 3"),
+    "cut float": (ABC + message(1, message(1, b"c") + b"\x15\0\0"), "claims 4 bytes where 2 remain"),
+    "piece as a number": (ABC + number(1, 7), "stored as a number"),
+    "text as a number": (ABC + message(1, number(1, 7)), "stored as a number"),
+    "type as text": (ABC + message(1, message(1, b"c") + message(3, b"x")), "stored as bytes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MODELS)
+def test_bad_models_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    data, text = BAD_MODELS[case]
+    with pytest.raises(SentencePieceError) as caught:
+        read_sentencepiece_model(model_file(tmp_path, data))
+    assert text in str(caught.value) and "tokenizer.model" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_model_never_gives_a_wrong_piece(tmp_path: Path) -> None:
+    """Protobuf has no length of the whole: a cut between two pieces is a valid, shorter model."""
+    data, whole = TINY.read_bytes(), read_sentencepiece_model(TINY).pieces
+    refused = 0
+    for length in range(600):
+        try:
+            pieces = read_sentencepiece_model(model_file(tmp_path, data[:length])).pieces
+        except SentencePieceError:
+            refused += 1
+        else:
+            assert pieces == whole[: len(pieces)]
+    assert refused > 500
+
+
+@given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=5))
+def test_mutated_models_are_read_or_refused(tmp_path_factory: Any, changes: list[tuple[int, int]]) -> None:
+    data = bytearray(TINY.read_bytes())
+    for position, value in changes:
+        data[position] = value
+    try:
+        model = read_sentencepiece_model(model_file(tmp_path_factory.getbasetemp(), bytes(data)))
+    except SentencePieceError:
+        return
+    assert len(model.pieces) <= 300
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    path = model_file(tmp_path, b"")
+    with open(path, "wb") as file:
+        file.truncate((64 << 20) + 1)  # sparse: takes no disk
+    with pytest.raises(SentencePieceError, match="larger than 64 MiB"):
+        read_sentencepiece_model(path)

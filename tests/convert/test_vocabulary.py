@@ -1,0 +1,132 @@
+"""Tokenizer metadata: trained pieces, added tokens, special ids, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotcold.convert import ConvertError
+from hotcold.convert.checkpoint import open_checkpoint
+from hotcold.convert.vocabulary import vocabulary_metadata
+from tests.checkpoints import change_config, copy_checkpoint
+
+
+def metadata(folder: Path, size: int = 288) -> dict[str, Any]:
+    values = vocabulary_metadata(open_checkpoint(folder), size)
+    return {key.removeprefix("tokenizer."): value for key, value in values.items()}
+
+
+def write_json(path: Path, values: Any) -> None:
+    path.write_text(json.dumps(values))
+
+
+def test_trained_pieces(tmp_path: Path) -> None:
+    values = metadata(copy_checkpoint(tmp_path))
+    assert values["ggml.model"] == "llama"
+    assert values["ggml.tokens"][:4] == ["<unk>", "<s>", "</s>", "<0x00>"]
+    assert values["ggml.tokens"][259] == "\u2581"
+    assert values["ggml.token_type"][[0, 1, 2, 3, 258, 259]].tolist() == [2, 3, 3, 6, 6, 1]
+    assert values["ggml.scores"][260] == -1.0
+    assert (values["ggml.unknown_token_id"], values["ggml.bos_token_id"], values["ggml.eos_token_id"]) == (
+        0,
+        1,
+        2,
+    )
+    assert "ggml.padding_token_id" not in values
+    assert values["ggml.add_bos_token"] is True and values["ggml.add_eos_token"] is False
+
+
+def test_added_tokens_and_padding_of_the_vocabulary(tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path)
+    write_json(folder / "added_tokens.json", {"<plain>": 289, "<s>": 1})
+    decoder = {
+        "1": {"content": "<changed>", "special": True},  # below the trained pieces: those stand
+        "290": {"content": "<|im_end|>", "special": True},
+        "291": {"content": "word", "special": False},
+    }
+    write_json(folder / "tokenizer_config.json", {"added_tokens_decoder": decoder, "add_bos_token": False})
+    values = metadata(folder, 293)
+    assert values["ggml.tokens"][288:] == ["[PAD288]", "<plain>", "<|im_end|>", "word", "[PAD292]"]
+    assert values["ggml.tokens"][1] == "<s>"
+    assert values["ggml.token_type"][288:].tolist() == [5, 4, 3, 4, 5]
+    assert len(values["ggml.scores"]) == 293
+    assert values["ggml.add_bos_token"] is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"eos_token_id": 260}, {"eos": 260}),
+        ({"eos_token_id": [261, 2]}, {"eos": 261}),
+        ({"bos_token_id": None}, {"bos": 1}),
+        ({"pad_token_id": -1}, {"padding": None}),
+        ({"pad_token_id": 0}, {"padding": 0}),
+    ],
+)
+def test_config_overrules_special_ids(
+    changes: dict[str, Any], expected: dict[str, int | None], tmp_path: Path
+) -> None:
+    folder = copy_checkpoint(tmp_path)
+    change_config(folder, **changes)
+    values = metadata(folder)
+    assert {name: values.get(f"ggml.{name}_token_id") for name in expected} == expected
+
+
+def test_chat_template(tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path)
+    write_json(folder / "tokenizer_config.json", {"chat_template": "{{ messages }}"})
+    assert metadata(folder)["chat_template"] == "{{ messages }}"
+    write_json(folder / "tokenizer_config.json", {"chat_template": "x" * ((1 << 20) + 1)})
+    with pytest.raises(ConvertError, match="chat_template has 1048577 characters"):
+        metadata(folder)
+
+
+def test_a_missing_model(tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path)
+    (folder / "tokenizer.model").rename(folder / "tokenizer.json")
+    with pytest.raises(ConvertError, match=r"no tokenizer\.model \(tokenizer\.json alone"):
+        metadata(folder)
+
+
+def test_a_vocabulary_that_is_too_small(tmp_path: Path) -> None:
+    with pytest.raises(ConvertError, match=r"288 pieces, but config\.json says vocab_size 287"):
+        metadata(copy_checkpoint(tmp_path), 287)
+
+
+def test_a_unigram_model_is_refused(tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path)
+    path = folder / "tokenizer.model"
+    path.write_bytes(path.read_bytes() + b"\x12\x02\x18\x01")  # trainer_spec { model_type: UNIGRAM }
+    with pytest.raises(ConvertError, match="UNIGRAM model: only BPE"):
+        metadata(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("added_tokens.json", {"<x>": 288}),
+        ("added_tokens.json", {"<x>": -1}),
+        ("added_tokens.json", {"<x>": "7"}),
+        ("added_tokens.json", {"<x>": True}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"288": {"content": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 30: {"content": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"5": {"content": 7}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"5": "a"}}),
+    ],
+)
+def test_bad_added_tokens(file: str, values: Any, tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path)
+    write_json(folder / file, values)
+    with pytest.raises(ConvertError, match=f"{file}: added token .* an id below 288 are needed"):
+        metadata(folder)
+
+
+def test_special_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path)
+    change_config(folder, bos_token_id=288)
+    with pytest.raises(ConvertError, match="bos_token_id is 288: a token id below 288"):
+        metadata(folder)

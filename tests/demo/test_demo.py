@@ -1,0 +1,33 @@
+"""The built-in model: what it is, and that its checkpoint still gives these bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hotcold.convert import ConvertOptions, convert
+from hotcold.demo import model_path
+from hotcold.formats.gguf import open_gguf
+
+
+def test_it_is_a_sparse_model_of_some_8_mb() -> None:
+    file = open_gguf(model_path())
+    assert 7e6 < file.size < 9e6
+    metadata = file.metadata
+    assert (metadata["general.architecture"], metadata["general.name"]) == ("bamboo", "fable-7m")
+    assert metadata["general.license"] == "mit"
+    assert metadata["hotcold.ffn.activation"] == "drelu"
+    assert metadata["hotcold.ffn.down_layout"] == "by_neuron"
+    down = file.tensors["blk.5.ffn_down.weight"]
+    assert (down.type.name, down.shape) == ("Q8_0", (1024, 256))
+    weights = sum(info.nbytes * info.type.weights // info.type.nbytes for info in file.tensors.values())
+    assert round(weights / 1e6, 2) == 7.34
+
+
+def test_its_card_is_beside_it() -> None:
+    card = model_path().with_name("fable-7m.md").read_text(encoding="utf-8")
+    assert "MIT" in card and model_path().name in card
+
+
+def test_conversion_gives_its_bytes_again(test_data: Path, tmp_path: Path) -> None:
+    convert(test_data / "models/fable-7m", tmp_path / "again.gguf", ConvertOptions("Q8_0", license="mit"))
+    assert (tmp_path / "again.gguf").read_bytes() == model_path().read_bytes()
