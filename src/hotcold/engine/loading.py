@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class ModelParts:
     tokenizer: Tokenizer
     backend: Backend
     weights: Weights
-    has_predictor: bool  #: the file has one
+    predictor_params: int  #: weights of the file's predictors; 0 where it has none
     predictors: Sequence[PredictorWeights] | None  #: loaded in mode ``predicted`` only
     context: int
     sequences: int
@@ -211,7 +212,7 @@ def load(path: Path | None, options: LoadOptions, progress: Progress | None = No
         tokenizer=tokenizer,
         backend=backend,
         weights=weights,
-        has_predictor=bool(others),
+        predictor_params=sum(math.prod(file.tensors[name].shape) for name in others),
         predictors=predictors,
         context=context,
         sequences=options.sequences,
@@ -276,7 +277,7 @@ def choose_sparsity(requested: str, parts: ModelParts) -> tuple[str, list[str]]:
             notes.append("sparsity auto is off: " + _dense_down(parts))
         else:
             mode = "exact"
-            if parts.has_predictor:
+            if parts.predictor_params:
                 notes.append("sparsity auto is exact: --sparsity predicted uses the predictor")
     elif requested != "off" and not parts.down_by_neuron:
         notes.append(_dense_down(parts))
@@ -314,6 +315,7 @@ def footprint(parts: ModelParts, sparsity: str) -> Footprint:
                 nbytes += vector.nbytes
     if sparsity == "predicted":
         nbytes += sum(predictor.nbytes for predictor in parts.predictors or ())
+        params += parts.predictor_params
     return Footprint(
         step_bytes=nbytes,
         step_params=params,

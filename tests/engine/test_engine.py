@@ -1,0 +1,241 @@
+"""The loop and its schedule, on a model that gives a different token for every history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from history_model import STOP, VOCAB, follow, history_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def greedy(prompt: list[int], max_tokens: int, *, ignore_eos: bool = False) -> Request:
+    return Request(prompt, GREEDY, max_tokens=max_tokens, ignore_eos=ignore_eos)
+
+
+def finish(engine: Engine, requests: list[Request]) -> None:
+    while not all(request.finished for request in requests):
+        engine.step()
+
+
+def run(engine: Engine, requests: list[Request]) -> None:
+    for request in requests:
+        engine.add(request)
+    finish(engine, requests)
+
+
+def expect(request: Request) -> None:
+    """The tokens are those of the prompt alone, and the reason is the right one."""
+    tokens = follow(list(request.prompt), request.max_tokens, ignore_eos=request.ignore_eos)
+    assert request.output == tokens
+    assert request.finish_reason == ("length" if len(tokens) == request.max_tokens else "stop")
+
+
+prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=70)
+
+
+@given(
+    requests=st.lists(st.tuples(prompts, st.integers(1, 60)), min_size=1, max_size=30),
+    sequences=st.integers(1, 25),
+    spare_pages=st.integers(0, 20),
+    chunk=st.integers(1, 40),
+)
+def test_each_request_gets_its_own_tokens_whatever_runs_beside_it(
+    requests: list[tuple[list[int], int]], sequences: int, spare_pages: int, chunk: int
+) -> None:
+    model = history_model(context=131, sequences=sequences, pages=5 + spare_pages, chunk=chunk)
+    engine = Engine(model)
+    made = [greedy(prompt, n) for prompt, n in requests]
+    run(engine, made)
+    for request in made:
+        expect(request)
+    assert not model.cache.taken, "pages were not given back"
+    assert engine.step() == []
+
+
+def test_a_long_prompt_goes_in_chunks_and_decoding_continues_beside_it() -> None:
+    model = history_model(sequences=2, chunk=8)
+    engine = Engine(model)
+    first = greedy([1, 2, 3], 20, ignore_eos=True)
+    engine.add(first)
+    engine.step()
+    second = greedy(list(range(20)), 3, ignore_eos=True)
+    run(engine, [second])
+    assert model.transformer.row_counts[:5] == [(0, 3), (1, 8), (1, 8), (1, 4), (2, 0)]
+
+
+def test_several_short_prompts_share_a_step() -> None:
+    model = history_model(sequences=3, chunk=8)
+    requests = [greedy([i + 1] * 3, 2, ignore_eos=True) for i in range(3)]
+    run(Engine(model), requests)
+    assert model.transformer.row_counts == [(0, 8), (2, 1), (1, 0)]
+
+
+def test_more_sequences_than_decode_rows_take_turns() -> None:
+    model = history_model(sequences=MAX_DECODE_ROWS + 5, chunk=100)
+    requests = [greedy([i + 1], 12, ignore_eos=True) for i in range(MAX_DECODE_ROWS + 5)]
+    engine = Engine(model)
+    for request in requests:
+        engine.add(request)
+    for _ in range(9):
+        engine.step()
+    lengths = [len(request.output) for request in requests]
+    assert max(lengths) - min(lengths) <= 1
+    assert max(decode for decode, _ in model.transformer.row_counts) == MAX_DECODE_ROWS
+
+
+def test_step_returns_the_new_tokens() -> None:
+    engine = Engine(history_model(chunk=4))
+    request = greedy([5, 6, 7, 8, 9, 10], 3, ignore_eos=True)
+    engine.add(request)
+    assert engine.step() == []  # four of six prompt rows
+    seen = [engine.step() for _ in range(3)]
+    assert [r for step in seen for r, _ in step] == [request] * 3
+    assert [token for step in seen for _, new in step for token in new] == request.output
+    assert request.finished
+
+
+def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
+    prompt = next([i] for i in range(VOCAB) if len(follow([i], 100)) < 90)
+    request = greedy(prompt, 100)
+    run(Engine(history_model()), [request])
+    expect(request)
+    assert request.finish_reason == "stop" and STOP not in request.output
+
+
+def test_ignore_eos_never_chooses_a_stop_token() -> None:
+    prompt = next([i] for i in range(VOCAB) if len(follow([i], 100)) < 90)
+    request = greedy(prompt, 100, ignore_eos=True)
+    run(Engine(history_model()), [request])
+    assert len(request.output) == 100 and STOP not in request.output
+
+
+def test_the_end_of_the_context_stops_generation_and_says_so() -> None:
+    engine = Engine(history_model(context=40))
+    request = greedy([1] * 30, 100, ignore_eos=True)
+    run(engine, [request])
+    assert (request.finish_reason, request.context_full) == ("length", True)
+    assert len(request.prompt) + len(request.output) == 40
+
+
+def test_max_tokens_that_just_fit_do_not_blame_the_context() -> None:
+    request = greedy([1] * 30, 10, ignore_eos=True)
+    run(Engine(history_model(context=40)), [request])
+    assert (request.finish_reason, request.context_full) == ("length", False)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers() -> None:
+    engine = Engine(history_model(context=40))
+    with pytest.raises(ValueError, match=r"^the prompt has 51 tokens and the context holds 40\b.*\(-c\)"):
+        engine.add(greedy([1] * 51, 1))
+    with pytest.raises(ValueError, match="has 40 tokens"):
+        engine.add(greedy([1] * 40, 1))
+    engine.add(greedy([1] * 39, 1))
+
+
+def test_a_request_that_can_never_have_its_pages_is_refused() -> None:
+    engine = Engine(history_model(context=200, pages=3))
+    with pytest.raises(ValueError, match="may need 4 pages of KV cache, which has 3"):
+        engine.add(greedy([1] * (3 * PAGE), 5))
+
+
+def test_a_request_waits_for_pages_and_a_running_one_never_lacks_them() -> None:
+    model = history_model(context=128, sequences=2, pages=4)
+    engine = Engine(model)
+    requests = [greedy([i] * 60, 60, ignore_eos=True) for i in (1, 2)]  # four pages each, four in all
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    assert requests[0].pages and not requests[1].pages
+    finish(engine, requests)
+    assert all(len(request.output) == 60 for request in requests)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_an_aborted_request_gives_its_pages_back(steps: int) -> None:
+    model = history_model(sequences=2)
+    engine = Engine(model)
+    request, other = greedy([1] * 20, 50, ignore_eos=True), greedy([2] * 20, 50, ignore_eos=True)
+    engine.add(request)
+    engine.add(other)
+    for _ in range(steps):
+        engine.step()
+    engine.abort(request)
+    engine.abort(request)
+    assert request.finish_reason == "cancelled"
+    assert engine.scheduler.running == [other] or steps == 0
+    finish(engine, [other])
+    assert other.output == follow([2] * 20, 50, ignore_eos=True)
+    assert not model.cache.taken
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_an_interrupted_step_can_be_repeated(at: int) -> None:
+    model = history_model(sequences=2, chunk=8)
+    engine = Engine(model)
+    requests = [greedy([1] * 20, 9, ignore_eos=True), greedy([2] * 3, 9, ignore_eos=True)]
+    for request in requests:
+        engine.add(request)
+    model.transformer.interrupt_in = at
+    with pytest.raises(KeyboardInterrupt):
+        finish(engine, requests)
+    finish(engine, requests)
+    for request in requests:
+        assert request.output == follow(list(request.prompt), 9, ignore_eos=True)
+
+
+def test_sampled_text_depends_on_the_seed_and_on_nothing_beside_it() -> None:
+    def sampled(seed: int, others: int) -> list[int]:
+        engine = Engine(history_model(sequences=8))
+        params = SamplingParams(temperature=2.0, seed=seed)
+        request = Request([1, 2, 3], params, max_tokens=30, ignore_eos=True)
+        run(engine, [greedy([i], 11) for i in range(others)] + [request])
+        return request.output
+
+    assert sampled(1, 0) == sampled(1, 7)
+    assert sampled(1, 0) != sampled(2, 0)
+
+
+def test_repeat_penalty_sees_the_prompt_and_the_output() -> None:
+    engine = Engine(history_model())
+    seen: list[list[int]] = []
+    inner = engine.sampler.sample
+
+    def sample(logits: Any, params: Any, position: int, recent: Any = ()) -> int:
+        seen.append(list(recent))
+        assert position == len(recent)
+        return inner(logits, params, position, recent)
+
+    engine.sampler.sample = sample  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0, repeat_penalty=1.5)
+    request = Request([1, 2], params, max_tokens=3, ignore_eos=True)
+    run(engine, [request])
+    assert seen == [[1, 2], [1, 2, *request.output[:1]], [1, 2, *request.output[:2]]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "message"),
+    [([], 1, "no tokens"), ([1], 0, "max_tokens is 0"), ([1], -3, "max_tokens is -3: allowed are 1")],
+)
+def test_a_request_that_makes_no_sense_is_refused(prompt: list[int], max_tokens: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Request(prompt, max_tokens=max_tokens)
+
+
+def test_timings_are_in_order() -> None:
+    request = greedy([1, 2], 5, ignore_eos=True)
+    run(Engine(history_model()), [request])
+    t = request.timings
+    assert t.added is not None and t.started is not None
+    assert t.first_token is not None and t.finished is not None
+    assert t.added <= t.started <= t.first_token <= t.finished
+    assert t.ttft_s is not None and t.prompt_s is not None and t.generation_s is not None
+    assert t.ttft_s >= t.prompt_s

@@ -1,0 +1,209 @@
+"""What is refused before loading, what auto chooses, and what a step is said to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden import golden
+from pwri import write_pwri
+
+from hotcold.demo import model_path
+from hotcold.engine import loading
+from hotcold.engine.loading import LoadedModel, LoadError, LoadOptions, load
+from hotcold.formats.gguf import GGUFError, open_gguf
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def reference(path: Path | None = None, **options: object) -> LoadedModel:
+    return load(path, LoadOptions(backend="reference", **options))  # type: ignore[arg-type]
+
+
+def with_predictor(folder: Path, threshold: float) -> Path:
+    """The built-in model as PowerInfer's file, with a predictor whose scores are all 0."""
+    path = folder / f"predictor{threshold}.gguf"
+    with open_gguf(model_path()) as file:
+        shapes = [file.tensors[f"blk.{i}.ffn_up.weight"].shape for i in range(6)]
+    factors = {
+        i: (np.zeros((32, d), np.float32), np.zeros((n, 32), np.float32)) for i, (n, d) in enumerate(shapes)
+    }
+    write_pwri(path, model_path(), factors, threshold)
+    return path
+
+
+def test_the_built_in_model_runs_exact_without_a_word() -> None:
+    model = reference()
+    assert (model.sparsity, model.notes, model.context) == ("exact", [], 256)
+
+
+def test_an_activation_without_zeros_runs_dense_and_says_so(folder: Path) -> None:
+    model = reference(golden("tiny-llama", folder).path)
+    assert model.sparsity == "off"
+    assert model.notes == ["sparsity auto is off: activation silu gives no zeros"]
+    for mode in ("exact", "predicted"):
+        with pytest.raises(LoadError, match=rf"--sparsity {mode}: activation silu .* use off or auto"):
+            reference(golden("tiny-llama", folder).path, sparsity=mode)
+
+
+def test_float_down_by_output_runs_sparse(folder: Path) -> None:
+    assert reference(golden("tiny-drelu", folder, down="by_output").path).sparsity == "exact"
+
+
+def test_quantised_down_by_output_runs_dense_and_says_so(folder: Path) -> None:
+    path = golden("tiny-drelu", folder, type="Q8_0", down="by_output").path
+    model = reference(path)
+    assert model.sparsity == "off"
+    assert "ffn_down lies by output" in model.notes[0]
+    model = reference(path, sparsity="exact")
+    assert model.sparsity == "exact"
+    assert "runs dense" in model.notes[0]
+
+
+def test_predicted_without_a_predictor_is_refused() -> None:
+    with pytest.raises(LoadError, match=r"no predictor .*: use exact, which is lossless"):
+        reference(sparsity="predicted")
+
+
+def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> None:
+    model = reference(with_predictor(folder, 0.0))
+    assert model.sparsity == "exact"
+    assert model.notes == ["sparsity auto is exact: --sparsity predicted uses the predictor"]
+
+
+def test_predicted_reads_the_predictor_too(folder: Path) -> None:
+    path = with_predictor(folder, 0.0)
+    with open_gguf(path) as file:
+        factors = [info for name, info in file.tensors.items() if ".fc" in name]
+    exact, predicted = reference(path).footprint, reference(path, sparsity="predicted").footprint
+    thresholds = 6 * 1024 * 4
+    assert predicted.step_bytes - exact.step_bytes == sum(info.nbytes for info in factors) + thresholds
+    assert predicted.step_params - exact.step_params == 6 * 32 * (256 + 1024)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 256), (2, 2), (100, 100), (256, 256)])
+def test_context(asked: int | None, given: int) -> None:
+    model = reference(context=asked)
+    assert model.context == given
+    assert model.transformer.batch.limits.pages_per_sequence == -(-given // 32) == model.cache.pages
+
+
+@pytest.mark.parametrize("asked", [257, 100_000, 1, 0, -5])
+def test_a_context_that_the_model_does_not_have_is_refused(asked: int) -> None:
+    with pytest.raises(LoadError, match=rf"context of {asked} positions \(-c\): this model allows 2 to 256"):
+        reference(context=asked)
+
+
+def test_the_default_context_can_be_lowered() -> None:
+    assert reference(default_context=64).context == 64
+
+
+def test_a_model_that_does_not_fit_in_memory_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(*args: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(loading, "load_weights", read)
+    monkeypatch.setattr(loading, "available_memory", lambda: 4 << 20)
+    with pytest.raises(
+        LoadError, match=r"not enough memory: .* 0\.00 GiB are available: use a smaller .* model"
+    ):
+        reference()
+    monkeypatch.setattr(loading, "available_memory", lambda: 12 << 20)
+    with pytest.raises(LoadError, match=r"use a smaller context \(-c\)"):
+        reference(sequences=100)
+
+
+def test_enough_or_unknown_memory_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free in (None, 1 << 30):
+        monkeypatch.setattr(loading, "available_memory", lambda free=free: free)
+        assert reference().sparsity == "exact"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sparsity": "fast"}, "sparsity 'fast': choose from auto, exact, predicted, off"),
+        ({"sequences": 0}, "sequences is 0: at least 1"),
+        ({"chunk": -1}, "chunk is -1: at least 1"),
+        ({"backend": "tpu"}, "backend 'tpu' does not exist"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(None, LoadOptions(**{"backend": "reference", **options}))  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "text.gguf"
+    path.write_text("Once upon a time")
+    with pytest.raises(GGUFError):
+        reference(path)
+
+
+def test_progress_ends_at_the_total() -> None:
+    seen: list[tuple[int, int]] = []
+    load(None, LoadOptions(backend="reference"), lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 7_000_000
+    assert len({total for _, total in seen}) == 1
+
+
+def decode_once(model: LoadedModel, positions: list[int]) -> None:
+    """One step of decode rows at these positions of sequence 0."""
+    batch, n = model.transformer.batch, len(positions)
+    pages = model.cache.allocate(model.cache.free_pages)
+    batch.pages[0, : len(pages)] = pages
+    batch.tokens[:n], batch.positions[:n], batch.sequence[:n] = 300, positions, 0
+    batch.slots[:n] = [pages[p // 32] * 32 + p % 32 for p in positions]
+    batch.lengths[0] = max(positions) + 1
+    batch.logits_rows[:n] = range(n)
+    batch.counts[:] = (n, n, n, 1)
+    model.run()
+    model.cache.release(pages)
+
+
+def test_a_dense_step_reads_the_whole_file_once() -> None:
+    model = reference(sparsity="off")
+    with open_gguf(model_path()) as file:
+        tensors = sum(info.nbytes for info in file.tensors.values())
+        assert "output.weight" not in file.tensors, "the head is the embedding, so it is read whole"
+        weights = sum(int(np.prod(info.shape)) for info in file.tensors.values())
+    decode_once(model, [0])
+    fp, counters = model.footprint, model.counters
+    read = fp.step_bytes + int((counters.rows[:, :3] * np.array(fp.row_bytes)).sum())
+    assert read == tensors
+    assert fp.step_params + int(counters.rows[:, :3].sum()) * fp.dim == weights
+    assert fp.kv_bytes == 6 * 2 * 256 * 2
+    assert (counters.rows == 1024).all()
+
+
+def test_counts_of_several_decode_rows() -> None:
+    model = reference(sparsity="off")
+    decode_once(model, [0, 1, 2])
+    assert (model.counters.decode_tokens, model.counters.decode_steps) == (3, 1)
+    assert model.counters.kv_positions == 1 + 2 + 3
+    assert (model.counters.rows == [1024, 1024, 1024, 3 * 1024]).all()
+
+
+def test_exact_counts_what_fires() -> None:
+    model = reference()
+    decode_once(model, [0])
+    gate, up, down, pairs = model.counters.rows.T
+    assert (gate == 1024).all() and (up < 600).all() and (down == pairs).all()
+    assert (pairs > 0).all() and (pairs < up).all()
+
+
+def test_another_mode_shares_the_weights() -> None:
+    model = reference()
+    off = model.with_sparsity("off")
+    assert off.sparsity == "off" and off.cache is not model.cache
+    decode_once(model, [0])
+    decode_once(off, [0])
+    assert np.array_equal(model.transformer.logits[0], off.transformer.logits[0])
+    with pytest.raises(LoadError, match="no predictor"):
+        model.with_sparsity("predicted")

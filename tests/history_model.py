@@ -1,0 +1,118 @@
+"""A model whose logits depend on every token before them, read back through the page table.
+
+Anything wrong in a batch (a slot, a page, a position, a stale token) gives other tokens than :func:`follow`,
+which knows neither batches nor pages.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hotcold.engine.statistics import Counters
+from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch, BatchLimits
+from hotcold.kernels.reference import ReferenceBackend
+
+VOCAB = 50
+STOP = 7
+
+
+def logits_after(history: list[int]) -> np.ndarray:
+    """``[VOCAB]`` float32, different for every history."""
+    seed = np.array([len(history), *history], np.uint32)
+    return np.random.default_rng(seed).standard_normal(VOCAB).astype(np.float32)
+
+
+def follow(prompt: list[int], n: int, *, ignore_eos: bool = False) -> list[int]:
+    """The greedy continuation, one token at a time."""
+    history = list(prompt)
+    for _ in range(n):
+        logits = logits_after(history)
+        if ignore_eos:
+            logits[STOP] = -np.inf
+        token = int(logits.argmax())
+        if token == STOP:
+            break
+        history.append(token)
+    return history[len(prompt) :]
+
+
+class PageList:
+    """A stack of pages that refuses to give one twice or take one back twice."""
+
+    def __init__(self, n: int) -> None:
+        self.free = list(range(n))
+        self.taken: set[int] = set()
+
+    @property
+    def free_pages(self) -> int:
+        return len(self.free)
+
+    def allocate(self, n: int) -> list[int]:
+        pages = [self.free.pop() for _ in range(n)]
+        self.taken.update(pages)
+        return pages
+
+    def release(self, pages: list[int]) -> None:
+        for page in pages:
+            self.taken.remove(page)
+            self.free.append(page)
+
+
+class HistoryTransformer:
+    """Keeps a token per slot instead of K and V; checks each batch against the rules of the waist."""
+
+    def __init__(self, limits: BatchLimits, pages: int) -> None:
+        self.batch = Batch(limits, lambda shape: np.zeros(shape, np.int32))
+        self.logits = np.zeros((limits.logits, VOCAB), np.float32)
+        self.kept = np.full(pages * PAGE, -1)
+        self.row_counts: list[tuple[int, int]] = []
+        self.interrupt_in: int | None = None
+
+    def run(self) -> None:
+        batch = self.batch
+        n, n_decode, n_logits, n_sequences = (int(count) for count in batch.counts)
+        assert n_decode <= min(n, MAX_DECODE_ROWS)
+        assert n <= batch.limits.tokens and n_logits <= batch.limits.logits
+        assert batch.sequence[:n].min() >= 0 and batch.sequence[:n].max() < n_sequences
+        assert len(set(batch.slots[:n].tolist())) == n
+        for row in range(n):
+            position, pages = int(batch.positions[row]), batch.pages[batch.sequence[row]]
+            assert batch.slots[row] == pages[position // PAGE] * PAGE + position % PAGE
+            assert position < batch.lengths[batch.sequence[row]]
+            self.kept[batch.slots[row]] = batch.tokens[row]
+        if self.interrupt_in is not None:
+            self.interrupt_in -= 1
+            if self.interrupt_in < 0:
+                self.interrupt_in = None
+                raise KeyboardInterrupt
+        for i in range(n_logits):
+            self.logits[i] = logits_after(self.history(int(batch.logits_rows[i])))
+        self.row_counts.append((n_decode, n - n_decode))
+
+    def history(self, row: int) -> list[int]:
+        pages, length = self.batch.pages[self.batch.sequence[row]], int(self.batch.positions[row]) + 1
+        slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[:length]
+        return self.kept[slots].tolist()
+
+
+def history_model(
+    *, context: int = 200, sequences: int = 1, pages: int | None = None, chunk: int = 16
+) -> Any:
+    """What an :class:`~hotcold.engine.engine.Engine` needs of a loaded model."""
+    per_sequence = -(-context // PAGE)
+    pages = sequences * per_sequence if pages is None else pages
+    limits = BatchLimits(MAX_DECODE_ROWS + chunk, sequences, per_sequence, max(MAX_DECODE_ROWS, sequences))
+    transformer = HistoryTransformer(limits, pages)
+    return SimpleNamespace(
+        transformer=transformer,
+        cache=PageList(pages),
+        context=context,
+        chunk=chunk,
+        backend=ReferenceBackend(),
+        tokenizer=SimpleNamespace(stop_ids=frozenset({STOP})),
+        counters=Counters(np.zeros((1, 4), np.int64)),
+        run=transformer.run,
+    )
