@@ -57,10 +57,11 @@ def check(values: npt.NDArray[np.float32], name: str) -> None:
 # --- against the package ---
 
 
-@pytest.mark.parametrize("type", GGML_TYPES.values(), ids=lambda type: type.name)
+# The package still has Q8_1's size of 2023; the type is of activations and never in files.
+@pytest.mark.parametrize(
+    "type", [type for type in GGML_TYPES.values() if type.name != "Q8_1"], ids=lambda t: t.name
+)
 def test_sizes_and_numbers_are_ggmls(type: BlockType) -> None:
-    if type.name in ("Q8_1", "Q8_K"):
-        pytest.skip("a type of activations, never in files")
     known = gguf.GGMLQuantizationType(type.id)
     assert known.name == type.name
     assert gguf.GGML_QUANT_SIZES[known] == (type.weights, type.nbytes)

@@ -23,6 +23,7 @@ def test_reads_are_positional(tmp_path: Path) -> None:
         file.read(190, 11)
 
 
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="no preadv")
 def test_pieces_make_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read larger than one system call gives, and one that gives less than asked."""
     data = os.urandom(1000)
@@ -33,6 +34,7 @@ def test_pieces_make_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert RegularFile(tmp_path / "file").read(1, 998) == data[1:999]
 
 
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="no preadv")
 def test_a_failing_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"data")
     file = RegularFile(tmp_path / "file")

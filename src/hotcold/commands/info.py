@@ -75,7 +75,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         ("kv_heads", "attention.head_count_kv"),
         ("neurons", "feed_forward_length"),
     ):
-        report[name] = _number(file.metadata.get(f"{architecture}.{key}"))
+        report[name] = _numbers(file.metadata.get(f"{architecture}.{key}"))
     report["activation"] = _text(file.metadata.get("hotcold.ffn.activation"))
     report["down_layout"] = _down_layout(file)
     return report | _predictors(file) | _tokenizer(file.metadata)
@@ -144,10 +144,14 @@ def _text(value: Any) -> str | None:
     return printable(value) if isinstance(value, str) else None
 
 
-def _number(value: Any) -> Any:
+def _numbers(value: Any) -> Any:
     """A finite number, or a list of numbers where a file has one per layer; None for anything else."""
-    if isinstance(value, np.ndarray) and len(value) <= _LONGEST_LIST and value.dtype.kind in "iu":
+    if isinstance(value, np.ndarray) and 0 < len(value) <= _LONGEST_LIST and value.dtype.kind in "iu":
         return value.tolist()
+    return _number(value)
+
+
+def _number(value: Any) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return value
@@ -227,8 +231,8 @@ def _tokenizer_text(report: dict[str, Any]) -> str | None:
 
 
 def _per_layer(value: Any) -> Any:
-    if not isinstance(value, list) or not value:
-        return None if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
     return value[0] if min(value) == max(value) else f"{min(value)} to {max(value)}, by layer"
 
 
