@@ -130,7 +130,7 @@ class Sampler:
         best = float(logits[first])
         if not best < math.inf:
             raise _bad_logits(best)
-        if not adjusted and allowed is None:
+        if not adjusted and allowed is None and best > -math.inf:
             return first
         return int(self._ranked(logits, 1, adjusted, allowed)[0][0])
 
