@@ -56,7 +56,7 @@ def quantise_input(x: Floats) -> tuple[Floats, Floats]:
         codes ``[..., I / 32, 32]``, whole numbers from -127 to 127 held as float32 (in a block with a NaN or
         an infinity, codes times scale is NaN), and scales ``[..., I / 32, 1]``.
     """
-    blocks = x.reshape(*x.shape[:-1], -1, INPUT_BLOCK)
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // INPUT_BLOCK, INPUT_BLOCK)
     amax: Floats = np.abs(blocks).max(axis=-1, keepdims=True)
     amax[amax < SMALLEST_AMAX] = 0
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,0 +1,400 @@
+"""The op table: every op, on every backend and instruction set, against float64 brute force (op_truth)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from op_truth import (
+    Answer,
+    Row,
+    attention,
+    dot,
+    ffn,
+    ffn_rows,
+    make_batch,
+    page_count,
+    plain_batch,
+    random_ffn,
+    random_rows,
+    random_tensor,
+    rng,
+    scores,
+    to_bits,
+    to_words,
+)
+
+from hotcold.formats.blocks import BLOCK_TYPES, quantise
+from hotcold.kernels.backend import (
+    PAGE,
+    Backend,
+    Batch,
+    FFNStats,
+    FFNTensors,
+    Norm,
+    PredictorTensors,
+    RopeTable,
+    Rows,
+)
+
+TYPES = tuple(BLOCK_TYPES)
+FLOAT_TYPES = tuple(name for name, type in BLOCK_TYPES.items() if type.weights == 1)
+#: (decode rows, prompt rows) of a step
+STEPS = ((1, 0), (2, 0), (3, 0), (16, 0), (0, 1), (0, 33), (3, 5), (16, 17))
+#: (O, I); the last two only fit types without blocks
+MATRICES = ((1, 32), (100, 64), (172, 96), (33, 256), (64, 544), (40, 4128), (7, 33), (5, 172))
+
+
+def buffers(backend: Backend, batch: Batch, x: np.ndarray) -> Any:
+    """x in a buffer with room for the largest step; the rows beyond this step are not to be read."""
+    buffer = backend.zeros((batch.limits.tokens, *x.shape[1:]))
+    buffer[:] = np.nan
+    buffer[: len(x)] = x
+    return buffer
+
+
+def filled(backend: Backend, rows: int, *shape: int, value: float = 7.0) -> Any:
+    buffer = backend.zeros((rows, *shape))
+    buffer[:] = value
+    return buffer
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("shape", MATRICES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
+def test_linear(backend: Backend, type: str, shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    if columns % BLOCK_TYPES[type].weights:
+        return  # such a matrix cannot exist
+    random = rng("linear", type, shape)
+    tensor = random_tensor(random, type, rows, columns)
+    bias = random_rows(random, rows)
+    for accumulate, b in ((False, None), (False, bias), (True, bias)):
+        matrix = backend.matrix(tensor, b)
+        assert matrix.shape == shape and matrix.nbytes >= tensor.nbytes
+        for decode, prompt in STEPS:
+            x, batch = random_rows(random, decode + prompt, columns), plain_batch(backend, decode, prompt)
+            out = filled(backend, batch.limits.tokens, rows)
+            backend.linear(buffers(backend, batch, x), [matrix], batch, [out], accumulate=accumulate)
+            answer = dot(x, tensor, b)
+            expected = replace(answer, values=answer.values + 7 * accumulate)
+            expected.check(out[: len(x)], (decode, prompt, accumulate))
+            assert (out[len(x) :] == 7).all()
+
+
+def test_linear_of_several_matrices_and_of_logits_rows(backend: Backend) -> None:
+    random = rng("several")
+    tensors = [random_tensor(random, type, n, 96) for type, n in (("Q8_0", 50), ("F16", 3), ("Q4_0", 64))]
+    matrices = [backend.matrix(tensor) for tensor in tensors]
+    batch = make_batch(backend, [Row(t) for t in range(4)], logits=[3, 1])
+    for rows, n in ((Rows.TOKENS, 4), (Rows.LOGITS, 2)):
+        x = random_rows(random, batch.limits.tokens, 96)
+        outs = [filled(backend, batch.limits.tokens, len(tensor.data)) for tensor in tensors]
+        backend.linear(x, matrices, batch, outs, rows=rows)
+        for tensor, out in zip(tensors, outs, strict=True):
+            dot(x[:n], tensor).check(out[:n], tensor.type.name)
+            assert (out[n:] == 7).all()
+
+
+def test_codes_of_an_input_are_rounded_as_prescribed(backend: Backend) -> None:
+    """Weights that are unit vectors read the codes off: halves go to even, and a zero block stays zero."""
+    columns = 96
+    x = np.zeros((1, columns), np.float32)
+    x[0, :6] = (127, 0.5, 1.5, 2.5, -0.5, -3.5)  # scale 1
+    x[0, 32:64] = rng("codes").standard_normal(32) * 1e-3
+    identity = np.eye(columns, dtype=np.float32)
+    batch = plain_batch(backend, 1)
+    out = filled(backend, batch.limits.tokens, columns)
+    backend.linear(
+        buffers(backend, batch, x), [backend.matrix(quantise(identity * 127, "Q8_0"))], batch, [out]
+    )
+    np.testing.assert_array_equal(out[0, :6] / 127, (127, 0, 2, 2, 0, -4))
+    largest = np.abs(x[0, 32:64]).max()
+    codes = np.rint(x[0, 32:64] * (np.float32(127) / largest))
+    np.testing.assert_allclose(out[0, 32:64] / 127, codes * (largest / np.float32(127)), rtol=1e-6)
+    assert not out[0, 64:].any()
+
+
+@pytest.mark.parametrize("scale", [1e-42, 1e-38, 1e-20, 1e30])
+def test_inputs_of_any_magnitude_stay_finite(backend: Backend, scale: float) -> None:
+    tensor = random_tensor(rng("magnitude"), "Q8_0", 40, 64)
+    x = (random_rows(rng("rows"), 2, 64) * scale).astype(np.float32)
+    batch = plain_batch(backend, 2)
+    out = filled(backend, batch.limits.tokens, 40)
+    backend.linear(buffers(backend, batch, x), [backend.matrix(tensor)], batch, [out])
+    expected = x.astype(np.float64) @ tensor.dequantise().astype(np.float64).T
+    np.testing.assert_allclose(out[:2], expected, atol=0.03 * np.abs(expected).max() + 1e-29)
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("columns", [32, 96, 544])
+def test_embed_is_exact(backend: Backend, type: str, columns: int) -> None:
+    tensor = random_tensor(rng("embed"), type, 50, columns)
+    batch = make_batch(backend, [Row(0, token=49), Row(1, token=0)], [Row(2, token=7)])
+    out = filled(backend, batch.limits.tokens, columns)
+    backend.embed(backend.matrix(tensor), batch, out)
+    np.testing.assert_array_equal(out[:3], tensor.dequantise()[[49, 0, 7]])
+    assert (out[3:] == 7).all()
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 100, 256, 4100])
+@pytest.mark.parametrize("centre", [False, True])
+def test_norm(backend: Backend, width: int, centre: bool) -> None:
+    random = rng("norm", width)
+    weight, bias = random_rows(random, 2, width)
+    x = random_rows(random, 5, width) * 3 + 1
+    values = x.astype(np.float64)
+    if centre:
+        values -= values.mean(axis=1, keepdims=True)
+    values /= np.sqrt((values**2).mean(axis=1, keepdims=True) + 1e-5)
+    for b in (None, bias):
+        norm = Norm(weight.copy(), None if b is None else b.copy(), 1e-5, centre)
+        answer = Answer(values * weight + (0 if b is None else b))
+        batch = make_batch(backend, [Row(t) for t in range(5)], logits=[0, 1, 2])
+        buffer, out = buffers(backend, batch, x), filled(backend, batch.limits.tokens, width)
+        backend.norm(buffer, norm, batch, out)
+        answer.check(out[:5])
+        assert (out[5:] == 7).all()
+        backend.norm(buffer, norm, batch, buffer, Rows.LOGITS)  # in place
+        answer.check(np.vstack([buffer[:3], out[3:5]]))
+        np.testing.assert_array_equal(buffer[3:5], x[3:])
+
+
+def test_norm_of_each_head(backend: Backend) -> None:
+    x = random_rows(rng("heads"), 3, 4, 24)
+    weight = random_rows(rng("weight"), 24)
+    batch = plain_batch(backend, 1, 2)
+    buffer = buffers(backend, batch, x)
+    backend.norm(buffer, Norm(weight, None, 1e-6), batch, buffer)
+    values = x.astype(np.float64)
+    Answer(values / np.sqrt((values**2).mean(axis=-1, keepdims=True) + 1e-6) * weight).check(buffer[:3])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("head_dim", "rotary"), [(64, 64), (10, 10), (80, 32), (6, 2)])
+def test_rope(backend: Backend, interleaved: bool, head_dim: int, rotary: int) -> None:
+    angles = rng("angles").uniform(-4, 4, (50, rotary // 2))
+    table = RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), interleaved)
+    positions = [49, 3, 0, 17]
+    batch = make_batch(backend, [Row(p) for p in positions[:2]], [Row(p) for p in positions[2:]])
+    x = random_rows(rng("rope"), 4, 3, head_dim)
+    buffer = buffers(backend, batch, x)
+    backend.rope(buffer, table, batch)
+    expected = x.astype(np.float64)
+    for t, position in enumerate(positions):
+        for i in range(rotary // 2):
+            a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + rotary // 2)
+            turned = (x[t, :, a] + 1j * x[t, :, b].astype(np.float64)) * np.exp(1j * angles[position, i])
+            expected[t, :, a], expected[t, :, b] = turned.real, turned.imag
+    Answer(expected).check(buffer[:4])
+    np.testing.assert_array_equal(buffer[:4, :, rotary:], x[:, :, rotary:])
+
+
+def test_store_kv_rounds_to_float16_and_touches_nothing_else(backend: Backend) -> None:
+    batch = make_batch(backend, [Row(40, 1)], [Row(31, 0), Row(32, 0)])
+    k, v = random_rows(rng("kv"), 2, batch.limits.tokens, 2, 6)
+    caches = [backend.zeros((page_count(batch), 2, PAGE, 6), np.float16) for _ in range(2)]
+    backend.store_kv(k, v, batch, *caches)
+    for new, cache in zip((k, v), caches, strict=True):
+        expected = np.zeros_like(cache)
+        for t in range(3):
+            page, offset = divmod(int(batch.slots[t]), PAGE)
+            expected[page, :, offset] = new[t].astype(np.float16)
+        np.testing.assert_array_equal(cache, expected)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (8, 2, 16), (6, 1, 24), (3, 3, 10)])
+def test_attention(backend: Backend, heads: int, kv_heads: int, head_dim: int) -> None:
+    lengths = (1, 2, 31, 32, 33, 64, 255, 256, 257, 512, 600)
+    decode = [Row(n - 1, sequence) for sequence, n in enumerate(lengths)] + [Row(20, 10), Row(300, 10)]
+    prompt = [Row(position, 9) for position in range(230, 263)]
+    random = rng("attention", heads)
+    for rows in ((decode, prompt), (decode, []), ([], prompt), (decode[-4:-3], [])):
+        batch = make_batch(backend, *rows)
+        shape = (page_count(batch), kv_heads, PAGE, head_dim)
+        k_cache, v_cache = (backend.zeros(shape, np.float16) for _ in range(2))
+        k_cache[:], v_cache[:] = random.standard_normal((2, *shape))
+        q = random_rows(random, sum(map(len, rows)), heads, head_dim)
+        out = filled(backend, batch.limits.tokens, heads, head_dim)
+        scale = 1.5 * head_dim**-0.5
+        backend.attention(buffers(backend, batch, q), k_cache, v_cache, batch, out, scale)
+        for t, row in enumerate([*rows[0], *rows[1]]):
+            own = batch.pages[row.sequence, : row.position // PAGE + 1]
+            k, v = (
+                np.concatenate([cache[page] for page in own], axis=1)[:, : row.position + 1].astype(
+                    np.float64
+                )
+                for cache in (k_cache, v_cache)
+            )
+            Answer(attention(q[t], k, v, scale)).check(out[t], row)
+        assert (out[len(q) :] == 7).all()
+
+
+def test_attention_with_scores_far_apart(backend: Backend) -> None:
+    """One key takes it all, in the first split or in the last; nothing overflows."""
+    batch = make_batch(backend, [Row(299, 0), Row(299, 1)])
+    k_cache, v_cache = (backend.zeros((page_count(batch), 1, PAGE, 8), np.float16) for _ in range(2))
+    v_cache[:] = rng("values").standard_normal(v_cache.shape)
+    chosen = (5, 299)
+    for sequence, position in enumerate(chosen):
+        k_cache[batch.pages[sequence, position // PAGE], 0, position % PAGE] = 1000
+    out = filled(backend, batch.limits.tokens, 1, 8)
+    backend.attention(
+        buffers(backend, batch, np.ones((2, 1, 8), np.float32)), k_cache, v_cache, batch, out, 1.0
+    )
+    for sequence, position in enumerate(chosen):
+        value = v_cache[batch.pages[sequence, position // PAGE], 0, position % PAGE]
+        np.testing.assert_array_equal(out[sequence, 0], value.astype(np.float32))
+
+
+#: activation, threshold, gated, biases
+FFNS = (
+    ("relu", 0.0, True, False),
+    ("relu", 0.4, True, True),
+    ("drelu", 0.0, True, False),
+    ("drelu", 0.3, True, True),
+    ("relu2", 0.0, True, False),
+    ("silu", 0.0, True, True),
+    ("gelu", 0.0, True, False),
+    ("relu", 0.0, False, True),
+    ("relu2", 0.2, False, False),
+    ("gelu", 0.0, False, True),
+)
+#: types of gate, up and down
+FFN_TYPES = tuple((type, type, type) for type in TYPES) + (("Q4_0", "F16", "Q8_0"), ("F32", "Q8_0", "BF16"))
+
+
+@pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
+@pytest.mark.parametrize("types", FFN_TYPES, ids="-".join)
+@pytest.mark.parametrize("kind", FFNS, ids=str)
+def test_ffn(
+    backend: Backend, layout: str, types: tuple[str, str, str], kind: tuple[str, float, bool, bool]
+) -> None:
+    activation, threshold, gated, biases = kind
+    down_blocks = BLOCK_TYPES[types[2]].weights > 1
+    for n, d in ((100, 32), (172, 96), (1000, 64), (256, 544), (96, 256)):
+        if layout == "by_output" and down_blocks and n % 32:
+            continue
+        random = rng("ffn", types, activation, n, gated)
+        tensors = random_ffn(
+            random, (n, d), types, activation, threshold=threshold, gated=gated, biases=biases, layout=layout
+        )
+        check_ffn(backend, tensors, random)
+
+
+def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator) -> None:
+    weights = backend.ffn_weights(tensors)
+    n, d = tensors.up.shape
+    assert weights.neurons == n
+    sparse = tensors.activation in ("relu", "drelu", "relu2")
+    for skip, masked, (decode, prompt) in (
+        (False, False, (1, 0)), (sparse, False, (16, 0)), (False, False, (0, 33)), (sparse, True, (3, 5)),
+        (False, True, (2, 0)), (sparse, True, (1, 0)),
+    ):  # fmt: skip
+        batch = plain_batch(backend, decode, prompt)
+        x = ffn_rows(random, decode + prompt, tensors)
+        candidates = np.ones((decode + prompt, n), np.bool_)
+        if masked:
+            candidates[:decode] = random.random((decode, n)) < 0.3
+        truth = ffn(x, tensors, candidates)
+        mask, fired = (backend.zeros((batch.limits.tokens, -(-n // 64)), np.uint64) for _ in range(2))
+        mask[:decode] = to_words(candidates[:decode])
+        fired[:] = 5
+        out, stats = filled(backend, batch.limits.tokens, d), FFNStats()
+        options: dict[str, Any] = {"skip": skip, "mask": mask if masked else None, "accumulate": masked}
+        backend.ffn(buffers(backend, batch, x), weights, batch, out, fired=fired, stats=stats, **options)
+        expected = replace(truth.out, values=truth.out.values + 7 * masked)
+        expected.check(out[: len(x)], (n, d, skip, masked, decode, prompt))
+        assert (out[len(x) :] == 7).all()
+        fires, nonzero = (candidates & truth.fires)[:decode], truth.coefficients[:decode] != 0
+        np.testing.assert_array_equal(to_bits(fired[:decode], n), nonzero)
+        counted, added = (fires, nonzero) if skip else (candidates[:decode], candidates[:decode])
+        down = int(added.any(axis=0).sum()) if tensors.down_layout == "by_neuron" else n * (decode > 0)
+        up = int(counted.any(axis=0).sum()) if tensors.gate is not None else 0
+        assert stats.counts.tolist() == [candidates[:decode].any(axis=0).sum(), up, down, added.sum()]
+
+
+def test_ffn_whose_mask_names_nothing_is_its_bias(backend: Backend) -> None:
+    random = rng("nothing")
+    weights = backend.ffn_weights(tensors := random_ffn(random, (100, 64), ("Q8_0",) * 3, biases=True))
+    batch = plain_batch(backend, 3)
+    mask = backend.zeros((batch.limits.tokens, 2), np.uint64)
+    out, stats = filled(backend, batch.limits.tokens, 64), FFNStats()
+    x = buffers(backend, batch, random_rows(random, 3, 64))
+    backend.ffn(x, weights, batch, out, skip=True, mask=mask, stats=stats)
+    np.testing.assert_array_equal(out[:3], np.broadcast_to(tensors.down_bias, (3, 64)))
+    assert not stats.counts.any()
+
+
+@pytest.mark.parametrize("types", [("F32", "F32"), ("F16", "F16"), ("Q8_0", "Q8_0"), ("Q4_0", "F16")])
+@pytest.mark.parametrize("relu", [True, False])
+def test_predict(backend: Backend, types: tuple[str, str], relu: bool) -> None:
+    for n, d, rank in ((100, 64, 32), (172, 96, 64), (1000, 256, 32)):
+        random = rng("predict", types, n)
+        tensors = PredictorTensors(
+            random_tensor(random, types[0], rank, d), random_tensor(random, types[1], n, rank),
+            random_rows(random, n) * 0.2, relu,
+        )  # fmt: skip
+        weights = backend.predictor_weights(tensors)
+        for decode, prompt in ((1, 0), (3, 0), (16, 0), (2, 3), (0, 4)):
+            batch = plain_batch(backend, decode, prompt)
+            x = random_rows(random, decode + prompt, d)
+            mask = backend.zeros((batch.limits.tokens, -(-n // 64)), np.uint64)
+            mask[:] = 9
+            backend.predict(buffers(backend, batch, x), weights, batch, mask)
+            truth = scores(x[:decode], tensors)
+            margin = truth.values - tensors.threshold
+            sure = np.abs(margin) > truth.bounds
+            assert decode == 0 or sure.mean() > 0.5
+            np.testing.assert_array_equal(to_bits(mask[:decode], n)[sure], (margin >= 0)[sure])
+            beyond = -n % 64
+            assert decode == 0 or not beyond or not (mask[:decode, -1] >> np.uint64(64 - beyond)).any()
+            assert (mask[decode:] == 9).all()
+
+
+def test_add_and_gather(backend: Backend) -> None:
+    x, y = random_rows(rng("add"), 2, 8, 33)
+    batch = make_batch(backend, [Row(0), Row(1)], [Row(2), Row(3), Row(4)], logits=[4, 0, 1])
+    total = x.copy()
+    backend.add(total, y, batch)
+    np.testing.assert_array_equal(total[:5], x[:5] + y[:5])
+    np.testing.assert_array_equal(total[5:], x[5:])
+    out = filled(backend, batch.limits.logits, 33)
+    backend.gather(x, batch, out)
+    np.testing.assert_array_equal(out[:3], x[[4, 0, 1]])
+    assert (out[3:] == 7).all()
+
+
+@pytest.mark.parametrize("vocab", [1, 63, 64, 65, 4096, 32003])
+def test_top_k(backend: Backend, vocab: int) -> None:
+    random = rng("top_k", vocab)
+    logits = np.round(random_rows(random, vocab), 2)  # with ties
+    bias = np.where(random.random(vocab) < 0.1, np.float32(-np.inf), np.float32(0)).astype(np.float32)
+    bits = random.random((1, vocab)) < 0.5
+    for b, allowed in ((None, None), (bias, None), (None, bits), (bias, bits)):
+        values = logits if b is None else logits + b
+        permitted = [i for i in range(vocab) if allowed is None or allowed[0, i]]
+        order = sorted(permitted, key=lambda i: (-values[i], i))
+        for k in (1, 40, vocab, vocab + 9):
+            ids, top = backend.top_k(logits, k, b, None if allowed is None else to_words(allowed)[0])
+            assert ids.dtype == np.int32 and ids.tolist() == order[:k]
+            np.testing.assert_array_equal(top, values[order[:k]])
+
+
+def test_a_program_reads_its_numbers_anew(backend: Backend) -> None:
+    """Recorded with one row, run with three, then with none: nothing is done at record."""
+    tensor = random_tensor(rng("program"), "Q8_0", 40, 64)
+    matrix = backend.matrix(tensor)
+    batch = plain_batch(backend, 1, 4)
+    x = buffers(backend, batch, random_rows(rng("x"), 5, 64))
+    out = filled(backend, batch.limits.tokens, 40)
+    program = backend.record(lambda: backend.linear(x, [matrix], batch, [out]))
+    assert (out == 7).all()
+    for n in (3, 0, 5):
+        out[:] = 7
+        batch.counts[:] = (n, min(n, 1), 0, 1)
+        program.run()
+        if n:
+            dot(x[:n], tensor).check(out[:n])
+        assert (out[n:] == 7).all()

@@ -1,0 +1,241 @@
+"""Inputs and float64 answers for tests of ops: brute force over dequantised weights, no backend involved."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.blocks import Tensor, quantise
+from hotcold.kernels.backend import PAGE, Backend, Batch, BatchLimits, FFNTensors, PredictorTensors
+
+Doubles = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+BLOCK = 32
+TOLERANCE = 1e-5  #: of a row's largest magnitude; DESIGN's bound between backends
+
+
+def rng(*key: object) -> np.random.Generator:
+    """The same numbers in every process for the same key."""
+    return np.random.default_rng(zlib.crc32(repr(key).encode()))
+
+
+def random_tensor(random: np.random.Generator, type: str, *shape: int, scale: float | None = None) -> Tensor:
+    """Weights whose dots with unit inputs are about 1."""
+    scale = shape[-1] ** -0.5 if scale is None else scale
+    return quantise((random.standard_normal(shape) * scale).astype(np.float32), type)
+
+
+def random_rows(random: np.random.Generator, *shape: int) -> Floats:
+    return random.standard_normal(shape).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a step."""
+
+    position: int
+    sequence: int = 0
+    token: int = 0
+
+
+def make_batch(
+    backend: Backend,
+    decode: Sequence[Row],
+    prompt: Sequence[Row] = (),
+    logits: Sequence[int] = (),
+    spare: int = 3,
+) -> Batch:
+    """A step with these rows, and room for more; every sequence has pages of its own, in no order."""
+    rows = [*decode, *prompt]
+    sequences = max((row.sequence for row in rows), default=0) + 1
+    pages = max((row.position for row in rows), default=0) // PAGE + 1
+    limits = BatchLimits(len(rows) + spare, sequences + 1, pages + 1, max(1, len(logits)) + 1)
+    batch = backend.batch(limits)
+    batch.pages[:] = rng("pages", len(rows)).permutation(batch.pages.size).reshape(batch.pages.shape)
+    for t, row in enumerate(rows):
+        batch.tokens[t], batch.positions[t], batch.sequence[t] = row.token, row.position, row.sequence
+        page = batch.pages[row.sequence, row.position // PAGE]
+        batch.slots[t] = page * PAGE + row.position % PAGE
+        batch.lengths[row.sequence] = max(batch.lengths[row.sequence], row.position + 1)
+    batch.logits_rows[: len(logits)] = logits
+    batch.counts[:] = (len(rows), len(decode), len(logits), sequences)
+    return batch
+
+
+def plain_batch(backend: Backend, decode: int, prompt: int = 0) -> Batch:
+    """Rows of one sequence at positions 0, 1, ..."""
+    rows = [Row(position=t) for t in range(decode + prompt)]
+    return make_batch(backend, rows[:decode], rows[decode:])
+
+
+def page_count(batch: Batch) -> int:
+    return int(batch.pages.size)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an op must give: ``values``, within :data:`TOLERANCE` of each row's magnitude and ``slack``.
+
+    A row's magnitude is its largest value, or the ``size`` that its sums would have if nothing cancelled out.
+    """
+
+    values: Doubles
+    slack: Doubles | float = 0.0
+    size: Doubles | float = 0.0
+
+    @property
+    def bounds(self) -> Doubles:
+        largest = np.abs(self.values).max(axis=-1, keepdims=True)
+        return TOLERANCE * np.maximum(largest, self.size) + 1e-30 + self.slack
+
+    def check(self, actual: Floats, what: object = "") -> None:
+        assert np.isfinite(actual).all(), what
+        excess = np.abs(actual - self.values) / self.bounds
+        assert excess.max(initial=0.0) <= 1, f"{what}: {excess.max():.3g} times the tolerance"
+
+
+def dot(
+    x: Doubles | Floats, tensor: Tensor, bias: Floats | None = None, *, exact_input: bool = True
+) -> Answer:
+    """``x @ w.T + bias``. For weights in blocks, x becomes int8 codes per 32 values, in the prescribed steps.
+
+    Without ``exact_input``, x is itself the result of sums, so a value on the edge between two codes may get
+    either: the answer's slack covers those.
+    """
+    weights = tensor.dequantise().astype(np.float64)
+    slack: Doubles | float = 0.0
+    if tensor.type.weights > 1:
+        blocks = np.asarray(x, np.float32).reshape(len(x), x.shape[1] // BLOCK, BLOCK)
+        largest = np.abs(blocks).max(axis=2)
+        inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+        scaled = blocks * inverse[:, :, None]
+        step = (largest / np.float32(127)).astype(np.float64)[:, :, None]
+        x = (np.rint(scaled).astype(np.float64) * step).reshape(x.shape)
+        if not exact_input:
+            edge = np.abs(scaled - np.floor(scaled) - 0.5) < 1e-3
+            slack = (edge * step).reshape(x.shape) @ np.abs(weights).T
+    x = np.asarray(x, np.float64)
+    values = x @ weights.T
+    size = np.sqrt(x**2 @ weights.T**2).max(axis=1, keepdims=True)
+    return Answer(values if bias is None else values + bias, slack, size)
+
+
+def activate(activation: str, gate: Doubles, threshold: float) -> Doubles:
+    if activation in ("relu", "drelu", "relu2"):
+        fires = np.where(gate > threshold, gate, 0.0)
+        return fires**2 if activation == "relu2" else fires
+    if activation == "silu":
+        return gate / (1 + np.exp(-gate))
+    return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+
+
+@dataclass(frozen=True)
+class FFNAnswer:
+    """``out`` of the FFN op, which gates fire and which coefficients are not zero ``[T, N]``."""
+
+    out: Answer
+    fires: Bools
+    coefficients: Doubles
+
+
+def gate_and_up(x: Floats, tensors: FFNTensors) -> tuple[Doubles, Doubles]:
+    """Without a gate, up plays its part and its own is played by ones."""
+    up = dot(x, tensors.up, tensors.up_bias).values
+    if tensors.gate is None:
+        return up, np.ones_like(up)
+    return dot(x, tensors.gate, tensors.gate_bias).values, up
+
+
+def ffn_rows(random: np.random.Generator, count: int, tensors: FFNTensors) -> Floats:
+    """Random inputs that put no gate or up on the edge of firing, where float32 may fall on either side."""
+    rows = random_rows(random, count, tensors.up.shape[1])
+    while True:
+        gate, up = gate_and_up(rows, tensors)
+        on_edge = np.minimum(np.abs(gate - tensors.threshold), np.abs(up)).min(axis=1) < 1e-6
+        if not on_edge.any():
+            return rows
+        rows[on_edge] = random_rows(random, int(on_edge.sum()), rows.shape[1])
+
+
+def ffn(x: Floats, tensors: FFNTensors, candidates: Bools | None = None) -> FFNAnswer:
+    """``candidates`` ``[T, N]``: the neurons that count, for each row."""
+    gate, up = gate_and_up(x, tensors)
+    if tensors.activation == "drelu":
+        up = np.maximum(up, 0)
+    sparse = tensors.activation in ("relu", "drelu", "relu2")
+    fires = gate > tensors.threshold if sparse else np.ones_like(gate, np.bool_)
+    coefficients = activate(tensors.activation, gate, tensors.threshold) * up
+    if candidates is not None:
+        coefficients = np.where(candidates, coefficients, 0.0)
+    if tensors.down_layout == "by_neuron":
+        out = Answer(coefficients @ tensors.down.dequantise().astype(np.float64))
+    else:
+        out = dot(coefficients, tensors.down, exact_input=False)
+    if tensors.down_bias is not None:
+        out = replace(out, values=out.values + tensors.down_bias)
+    return FFNAnswer(out, fires, coefficients)
+
+
+def scores(x: Floats, tensors: PredictorTensors) -> Answer:
+    hidden = dot(x, tensors.first).values
+    return dot(np.maximum(hidden, 0) if tensors.relu else hidden, tensors.second, exact_input=False)
+
+
+def attention(q: Floats, k: Doubles, v: Doubles, scale: float) -> Doubles:
+    """One row: q ``[H, head_dim]`` over k, v ``[K, positions, head_dim]``."""
+    out = np.empty(q.shape, np.float64)
+    for head, query in enumerate(q.astype(np.float64)):
+        group = head * len(k) // len(q)
+        logits = scale * (k[group] @ query)
+        weights = np.exp(logits - logits.max())
+        out[head] = weights @ v[group] / weights.sum()
+    return out
+
+
+def to_words(bits: Bools) -> npt.NDArray[np.uint64]:
+    """Rows of booleans as 64-bit words, bit by bit."""
+    rows, n = bits.shape
+    words = np.zeros((rows, -(-n // 64)), np.uint64)
+    for i in range(n):
+        words[:, i // 64] |= bits[:, i].astype(np.uint64) << np.uint64(i % 64)
+    return words
+
+
+def to_bits(words: npt.NDArray[np.uint64], n: int) -> Bools:
+    shifts = np.arange(n) % 64
+    return (words[:, np.arange(n) // 64] >> shifts.astype(np.uint64) & np.uint64(1)).astype(np.bool_)
+
+
+def random_ffn(
+    random: np.random.Generator,
+    shape: tuple[int, int],
+    types: tuple[str, str, str],
+    activation: str = "relu",
+    *,
+    threshold: float = 0.0,
+    gated: bool = True,
+    biases: bool = False,
+    layout: str = "by_neuron",
+) -> FFNTensors:
+    """An FFN of ``(N, D)`` whose gate, up and down have these types."""
+    n, d = shape
+    bias = (
+        (lambda size: random.standard_normal(size).astype(np.float32) * 0.3) if biases else lambda size: None
+    )
+    return FFNTensors(
+        gate=random_tensor(random, types[0], n, d) if gated else None,
+        up=random_tensor(random, types[1], n, d),
+        down=random_tensor(random, types[2], *((n, d) if layout == "by_neuron" else (d, n)), scale=n**-0.5),
+        down_layout=layout,
+        activation=activation,
+        threshold=threshold,
+        gate_bias=bias(n) if gated else None,
+        up_bias=bias(n),
+        down_bias=bias(d),
+    )
