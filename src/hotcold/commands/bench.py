@@ -82,12 +82,13 @@ def prompt_of(model: LoadedModel, length: int) -> list[int]:
 
 
 def bandwidth_probe(model: LoadedModel) -> Callable[[], float] | None:
-    """Reads memory with the model's threads, GB/s; None for a backend that is not about memory."""
-    if model.backend.name != "cpu":
-        return None
-    from hotcold.kernels.cpu import read_bandwidth
+    """Streams through memory with the model's own threads, GB/s; None for a backend without a probe."""
+    from hotcold.kernels.cpu import CPUBackend, ReadProbe
 
-    return lambda: float(read_bandwidth(model.threads, _PROBE_S))
+    if not isinstance(model.backend, CPUBackend):
+        return None
+    probe = ReadProbe(model.backend)
+    return lambda: probe.measure(_PROBE_S)
 
 
 def measure(

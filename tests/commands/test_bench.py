@@ -1,0 +1,67 @@
+"""`hotcold bench`: the figures agree with each other. How large they are is no test's business."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hotcold.commands import bench
+from hotcold.commands.cli import main
+from hotcold.engine.loading import LoadOptions, load
+
+
+def report(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    assert main(["bench", *args, "--json"]) == 0
+    parsed: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return parsed
+
+
+def test_figures_agree_with_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    result = report(capsys, "-p", "40", "-n", "12", "-r", "3")
+    assert (result["prompt_tokens"], result["generated_tokens"], result["repetitions"]) == (40, 12, 3)
+    for name in ("prompt_tok_s", "tok_s", "bandwidth_share"):
+        low, high = result[f"{name}_range"]
+        assert 0 < low <= result[name] <= high
+    assert 0 < result["python_share"] < 1 and 0.02 < result["active_share"] < 0.3
+    assert 3e6 < result["bytes_per_token"] < 8e6
+    assert result["read_bandwidth_gb_s"] > 0 and result["sparsity"] == "exact"
+
+
+def test_a_dense_run_reads_the_whole_model(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("-p", "20", "-n", "8", "-r", "1")
+    off, exact = report(capsys, *args, "--sparsity", "off"), report(capsys, *args)
+    assert off["active_share"] == 1 and off["bytes_per_token"] > 1.3 * exact["bytes_per_token"]
+
+
+def test_the_reference_has_no_bandwidth_to_compare_with(capsys: pytest.CaptureFixture[str]) -> None:
+    result = report(capsys, "-p", "3", "-n", "3", "-r", "1", "--backend", "reference")
+    assert result["read_bandwidth_gb_s"] is result["bandwidth_share"] is None and result["tok_s"] > 0
+
+
+def test_a_prompt_of_any_length() -> None:
+    model = load(None, LoadOptions(backend="reference"))
+    assert len(bench.prompt_of(model, 1)) == 1
+    ids = bench.prompt_of(model, 5000)
+    assert len(ids) == 5000 and ids.count(model.tokenizer.bos_id) == 1
+
+
+def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "-p", "8", "-n", "4", "-r", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "prompt of 8: " in out and "generation of 4: " in out and "% of a step is Python's" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-p", "200", "-n", "100"], "-p 200 and -n 100 need 300 positions: the context holds 256"),
+        (["-n", "1"], "'1' is not a whole number from 2"),
+        (["-r", "0"], "'0' is not a whole number from 1"),
+    ],
+)
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], args: list[str], message: str) -> None:
+    assert main(["bench", *args]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""

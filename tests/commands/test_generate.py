@@ -1,0 +1,164 @@
+"""`hotcold generate`: what goes where, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotcold import LLM
+from hotcold.commands.cli import main
+
+PROMPT = "Once upon a time"
+
+
+def report(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    assert main(["generate", *args, "--json"]) == 0
+    parsed: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return parsed
+
+
+def test_the_text_goes_to_stdout_and_one_line_of_figures_to_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "-p", PROMPT, "-n", "30", "--seed", "3"]) == 0
+    captured = capsys.readouterr()
+    with LLM() as llm:
+        assert captured.out == PROMPT + llm.generate(PROMPT, max_tokens=30, seed=3).text + "\n"
+    assert captured.err.count("\n") == 1
+    for figure in (
+        "sparsity exact",
+        r"prompt 5 tokens [\d.]+ tok/s",
+        r"first token [\d.]+ ms",
+        r"generation 30 tokens [\d.]+ tok/s",
+        r"[\d.]+ GB/s read",
+        r"\d+\.\d% of neurons active",
+        r"4\.\d+M parameters per token",
+    ):
+        assert re.search(figure, captured.err), figure
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    result = report(capsys, "-p", PROMPT, "-n", "25", "--seed", "3", "--ignore-eos")
+    with LLM() as llm:
+        expected = llm.generate(PROMPT, max_tokens=25, seed=3, ignore_eos=True)
+    assert (result["text"], result["ids"]) == (expected.text, list(expected.ids))
+    assert (result["prompt_tokens"], result["generated_tokens"]) == (5, 25)
+    assert (result["sparsity"], result["finish_reason"], result["seed"]) == ("exact", "length", 3)
+    for name in ("prompt_tok_s", "tok_s", "ttft_s", "gb_s", "params_per_token"):
+        assert result[name] > 0, name
+    assert 0.05 < result["active_share"] < 0.2
+
+
+def test_dense_computes_all_neurons_and_writes_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("-p", PROMPT, "-n", "40", "--temp", "0")
+    off, exact = report(capsys, *args, "--sparsity", "off"), report(capsys, *args)
+    assert off["text"] == exact["text"]
+    assert (off["active_share"], off["sparsity"]) == (1.0, "off")
+    assert off["params_per_token"] > 1.4 * exact["params_per_token"]
+
+
+def test_one_token_has_no_generation_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    result = report(capsys, "-p", PROMPT, "-n", "1")
+    assert result["generated_tokens"] == 1 and result["tok_s"] is None and result["ttft_s"] > 0
+
+
+def test_without_a_prompt_a_text_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    result = report(capsys, "-n", "5", "--seed", "1")
+    assert result["prompt_tokens"] == 1 and not result["text"].startswith(" ")
+
+
+def test_the_prompt_from_a_file_and_from_standard_input(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ("-n", "8", "--temp", "0")
+    expected = report(capsys, "-p", PROMPT, *args)["ids"]
+    file = tmp_path / "prompt with spaces.txt"
+    file.write_text(PROMPT + "\n")
+    assert report(capsys, "-f", str(file), *args)["ids"] == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode() + b"\n")))
+    assert report(capsys, "-p", "-", *args)["ids"] == expected
+
+
+def test_the_end_of_the_context_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", PROMPT, "-c", "20", "-n", "100", "--ignore-eos"]) == 0
+    note, figures = capsys.readouterr().err.splitlines()
+    assert note == "note: stopped at the end of the context, 20 positions (see -c)"
+    assert "generation 15 tokens" in figures
+
+
+def test_sampling_flags_reach_the_sampler(capsys: pytest.CaptureFixture[str]) -> None:
+    greedy = report(capsys, "-p", PROMPT, "-n", "20", "--temp", "0")["ids"]
+    for flags in (["--top-k", "1"], ["--top-p", "0"], ["--min-p", "1"], ["--temp", "0.001"]):
+        assert report(capsys, "-p", PROMPT, "-n", "20", "--seed", "8", *flags)["ids"] == greedy, flags
+    assert report(capsys, "-p", PROMPT, "-n", "20", "--temp", "0", "--repeat-penalty", "3")["ids"] != greedy
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-n", "0"], "argument -n/--n-predict: '0' is not a whole number from 1 to"),
+        (["-n", "-3"], "'-3' is not a whole number from 1"),
+        (["-n", "9999999999999"], "is not a whole number from 1 to 2147483647"),
+        (["-n", ""], "'' is not a whole number"),
+        (["-n", "ten"], "'ten' is not a whole number"),
+        (["-t", "0"], "argument -t/--threads: '0' is not a whole number from 1"),
+        (["-c", "257"], "context of 257 positions (-c): this model allows 2 to 256"),
+        (["--temp", "nan"], "argument --temp: 'nan' is not a finite number"),
+        (["--temp", "-1"], "temperature is -1.0: allowed are 0 to 100"),
+        (["--temp", "1e999"], "'1e999' is not a finite number"),
+        (["--top-k", "-1"], "argument --top-k: '-1' is not a whole number from 0"),
+        (["--top-p", "1.5"], "top_p is 1.5: allowed are 0 to 1"),
+        (["--min-p", "-0.1"], "min_p is -0.1"),
+        (["--repeat-penalty", "0"], "repeat_penalty is 0.0"),
+        (["--seed", "-2"], "argument --seed: '-2' is not a whole number from -1"),
+        (["--sparsity", "fast"], "invalid choice: 'fast'"),
+        (["--sparsity", "predicted"], "the file has no predictor"),
+        (["-p", "a", "-f", "b"], "not allowed with argument"),
+        (["-f", "no-such-file"], "no-such-file: No such file or directory"),
+        (["-m", "no-such-model.gguf"], "no-such-model.gguf"),
+        (["-p", "goat " * 300], "tokens and the context holds 256"),
+    ],
+)
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], args: list[str], message: str) -> None:
+    assert main(["generate", *args]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("hotcold: error: ") and captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_a_prompt_that_is_not_utf8_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "latin1.txt"
+    file.write_bytes("Käse".encode("latin-1"))
+    assert main(["generate", "-f", str(file)]) == 2
+    assert "latin1.txt is not UTF-8 text: byte 0xe4 at 1" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    assert main(["generate", "-p", "-"]) == 2
+    assert "standard input is not UTF-8 text" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT cannot be sent to one process")
+def test_ctrl_c_ends_with_the_figures_and_exit_code_130() -> None:
+    # NumPy's backend is slow enough to be caught in the act.
+    command = [sys.executable, "-m", "hotcold", "generate", "-p", PROMPT, "-n", "250", "--ignore-eos"]
+    with subprocess.Popen(
+        [*command, "--backend", "reference"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        start = process.stdout.read(len(PROMPT) + 10)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert start.decode().startswith(PROMPT) and rest.endswith(b"\n")
+    assert b"Traceback" not in errors and errors.count(b"\n") == 1
+    assert errors.rstrip().endswith(b"| interrupted") and b"tok/s" in errors

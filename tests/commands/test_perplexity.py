@@ -1,0 +1,75 @@
+"""`hotcold perplexity`: its figures are those of the scoring module; its mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotcold.commands.cli import main
+
+TEXT = (
+    "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "
+    "before the hut and carved a spoon, and Heidi told him everything that she had seen: the great bird, the "
+    "fire on the snow, and the flowers that stood so thick that one could not see the grass between them. "
+)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT * 3)
+    return path
+
+
+def report(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    assert main(["perplexity", *args, "--json"]) == 0
+    parsed: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return parsed
+
+
+def test_windows_and_tokens(capsys: pytest.CaptureFixture[str], text: Path) -> None:
+    result = report(capsys, "-f", str(text), "-c", "64", "--chunks", "2")
+    assert (result["chunks"], result["tokens"], result["context"]) == (2, 2 * 63, 64)
+    assert 2 < result["ppl"] < 300 and result["ppl_se"] > 0
+    assert len(result["active_share_by_layer"]) == 6
+    assert result["sparsity"] == "exact" and "compare" not in result
+
+
+def test_exact_compared_with_off_is_the_same(capsys: pytest.CaptureFixture[str], text: Path) -> None:
+    result = report(capsys, "-f", str(text), "--chunks", "1", "--compare", "off")
+    compare = result["compare"]
+    assert compare["ppl"] == result["ppl"]
+    assert (compare["kl_mean"], compare["kl_p99"], compare["top1_agreement"]) == (0, 0, 1)
+    assert compare["ppl_ratio"] == compare["ppl_ratio_low"] == compare["ppl_ratio_high"] == 1
+
+
+def test_lines_for_people(capsys: pytest.CaptureFixture[str], text: Path) -> None:
+    assert main(["perplexity", "-f", str(text), "-c", "64", "--compare", "off"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("perplexity ") and captured.err == ""
+    assert "95 %, paired bootstrap" in captured.out and "KL divergence mean 0" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "-f/--file"),
+        (["-f", "nowhere.txt"], "nowhere.txt: No such file or directory"),
+        (["-f", "{empty}"], "the text has 0 tokens: perplexity needs at least 1"),
+        (["-f", "{text}", "--chunks", "0"], "'0' is not a whole number from 1"),
+        (["-f", "{text}", "-c", "1000"], "this model allows 2 to 256"),
+        (["-f", "{text}", "--compare", "predicted"], "the file has no predictor"),
+        (["-f", "{text}", "--compare", "auto"], "invalid choice: 'auto'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path, args: list[str], message: str
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    places = {"text": text, "empty": tmp_path / "empty.txt"}
+    assert main(["perplexity", *(arg.format(**places) for arg in args)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""

@@ -1,0 +1,122 @@
+"""Leaving out neurons that are zero changes no bit, nor does the number of threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pwri import write_pwri
+
+from hotcold.demo import model_path
+from hotcold.engine.engine import Engine
+from hotcold.engine.loading import LoadedModel, LoadOptions, load
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.scoring import Scorer, compare
+from hotcold.formats.gguf import open_gguf
+
+SENTENCE = "The old man sat down by the fire and told the children a story about the sea and the white ship."
+
+
+def model(**options: object) -> LoadedModel:
+    return load(None, LoadOptions(**options))  # type: ignore[arg-type]
+
+
+def prompts(n: int) -> list[list[int]]:
+    """Random tokens, so that runs are not alike."""
+    return np.random.default_rng(7).integers(259, 4096, (n, 16)).tolist()
+
+
+def greedy(model: LoadedModel, prompts: list[list[int]], n: int) -> list[list[int]]:
+    engine, outputs = Engine(model), []
+    for prompt in prompts:
+        request = Request(prompt, SamplingParams(temperature=0), max_tokens=n, ignore_eos=True)
+        engine.add(request)
+        while not request.finished:
+            engine.step()
+        outputs.append(request.output)
+    return outputs
+
+
+def logits(model: LoadedModel) -> np.ndarray:
+    window = model.tokenizer.encode(SENTENCE)
+    return np.concatenate([rows.copy() for rows in Scorer(model).logits(window)])
+
+
+def test_ten_thousand_greedy_tokens_are_the_same_exact_and_off() -> None:
+    exact = model(sparsity="exact")
+    off = exact.with_sparsity("off")
+    few, many = (
+        prompts(20),
+        prompts(240)[20:],
+    )  # greedy text soon repeats itself: short runs see more of the model
+    texts = greedy(exact, few, 240) + greedy(exact, many, 25)
+    assert sum(map(len, texts)) > 10_000
+    assert len({token for text in texts for token in text}) > 300, "too much alike to show anything"
+    assert texts == greedy(off, few, 240) + greedy(off, many, 25)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_logits_are_bit_identical_exact_or_off_at_any_number_of_threads(threads: int) -> None:
+    exact = model(sparsity="exact", threads=threads)
+    expected = logits(model(sparsity="off", threads=1))
+    assert np.array_equal(logits(exact), expected)
+    assert np.array_equal(logits(exact.with_sparsity("off")), expected)
+
+
+def test_sampled_text_is_the_same_at_one_and_two_threads() -> None:
+    def sampled(threads: int) -> list[int]:
+        engine = Engine(model(threads=threads))
+        request = Request(list(range(300, 310)), SamplingParams(seed=4), max_tokens=200, ignore_eos=True)
+        engine.add(request)
+        while not request.finished:
+            engine.step()
+        return request.output
+
+    assert sampled(1) == sampled(2)
+
+
+def test_the_cpu_follows_the_reference() -> None:
+    """Not bit by bit: float sums in another order now and then turn an int8 code of some dot's input."""
+    window = model().tokenizer.encode(SENTENCE)
+    both = compare(Scorer(model()), Scorer(model(backend="reference")), window)
+    assert both.kl.max() < 1e-3 and both.same_top.all()
+    assert both.perplexity_ratio == pytest.approx(1, abs=5e-3)
+
+
+def test_an_exact_step_reads_less_and_counts_what_the_reference_counts() -> None:
+    counts = []
+    for backend in ("cpu", "reference"):
+        exact = model(sparsity="exact", backend=backend)
+        logits(exact)
+        counts.append(exact.counters.rows)
+    gate, up, down, pairs = counts[0].T
+    assert (up < gate).all() and (down < gate).all() and (pairs >= down).all()
+    assert counts[0] == pytest.approx(counts[1], rel=0.01)  # a gate at 0 but for rounding goes either way
+
+
+def predictor_file(path: Path, threshold: float) -> Path:
+    """The built-in model in PowerInfer's format, with a predictor that scores every neuron 0."""
+    with open_gguf(model_path()) as file:
+        shapes = [file.tensors[f"blk.{i}.ffn_up.weight"].shape for i in range(6)]
+    factors = {
+        i: (np.zeros((32, d), np.float32), np.zeros((n, 32), np.float32)) for i, (n, d) in enumerate(shapes)
+    }
+    write_pwri(path, model_path(), factors, threshold)
+    return path
+
+
+def test_a_predictor_that_names_all_changes_nothing_and_one_that_names_none_ruins_it(tmp_path: Path) -> None:
+    runs = prompts(3)
+    dense = model(sparsity="off")
+    everything = load(predictor_file(tmp_path / "low.gguf", -1e9), LoadOptions(sparsity="predicted"))
+    nothing = load(predictor_file(tmp_path / "high.gguf", 1e9), LoadOptions(sparsity="predicted"))
+    assert greedy(everything, runs, 60) == greedy(dense, runs, 60) != greedy(nothing, runs, 60)
+    assert np.array_equal(logits(everything), logits(dense))
+
+    both = compare(Scorer(nothing), Scorer(dense), dense.tokenizer.encode(SENTENCE))
+    assert both.perplexity_ratio > 5, (
+        "perplexity is measured by the decode rule, not on the dense prompt path"
+    )
+    assert (nothing.counters.rows == 0).all()
