@@ -1,4 +1,5 @@
-// The only file that knows nanobind: it checks dtypes, shapes and contiguity, and hands pointers to the program.
+// The only file that knows nanobind: it checks dtypes, shapes and contiguity, and hands pointers to the
+// program.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -37,8 +38,8 @@ template <class T> T* data_of(const Array<T>& a, const char* name, int64_t rows,
     for (size_t i = 1; i < a.ndim(); ++i) inner *= int64_t(a.shape(i));
     if (a.ndim() < 1 || int64_t(a.shape(0)) < rows || inner != width)
         refuse(std::string(name) + ": expected at least " + std::to_string(rows) + " rows of " +
-               std::to_string(width) + ", got " + std::to_string(a.ndim() ? int64_t(a.shape(0)) : 0) + " of " +
-               std::to_string(inner));
+               std::to_string(width) + ", got " + std::to_string(a.ndim() ? int64_t(a.shape(0)) : 0) +
+               " of " + std::to_string(inner));
     return a.data();
 }
 
@@ -52,10 +53,11 @@ struct WeightRows {
     Rows rows;
 };
 
-WeightRows weight_rows(std::shared_ptr<Memory> memory, int64_t offset, int64_t stride, int64_t count, int64_t cols,
-                       int type) {
+WeightRows weight_rows(std::shared_ptr<Memory> memory, int64_t offset, int64_t stride, int64_t count,
+                       int64_t cols, int type) {
     const int64_t bytes = row_size(Type(type), cols);
-    if (offset < 0 || count < 1 || stride < bytes || offset + (count - 1) * stride + bytes > int64_t(memory->size()))
+    if (offset < 0 || count < 1 || stride < bytes ||
+        offset + (count - 1) * stride + bytes > int64_t(memory->size()))
         refuse("rows lie outside their memory");
     const Rows rows{memory->data() + offset, stride, count, cols, Type(type)};
     return {std::move(memory), rows};
@@ -96,21 +98,24 @@ void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Po
     if (arrays.size() != 8) refuse("a batch has eight arrays");
     const int64_t tokens = int64_t(arrays[1].size()), sequences = int64_t(arrays[5].shape(0));
     const int64_t logits = int64_t(arrays[7].size());
-    const int64_t sizes[8] = {4, tokens, tokens, tokens, tokens, int64_t(arrays[5].size()), sequences, logits};
+    const int64_t sizes[8] = {4,         tokens, tokens, tokens, tokens, int64_t(arrays[5].size()),
+                              sequences, logits};
     const int32_t* p[8];
     for (size_t i = 0; i < 8; ++i) {
         if (int64_t(arrays[i].size()) != sizes[i]) refuse("a batch's arrays disagree about its limits");
         p[i] = arrays[i].data();
     }
-    const Batch batch{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
-                      sequences ? int64_t(arrays[5].size()) / sequences : 0};
+    const Batch batch{p[0], p[1], p[2],
+                      p[3], p[4], p[5],
+                      p[6], p[7], sequences ? int64_t(arrays[5].size()) / sequences : 0};
     const BatchBounds bounds{tokens, sequences, logits};
     new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), batch, bounds), bounds};
 }
 
 void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<const float>& weight,
                const Maybe<const float>& bias, float eps, bool centre, int of) {
-    const int64_t dim = int64_t(weight.size()), width = int64_t(x.size()) / std::max<int64_t>(1, int64_t(x.shape(0)));
+    const int64_t dim = int64_t(weight.size()),
+                  width = int64_t(x.size()) / std::max<int64_t>(1, int64_t(x.shape(0)));
     if (dim < 1 || width % dim) refuse("norm: the last axis does not match the weight");
     const float* from = data_of(x, "norm: x", p.rows(of), width);
     const NormArgs args{weight.data(), vector_of(bias, "norm: bias", dim), eps, centre, dim};
@@ -118,8 +123,8 @@ void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<
 }
 
 void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const WeightRows*>& weights,
-                 const std::vector<Maybe<const float>>& biases, const std::vector<Floats>& outs, bool accumulate,
-                 int of) {
+                 const std::vector<Maybe<const float>>& biases, const std::vector<Floats>& outs,
+                 bool accumulate, int of) {
     if (weights.empty() || weights.size() != outs.size() || weights.size() != biases.size())
         refuse("linear: as many outs and biases as weights are needed");
     std::vector<Product> products;
@@ -134,12 +139,14 @@ void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const Weigh
 
 void bind_rope(BoundProgram& p, const Floats& x, const Array<const float>& cos, const Array<const float>& sin,
                bool interleaved) {
-    if (x.ndim() != 3 || cos.ndim() != 2) refuse("rope: x must be [T, H, head_dim], cos and sin [P, rotary / 2]");
+    if (x.ndim() != 3 || cos.ndim() != 2)
+        refuse("rope: x must be [T, H, head_dim], cos and sin [P, rotary / 2]");
     const int64_t heads = int64_t(x.shape(1)), head_dim = int64_t(x.shape(2)), half = int64_t(cos.shape(1));
     if (2 * half > head_dim) refuse("rope: the table is wider than a head");
     const int64_t positions = int64_t(cos.shape(0));
     const RopeArgs args{cos.data(), data_of(sin, "rope: sin", positions, half), half, interleaved};
-    p.program.rope(args, positions, data_of(x, "rope: x", p.rows(kTokens), heads * head_dim), heads, head_dim);
+    p.program.rope(args, positions, data_of(x, "rope: x", p.rows(kTokens), heads * head_dim), heads,
+                   head_dim);
 }
 
 // Caches are [page, K, kPage, head_dim] float16, handed over as uint16.
@@ -158,12 +165,12 @@ void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const Arra
                    const Array<uint16_t>& v_cache) {
     const CacheShape c(k_cache, v_cache);
     const int64_t rows = p.rows(kTokens), width = c.kv_heads * c.head_dim;
-    p.program.store_kv(data_of(k, "store_kv: k", rows, width), data_of(v, "store_kv: v", rows, width), k_cache.data(),
-                       v_cache.data(), c.pages, c.kv_heads, c.head_dim);
+    p.program.store_kv(data_of(k, "store_kv: k", rows, width), data_of(v, "store_kv: v", rows, width),
+                       k_cache.data(), v_cache.data(), c.pages, c.kv_heads, c.head_dim);
 }
 
-void bind_attention(BoundProgram& p, const Floats& q, const Array<uint16_t>& k_cache, const Array<uint16_t>& v_cache,
-                    const Floats& out, float scale) {
+void bind_attention(BoundProgram& p, const Floats& q, const Array<uint16_t>& k_cache,
+                    const Array<uint16_t>& v_cache, const Floats& out, float scale) {
     const CacheShape c(k_cache, v_cache);
     if (q.ndim() != 3 || int64_t(q.shape(2)) != c.head_dim || q.shape(1) % size_t(c.kv_heads))
         refuse("attention: q must be [T, H, head_dim] with H a multiple of the cache's heads");
@@ -179,12 +186,13 @@ void bind_attention(BoundProgram& p, const Floats& q, const Array<uint16_t>& k_c
     p.program.attention(a, c.pages);
 }
 
-void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, const WeightRows& second, bool relu,
-                  const Array<const float>& threshold, const Array<uint64_t>& mask) {
+void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, const WeightRows& second,
+                  bool relu, const Array<const float>& threshold, const Array<uint64_t>& mask) {
     if (second.rows.cols != first.rows.count) refuse("predict: the factors do not fit each other");
     const int64_t n = second.rows.count, rows = std::min<int64_t>(p.rows(kTokens), kMaxDecodeRows);
     p.program.predict(data_of(x, "predict: x", rows, first.rows.cols), first.rows, second.rows, relu,
-                      data_of(threshold, "predict: threshold", n, 1), data_of(mask, "predict: mask", rows, (n + 63) / 64));
+                      data_of(threshold, "predict: threshold", n, 1),
+                      data_of(mask, "predict: mask", rows, (n + 63) / 64));
 }
 
 // One layer's FFN as the backend holds it.
@@ -249,7 +257,8 @@ double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, 
     const auto pieces = int64_t(memory.size() / kPiece);
     if (pieces < 1) refuse("the bandwidth probe needs at least 1 MiB");
     std::atomic<int64_t> kept{0};  // keeps the reads from being optimised away
-    const std::vector<Step> steps{{[=] { return pieces; }, [&](int64_t piece, const Scratch&) {
+    const std::vector<Step> steps{{[=] { return pieces; },
+                                   [&](int64_t piece, const Scratch&) {
                                        if (k.read(memory.data() + size_t(piece) * kPiece, kPiece) > 0) ++kept;
                                    }}};
     nb::gil_scoped_release release;
@@ -271,56 +280,64 @@ NB_MODULE(_cpu, m) {
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
     nb::class_<Memory>(m, "Memory").def(nb::init<size_t>(), "nbytes"_a).def_prop_ro("nbytes", &Memory::size);
     nb::class_<WeightRows>(m, "WeightRows")
-        .def("__init__",
-             [](WeightRows* self, std::shared_ptr<Memory> memory, int64_t offset, int64_t stride, int64_t count,
-                int64_t cols, int type) {
-                 new (self) WeightRows(weight_rows(std::move(memory), offset, stride, count, cols, type));
-             },
-             "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)
+        .def(
+            "__init__",
+            [](WeightRows* self, std::shared_ptr<Memory> memory, int64_t offset, int64_t stride,
+               int64_t count, int64_t cols, int type) {
+                new (self) WeightRows(weight_rows(std::move(memory), offset, stride, count, cols, type));
+            },
+            "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)
         .def("pack", &pack, "tensor"_a.noconvert(), "pool"_a);
     nb::class_<FfnWeights>(m, "FfnWeights")
-        .def("__init__",
-             [](FfnWeights* self, std::optional<WeightRows> gate, const WeightRows& up, const WeightRows& down,
-                Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias, bool by_output,
-                int activation, float threshold) {
-                 FfnWeights w{gate, up, down, gate_bias, up_bias, down_bias, by_output, activation, threshold};
-                 check_ffn(w);
-                 new (self) FfnWeights(w);
-             },
-             "gate"_a.none(), "up"_a, "down"_a, "gate_bias"_a.none().noconvert(), "up_bias"_a.none().noconvert(),
-             "down_bias"_a.none().noconvert(), "by_output"_a, "activation"_a, "threshold"_a);
+        .def(
+            "__init__",
+            [](FfnWeights* self, std::optional<WeightRows> gate, const WeightRows& up, const WeightRows& down,
+               Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
+               bool by_output, int activation, float threshold) {
+                FfnWeights w{gate, up, down, gate_bias, up_bias, down_bias, by_output, activation, threshold};
+                check_ffn(w);
+                new (self) FfnWeights(w);
+            },
+            "gate"_a.none(), "up"_a, "down"_a, "gate_bias"_a.none().noconvert(),
+            "up_bias"_a.none().noconvert(), "down_bias"_a.none().noconvert(), "by_output"_a, "activation"_a,
+            "threshold"_a);
     nb::class_<BoundProgram>(m, "Program")
         .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_a)
-        .def("embed",
-             [](BoundProgram& p, const WeightRows& table, const Floats& out) {
-                 p.program.embed(table.rows, data_of(out, "embed: out", p.rows(kTokens), table.rows.cols));
-             },
-             "table"_a, "out"_a.noconvert())
+        .def(
+            "embed",
+            [](BoundProgram& p, const WeightRows& table, const Floats& out) {
+                p.program.embed(table.rows, data_of(out, "embed: out", p.rows(kTokens), table.rows.cols));
+            },
+            "table"_a, "out"_a.noconvert())
         .def("norm", &bind_norm, "x"_a.noconvert(), "out"_a.noconvert(), "weight"_a.noconvert(),
              "bias"_a.none().noconvert(), "eps"_a, "centre"_a, "rows"_a)
-        .def("linear", &bind_linear, "x"_a.noconvert(), "weights"_a, "biases"_a, "outs"_a, "accumulate"_a, "rows"_a)
+        .def("linear", &bind_linear, "x"_a.noconvert(), "weights"_a, "biases"_a, "outs"_a, "accumulate"_a,
+             "rows"_a)
         .def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "interleaved"_a)
         .def("store_kv", &bind_store_kv, "k"_a.noconvert(), "v"_a.noconvert(), "k_cache"_a.noconvert(),
              "v_cache"_a.noconvert())
-        .def("attention", &bind_attention, "q"_a.noconvert(), "k_cache"_a.noconvert(), "v_cache"_a.noconvert(),
-             "out"_a.noconvert(), "scale"_a)
-        .def("predict", &bind_predict, "x"_a.noconvert(), "first"_a, "second"_a, "relu"_a, "threshold"_a.noconvert(),
-             "mask"_a.noconvert())
+        .def("attention", &bind_attention, "q"_a.noconvert(), "k_cache"_a.noconvert(),
+             "v_cache"_a.noconvert(), "out"_a.noconvert(), "scale"_a)
+        .def("predict", &bind_predict, "x"_a.noconvert(), "first"_a, "second"_a, "relu"_a,
+             "threshold"_a.noconvert(), "mask"_a.noconvert())
         .def("ffn", &bind_ffn, "x"_a.noconvert(), "weights"_a, "out"_a.noconvert(), "skip"_a,
-             "mask"_a.none().noconvert(), "fired"_a.none().noconvert(), "stats"_a.none().noconvert(), "accumulate"_a)
-        .def("add",
-             [](BoundProgram& p, const Floats& x, const Floats& y) {
-                 const int64_t dim = int64_t(x.size() / x.shape(0)), rows = p.rows(kTokens);
-                 p.program.add(data_of(x, "add: x", rows, dim), data_of(y, "add: y", rows, dim), dim);
-             },
-             "x"_a.noconvert(), "y"_a.noconvert())
-        .def("gather",
-             [](BoundProgram& p, const Floats& x, const Floats& out) {
-                 const int64_t dim = int64_t(x.size() / x.shape(0));
-                 p.program.gather(data_of(x, "gather: x", p.rows(kTokens), dim),
-                                  data_of(out, "gather: out", p.rows(kLogits), dim), dim);
-             },
-             "x"_a.noconvert(), "out"_a.noconvert())
+             "mask"_a.none().noconvert(), "fired"_a.none().noconvert(), "stats"_a.none().noconvert(),
+             "accumulate"_a)
+        .def(
+            "add",
+            [](BoundProgram& p, const Floats& x, const Floats& y) {
+                const int64_t dim = int64_t(x.size() / x.shape(0)), rows = p.rows(kTokens);
+                p.program.add(data_of(x, "add: x", rows, dim), data_of(y, "add: y", rows, dim), dim);
+            },
+            "x"_a.noconvert(), "y"_a.noconvert())
+        .def(
+            "gather",
+            [](BoundProgram& p, const Floats& x, const Floats& out) {
+                const int64_t dim = int64_t(x.size() / x.shape(0));
+                p.program.gather(data_of(x, "gather: x", p.rows(kTokens), dim),
+                                 data_of(out, "gather: out", p.rows(kLogits), dim), dim);
+            },
+            "x"_a.noconvert(), "out"_a.noconvert())
         .def("run", [](BoundProgram& p) { p.program.run(); }, nb::call_guard<nb::gil_scoped_release>());
     m.def("row_size", [](int type, int64_t cols) { return row_size(Type(type), cols); }, "type"_a, "cols"_a);
     m.def("top_k", &bind_top_k, "logits"_a.noconvert(), "k"_a, "bias"_a.none().noconvert(),

@@ -1,11 +1,11 @@
-// The block types: how packed codes become words for an integer dot and values for a sum of rows. A new type is one
-// struct here and one line in `with_type`.
+// The block types: how packed codes become words for an integer dot and values for a sum of rows. A new type
+// is one struct here and one line in `with_type`.
 #pragma once
 #include "kernels.h"
 #include "vec.h"
 
-// Everything below is compiled once per ISA, in an unnamed namespace: a function compiled for AVX-512 must never be
-// the one that the linker keeps for all.
+// Everything below is compiled once per ISA, in an unnamed namespace: a function compiled for AVX-512 must
+// never be the one that the linker keeps for all.
 namespace hc {
 namespace {
 
@@ -30,7 +30,8 @@ struct BlockQ8_0 {
     static constexpr bool quantised = true;
     static constexpr int code_bytes = 32, parts = 8, words_per_part = 1;
     static constexpr bool signed_codes = true;
-    static constexpr int offset_shift = Vec::signed_shift;  // the dot's start value is -(sum(x) << offset_shift)
+    static constexpr int offset_shift =
+        Vec::signed_shift;  // the dot's start value is -(sum(x) << offset_shift)
     template <int W> static I word(I part) { return part; }
     // Element `byte` of word W, less the type's offset.
     template <int W, int Byte> static F value(I part) {
@@ -65,7 +66,9 @@ struct FloatBF16 {
     static constexpr bool quantised = false;
     static constexpr int bytes = 2;
     static F load(const uint8_t* row, int64_t i) { return Vec::load_bf16((const uint16_t*)row + i); }
-    static F load(const uint8_t* row, int64_t i, int n) { return Vec::load_bf16((const uint16_t*)row + i, n); }
+    static F load(const uint8_t* row, int64_t i, int n) {
+        return Vec::load_bf16((const uint16_t*)row + i, n);
+    }
 };
 
 // Calls fn with the type's struct.
@@ -80,14 +83,15 @@ template <class Fn> inline void with_type(Type type, Fn&& fn) {
 }
 
 // One group of R rows and T tokens: lanes [l, l + n) of a group of `lanes` blocks that starts at `block`.
-template <class B, int R, int T, bool Full>
-inline void dot_group(const uint8_t* const* rows, const Input& in, int t0, int64_t blocks, int64_t block, int lanes,
-                      int l, int n, F (&sum)[R][T]) {
+template <class B, int R, int T, bool Full> inline void dot_group(const uint8_t* const* rows, const Input& in,
+                                                                  int t0, int64_t blocks, int64_t block,
+                                                                  int lanes, int l, int n, F (&sum)[R][T]) {
     I acc[R][T];
     for (int t = 0; t < T; ++t) {
         I start = Vec::zero_i();
         if constexpr (B::offset_shift > 0)
-            start = Vec::sub_i(start, Vec::template shl<B::offset_shift>(Vec::load_i(in.sums(t0 + t) + block + l)));
+            start = Vec::sub_i(start,
+                               Vec::template shl<B::offset_shift>(Vec::load_i(in.sums(t0 + t) + block + l)));
         for (int r = 0; r < R; ++r) acc[r][t] = start;
     }
     const int64_t code = blocks * 2 + block * B::code_bytes + 4 * l;
@@ -101,11 +105,12 @@ inline void dot_group(const uint8_t* const* rows, const Input& in, int t0, int64
         unroll<0, B::words_per_part>([&](auto w) {
             constexpr int W = decltype(w)::value;
             for (int t = 0; t < T; ++t) {
-                const I x = Vec::load_i(in.codes(t0 + t) + block * kBlock + (K + W * B::parts) * 4 * kLanes + 4 * l);
+                const I x =
+                    Vec::load_i(in.codes(t0 + t) + block * kBlock + (K + W * B::parts) * 4 * kLanes + 4 * l);
                 for (int r = 0; r < R; ++r) {
                     const I codes = B::template word<W>(part[r]);
-                    acc[r][t] =
-                        B::signed_codes ? Vec::dot4_signed(acc[r][t], codes, x) : Vec::dot4(acc[r][t], codes, x);
+                    acc[r][t] = B::signed_codes ? Vec::dot4_signed(acc[r][t], codes, x)
+                                                : Vec::dot4(acc[r][t], codes, x);
                 }
             }
         });
@@ -152,13 +157,15 @@ inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0, float
             for (int r = 0; r < R; ++r) {
                 const F w = P::load(rows[r], i + a * Vec::width);
                 for (int t = 0; t < T; ++t)
-                    sum[r][t][a] = Vec::fma(w, Vec::load(x + t * in.stride + i + a * Vec::width), sum[r][t][a]);
+                    sum[r][t][a] =
+                        Vec::fma(w, Vec::load(x + t * in.stride + i + a * Vec::width), sum[r][t][a]);
             }
     for (; i < in.cols; i += Vec::width) {
         const int n = int(smaller<int64_t>(Vec::width, in.cols - i));
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < T; ++t)
-                sum[r][t][0] = Vec::fma(P::load(rows[r], i, n), Vec::load(x + t * in.stride + i, n), sum[r][t][0]);
+                sum[r][t][0] =
+                    Vec::fma(P::load(rows[r], i, n), Vec::load(x + t * in.stride + i, n), sum[r][t][0]);
     }
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) {
@@ -177,8 +184,8 @@ inline void dot_tile(const uint8_t* const* rows, const Input& in, int t0, float 
         dot_plain<B, R, T>(rows, in, t0, out);
 }
 
-// y += c[0] w[0] + ... + c[K-1] w[K-1], added in that order. For quantised types y is in packed order: element e of
-// the block in lane l of group g is y[g * kGroup + e * kLanes + l], so y holds whole groups.
+// y += c[0] w[0] + ... + c[K-1] w[K-1], added in that order. For quantised types y is in packed order:
+// element e of the block in lane l of group g is y[g * kGroup + e * kLanes + l], so y holds whole groups.
 template <class B, int K>
 inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t cols, float* y) {
     const int64_t blocks = cols / kBlock;
@@ -218,7 +225,8 @@ inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols,
     }
 }
 
-template <class B, int K> inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float* y) {
+template <class B, int K>
+inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float* y) {
     if constexpr (B::quantised)
         axpy_quantised<B, K>(rows, c, cols, y);
     else

@@ -10,8 +10,23 @@
 
 namespace hc {
 const Kernels HC_CONCAT(kernels_, HC_ISA) = {
-    Vec::name,  quantise,   decode_row,      product, ffn_range,       ffn_hidden,
-    ffn_reduce, ffn_prompt_down, predict,    attention_split, attention_merge, attention_row,
-    norm,       rope,       to_half,         add,     relu,            read,
+    Vec::name,
+    quantise,
+    decode_row,
+    product,
+    ffn_range,
+    ffn_hidden,
+    ffn_reduce,
+    ffn_prompt_down,
+    predict,
+    attention_split,
+    attention_merge,
+    attention_row,
+    norm,
+    rope,
+    to_half,
+    add,
+    relu,
+    read,
 };
 }  // namespace hc

@@ -1,8 +1,9 @@
 // What every ISA's kernels offer: plain argument structs and one table of functions on pointers.
 //
-// A quantised row is packed for the vector unit as [scales of all blocks][codes], the codes in groups of kLanes
-// blocks with lane = block: word j (4 codes) of the group's blocks lie side by side. The last group may hold fewer
-// blocks. The row keeps its size in the file and nothing is rounded: packing is a permutation of bytes.
+// A quantised row is packed for the vector unit as [scales of all blocks][codes], the codes in groups of
+// kLanes blocks with lane = block: word j (4 codes) of the group's blocks lie side by side. The last group
+// may hold fewer blocks. The row keeps its size in the file and nothing is rounded: packing is a permutation
+// of bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -41,8 +42,8 @@ struct Batch {
     int prompt_count() const { return counts[0] - counts[1]; }
 };
 
-// Activations of several tokens: float rows and, where a quantised weight will meet them, int8 codes per 32 values
-// in the order of packed rows, with a scale and a sum of codes for each block.
+// Activations of several tokens: float rows and, where a quantised weight will meet them, int8 codes per 32
+// values in the order of packed rows, with a scale and a sum of codes for each block.
 struct Input {
     const float* x = nullptr;
     int64_t stride = 0;  // floats between tokens
@@ -98,7 +99,7 @@ struct Ffn {
 };
 
 struct Attention {
-    const float* q;  // [T, H, head_dim]
+    const float* q;                     // [T, H, head_dim]
     const uint16_t *k_cache, *v_cache;  // [page, K, kPage, head_dim] float16
     float* out;
     int heads, kv_heads, head_dim;
@@ -136,8 +137,10 @@ struct Kernels {
     void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group);
     void (*ffn_prompt_down)(const Ffn&, int64_t group, int t0, int t1, uint8_t* local);
     // Score bits of 64 neurons for tokens [0, tokens): score >= threshold.
-    void (*predict)(const Rows&, const Input&, const float* threshold, int64_t word, int tokens, uint64_t* mask);
-    void (*attention_split)(const Attention&, const Batch&, int token, int kv_head, int split, uint8_t* local);
+    void (*predict)(const Rows&, const Input&, const float* threshold, int64_t word, int tokens,
+                    uint64_t* mask);
+    void (*attention_split)(const Attention&, const Batch&, int token, int kv_head, int split,
+                            uint8_t* local);
     void (*attention_merge)(const Attention&, const Batch&, int token, int kv_head);
     void (*attention_row)(const Attention&, const Batch&, int token, int kv_head, uint8_t* local);
     void (*norm)(const NormArgs&, const float* x, float* out);

@@ -10,7 +10,7 @@
 namespace hc {
 
 class Memory {
-   public:
+  public:
     explicit Memory(size_t bytes) : size_(bytes) {
 #if defined(__linux__)
         // Huge pages are worth 17 % of a stream and more of a gather: start on such a page.
@@ -37,7 +37,7 @@ class Memory {
     uint8_t* data() const { return data_; }
     size_t size() const { return size_; }
 
-   private:
+  private:
     static constexpr size_t kHuge = size_t(2) << 20;
     size_t size_, mapped_ = 0;
     uint8_t *base_ = nullptr, *data_ = nullptr;

@@ -31,7 +31,8 @@ void pack_row(Type type, const uint8_t* from, int64_t cols, uint8_t* to) {
         const int64_t group = b / kLanes * kLanes, lanes = blocks - group < kLanes ? blocks - group : kLanes;
         std::memcpy(to + b * 2, block, 2);
         uint8_t* lane = to + blocks * 2 + group * codes + (b - group) * 4;
-        for (int64_t word = 0; word < codes / 4; ++word) std::memcpy(lane + word * 4 * lanes, block + 2 + word * 4, 4);
+        for (int64_t word = 0; word < codes / 4; ++word)
+            std::memcpy(lane + word * 4 * lanes, block + 2 + word * 4, 4);
     }
 }
 

@@ -38,7 +38,7 @@ void check_range(const char* what, int64_t seen, int64_t limit) {
 }  // namespace
 
 class Program::ScratchPlan {
-   public:
+  public:
     explicit ScratchPlan(Program& program) : program_(program) {}
     ~ScratchPlan() { program_.shared_bytes_ = std::max(program_.shared_bytes_, bytes_); }
     template <class Set> void take(int64_t bytes, Set set) {
@@ -47,7 +47,7 @@ class Program::ScratchPlan {
         program_.fill_in_.push_back([at, set](uint8_t* base) { set(base + at); });
     }
 
-   private:
+  private:
     Program& program_;
     size_t bytes_ = 0;
 };
@@ -64,7 +64,8 @@ void Program::check() const {
                     std::min<int64_t>(bounds_.positions, b.pages_per_sequence * kPage) - 1);
         check_range("sequence", b.sequence[t], bounds_.sequences - 1);
         check_range("slot", b.slots[t], bounds_.pages * kPage - 1);
-        if (t && b.sequence[t] == b.sequence[t - 1] && b.positions[t] / kPage <= b.positions[t - 1] / kPage) continue;
+        if (t && b.sequence[t] == b.sequence[t - 1] && b.positions[t] / kPage <= b.positions[t - 1] / kPage)
+            continue;
         for (int p = 0; p <= b.positions[t] / kPage; ++p)
             check_range("page", b.pages[b.sequence[t] * b.pages_per_sequence + p], bounds_.pages - 1);
     }
@@ -136,7 +137,8 @@ void Program::rope(const RopeArgs& args, int64_t positions, float* x, int64_t he
     bounds_.positions = std::min(bounds_.positions, positions);
     step([this] { return count(kTokens); },
          [this, args, x, heads, head_dim](int64_t t, const Scratch&) {
-             for (int64_t h = 0; h < heads; ++h) k_.rope(args, x + (t * heads + h) * head_dim, batch_.positions[t]);
+             for (int64_t h = 0; h < heads; ++h)
+                 k_.rope(args, x + (t * heads + h) * head_dim, batch_.positions[t]);
          });
 }
 
@@ -164,30 +166,33 @@ void Program::attention(Attention args, int64_t pages) {
               [a](uint8_t* p) { a->partial = reinterpret_cast<float*>(p); });
     const auto splits = [this] { return max_splits(batch_, batch_.decode_count()); };
     // Decode rows are cut by splits, prompt rows are not: they are many.
-    step([=, this_ = this] {
-             return int64_t(a->kv_heads) * (this_->batch_.decode_count() * splits() + this_->batch_.prompt_count());
-         },
-         [=, this_ = this](int64_t piece, const Scratch& s) {
-             const Batch& b = this_->batch_;
-             const int n = splits(), kv_head = int(piece % a->kv_heads);
-             const int64_t row = piece / a->kv_heads, decode = int64_t(b.decode_count()) * n;
-             if (row < decode)
-                 this_->k_.attention_split(*a, b, int(row / n), kv_head, int(row % n), s.local);
-             else
-                 this_->k_.attention_row(*a, b, int(b.decode_count() + row - decode), kv_head, s.local);
-         });
+    step(
+        [=, this_ = this] {
+            return int64_t(a->kv_heads) *
+                   (this_->batch_.decode_count() * splits() + this_->batch_.prompt_count());
+        },
+        [=, this_ = this](int64_t piece, const Scratch& s) {
+            const Batch& b = this_->batch_;
+            const int n = splits(), kv_head = int(piece % a->kv_heads);
+            const int64_t row = piece / a->kv_heads, decode = int64_t(b.decode_count()) * n;
+            if (row < decode)
+                this_->k_.attention_split(*a, b, int(row / n), kv_head, int(row % n), s.local);
+            else
+                this_->k_.attention_row(*a, b, int(b.decode_count() + row - decode), kv_head, s.local);
+        });
     step([=, this_ = this] { return int64_t(this_->batch_.decode_count()); },
          [=, this_ = this](int64_t t, const Scratch&) {
              for (int h = 0; h < a->kv_heads; ++h) this_->k_.attention_merge(*a, this_->batch_, int(t), h);
          });
 }
 
-void Program::predict(const float* x, const Rows& first, const Rows& second, bool relu, const float* threshold,
-                      uint64_t* mask) {
+void Program::predict(const float* x, const Rows& first, const Rows& second, bool relu,
+                      const float* threshold, uint64_t* mask) {
     ScratchPlan plan(*this);
     const auto rows = [this] { return int64_t(batch_.decode_count()); };
     auto in = input(plan, x, first.cols, max_decode(), is_quantised(first.type));
-    auto product = std::make_shared<std::vector<Product>>(1, Product{first, nullptr, nullptr, first.count, false});
+    auto product =
+        std::make_shared<std::vector<Product>>(1, Product{first, nullptr, nullptr, first.count, false});
     auto hidden = input(plan, nullptr, second.cols, max_decode(), is_quantised(second.type));
     plan.take(max_decode() * first.count * 4, [product, hidden](uint8_t* p) {
         (*product)[0].out = reinterpret_cast<float*>(p);
@@ -214,7 +219,8 @@ void Program::ffn(Ffn args, const float* x) {
     f->x = *in;
     fill_in_.push_back([f, in](uint8_t*) { f->x = *in; });
     if (quantised) quantise(in, [this] { return count(kTokens); });
-    plan.take(bounds_.tokens * f->neurons() * 4, [f](uint8_t* p) { f->hidden = reinterpret_cast<float*>(p); });
+    plan.take(bounds_.tokens * f->neurons() * 4,
+              [f](uint8_t* p) { f->hidden = reinterpret_cast<float*>(p); });
     if (f->by_output) return ffn_by_output(f, plan);
     plan.take(f->ranges() * max_decode() * padded(f->dim()) * 4,
               [f](uint8_t* p) { f->partial = reinterpret_cast<float*>(p); });
@@ -225,31 +231,59 @@ void Program::ffn(Ffn args, const float* x) {
 // Decode rows are cut by neurons, each range with sums of its own; prompt rows by rows, then by outputs.
 void Program::ffn_by_neuron(std::shared_ptr<Ffn> f) {
     const int64_t size = piece_rows(f->up), blocks = ceil_div(f->neurons(), size);
-    step([=, this_ = this] {
-             return (this_->batch_.decode_count() ? f->ranges() : 0) + (this_->batch_.prompt_count() ? blocks : 0);
-         },
-         [=, this_ = this](int64_t piece, const Scratch& s) {
-             const int decode = this_->batch_.decode_count(), ranges = decode ? f->ranges() : 0;
-             if (piece < ranges) return this_->k_.ffn_range(*f, decode, int(piece), s.local);
-             const int64_t first = (piece - ranges) * size;
-             this_->k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), decode,
-                                  this_->batch_.tokens_count(), s.local);
-         });
+    step(
+        [=, this_ = this] {
+            return (this_->batch_.decode_count() ? f->ranges() : 0) +
+                   (this_->batch_.prompt_count() ? blocks : 0);
+        },
+        [=, this_ = this](int64_t piece, const Scratch& s) {
+            const int decode = this_->batch_.decode_count(), ranges = decode ? f->ranges() : 0;
+            if (piece < ranges) return this_->k_.ffn_range(*f, decode, int(piece), s.local);
+            const int64_t first = (piece - ranges) * size;
+            this_->k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), decode,
+                                 this_->batch_.tokens_count(), s.local);
+        });
     const int64_t groups = padded(f->dim()) / kGroup;
-    step([=, this_ = this] {
-             return groups * (this_->batch_.decode_count() + ceil_div(this_->batch_.prompt_count(), kPromptTile));
-         },
-         [=, this_ = this](int64_t piece, const Scratch& s) {
-             const int64_t group = piece % groups, row = piece / groups;
-             const int decode = this_->batch_.decode_count();
-             if (row < decode) return this_->k_.ffn_reduce(*f, decode, int(row), group);
-             const int t0 = decode + int(row - decode) * kPromptTile;
-             this_->k_.ffn_prompt_down(*f, group, t0, std::min(t0 + kPromptTile, this_->batch_.tokens_count()),
-                                       s.local);
-         });
+    step(
+        [=, this_ = this] {
+            return groups *
+                   (this_->batch_.decode_count() + ceil_div(this_->batch_.prompt_count(), kPromptTile));
+        },
+        [=, this_ = this](int64_t piece, const Scratch& s) {
+            const int64_t group = piece % groups, row = piece / groups;
+            const int decode = this_->batch_.decode_count();
+            if (row < decode) return this_->k_.ffn_reduce(*f, decode, int(row), group);
+            const int t0 = decode + int(row - decode) * kPromptTile;
+            this_->k_.ffn_prompt_down(*f, group, t0, std::min(t0 + kPromptTile, this_->batch_.tokens_count()),
+                                      s.local);
+        });
 }
 
-// Dense: down is a dot over all neurons.
+// Decode rows whose down lies by output: leaves out what no mask names, reports what fired, counts what is
+// read.
+static void account_by_output(const Ffn& f, int decode) {
+    const bool skip = f.skip && can_skip(f.activation);
+    int64_t pairs = 0;
+    for (int t = 0; t < decode; ++t) {
+        float* h = f.hidden + t * f.neurons();
+        for (int64_t word = 0; word < f.words(); ++word) {
+            const uint64_t named = f.mask ? f.mask[t * f.words() + word] : ~uint64_t(0);
+            uint64_t fired = 0;
+            for (int64_t i = word * 64; i < std::min(f.neurons(), word * 64 + 64); ++i) {
+                const bool candidate = named >> (i % 64) & 1;
+                if (!candidate) h[i] = 0;
+                fired |= uint64_t(h[i] != 0) << (i % 64);
+                pairs += candidate && (!skip || h[i] != 0);
+            }
+            if (f.fired) f.fired[t * f.words() + word] = fired;
+        }
+    }
+    if (!f.stats) return;
+    const int64_t n = f.neurons(), read[4] = {n, f.gate.base ? n : 0, n, pairs};
+    for (int i = 0; i < 4; ++i) f.stats[i] += read[i];
+}
+
+// Dense: every row is read, and down is a dot over all neurons.
 void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
     const auto tokens = [this] { return count(kTokens); };
     const int64_t size = piece_rows(f->up), blocks = ceil_div(f->neurons(), size);
@@ -258,27 +292,16 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
              const int64_t first = piece * size;
              this_->k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), 0, int(tokens()), s.local);
          });
+    if (f->mask || f->fired || f->stats)
+        step([this] { return int64_t(batch_.decode_count() > 0); },
+             [this, f](int64_t, const Scratch&) { account_by_output(*f, batch_.decode_count()); });
     const bool quantised = is_quantised(f->down.type);
     auto in = input(plan, nullptr, f->neurons(), bounds_.tokens, quantised);
     fill_in_.push_back([f, in](uint8_t*) { in->x = f->hidden; });
-    step(tokens, [=, this_ = this](int64_t t, const Scratch&) {
-        const float* h = f->hidden + t * f->neurons();
-        if (f->fired && t < this_->batch_.decode_count()) {
-            std::fill(f->fired + t * f->words(), f->fired + (t + 1) * f->words(), 0);
-            for (int64_t i = 0; i < f->neurons(); ++i)
-                f->fired[t * f->words() + i / 64] |= uint64_t(h[i] != 0) << (i % 64);
-        }
-        if (quantised) this_->k_.quantise(*in, int(t));
-        if (f->stats && t == 0 && this_->batch_.decode_count()) {
-            const int64_t n = f->neurons();
-            const int64_t read[4] = {n, f->gate.base ? n : 0, n, n * this_->batch_.decode_count()};
-            for (int i = 0; i < 4; ++i) f->stats[i] += read[i];
-        }
-    });
-    products(in,
-             std::make_shared<std::vector<Product>>(
-                 1, Product{f->down, f->down_bias, f->out, f->down.count, f->accumulate}),
-             tokens);
+    if (quantised) quantise(in, tokens);
+    auto down = std::make_shared<std::vector<Product>>(
+        1, Product{f->down, f->down_bias, f->out, f->down.count, f->accumulate});
+    products(in, down, tokens);
 }
 
 void Program::add(float* x, const float* y, int64_t dim) {

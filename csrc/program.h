@@ -13,12 +13,12 @@ enum RowsOf : int { kTokens = 0, kLogits = 1 };
 
 // What the batch's numbers may be; checked before every run, because kernels trust them.
 struct BatchBounds {
-    int64_t tokens, sequences, logits;                                                    // sizes of the arrays
+    int64_t tokens, sequences, logits;                                    // sizes of the arrays
     int64_t vocab = INT32_MAX, positions = INT32_MAX, pages = INT32_MAX;  // tightened by the ops recorded
 };
 
 class Program {
-   public:
+  public:
     Program(const Kernels& kernels, std::shared_ptr<Pool> pool, const Batch& batch, const BatchBounds& bounds)
         : k_(kernels), pool_(std::move(pool)), batch_(batch), bounds_(bounds) {}
 
@@ -37,9 +37,9 @@ class Program {
 
     void run();  // throws std::invalid_argument when the batch holds a number out of bounds
 
-   private:
-    // Scratch of one op. Ops run one after another, so all share one buffer, as large as the largest needs; what
-    // take() hands out is filled in once that buffer exists.
+  private:
+    // Scratch of one op. Ops run one after another, so all share one buffer, as large as the largest needs;
+    // what take() hands out is filled in once that buffer exists.
     class ScratchPlan;
 
     int64_t count(RowsOf rows) const { return batch_.counts[rows == kTokens ? 0 : 2]; }
@@ -48,9 +48,11 @@ class Program {
     void step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run) {
         steps_.push_back({std::move(pieces), std::move(run)});
     }
-    std::shared_ptr<Input> input(ScratchPlan&, const float* x, int64_t cols, int64_t max_rows, bool quantised);
+    std::shared_ptr<Input> input(ScratchPlan&, const float* x, int64_t cols, int64_t max_rows,
+                                 bool quantised);
     void quantise(std::shared_ptr<Input>, std::function<int64_t()> rows);
-    void products(std::shared_ptr<Input>, std::shared_ptr<std::vector<Product>>, std::function<int64_t()> rows);
+    void products(std::shared_ptr<Input>, std::shared_ptr<std::vector<Product>>,
+                  std::function<int64_t()> rows);
     void ffn_by_neuron(std::shared_ptr<Ffn>);
     void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&);
     void check() const;

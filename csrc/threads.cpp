@@ -36,7 +36,7 @@ AlignedBytes allocate_aligned(size_t bytes) {
 Pool::Pool(int threads) {
     if (threads < 1) throw std::invalid_argument("threads must be at least 1");
     for (int i = 0; i < threads; ++i) local_.push_back(allocate_aligned(kLocalBytes));
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { loop(local_[size_t(i)].get()); });
+    for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { loop(local_[size_t(i)].get()); });
 }
 
 Pool::~Pool() {
@@ -45,7 +45,7 @@ Pool::~Pool() {
         std::lock_guard<std::mutex> lock(sleep_mutex_);
         wake_.notify_all();
     }
-    for (auto& t : workers_) t.join();
+    for (auto& t : threads_) t.join();
 }
 
 bool Pool::has_work() const {
@@ -60,7 +60,8 @@ bool Pool::work(uint8_t* local) {
         // The claimed piece keeps its step current, so steps_, current_ and shared_ cannot change under us.
         const size_t step = current_;
         (*steps_)[step].run(int64_t(c & kMask), Scratch{shared_, local});
-        if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == int64_t(c >> kBits & kMask)) advance(step + 1);
+        if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == int64_t(c >> kBits & kMask))
+            advance(step + 1);
         return true;
     }
     return false;

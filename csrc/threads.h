@@ -1,4 +1,5 @@
-// One persistent pool of threads that runs programs: lists of steps, each cut into pieces that any thread claims.
+// One persistent pool of threads that runs programs: lists of steps, each cut into pieces that any thread
+// claims.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -29,22 +30,23 @@ struct AlignedDelete {
 using AlignedBytes = std::unique_ptr<uint8_t[], AlignedDelete>;
 AlignedBytes allocate_aligned(size_t bytes);  // 64-byte aligned, not cleared
 
-// A step ends when all its pieces are done, whoever did them: a descheduled thread that holds no piece delays nobody.
-// Waiting threads spin briefly, then sleep.
+// A step ends when all its pieces are done, whoever did them: a descheduled thread that holds no piece delays
+// nobody. Waiting threads spin briefly, then sleep.
 class Pool {
-   public:
+  public:
     explicit Pool(int threads);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    int threads() const { return int(workers_.size()) + 1; }
-    // Runs the steps in order on the pool and the calling thread; returns when all are done. One caller at a time.
+    int threads() const { return int(threads_.size()) + 1; }
+    // Runs the steps in order on the pool and the calling thread; returns when all are done. One caller at a
+    // time.
     void run(const std::vector<Step>& steps, uint8_t* shared);
 
-   private:
-    // The word that threads claim from: step number (24 bits), pieces (20), next piece (20). A thread that read a
-    // stale word fails its compare-exchange, because the step number has moved on.
+  private:
+    // The word that threads claim from: step number (24 bits), pieces (20), next piece (20). A thread that
+    // read a stale word fails its compare-exchange, because the step number has moved on.
     static constexpr int kBits = 20;
     static constexpr uint64_t kMask = (uint64_t(1) << kBits) - 1;
 
@@ -65,7 +67,7 @@ class Pool {
     std::mutex run_mutex_, sleep_mutex_;
     std::condition_variable wake_;
     std::vector<AlignedBytes> local_;
-    std::vector<std::thread> workers_;
+    std::vector<std::thread> threads_;
 };
 
 }  // namespace hc

@@ -7,13 +7,13 @@
 
 namespace hc {
 
-inline std::vector<std::pair<float, int32_t>> top_k(const float* logits, int64_t n, int64_t k, const float* bias,
-                                                    const uint64_t* allowed) {
+inline std::vector<std::pair<float, int32_t>> top_k(const float* logits, int64_t n, int64_t k,
+                                                    const float* bias, const uint64_t* allowed) {
     using Entry = std::pair<float, int32_t>;
-    // NaN ranks above all numbers, so that a model gone wrong is seen and not sampled around.
+    // NaN ranks below all numbers, as in the reference backend.
     const auto before = [](const Entry& a, const Entry& b) {
         const bool an = a.first != a.first, bn = b.first != b.first;
-        if (an != bn) return an;
+        if (an != bn) return bn;
         if (!an && a.first != b.first) return a.first > b.first;
         return a.second < b.second;
     };

@@ -10,7 +10,8 @@ struct Vec {
     static constexpr int width = 16;
     static constexpr int accumulators = 4;  // independent sums of one float dot
     static constexpr int row_tile = 2, token_tile = 4, down_tile = 8;
-    static constexpr int signed_shift = 7;  // dot4_signed adds (1 << signed_shift) * sum(x); 0: it adds nothing
+    static constexpr int signed_shift =
+        7;  // dot4_signed adds (1 << signed_shift) * sum(x); 0: it adds nothing
     using F = __m512;
     using I = __m512i;
 
@@ -22,7 +23,9 @@ struct Vec {
     static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
     static void store(float* p, F v, int n) { _mm512_mask_storeu_ps(p, mask(n), v); }
     static F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-    static F load_f16(const uint16_t* p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(n), p)); }
+    static F load_f16(const uint16_t* p, int n) {
+        return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(n), p));
+    }
     static F from_bf16(__m256i v) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
     }
@@ -39,7 +42,9 @@ struct Vec {
     static F max(F a, F b) { return _mm512_max_ps(a, b); }
     static F min(F a, F b) { return _mm512_min_ps(a, b); }
     static F abs(F a) { return _mm512_abs_ps(a); }
-    static F greater(F a, F b, F value) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), value); }
+    static F greater(F a, F b, F value) {
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), value);
+    }
     static float sum(F v) {
         const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
         const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

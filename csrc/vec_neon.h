@@ -84,7 +84,9 @@ struct Vec {
     static I to_int(F a) { return vcvtnq_s32_f32(a); }
     static F as_float(I a) { return vreinterpretq_f32_s32(a); }
 
-    static I dot4(I acc, I w, I x) { return vdotq_s32(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x)); }
+    static I dot4(I acc, I w, I x) {
+        return vdotq_s32(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
+    }
     static I dot4_signed(I acc, I w, I x) { return dot4(acc, w, x); }
     template <int P> static F nibble(I w) {
         const I flipped = veorq_s32(w, vdupq_n_s32(int(0x88888888)));

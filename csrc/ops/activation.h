@@ -36,7 +36,8 @@ inline F activate(Activation kind, F g, F threshold) {
         case kSilu: return Vec::div(g, Vec::add(one, exponential(Vec::sub(Vec::zero(), g))));
         case kGelu: {  // 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)), u = sqrt(2 / pi) (g + 0.044715 g^3)
             const F g2 = Vec::mul(g, g);
-            const F u = Vec::mul(Vec::mul(Vec::set1(-1.59576912f), g), Vec::fma(Vec::set1(0.044715f), g2, one));
+            const F u =
+                Vec::mul(Vec::mul(Vec::set1(-1.59576912f), g), Vec::fma(Vec::set1(0.044715f), g2, one));
             return Vec::div(g, Vec::add(one, exponential(u)));
         }
     }
@@ -44,7 +45,8 @@ inline F activate(Activation kind, F g, F threshold) {
 }
 
 // h = act(gate) * up; without up, act(gate). h may be gate.
-inline void activate_rows(Activation kind, float threshold, const float* gate, const float* up, float* h, int64_t n) {
+inline void activate_rows(Activation kind, float threshold, const float* gate, const float* up, float* h,
+                          int64_t n) {
     const F limit = Vec::set1(threshold);
     for (int64_t i = 0; i < n; i += Vec::width) {
         const int m = int(smaller<int64_t>(Vec::width, n - i));

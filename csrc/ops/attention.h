@@ -7,8 +7,8 @@ namespace hc {
 namespace {
 
 // One partial: acc[head_dim], the largest score m, the sum of exponentials l.
-inline const uint16_t* cache_row(const Attention& a, const uint16_t* cache, const Batch& b, int token, int kv_head,
-                                 int position) {
+inline const uint16_t* cache_row(const Attention& a, const uint16_t* cache, const Batch& b, int token,
+                                 int kv_head, int position) {
     const int64_t page = b.pages[b.sequence[token] * b.pages_per_sequence + position / kPage];
     return cache + ((page * a.kv_heads + kv_head) * kPage + position % kPage) * a.head_dim;
 }

@@ -26,7 +26,8 @@ inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, 
 }
 
 // Adds c[k] * down[neurons[k]] for the coefficients that count, a few rows per pass, in ascending order.
-template <class B> inline void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y) {
+template <class B>
+inline void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y) {
     const uint8_t* rows[kChunk];
     for (int k = 0; k < count; ++k) rows[k] = f.down.row(neurons[k]);
     int k = 0;
@@ -48,7 +49,8 @@ inline int64_t keep_fired(const Ffn& f, int tokens, int64_t count, const RangeSc
     int64_t kept = 0;
     for (int64_t k = 0; k < count; ++k) {
         bool any = false;
-        for (int t = 0; t < tokens; ++t) any |= s.gate[k * tokens + t] > f.threshold && named(f, t, s.list[k]);
+        for (int t = 0; t < tokens; ++t)
+            any |= s.gate[k * tokens + t] > f.threshold && named(f, t, s.list[k]);
         if (!any) continue;
         s.list[kept] = s.list[k];
         for (int t = 0; t < tokens; ++t) s.gate[kept * tokens + t] = s.gate[k * tokens + t];
@@ -80,13 +82,13 @@ inline void run_chunk(const Ffn& f, int tokens, int n, const int32_t* list, cons
         for (int k = 0; k < n; ++k) {
             const float v = h[k * tokens + t];
             if (!named(f, t, list[k]) || (skip && v == 0)) continue;
-            if (f.fired && v != 0)
-                f.fired[t * f.words() + list[k] / 64] |= uint64_t(1) << (list[k] % 64);
+            if (f.fired && v != 0) f.fired[t * f.words() + list[k] / 64] |= uint64_t(1) << (list[k] % 64);
             neurons[count] = list[k], c[count++] = v, used[k] = true;
         }
         stats[3] += count;
-        with_type(f.down.type,
-                  [&](auto type) { add_down<decltype(type)>(f, neurons, c, count, partial + t * padded(f.dim())); });
+        with_type(f.down.type, [&](auto type) {
+            add_down<decltype(type)>(f, neurons, c, count, partial + t * padded(f.dim()));
+        });
     }
     for (int k = 0; k < n; ++k) stats[2] += used[k];
 }
@@ -126,7 +128,8 @@ void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
     for (int64_t k = 0; k < smaller<int64_t>(kChunk, count); ++k) fetch(k);
     for (int64_t k = 0; k < count; k += kChunk) {
         for (int64_t j = k + kChunk; j < smaller(k + 2 * kChunk, count); ++j) fetch(j);
-        run_chunk(f, tokens, int(smaller<int64_t>(kChunk, count - k)), s.list + k, s.gate + k * tokens, partial, stats);
+        run_chunk(f, tokens, int(smaller<int64_t>(kChunk, count - k)), s.list + k, s.gate + k * tokens,
+                  partial, stats);
     }
     for (int i = 0; i < 4; ++i) f.range_stats[range * 4 + i] = stats[i];
 }
@@ -164,24 +167,28 @@ void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group) {
 // hidden[t][first..] = act(gate) * up for rows [first, first + count) and tokens [t0, t1).
 void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint8_t* local) {
     constexpr int kTokens = 64;  // so that the tile of up values stays in L2
-    const Product gate{f.gate.base ? f.gate : f.up, f.gate.base ? f.gate_bias : f.up_bias, f.hidden, f.neurons(), false};
+    const Product gate{f.gate.base ? f.gate : f.up, f.gate.base ? f.gate_bias : f.up_bias, f.hidden,
+                       f.neurons(), false};
     float* up = (float*)local;  // [kTokens, count]
     for (int t = t0; t < t1; t += kTokens) {
         const int end = smaller(t + kTokens, t1);
         product(gate, f.x, first, count, t, end);
-        if (f.gate.base) product({f.up, f.up_bias, up - t * count - first, count, false}, f.x, first, count, t, end);
+        if (f.gate.base)
+            product({f.up, f.up_bias, up - t * count - first, count, false}, f.x, first, count, t, end);
         for (int i = t; i < end; ++i) {
             float* h = f.hidden + i * f.neurons() + first;
-            activate_rows(f.activation, f.threshold, h, f.gate.base ? up + (i - t) * count : nullptr, h, count);
+            activate_rows(f.activation, f.threshold, h, f.gate.base ? up + (i - t) * count : nullptr, h,
+                          count);
         }
     }
 }
 
 constexpr int kTile = 16;  // neurons decoded at once for a tile of tokens
 
-// acc += h[k] * down[k] over a tile of decoded neurons, for one token. The products are those of axpy, in its order.
-template <bool Quantised>
-inline void add_tile(const float* tile, const float* scales, const int* list, int count, const float* h, float* acc) {
+// acc += h[k] * down[k] over a tile of decoded neurons, for one token. The products are those of axpy, in its
+// order.
+template <bool Quantised> inline void add_tile(const float* tile, const float* scales, const int* list,
+                                               int count, const float* h, float* acc) {
     constexpr int DT = Vec::down_tile;
     // Packed sums keep a lane's scale every kLanes floats; plain ones have no scale, so any stride will do.
     for (int l = 0; l < kLanes; l += Vec::width)
@@ -199,7 +206,8 @@ inline void add_tile(const float* tile, const float* scales, const int* list, in
         }
 }
 
-// Decodes one group of one down row: codes less their offset and, apart, the lanes' scales; floats as they are.
+// Decodes one group of one down row: codes less their offset and, apart, the lanes' scales; floats as they
+// are.
 template <class B>
 inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float* tile, float* scales) {
     for (int i = 0; i < kGroup; i += Vec::width) Vec::store(tile + i, Vec::zero());
@@ -215,7 +223,8 @@ inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float*
                 const I part = Vec::load_i(row + blocks * 2 + block * B::code_bytes + (P * lanes + l) * 4, n);
                 unroll<0, B::words_per_part * 4>([&](auto j) {
                     constexpr int W = decltype(j)::value / 4, Byte = decltype(j)::value % 4;
-                    Vec::store(tile + (4 * (P + W * B::parts) + Byte) * kLanes + l, B::template value<W, Byte>(part));
+                    Vec::store(tile + (4 * (P + W * B::parts) + Byte) * kLanes + l,
+                               B::template value<W, Byte>(part));
                 });
             });
         }
@@ -243,7 +252,8 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
             for (int64_t first = f.range_begin(r); first < f.range_end(r); first += kTile) {
                 const int n = int(smaller<int64_t>(kTile, f.range_end(r) - first));
                 for (int k = 0; k < n; ++k)
-                    decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup, scales + k * kLanes);
+                    decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup,
+                                    scales + k * kLanes);
                 for (int t = 0; t < tokens; ++t) {
                     const float* h = f.hidden + (t0 + t) * f.neurons() + first;
                     int list[kTile], count = 0;

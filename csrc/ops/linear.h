@@ -20,9 +20,10 @@ inline int64_t row_bytes(const Rows& rows) {
     return 0;
 }
 
-// Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1. `store(row, token, dot)`.
-template <class B, class Store>
-inline void dot_rows(const Rows& rows, const Input& in, int64_t first, int64_t count, int t0, int t1, Store&& store) {
+// Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1. `store(row,
+// token, dot)`.
+template <class B, class Store> inline void dot_rows(const Rows& rows, const Input& in, int64_t first,
+                                                     int64_t count, int t0, int t1, Store&& store) {
     constexpr int RT = Vec::row_tile, TT = Vec::token_tile;
     int t = t0;
     for (; t + TT <= t1; t += TT) {
@@ -62,16 +63,18 @@ void product(const Product& p, const Input& in, int64_t first, int64_t count, in
 }
 
 // out[k * tokens + t] = rows[list[k]] . x[t]: rows named by a list, each fetched four rows ahead of its use.
-template <class B>
-inline void dot_list(const Rows& rows, const Input& in, const int32_t* list, int64_t count, int tokens, float* out) {
+template <class B> inline void dot_list(const Rows& rows, const Input& in, const int32_t* list, int64_t count,
+                                        int tokens, float* out) {
     const int64_t bytes = row_bytes(rows);
     for (int64_t k = 0; k < count; ++k) {
         if (k + 4 < count) prefetch_bytes(rows.row(list[k + 4]), bytes);
-        dot_rows<B>(rows, in, list[k], 1, 0, tokens, [&](int64_t, int t, float d) { out[k * tokens + t] = d; });
+        dot_rows<B>(rows, in, list[k], 1, 0, tokens,
+                    [&](int64_t, int t, float d) { out[k * tokens + t] = d; });
     }
 }
 
-void predict(const Rows& rows, const Input& in, const float* threshold, int64_t word, int tokens, uint64_t* mask) {
+void predict(const Rows& rows, const Input& in, const float* threshold, int64_t word, int tokens,
+             uint64_t* mask) {
     const int64_t words = (rows.count + 63) / 64, first = word * 64;
     const int64_t count = smaller<int64_t>(64, rows.count - first);
     for (int t = 0; t < tokens; ++t) mask[t * words + word] = 0;

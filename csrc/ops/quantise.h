@@ -1,5 +1,5 @@
-// Quantising a dot's input: int8 per 32 values, scale amax / 127, codes rounded to nearest even. The steps are
-// float32 exactly as in the reference backend, so the codes agree bit for bit.
+// Quantising a dot's input: int8 per 32 values, scale amax / 127, codes rounded to nearest even. The steps
+// are float32 exactly as in the reference backend, so the codes agree bit for bit.
 #pragma once
 #include "../block_dot.h"
 
@@ -15,7 +15,8 @@ void quantise(const Input& in, int token) {
     int32_t* sums = in.sums(token);
     const int64_t blocks = in.cols / kBlock, all = padded(in.cols) / kBlock;
     for (int64_t b = 0; b < all; ++b) {
-        int8_t* group = codes + b / kLanes * kGroup + b % kLanes * 4;  // word w of this lane: + w * 4 * kLanes
+        int8_t* group =
+            codes + b / kLanes * kGroup + b % kLanes * 4;  // word w of this lane: + w * 4 * kLanes
         int32_t q[kBlock] = {};
         int32_t sum = 0;
         float amax = 0, poison = 0;  // poison is NaN when the block holds a NaN or an infinity

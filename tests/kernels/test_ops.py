@@ -310,9 +310,10 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
         fires, nonzero = (candidates & truth.fires)[:decode], truth.coefficients[:decode] != 0
         np.testing.assert_array_equal(to_bits(fired[:decode], n), nonzero)
         counted, added = (fires, nonzero) if skip else (candidates[:decode], candidates[:decode])
-        down = int(added.any(axis=0).sum()) if tensors.down_layout == "by_neuron" else n * (decode > 0)
-        up = int(counted.any(axis=0).sum()) if tensors.gate is not None else 0
-        assert stats.counts.tolist() == [candidates[:decode].any(axis=0).sum(), up, down, added.sum()]
+        rows = [candidates[:decode], counted if tensors.gate is not None else counted[:0], added]
+        if tensors.down_layout == "by_output":  # dense
+            rows = [np.ones((min(decode, 1) * len(r), n), np.bool_)[: len(r)] for r in rows]
+        assert stats.counts.tolist() == [*(r.any(axis=0).sum() for r in rows), added.sum()]
 
 
 def test_ffn_whose_mask_names_nothing_is_its_bias(backend: Backend) -> None:

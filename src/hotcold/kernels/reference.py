@@ -395,10 +395,11 @@ def _count(stats: FFNStats, w: _FFN, candidates: Bools, gated: Bools, added: Boo
     """Adds one step to ``stats``: rows are unions over the step's tokens, pairs are counted by token."""
     if not len(candidates):
         return
-    # Down by output cannot be read by neuron: all of it is.
-    down_rows = int(added.any(axis=0).sum()) if w.by_neuron else w.neurons
-    up_rows = int(gated.any(axis=0).sum()) if w.gate else 0
-    stats.counts += (int(candidates.any(axis=0).sum()), up_rows, down_rows, int(added.sum()))
+    rows = (candidates, gated if w.gate else candidates[:0], added)
+    read = [int(which.any(axis=0).sum()) for which in rows]
+    if not w.by_neuron:  # down by output runs dense, whatever fires
+        read = [w.neurons, w.neurons if w.gate else 0, w.neurons]
+    stats.counts += (*read, int(added.sum()))
 
 
 def _positions(pages: npt.NDArray[np.float16], length: int) -> Floats:

@@ -1,0 +1,355 @@
+// The op table without Python, for processors that are emulated and instruction sets that are forced:
+//     hotcold_op_table [isa]      exit 0: all ops agree with a float64 truth; 1: some do not; 77: this CPU
+//     lacks the isa
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "pack.h"
+#include "program.h"
+
+using namespace hc;
+
+namespace {
+
+std::mt19937 random_bits(7);
+int failures = 0, checks = 0;
+
+float uniform() { return float(random_bits() % 20001) / 10000.0f - 1.0f; }
+
+std::vector<float> random_floats(int64_t n) {
+    std::vector<float> v(static_cast<size_t>(n));
+    for (float& x : v) x = uniform();
+    return v;
+}
+
+// float16 by hand, for values in its normal range: the kernels' own conversions are under test.
+uint16_t to_half(double v) {
+    if (v == 0) return 0;
+    int e;
+    const double m = std::frexp(std::fabs(v), &e);
+    if (e < -13) return 0;
+    auto bits = int(std::nearbyint(m * 2048));
+    if (bits == 2048) bits = 1024, ++e;
+    return uint16_t((v < 0 ? 0x8000 : 0) | (e + 14) << 10 | (bits & 1023));
+}
+double from_half(uint16_t h) {
+    const int e = h >> 10 & 31, m = h & 1023;
+    const double v = e ? std::ldexp(1024 + m, e - 25) : std::ldexp(m, -24);
+    return h & 0x8000 ? -v : v;
+}
+
+// A weight matrix: packed rows for the kernels, values for the truth.
+struct Weights {
+    Rows rows;
+    std::vector<uint8_t> bytes;
+    std::vector<double> values;
+    double at(int64_t r, int64_t c) const { return values[size_t(r * rows.cols + c)]; }
+};
+
+Weights random_weights(Type type, int64_t count, int64_t cols) {
+    Weights w;
+    const int64_t size = row_size(type, cols);
+    std::vector<uint8_t> plain(static_cast<size_t>(count * size));
+    for (uint8_t& b : plain) b = uint8_t(random_bits());
+    for (int64_t i = 0; i < count * cols; ++i) {
+        uint8_t* p = &plain[size_t(i * size / cols)];
+        if (type == F32) {
+            const float v = uniform();
+            std::memcpy(p, &v, 4), w.values.push_back(v);
+        } else if (type == F16 || type == BF16) {
+            const float v = uniform();
+            uint32_t bits;
+            std::memcpy(&bits, &v, 4);
+            const uint16_t h = type == F16 ? to_half(v) : uint16_t(bits >> 16);
+            bits = uint32_t(h) << 16;
+            float b;
+            std::memcpy(&b, &bits, 4);
+            std::memcpy(p, &h, 2), w.values.push_back(type == F16 ? from_half(h) : b);
+        } else {
+            const int64_t block = i / 32, e = i % 32, block_size = row_size(type, 32);
+            uint8_t* q = &plain[size_t(block * block_size)];
+            const uint16_t d = to_half(0.01 + 0.001 * double(block % 7));
+            std::memcpy(q, &d, 2);
+            const int code =
+                type == Q8_0 ? int8_t(q[2 + e]) : (e < 16 ? q[2 + e] & 15 : q[2 + e - 16] >> 4) - 8;
+            w.values.push_back(from_half(d) * code);
+        }
+    }
+    w.bytes.resize(plain.size());
+    for (int64_t r = 0; r < count; ++r)
+        pack_row(type, &plain[size_t(r * size)], cols, &w.bytes[size_t(r * size)]);
+    w.rows = {w.bytes.data(), size, count, cols, type};
+    return w;
+}
+
+// What a dot with weights of this type sees of x.
+std::vector<double> seen(Type type, const float* x, int64_t n) {
+    std::vector<double> v(x, x + n);
+    if (!is_quantised(type)) return v;
+    for (int64_t b = 0; b < n; b += 32) {
+        float amax = 0;
+        for (int64_t i = b; i < b + 32; ++i) amax = std::max(amax, std::fabs(x[i]));
+        const float inverse = amax > 0 ? 127.0f / amax : 0, scale = amax / 127.0f;
+        for (int64_t i = b; i < b + 32; ++i) v[size_t(i)] = double(std::nearbyintf(x[i] * inverse)) * scale;
+    }
+    return v;
+}
+
+double dot(const Weights& w, int64_t r, const std::vector<double>& x) {
+    double s = 0;
+    for (int64_t i = 0; i < w.rows.cols; ++i) s += w.at(r, i) * x[size_t(i)];
+    return s;
+}
+
+void check(const char* what, int type, int64_t n, double got, double want, double size) {
+    ++checks;
+    if (std::fabs(got - want) <= 2e-5 * size) return;
+    if (failures++ < 20)
+        std::printf("%s, type %d, size %d: got %g, want %g\n", what, type, int(n), got, want);
+}
+
+double magnitude(const std::vector<double>& v) {
+    double m = 1e-3;
+    for (double x : v) m = std::max(m, std::fabs(x));
+    return m;
+}
+
+// One sequence whose last `tokens` positions are this step's rows.
+struct Step1 {
+    std::vector<int32_t> counts, tokens, positions, sequence, slots, pages, lengths, logits;
+    Batch batch;
+    BatchBounds bounds;
+    Step1(int n, int decode, int length) : counts{n, decode, n, 1}, lengths{length} {
+        const int pages_needed = (length + kPage - 1) / kPage;
+        for (int p = 0; p < pages_needed; ++p) pages.push_back(pages_needed - 1 - p);
+        for (int t = 0; t < n; ++t) {
+            const int position = length - n + t;
+            tokens.push_back(t % 5), positions.push_back(position), sequence.push_back(0),
+                logits.push_back(n - 1 - t);
+            slots.push_back(pages[size_t(position / kPage)] * kPage + position % kPage);
+        }
+        batch = {counts.data(), tokens.data(),  positions.data(), sequence.data(), slots.data(),
+                 pages.data(),  lengths.data(), logits.data(),    pages_needed};
+        bounds = {n, 1, n};
+    }
+};
+
+void test_linear(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int64_t cols, int tokens) {
+    Step1 s(tokens, std::min(tokens, 3), tokens);
+    const Weights w = random_weights(type, 37, cols);
+    const auto x = random_floats(tokens * cols), bias = random_floats(37);
+    std::vector<float> out(size_t(tokens) * 37, 1.0f), embedded(size_t(tokens * cols));
+    Program program(k, pool, s.batch, s.bounds);
+    program.linear(x.data(), {{w.rows, bias.data(), out.data(), 37, true}}, kTokens);
+    program.embed(w.rows, embedded.data());
+    program.run();
+    for (int t = 0; t < tokens; ++t) {
+        const auto v = seen(type, &x[size_t(t * cols)], cols);
+        for (int r = 0; r < 37; ++r)
+            check("linear", type, cols, out[size_t(t * 37 + r)], 1 + bias[size_t(r)] + dot(w, r, v),
+                  magnitude(w.values) * double(cols) / 8);
+        for (int64_t i = 0; i < cols; ++i)
+            check("embed", type, cols, embedded[size_t(t * cols + i)], w.at(s.tokens[size_t(t)], i), 1);
+    }
+}
+
+struct FfnCase {
+    Type type;
+    bool by_output, gated, skip;
+    Activation activation;
+    int tokens, decode;
+};
+
+double activate(Activation a, double g) {
+    if (a == kSilu) return g / (1 + std::exp(-g));
+    if (a == kGelu)
+        return 0.5 * g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g)));
+    g = std::max(g, 0.0);
+    return a == kRelu2 ? g * g : g;
+}
+
+void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, int64_t n, int64_t d) {
+    Step1 s(c.tokens, c.decode, c.tokens);
+    const Weights gate = random_weights(c.type, n, d), up = random_weights(c.type, n, d);
+    const Weights down = c.by_output ? random_weights(c.type, d, n) : random_weights(c.type, n, d);
+    const auto x = random_floats(c.tokens * d);
+    std::vector<float> out(size_t(c.tokens * d));
+    const int64_t words = (n + 63) / 64;
+    std::vector<uint64_t> mask(size_t(c.tokens * words)), fired(mask.size());
+    for (uint64_t& m : mask) m = uint64_t(random_bits()) << 32 | random_bits();
+    Ffn f{};
+    if (c.gated) f.gate = gate.rows;
+    f.up = up.rows, f.down = down.rows, f.by_output = c.by_output, f.activation = c.activation,
+    f.skip = c.skip;
+    f.mask = mask.data(), f.fired = fired.data(), f.out = out.data();
+    Program program(k, pool, s.batch, s.bounds);
+    program.ffn(f, x.data());
+    program.run();
+    for (int t = 0; t < c.tokens; ++t) {
+        const auto v = seen(c.type, &x[size_t(t * d)], d);
+        std::vector<float> h(static_cast<size_t>(n));
+        for (int64_t i = 0; i < n; ++i) {
+            const bool named = t >= c.decode || (mask[size_t(t * words + i / 64)] >> (i % 64) & 1);
+            const double u = dot(up, i, v);
+            double a = activate(c.activation, c.gated ? dot(gate, i, v) : u);
+            if (c.gated) a *= c.activation == kDRelu ? std::max(u, 0.0) : u;
+            h[size_t(i)] = named ? float(a) : 0;
+            if (t < c.decode && can_skip(c.activation))
+                check("fired", c.type, n, double(fired[size_t(t * words + i / 64)] >> (i % 64) & 1),
+                      h[size_t(i)] != 0, 1);
+        }
+        const auto coefficients =
+            c.by_output ? seen(c.type, h.data(), n) : std::vector<double>(h.begin(), h.end());
+        // By output a code of h may round the other way than here: allow one code's worth.
+        const double size =
+            magnitude(coefficients) * magnitude(down.values) * (c.by_output ? 1000 : double(n) / 4);
+        for (int64_t j = 0; j < d; ++j) {
+            double want = 0;
+            for (int64_t i = 0; i < n; ++i)
+                want += coefficients[size_t(i)] * (c.by_output ? down.at(j, i) : down.at(i, j));
+            check("ffn", c.type, n, out[size_t(t * d + j)], want, size);
+        }
+    }
+}
+
+void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, int length, int head_dim, int tokens,
+                    int decode) {
+    const int kv_heads = 2, heads = 6;
+    Step1 s(tokens, decode, length);
+    const int64_t cells = int64_t(s.pages.size()) * kv_heads * kPage * head_dim;
+    std::vector<uint16_t> keys(static_cast<size_t>(cells)), values(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = to_half(uniform()), values[i] = to_half(uniform());
+    const auto q = random_floats(tokens * heads * head_dim),
+               fresh = random_floats(tokens * kv_heads * head_dim);
+    std::vector<float> out(q.size());
+    Program program(k, pool, s.batch, s.bounds);
+    program.store_kv(fresh.data(), fresh.data(), keys.data(), values.data(), int64_t(s.pages.size()),
+                     kv_heads, head_dim);
+    Attention a{};
+    a.q = q.data(), a.k_cache = keys.data(), a.v_cache = values.data(), a.out = out.data();
+    a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim, a.scale = 0.3f;
+    program.attention(a, int64_t(s.pages.size()));
+    program.run();
+    for (int t = 0; t < tokens; ++t)
+        for (int h = 0; h < heads; ++h) {
+            const int last = s.positions[size_t(t)];
+            std::vector<double> score, sum(static_cast<size_t>(head_dim));
+            double total = 0, top = -1e30;
+            const auto cell = [&](int p) {
+                return ((int64_t(s.pages[size_t(p / kPage)]) * kv_heads + h / 3) * kPage + p % kPage) *
+                       head_dim;
+            };
+            for (int p = 0; p <= last; ++p) {
+                double v = 0;
+                for (int i = 0; i < head_dim; ++i)
+                    v += double(q[size_t((t * heads + h) * head_dim + i)]) *
+                         from_half(keys[size_t(cell(p) + i)]);
+                score.push_back(v * double(0.3f)), top = std::max(top, score.back());
+            }
+            for (int p = 0; p <= last; ++p) {
+                const double e = std::exp(score[size_t(p)] - top);
+                total += e;
+                for (int i = 0; i < head_dim; ++i)
+                    sum[size_t(i)] += e * from_half(values[size_t(cell(p) + i)]);
+            }
+            for (int i = 0; i < head_dim; ++i)
+                check("attention", 0, length, out[size_t((t * heads + h) * head_dim + i)],
+                      sum[size_t(i)] / total, 1);
+        }
+    for (int i = 0; i < kv_heads * head_dim; ++i) {  // the last row's keys, as stored
+        const int64_t page = s.slots.back() / kPage, offset = s.slots.back() % kPage;
+        const int64_t at = ((page * kv_heads + i / head_dim) * kPage + offset) * head_dim + i % head_dim;
+        const double want = fresh[size_t((tokens - 1) * kv_heads * head_dim + i)];
+        check("store_kv", 0, head_dim, keys[size_t(at)], to_half(want), 1);
+    }
+}
+
+void test_norm_rope(const Kernels& k, int64_t n, bool centre, bool interleaved) {
+    const auto x = random_floats(n), weight = random_floats(n), bias = random_floats(n);
+    std::vector<float> out(static_cast<size_t>(n));
+    k.norm({weight.data(), centre ? bias.data() : nullptr, 1e-5f, centre, n}, x.data(), out.data());
+    double mean = 0, squares = 0;
+    for (float v : x) mean += v / double(n);
+    if (!centre) mean = 0;
+    for (float v : x) squares += (v - mean) * (v - mean) / double(n);
+    for (size_t i = 0; i < size_t(n); ++i)
+        check("norm", centre, n, out[i],
+              (x[i] - mean) / std::sqrt(squares + 1e-5) * weight[i] + (centre ? bias[i] : 0), 1);
+    std::vector<float> head = x;
+    const int64_t half = n / 4, p = 2;
+    const auto cos = random_floats(3 * half), sin = random_floats(3 * half);
+    k.rope({cos.data(), sin.data(), half, interleaved}, head.data(), int(p));
+    for (int64_t i = 0; i < half; ++i) {
+        const auto a = size_t(interleaved ? 2 * i : i), b = size_t(interleaved ? 2 * i + 1 : i + half);
+        const double c = cos[size_t(p * half + i)], s = sin[size_t(p * half + i)];
+        check("rope", interleaved, n, head[a], x[a] * c - x[b] * s, 1);
+        check("rope", interleaved, n, head[b], x[a] * s + x[b] * c, 1);
+    }
+}
+
+void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool relu) {
+    const int tokens = 3, n = 150, rank = 64, d = 96;
+    Step1 s(tokens, tokens, tokens);
+    const Weights first = random_weights(type, rank, d), second = random_weights(F32, n, rank);
+    const auto x = random_floats(tokens * d), threshold = random_floats(n);
+    std::vector<uint64_t> mask(tokens * 3, ~uint64_t(0));
+    Program program(k, pool, s.batch, s.bounds);
+    program.predict(x.data(), first.rows, second.rows, relu, threshold.data(), mask.data());
+    program.run();
+    for (int t = 0; t < tokens; ++t) {
+        const auto v = seen(type, &x[size_t(t * d)], d);
+        std::vector<double> hidden;
+        for (int r = 0; r < rank; ++r)
+            hidden.push_back(relu ? std::max(0.0, dot(first, r, v)) : dot(first, r, v));
+        for (int i = 0; i < n; ++i) {
+            const double margin = dot(second, i, hidden) - threshold[size_t(i)];
+            if (std::fabs(margin) < 1e-3) continue;  // either side is right
+            check("predict", type, n, double(mask[size_t(t * 3 + i / 64)] >> (i % 64) & 1), margin >= 0, 1);
+        }
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::string isa = argc > 1 ? argv[1] : "";
+    const Kernels* k = find_kernels(isa.c_str());
+    if (!k) {
+        if (isa != "avx512" && isa != "avx2" && isa != "neon") {
+            std::printf("unknown instruction set %s: choose from avx512, avx2, neon, scalar\n", isa.c_str());
+            return 2;
+        }
+        std::printf("this processor or this build lacks %s\n", isa.c_str());
+        return 77;
+    }
+    auto pool = std::make_shared<Pool>(3);
+    for (Type type : {F32, F16, BF16, Q8_0, Q4_0}) {
+        for (int64_t cols : {32, 64, 96, 256, 512, 544, 1120})
+            for (int tokens : {1, 2, 5, 9}) test_linear(*k, pool, type, cols, tokens);
+        for (bool by_output : {false, true})
+            for (Activation a : {kRelu, kDRelu, kRelu2, kSilu, kGelu})
+                for (bool gated : {true, false})
+                    if (gated || a != kDRelu)
+                        for (auto [tokens, decode] : {std::pair{1, 1}, {5, 5}, {4, 1}})
+                            test_ffn(*k, pool, {type, by_output, gated, can_skip(a), a, tokens, decode}, 160,
+                                     96);
+        test_ffn(*k, pool, {type, false, true, false, kRelu, 6, 2}, 1000, 544);
+        test_predict(*k, pool, type, true);
+        test_predict(*k, pool, type, false);
+    }
+    for (int length : {1, 31, 33, 256, 257, 600})
+        for (int head_dim : {8, 40, 64, 80}) {
+            test_attention(*k, pool, length, head_dim, 1, 1);
+            if (length > 5) test_attention(*k, pool, length, head_dim, 5, 2);
+        }
+    for (int64_t n : {8, 36, 64, 100, 4096})
+        for (bool flag : {false, true}) test_norm_rope(*k, n, flag, flag);
+    std::printf("%s: %d checks, %d failed\n", k->name, checks, failures);
+    return failures ? 1 : 0;
+}
