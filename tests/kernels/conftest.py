@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +19,7 @@ except ImportError:  # the fixture then imports it again, so that every test of 
 
 
 @functools.cache
-def cpu(isa: str, threads: int = 2) -> Backend:
+def open_cpu(isa: str, threads: int = 2) -> Backend:
     from hotcold.kernels.cpu import CPUBackend
 
     return CPUBackend(threads=threads, isa=isa)
@@ -27,10 +28,11 @@ def cpu(isa: str, threads: int = 2) -> Backend:
 @pytest.fixture(params=["reference", *(f"cpu-{isa}" for isa in ISAS)])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Every backend."""
-    return ReferenceBackend() if request.param == "reference" else cpu(request.param.removeprefix("cpu-"))
+    name = str(request.param)
+    return ReferenceBackend() if name == "reference" else open_cpu(name.removeprefix("cpu-"))
 
 
 @pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> str:
-    """Every instruction set of the CPU's kernels."""
-    return str(request.param)
+def cpu(request: pytest.FixtureRequest) -> Callable[..., Backend]:
+    """Opens the CPU's kernels, of every instruction set in turn, with a number of threads (2)."""
+    return functools.partial(open_cpu, str(request.param))

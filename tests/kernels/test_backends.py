@@ -1,0 +1,180 @@
+"""What backends refuse, and how they are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from op_truth import Row, make_batch, plain_batch, random_ffn, random_tensor, rng
+
+from hotcold.formats.blocks import quantise
+from hotcold.kernels import BACKENDS, open_backend
+from hotcold.kernels.backend import PAGE, Backend, FFNTensors, Norm, PredictorTensors, RopeTable
+from hotcold.kernels.reference import ReferenceBackend
+
+
+def test_backends_open_by_name() -> None:
+    assert [open_backend(name).name for name in BACKENDS] == list(BACKENDS)
+    assert isinstance(open_backend("reference"), Backend) and isinstance(open_backend("cpu"), Backend)
+    with pytest.raises(ValueError, match="'gpu' does not exist: choose from cpu, reference"):
+        open_backend("gpu")
+    with pytest.raises(ValueError, match="threads 2: backend 'reference' has no thread pool"):
+        open_backend("reference", threads=2)
+    for threads in (0, -1, 10**6):
+        with pytest.raises(ValueError, match=f"threads {threads}: choose from 1 to "):
+            open_backend("cpu", threads=threads)
+
+
+def ffn(**changes: Any) -> FFNTensors:
+    return replace(random_ffn(rng("refused"), (100, 64), ("Q8_0",) * 3), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation": "swish"}, "activation 'swish': choose from relu, drelu"),
+        ({"activation": "drelu", "gate": None}, "'drelu' without a gate"),
+        ({"threshold": -0.1}, "threshold -0.1: a finite number of at least 0"),
+        ({"threshold": float("nan")}, "threshold nan: a finite number"),
+        ({"activation": "silu", "threshold": 0.5}, "threshold 0.5 with 'silu': use 0"),
+        ({"down_layout": "sideways"}, "'sideways': choose from by_neuron, by_output"),
+        ({"down_layout": "by_output"}, r"down of shape \(100, 64\) by_output: \(64, 100\) is needed"),
+        ({"gate": random_tensor(rng(), "F32", 99, 64)}, r"gate of shape \(99, 64\): up has \(100, 64\)"),
+        ({"down": random_tensor(rng(), "F32", 100, 32)}, r"down of shape \(100, 32\)"),
+        ({"gate": None, "gate_bias": np.zeros(100, np.float32)}, "gate bias without a gate"),
+        ({"up_bias": np.zeros(64, np.float32)}, r"up bias of shape \(64,\): \(100,\) is needed"),
+        ({"down_bias": np.zeros(100, np.float32)}, r"down bias of shape \(100,\): \(64,\) is needed"),
+    ],
+)
+def test_ffn_weights_that_do_not_fit_are_refused(
+    backend: Backend, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        backend.ffn_weights(ffn(**changes))
+
+
+def test_other_weights_that_do_not_fit_are_refused(backend: Backend) -> None:
+    tensor = random_tensor(rng(), "F16", 6, 10)
+    with pytest.raises(ValueError, match=r"bias of shape \(10,\): \(6,\) is needed"):
+        backend.matrix(tensor, np.zeros(10, np.float32))
+    with pytest.raises(TypeError, match="bias is float64: float32 is needed"):
+        backend.matrix(tensor, np.zeros(6))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="two dimensions"):
+        backend.matrix(quantise(np.zeros((2, 3, 4)), "F32"))
+    with pytest.raises(ValueError, match="rows of the first must equal columns of the second"):
+        backend.predictor_weights(PredictorTensors(tensor, tensor, np.zeros(6, np.float32), True))
+    with pytest.raises(ValueError, match=r"predictor threshold of shape \(6,\): \(9,\)"):
+        second = random_tensor(rng(), "F16", 9, 6)
+        backend.predictor_weights(PredictorTensors(tensor, second, np.zeros(6, np.float32), True))
+
+
+def test_weights_of_another_backend_are_refused(backend: Backend) -> None:
+    class Foreign:
+        shape, nbytes = (4, 8), 64
+
+    batch = plain_batch(backend, 1)
+    with pytest.raises(TypeError, match="weights of Foreign"):
+        backend.embed(Foreign(), batch, backend.zeros((batch.limits.tokens, 8)))
+
+
+def test_skip_is_refused_where_nothing_is_zero(backend: Backend) -> None:
+    weights = backend.ffn_weights(ffn(activation="silu"))
+    batch = plain_batch(backend, 1)
+    x, out = (backend.zeros((batch.limits.tokens, 64)) for _ in range(2))
+    with pytest.raises(ValueError, match="skip with 'silu': only relu, drelu, relu2 give zeros"):
+        backend.ffn(x, weights, batch, out, skip=True)
+
+
+def calls(backend: Backend) -> dict[str, tuple[Callable[..., None], dict[str, np.ndarray]]]:
+    """Every op as a function of its buffers, with buffers that fit."""
+    batch = make_batch(backend, [Row(0), Row(1)], logits=[0])
+    t, r, d = batch.limits.tokens, batch.limits.logits, 64
+    tensor = random_tensor(rng("calls"), "Q8_0", d, d)
+    matrix, weights = backend.matrix(tensor), backend.ffn_weights(ffn())
+    norm = Norm(np.ones(d, np.float32), None, 1e-5)
+    rope = RopeTable(np.ones((2, 4), np.float32), np.zeros((2, 4), np.float32), True)
+    predictor = backend.predictor_weights(
+        PredictorTensors(random_tensor(rng(), "F16", 32, d), random_tensor(rng(), "F16", 100, 32),
+                         np.zeros(100, np.float32), True)
+    )  # fmt: skip
+
+    def rows(*shape: int) -> np.ndarray:
+        return backend.zeros((t, *shape))
+
+    def cache() -> np.ndarray:
+        return backend.zeros((int(batch.pages.size), 2, PAGE, 8), np.float16)
+
+    def words() -> np.ndarray:
+        return backend.zeros((t, 2), np.uint64)
+
+    return {
+        "embed": (lambda out: backend.embed(matrix, batch, out), {"out": rows(d)}),
+        "norm": (lambda x, out: backend.norm(x, norm, batch, out), {"x": rows(d), "out": rows(d)}),
+        "linear": (lambda x, out: backend.linear(x, [matrix], batch, [out]), {"x": rows(d), "out": rows(d)}),
+        "rope": (lambda x: backend.rope(x, rope, batch), {"x": rows(2, 8)}),
+        "store_kv": (
+            lambda k, v, k_cache, v_cache: backend.store_kv(k, v, batch, k_cache, v_cache),
+            {"k": rows(2, 8), "v": rows(2, 8), "k_cache": cache(), "v_cache": cache()},
+        ),
+        "attention": (
+            lambda q, k_cache, v_cache, out: backend.attention(q, k_cache, v_cache, batch, out, 1.0),
+            {"q": rows(4, 8), "k_cache": cache(), "v_cache": cache(), "out": rows(4, 8)},
+        ),
+        "predict": (
+            lambda x, mask: backend.predict(x, predictor, batch, mask),
+            {"x": rows(d), "mask": words()},
+        ),
+        "ffn": (
+            lambda x, out, mask, fired: backend.ffn(
+                x, weights, batch, out, skip=True, mask=mask, fired=fired
+            ),
+            {"x": rows(d), "out": rows(d), "mask": words(), "fired": words()},
+        ),
+        "add": (lambda x, y: backend.add(x, y, batch), {"x": rows(d), "y": rows(d)}),
+        "gather": (
+            lambda x, out: backend.gather(x, batch, out),
+            {"x": rows(d), "out": backend.zeros((r, d))},
+        ),
+    }
+
+
+OPS = ("embed", "norm", "linear", "rope", "store_kv", "attention", "predict", "ffn", "add", "gather")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_buffers_that_are_not_exactly_right_are_refused(backend: Backend, op: str) -> None:
+    """Wrong dtype, too few rows, a wrong last axis, and gaps between rows; each buffer in turn."""
+    call, buffers = calls(backend)[op]
+    call(**buffers)
+    for name, buffer in buffers.items():
+        wrong_dtype = buffer.astype(np.int64 if buffer.dtype == np.uint64 else np.float64)
+        with pytest.raises(TypeError):
+            call(**{**buffers, name: wrong_dtype})
+        longer = np.zeros((*buffer.shape[:-1], buffer.shape[-1] + 1), buffer.dtype)
+        gaps = np.repeat(buffer, 2, axis=-1)[..., ::2]
+        assert gaps.shape == buffer.shape and not gaps.flags.c_contiguous
+        refused = [longer, gaps] + ([] if "cache" in name else [np.ascontiguousarray(buffer[:1])])
+        for wrong in refused:
+            if op == "rope" and wrong is longer:
+                continue  # it turns the first values of a head of any width
+            with pytest.raises((ValueError, TypeError)):
+                call(**{**buffers, name: wrong})
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_top_k_needs_one(backend: Backend, k: int) -> None:
+    with pytest.raises(ValueError, match=f"k is {k}: at least 1 is needed"):
+        backend.top_k(np.zeros(5, np.float32), k)
+
+
+def test_the_reference_counts_small_inputs_as_zero() -> None:
+    """The inverse scale of a denormal block would be infinite."""
+    backend = ReferenceBackend()
+    batch = plain_batch(backend, 1)
+    x, out = backend.zeros((batch.limits.tokens, 32)), backend.zeros((batch.limits.tokens, 1))
+    x[:] = np.float32(1e-42)
+    backend.linear(x, [backend.matrix(random_tensor(rng(), "Q8_0", 1, 32))], batch, [out])
+    assert out[0, 0] == 0

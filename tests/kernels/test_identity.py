@@ -1,0 +1,228 @@
+"""What must not change a single bit of the CPU's results: skipping, batches, chunks, threads, replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from op_truth import (
+    Row,
+    make_batch,
+    page_count,
+    plain_batch,
+    random_ffn,
+    random_rows,
+    random_tensor,
+    rng,
+    to_words,
+)
+
+from hotcold.formats.blocks import BLOCK_TYPES
+from hotcold.kernels.backend import (
+    PAGE,
+    SPARSE_ACTIVATIONS,
+    Backend,
+    FFNTensors,
+    FFNWeights,
+    Norm,
+    PredictorTensors,
+    RopeTable,
+)
+
+OpenCPU = Callable[..., Backend]
+
+TYPES = tuple(BLOCK_TYPES)
+LAYOUTS = ("by_neuron", "by_output")
+SHAPE = (352, 128)  # more ranges than one thread claims at once; not a multiple of 64 neurons
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> None:
+    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+def run_ffn(
+    backend: Backend,
+    weights: FFNWeights,
+    x: np.ndarray,
+    decode: int,
+    mask: np.ndarray | None = None,
+    *,
+    skip: bool,
+) -> np.ndarray:
+    batch = plain_batch(backend, decode, len(x) - decode)
+    rows = batch.limits.tokens
+    buffer, out = backend.zeros((rows, x.shape[1])), backend.zeros((rows, x.shape[1]))
+    buffer[: len(x)] = x
+    words = None
+    if mask is not None:
+        words = backend.zeros((rows, -(-weights.neurons // 64)), np.uint64)
+        words[: len(x)] = to_words(mask)
+    backend.ffn(buffer, weights, batch, out, skip=skip, mask=words)
+    return out[: len(x)].copy()
+
+
+def tensors_of(type: str, activation: str, layout: str, *, gated: bool = True) -> FFNTensors:
+    random = rng("identity", type, activation)
+    return random_ffn(random, SHAPE, (type,) * 3, activation, gated=gated, biases=True, layout=layout)
+
+
+@pytest.mark.parametrize("activation", SPARSE_ACTIVATIONS)
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exact_is_off(cpu: OpenCPU, activation: str, type: str, layout: str) -> None:
+    backend, x = cpu(), random_rows(rng("x"), 16, SHAPE[1])
+    for gated in (True, False) if activation != "drelu" else (True,):
+        weights = backend.ffn_weights(tensors_of(type, activation, layout, gated=gated))
+        for rows in (1, 16):
+            off = run_ffn(backend, weights, x[:rows], rows, skip=False)
+            same_bits(run_ffn(backend, weights, x[:rows], rows, skip=True), off)
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("skip", [True, False])
+def test_an_ffn_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str, layout: str, skip: bool) -> None:
+    """Alone, among 2 to 16 decode rows, beside prompt rows; also where others' masks name other neurons."""
+    backend, x = cpu(), random_rows(rng("x"), 24, SHAPE[1])
+    weights = backend.ffn_weights(tensors_of(type, "relu", layout))
+    masks = rng("masks").random((24, SHAPE[0])) < 0.2
+    for mask in (None, masks):
+        alone = np.vstack(
+            [
+                run_ffn(
+                    backend, weights, x[t : t + 1], 1, None if mask is None else mask[t : t + 1], skip=skip
+                )
+                for t in range(16)
+            ]
+        )
+        for rows in (2, 3, 7, 16):
+            together = None if mask is None else mask[:rows]
+            same_bits(run_ffn(backend, weights, x[:rows], rows, together, skip=skip), alone[:rows])
+        same_bits(run_ffn(backend, weights, x, 16, mask, skip=skip)[:16], alone)
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_ffn_prompt_row_is_the_same_in_any_chunk(cpu: OpenCPU, type: str, layout: str) -> None:
+    backend, x = cpu(), random_rows(rng("x"), 70, SHAPE[1])
+    weights = backend.ffn_weights(tensors_of(type, "drelu", layout))
+    whole = run_ffn(backend, weights, x, 0, skip=True)
+    for start, stop in pairwise((0, 1, 3, 16, 33, 70)):
+        same_bits(run_ffn(backend, weights, x[start:stop], 0, skip=True), whole[start:stop])
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_linear_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str) -> None:
+    backend, x = cpu(), random_rows(rng("x"), 40, 544)
+    matrix = backend.matrix(random_tensor(rng("linear"), type, 100, 544))
+
+    def run(rows: np.ndarray, decode: int) -> np.ndarray:
+        batch = plain_batch(backend, decode, len(rows) - decode)
+        buffer, out = backend.zeros((batch.limits.tokens, 544)), backend.zeros((batch.limits.tokens, 100))
+        buffer[: len(rows)] = rows
+        backend.linear(buffer, [matrix], batch, [out])
+        return out[: len(rows)].copy()
+
+    alone = np.vstack([run(x[t : t + 1], 1) for t in range(40)])
+    for rows, decode in ((2, 2), (3, 3), (16, 16), (20, 4), (40, 0), (33, 1)):
+        same_bits(run(x[:rows], decode), alone[:rows])
+
+
+def run_attention(backend: Backend, rows: Iterable[tuple[Row, bool]], heads: int = 4) -> np.ndarray:
+    """Rows with their queries; what one sees depends neither on the other rows nor on its pages."""
+    rows = list(rows)
+    batch = make_batch(backend, [r for r, decode in rows if decode], [r for r, decode in rows if not decode])
+    k_cache, v_cache = (backend.zeros((page_count(batch), 2, PAGE, 24), np.float16) for _ in range(2))
+    for cache, name in ((k_cache, "k"), (v_cache, "v")):
+        for sequence, pages in enumerate(batch.pages):
+            values = rng(name, sequence).standard_normal((20, *cache.shape[1:]))
+            cache[pages] = values[: len(pages)]
+    q, out = backend.zeros((batch.limits.tokens, heads, 24)), backend.zeros((batch.limits.tokens, heads, 24))
+    for t, (row, _) in enumerate(rows):
+        q[t] = random_rows(rng("q", row.sequence, row.position), heads, 24)
+    backend.attention(q, k_cache, v_cache, batch, out, 0.3)
+    return out[: len(rows)].copy()
+
+
+def test_an_attention_row_is_the_same_in_any_batch(cpu: OpenCPU) -> None:
+    backend = cpu()
+    decode = [(Row(position, s), True) for s, position in enumerate((0, 31, 32, 255, 256, 511, 600))]
+    prompt = [(Row(position, 7), False) for position in range(240, 290)]
+    alone = np.vstack([run_attention(backend, [row]) for row in decode])
+    same_bits(run_attention(backend, decode), alone)
+    same_bits(run_attention(backend, decode + prompt)[: len(decode)], alone)
+    whole = run_attention(backend, prompt)
+    same_bits(run_attention(backend, decode + prompt)[len(decode) :], whole)
+    for start, stop in pairwise((0, 1, 16, 33, 50)):
+        same_bits(run_attention(backend, prompt[start:stop]), whole[start:stop])
+
+
+def test_a_prompt_row_attends_as_a_decode_row(cpu: OpenCPU) -> None:
+    rows = [Row(position, 0) for position in (0, 33, 255, 256, 300)]
+    same_bits(
+        run_attention(cpu(), [(row, True) for row in rows]),
+        run_attention(cpu(), [(row, False) for row in rows]),
+    )
+
+
+def one_of_each(backend: Backend) -> list[np.ndarray]:
+    """Results of a program of all ops but attention, run twice with other rows in between."""
+    random = rng("each")
+    d, n, rank = 128, 700, 32
+    ffn = backend.ffn_weights(random_ffn(random, (n, d), ("Q4_0", "Q8_0", "F16"), "relu"))
+    table = backend.matrix(random_tensor(random, "BF16", 50, d))
+    square = backend.matrix(random_tensor(random, "Q8_0", d, d))
+    first, second = random_tensor(random, "Q8_0", rank, d), random_tensor(random, "F16", n, rank)
+    threshold = random_rows(random, n) * np.float32(0.1)
+    predictor = backend.predictor_weights(PredictorTensors(first, second, threshold, True))
+    norm = Norm(random_rows(random, d), None, 1e-5)
+    angles = random.standard_normal((64, 16))
+    rope = RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), True)
+    batch = make_batch(
+        backend, [Row(t, token=t) for t in range(7)], [Row(t, token=t) for t in range(7, 30)], [3, 29]
+    )
+    rows = batch.limits.tokens
+    x, y, z = (backend.zeros((rows, d)) for _ in range(3))
+    last = backend.zeros((batch.limits.logits, d))
+    mask = backend.zeros((rows, -(-n // 64)), np.uint64)
+
+    def step() -> None:
+        backend.embed(table, batch, x)
+        backend.norm(x, norm, batch, y)
+        backend.linear(y, [square, square], batch, [z, x], accumulate=True)
+        backend.rope(z.reshape(rows, 2, d // 2), rope, batch)
+        backend.predict(x, predictor, batch, mask)
+        backend.ffn(y, ffn, batch, x, skip=True, mask=mask, accumulate=True)
+        backend.add(x, z, batch)
+        backend.gather(x, batch, last)
+
+    results = []
+    z[:] = 0
+    step()
+    results.append(x.copy())
+    program = backend.record(step)
+    for counts in ((30, 7, 2, 1), (5, 5, 1, 1), (30, 7, 2, 1)):
+        for buffer in (x, y, z, last):
+            buffer[:] = 0
+        batch.counts[:] = counts
+        program.run()
+        results += [x.copy(), last.copy()]
+    same_bits(results[1], results[0])
+    same_bits(results[5], results[0])
+    return results
+
+
+def test_replay_is_immediate_and_threads_do_not_matter(cpu: OpenCPU) -> None:
+    single = one_of_each(cpu(1))
+    for threads in (2, 5):
+        for actual, expected in zip(one_of_each(cpu(threads)), single, strict=True):
+            same_bits(actual, expected)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_do_not_matter_to_attention(cpu: OpenCPU, threads: int) -> None:
+    rows = [(Row(position, s), True) for s, position in enumerate((5, 300, 600, 255))]
+    rows += [(Row(position, 4), False) for position in range(200, 270)]
+    same_bits(run_attention(cpu(threads), rows), run_attention(cpu(1), rows))
