@@ -285,11 +285,14 @@ class ReferenceBackend:
         values[..., second] = a * sin + b * cos
 
     def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
-        """K and V to their slots of a paged cache (PagedAttention, arXiv 2309.06180), rounded to float16."""
+        """K and V to their slots of a paged cache (PagedAttention, arXiv 2309.06180), rounded to its dtype.
+
+        That is float16; float32 is taken as well, to tell rounding of the cache from errors.
+        """
         for what, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
             values = _rows(what, new, batch, new.shape[1:])
             heads, head_dim = new.shape[1:]
-            _check(f"{what}_cache", cache, (len(cache), heads, PAGE, head_dim), np.float16)
+            _check(f"{what}_cache", cache, (len(cache), heads, PAGE, head_dim), _cache_dtype(cache))
             slots = batch.slots[: len(values)]
             with np.errstate(over="ignore"):
                 cache[slots // PAGE, :, slots % PAGE] = values
@@ -302,7 +305,7 @@ class ReferenceBackend:
         target = _rows("out", out, batch, q.shape[1:])
         pages, kv_heads, _, head_dim = k_cache.shape
         for what, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            _check(what, cache, (pages, kv_heads, PAGE, head_dim), np.float16)
+            _check(what, cache, (pages, kv_heads, PAGE, head_dim), _cache_dtype(cache))
         heads = q.shape[1]
         if heads % kv_heads or q.shape[2] != head_dim:
             raise ValueError(f"q of shape {q.shape} does not fit k_cache of shape {k_cache.shape}")
@@ -402,7 +405,11 @@ def _count(stats: FFNStats, w: _FFN, candidates: Bools, gated: Bools, added: Boo
     stats.counts += (*read, int(added.sum()))
 
 
-def _positions(pages: npt.NDArray[np.float16], length: int) -> Floats:
+def _cache_dtype(cache: Buffer) -> type[np.floating[Any]]:
+    return np.float32 if cache.dtype == np.float32 else np.float16
+
+
+def _positions(pages: npt.NDArray[np.floating[Any]], length: int) -> Floats:
     """``[P, K, PAGE, head_dim]`` -> the first ``length`` positions, ``[K, length, head_dim]`` float32."""
     _, heads, _, head_dim = pages.shape
     return pages.transpose(1, 0, 2, 3).reshape(heads, -1, head_dim)[:, :length].astype(np.float32)

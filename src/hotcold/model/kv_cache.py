@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from hotcold.kernels.backend import PAGE, Backend, Buffer
 from hotcold.model.config import Config
@@ -21,17 +22,20 @@ class KVCache:
         backend: allocates the caches.
         config: the model's.
         pages: how many; position p of a sequence lies in the sequence's page ``p // PAGE``.
+        dtype: float16, or float32 where the backend takes it (``reference`` does).
 
     Attributes:
-        layers: (K, V) of each layer, ``[pages, K, PAGE, head_dim]`` float16.
+        layers: (K, V) of each layer, ``[pages, K, PAGE, head_dim]``.
     """
 
-    def __init__(self, backend: Backend, config: Config, pages: int) -> None:
+    def __init__(
+        self, backend: Backend, config: Config, pages: int, dtype: npt.DTypeLike = np.float16
+    ) -> None:
         if pages < 1:
             raise ValueError(f"KV cache of {pages} pages: at least 1 is needed")
         shape = (pages, config.kv_heads, PAGE, config.head_dim)
         self.layers: list[tuple[Buffer, Buffer]] = [
-            (backend.zeros(shape, np.float16), backend.zeros(shape, np.float16)) for _ in range(config.layers)
+            (backend.zeros(shape, dtype), backend.zeros(shape, dtype)) for _ in range(config.layers)
         ]
         self.pages = pages
         self._free = list(range(pages - 1, -1, -1))  # a stack, so that warm pages are used again first
@@ -39,7 +43,7 @@ class KVCache:
 
     @staticmethod
     def page_bytes(config: Config) -> int:
-        """Bytes of one page, K and V of all layers."""
+        """Bytes of one page, float16 K and V of all layers."""
         return config.layers * 2 * config.kv_heads * PAGE * config.head_dim * np.dtype(np.float16).itemsize
 
     @property
