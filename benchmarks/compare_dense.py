@@ -5,8 +5,8 @@
 The models are synthetic (benchmarks/synthetic.py), 4096/11008 with 8 layers in Q4_0: a stock file, which
 ours (sparsity off) and llama.cpp run alike, and its sparse twin with a tenth of the neurons active (exact).
 Every round runs each engine once, in turning order, after a probe of the read bandwidth; ratios are paired by
-round, because the speed of a shared machine drifts. llama.cpp comes from the package llama-cpp-python, built from
-source (CMAKE_ARGS=-DGGML_NATIVE=ON); without it only ours run. The last line of stdout is one JSON object.
+round, because the speed of a shared machine drifts. llama.cpp comes from the package llama-cpp-python, built
+from source (CMAKE_ARGS=-DGGML_NATIVE=ON); without it only ours run. The last line of stdout is a JSON object.
 """
 
 from __future__ import annotations

@@ -147,7 +147,8 @@ class LoadedModel:
         counters.run_s += time.perf_counter() - start
         counters.decode_steps += 1
         counters.decode_tokens += rows
-        counters.kv_positions += rows + int(batch.positions[:rows].sum())
+        last = batch.positions[0] if rows == 1 else batch.positions[:rows].sum()
+        counters.kv_positions += rows + int(last)
         if self._dense_rows is not None:
             counters.rows += self._dense_rows if rows == 1 else self._dense_rows * (1, 1, 1, rows)
 

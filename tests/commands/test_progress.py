@@ -1,0 +1,47 @@
+"""Progress bars: on a terminal, and nowhere else."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from hotcold.commands.progress import bytes_progress, count_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_nothing_is_printed_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with count_progress("windows") as progress:
+        progress(1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with count_progress("windows") as progress:
+        progress(3, 7)
+    with bytes_progress("loading") as progress:
+        progress(2_000_000, 8_000_000)
+    written = terminal.getvalue()
+    assert "windows" in written and "3/7" in written
+    assert "loading" in written and "2.0/8.0 MB" in written
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_is_left_clean_when_work_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.raises(KeyboardInterrupt), count_progress("windows") as progress:
+        progress(1, 2)
+        raise KeyboardInterrupt
+    show_cursor, hide_cursor = "\x1b[?25h", "\x1b[?25l"
+    written = terminal.getvalue()
+    assert hide_cursor in written and written.rindex(show_cursor) > written.rindex(hide_cursor)
