@@ -1,0 +1,220 @@
+"""The forward pass against transformers, stories260K, a real model, and a float64 pass of every option."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from golden import NAMES, Golden, golden
+from op_truth import rng
+from plain_forward import Model, forward
+from runner import ROWS, Runner, exact
+from stories260k import reference, write_stories260k
+
+from hotcold.convert import ConvertOptions, convert
+from hotcold.formats.blocks import BLOCK_TYPES, quantise
+from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.kernels import open_backend
+from hotcold.kernels.backend import Backend
+from hotcold.model.families import FAMILIES, Family
+from hotcold.model.tokenizer import Tokenizer
+
+TOKENS = [int(t) for t in rng("tokens").integers(0, 61, 45)]
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return open_backend(str(request.param))
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    """A tiny model in F32, with what transformers computes for it."""
+    return golden(str(request.param), tmp_path_factory.mktemp("golden"))
+
+
+def one_by_one(runner: Runner, tokens: Any) -> np.ndarray:
+    return np.vstack([runner.run([int(token)], decode=True) for token in tokens])
+
+
+def distance(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Root mean square of the difference, as a share of the expected values'."""
+    return float(np.sqrt(((actual - expected) ** 2).mean() / (expected**2).mean()))
+
+
+def test_logits_are_those_of_transformers(tiny: Golden) -> None:
+    """With a float32 KV cache, as transformers has; prompt at once, in chunks, and step by step."""
+    runner = Runner(tiny.path, open_backend("reference"), kv_dtype=np.float32)
+    np.testing.assert_allclose(runner.run(tiny.prompt), tiny.prompt_logits, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(one_by_one(runner, tiny.steps), tiny.step_logits, atol=1e-4, rtol=0)
+    runner.length = 0
+    chunks = [runner.run(tiny.prompt[i : i + 7]) for i in range(0, len(tiny.prompt), 7)]
+    np.testing.assert_allclose(np.vstack(chunks), tiny.prompt_logits, atol=1e-4, rtol=0)
+    runner.length = 0
+    np.testing.assert_allclose(one_by_one(runner, tiny.prompt), tiny.prompt_logits, atol=1e-4, rtol=0)
+
+
+def test_a_float16_cache_moves_logits_little_and_no_greedy_token(tiny: Golden, backend: Backend) -> None:
+    runner = Runner(tiny.path, backend)
+    assert distance(runner.run(tiny.prompt), tiny.prompt_logits) < 2e-3
+    assert distance(one_by_one(runner, tiny.steps), tiny.step_logits) < 2e-3
+    runner.length = 0
+    assert runner.greedy(tiny.prompt, len(tiny.steps)) == tiny.steps.tolist()
+
+
+def test_backends_agree(tiny: Golden) -> None:
+    """Apart from cache entries whose rounding to float16 goes the other way."""
+    results = [Runner(tiny.path, open_backend(name)).run(tiny.prompt) for name in ("reference", "cpu")]
+    assert distance(results[1], results[0]) < 2e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("type", BLOCK_TYPES)
+@pytest.mark.parametrize("down", ["by_neuron", "by_output"])
+def test_every_block_type_is_its_dequantised_twin(
+    name: str, type: str, down: str, backend: Backend, tmp_path: Path
+) -> None:
+    """All but the rounding of inputs to int8, for types in blocks; these random models make 5 % of it."""
+    path = golden(name, tmp_path, type=type, down=down).path
+    with open_gguf(path) as file:
+        twin = {key: quantise(file.load(key).dequantise(), "F32") for key in file.tensors}
+        write_gguf(tmp_path / "twin.gguf", file.metadata, twin)
+    tokens = golden(name, tmp_path).prompt
+    logits = Runner(path, backend).run(tokens)
+    expected = Runner(tmp_path / "twin.gguf", backend).run(tokens)
+    if BLOCK_TYPES[type].weights == 1:
+        np.testing.assert_array_equal(logits, expected)
+    else:
+        assert 1e-4 < distance(logits, expected) < 0.08
+
+
+def test_stories260k_logits(test_data: Path, tmp_path: Path) -> None:
+    write_stories260k(tmp_path / "model.gguf", test_data)
+    expected = reference(test_data)
+    runner = Runner(tmp_path / "model.gguf", open_backend("reference"), kv_dtype=np.float32)
+    logits = runner.run([1, *expected.ids[:3]])
+    np.testing.assert_allclose(logits, expected.logits, atol=1e-3, rtol=0)
+
+
+def test_stories260k_text(test_data: Path, tmp_path: Path, backend: Backend) -> None:
+    path = tmp_path / "model.gguf"
+    write_stories260k(path, test_data)
+    expected = reference(test_data)
+    runner = Runner(path, backend)
+    ids = runner.greedy([1], len(expected.ids))
+    assert ids == expected.ids
+    with open_gguf(path) as file:
+        assert " " + Tokenizer.from_metadata(file.metadata).decode(ids) == expected.text
+    runner.length = 0
+    assert distance(runner.run([1, *expected.ids[:3]]), expected.logits) < 1e-3
+
+
+@pytest.mark.parametrize("down", ["by_neuron", "by_output"])
+def test_a_real_model_writes_what_pytorch_writes(test_data: Path, tmp_path: Path, down: str) -> None:
+    """fable-7m from its checkpoint, 100 greedy tokens of each prompt, dense and exact."""
+    folder = test_data / "models/fable-7m"
+    convert(folder, tmp_path / "fable.gguf", ConvertOptions("F16", down))
+    for make_ffns in (None, exact):
+        options = {} if make_ffns is None else {"make_ffns": make_ffns}
+        runner = Runner(tmp_path / "fable.gguf", open_backend("cpu"), **options)
+        with open_gguf(tmp_path / "fable.gguf") as file:
+            tokenizer = Tokenizer.from_metadata(file.metadata)
+        for expected in json.loads((folder / "golden.json").read_text())["greedy"]:
+            prompt = tokenizer.encode(expected["prompt"])
+            runner.length = 0
+            first = runner.run(prompt)[-1]
+            np.testing.assert_allclose(first[:32], expected["first_logits"], atol=0.02)
+            runner.length = 0
+            ids = expected["ids"]
+            assert prompt + runner.greedy(prompt, len(ids) - len(prompt)) == ids
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "biases": {"biases": True},
+    "q/k norm": {"qk_norm": True},
+    "tied": {"tied": True},
+    "partial rotary": {"rotary": 4},
+    "linear scaling": {"linear_factor": 4.0},
+    "no gate": {"gated": False, "activation": "relu", "biases": True},
+    "gelu": {"activation": "gelu"},
+    "relu2": {"activation": "relu2", "gated": False},
+    "threshold": {"activation": "relu", "threshold": 0.5},
+    "drelu": {"activation": "drelu", "biases": True},
+    "one head": {"heads": 1, "kv_heads": 1, "head_dim": 48, "rotary": 48},
+    "layer norm": {"arch": "test", "layer_norm": True, "interleaved": False},
+    "parallel": {"arch": "test", "layer_norm": True, "interleaved": False, "parallel": True, "gated": False},
+}
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+def test_every_option_is_as_defined(
+    options: dict[str, Any], backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The family ``test`` exists as a table entry only: a new family is data."""
+    model = Model(**options)
+    family = Family(
+        "test", norm="layer", activation="gelu", powerinfer_activation="relu", rope_interleaved=False,
+        parallel=model.parallel,
+    )  # fmt: skip
+    monkeypatch.setitem(FAMILIES, "test", family)
+    path = model.write(tmp_path / "model.gguf")
+    for kv_dtype, bound in ((np.float32, 1e-6), (np.float16, 2e-4)):
+        if kv_dtype == np.float32 and backend.name != "reference":
+            continue
+        runner = Runner(path, backend, kv_dtype=kv_dtype)
+        parts = [runner.run(TOKENS[:33]), one_by_one(runner, TOKENS[33:40]), runner.run(TOKENS[40:])]
+        expected = forward(model, model.tensors(), TOKENS, kv_dtype)
+        assert distance(np.vstack(parts), expected) < bound
+
+
+@pytest.mark.parametrize("type", [name for name, type in BLOCK_TYPES.items() if type.weights > 1])
+def test_blocks_are_as_defined(type: str, backend: Backend, tmp_path: Path) -> None:
+    """The float64 pass rounds inputs and cache alike; a value on the edge may differ, and moves logits."""
+    model = Model(dim=96, heads=4, head_dim=24, rotary=24, neurons=(96, 160), activation="relu", type=type)
+    path = model.write(tmp_path / "model.gguf")
+    expected = forward(model, model.tensors(), TOKENS, np.float16)
+    assert distance(Runner(path, backend).run(TOKENS), expected) < 0.01
+    if backend.name == "reference":
+        expected = forward(model, model.tensors(), TOKENS)
+        assert distance(Runner(path, backend, kv_dtype=np.float32).run(TOKENS), expected) < 1e-6
+
+
+def test_a_step_depends_on_its_tokens_alone(tiny: Golden) -> None:
+    """Bit for bit on the CPU: rows at once, one by one, in chunks, after other text in the same cache."""
+    runner = Runner(tiny.path, open_backend("cpu"))
+    tokens = tiny.prompt[:40]
+    for decode in (True, False):
+        runner.length = 0
+        expected = np.vstack([runner.run(tokens[i : i + 1], decode=decode) for i in range(len(tokens))])
+        for first in (1, 5, 16, 31, 33):
+            runner.length = 0
+            runner.run(tokens[::-1])
+            runner.length = 0
+            parts = [runner.run(part, decode=decode) for part in (tokens[:first], tokens[first:])]
+            np.testing.assert_array_equal(np.vstack(parts), expected)
+
+
+def test_a_step_may_want_no_logits(tiny: Golden, backend: Backend) -> None:
+    runner = Runner(tiny.path, backend)
+    runner.run(tiny.prompt[:40])
+    runner.transformer.logits[:] = 3
+    runner.transformer.batch.counts[2] = 0
+    runner.transformer.run()
+    assert (runner.transformer.logits == 3).all()
+
+
+def test_a_step_beyond_the_limits_is_refused(tiny: Golden, backend: Backend) -> None:
+    transformer = Runner(tiny.path, backend).transformer
+    for counts, message in (
+        ((ROWS + 1, 0, 1, 1), f"step of {ROWS + 1} rows"),
+        ((3, 0, ROWS + 1, 1), f"{ROWS + 1} logits"),
+        ((17, 17, 1, 1), "17 decode rows: 16 are the most"),
+        ((3, 4, 1, 1), "4 decode rows: 3 are the most"),
+    ):
+        transformer.batch.counts[:] = counts
+        with pytest.raises(ValueError, match=message):
+            transformer.run()

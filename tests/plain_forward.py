@@ -1,0 +1,176 @@
+"""A forward pass in float64, straight from the definition, and random models of any shape to try it on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import op_truth
+
+from hotcold.formats.blocks import Tensor, quantise
+from hotcold.formats.gguf import write_gguf
+
+
+@dataclass(frozen=True)
+class Model:
+    """A random model. Optional parts are there when their flag is set; dimensions are odd on purpose.
+
+    ``arch`` is what the file says; the flags ``layer_norm``, ``parallel`` and ``interleaved`` must be what
+    the family of that name implies.
+    """
+
+    arch: str = "llama"
+    dim: int = 48
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 10
+    neurons: tuple[int, ...] = (70, 90)
+    vocab: int = 61
+    activation: str = "silu"
+    threshold: float = 0.0
+    gated: bool = True
+    biases: bool = False
+    qk_norm: bool = False
+    tied: bool = False
+    layer_norm: bool = False
+    parallel: bool = False
+    interleaved: bool = True
+    rotary: int = 10
+    linear_factor: float = 1.0
+    type: str = "F32"
+    extra: dict[str, Any] = field(default_factory=dict)  #: more metadata, or keys to replace
+
+    def metadata(self) -> dict[str, Any]:
+        eps = "layer_norm_epsilon" if self.layer_norm else "layer_norm_rms_epsilon"
+        keys: dict[str, Any] = {
+            "block_count": len(self.neurons),
+            "context_length": 96,
+            "embedding_length": self.dim,
+            "feed_forward_length": np.array(self.neurons, np.uint32),
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            f"attention.{eps}": 1e-5,
+            "rope.dimension_count": self.rotary,
+            "rope.freq_base": 5000.0,
+        }
+        if self.linear_factor != 1:
+            keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": self.linear_factor}
+        metadata: dict[str, Any] = {"general.architecture": self.arch}
+        metadata |= {f"{self.arch}.{key}": value for key, value in keys.items()}
+        metadata |= {"hotcold.ffn.activation": self.activation, "hotcold.ffn.threshold": self.threshold}
+        return metadata | self.extra
+
+    def tensors(self, seed: int = 0) -> dict[str, Tensor]:
+        random = np.random.default_rng(seed)
+        tensors: dict[str, Tensor] = {}
+
+        def matrix(name: str, *shape: int) -> None:
+            values = random.standard_normal(shape).astype(np.float32) * np.float32(shape[-1] ** -0.5)
+            tensors[f"{name}.weight"] = quantise(values, self.type)
+            if self.biases and "blk" in name:
+                vector(f"{name}.bias", shape[0], 0.1)
+
+        def vector(name: str, size: int, scale: float = 0.2, mean: float = 0.0) -> None:
+            tensors[name] = quantise((mean + scale * random.standard_normal(size)).astype(np.float32), "F32")
+
+        def norm(name: str, size: int) -> None:
+            vector(f"{name}.weight", size, mean=1.0)
+            if self.layer_norm:
+                vector(f"{name}.bias", size)
+
+        matrix("token_embd", self.vocab, self.dim)
+        norm("output_norm", self.dim)
+        if not self.tied:
+            matrix("output", self.vocab, self.dim)
+        for i, n in enumerate(self.neurons):
+            blk = f"blk.{i}."
+            norm(blk + "attn_norm", self.dim)
+            matrix(blk + "attn_q", self.heads * self.head_dim, self.dim)
+            matrix(blk + "attn_k", self.kv_heads * self.head_dim, self.dim)
+            matrix(blk + "attn_v", self.kv_heads * self.head_dim, self.dim)
+            matrix(blk + "attn_output", self.dim, self.heads * self.head_dim)
+            if self.qk_norm:
+                norm(blk + "attn_q_norm", self.head_dim)
+                norm(blk + "attn_k_norm", self.head_dim)
+            if not self.parallel:
+                norm(blk + "ffn_norm", self.dim)
+            if self.gated:
+                matrix(blk + "ffn_gate", n, self.dim)
+            matrix(blk + "ffn_up", n, self.dim)
+            matrix(blk + "ffn_down", self.dim, n)
+        return tensors
+
+    def write(self, path: Path, tensors: Mapping[str, Tensor] | None = None, magic: str = "GGUF") -> Path:
+        write_gguf(path, self.metadata(), self.tensors() if tensors is None else tensors, magic=magic)
+        return path
+
+
+def forward(
+    model: Model, tensors: Mapping[str, Tensor], tokens: list[int], kv_dtype: npt.DTypeLike = np.float64
+) -> np.ndarray:
+    """Logits ``[T, V]`` float64; inputs of weights in blocks, and keys and values, are rounded."""
+    x = tensors["token_embd.weight"].dequantise().astype(np.float64)[tokens]
+    positions = np.arange(len(tokens))
+
+    def linear(name: str, rows: np.ndarray) -> np.ndarray:
+        bias = tensors.get(f"{name}.bias")
+        return op_truth.dot(
+            rows, tensors[f"{name}.weight"], None if bias is None else bias.dequantise()
+        ).values
+
+    def norm(name: str, rows: np.ndarray) -> np.ndarray:
+        if model.layer_norm:
+            rows = rows - rows.mean(axis=-1, keepdims=True)
+        rows = rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + 1e-5)
+        bias = tensors[f"{name}.bias"].dequantise() if model.layer_norm else 0
+        return rows * tensors[f"{name}.weight"].dequantise() + bias
+
+    def rotate(rows: np.ndarray) -> np.ndarray:
+        half = model.rotary // 2
+        steps = 5000.0 ** -(np.arange(half) / half) / model.linear_factor
+        turn = np.exp(1j * positions[:, None, None] * steps)
+        pairs = (slice(0, model.rotary, 2), slice(1, model.rotary, 2))
+        if not model.interleaved:
+            pairs = (slice(0, half), slice(half, model.rotary))
+        turned = (rows[..., pairs[0]] + 1j * rows[..., pairs[1]]) * turn
+        rows = rows.copy()
+        rows[..., pairs[0]], rows[..., pairs[1]] = turned.real, turned.imag
+        return rows
+
+    def attention(blk: str, normed: np.ndarray) -> np.ndarray:
+        q, k, v = (linear(blk + f"attn_{p}", normed).reshape(len(x), -1, model.head_dim) for p in "qkv")
+        if model.qk_norm:
+            q, k = norm(blk + "attn_q_norm", q), norm(blk + "attn_k_norm", k)
+        q = rotate(q)
+        k, v = (rows.astype(kv_dtype).astype(np.float64) for rows in (rotate(k), v))
+        rows = [
+            op_truth.attention(
+                q[t], k[: t + 1].swapaxes(0, 1), v[: t + 1].swapaxes(0, 1), model.head_dim**-0.5
+            )
+            for t in positions
+        ]
+        return linear(blk + "attn_output", np.stack(rows).reshape(len(x), -1))
+
+    def ffn(blk: str, normed: np.ndarray) -> np.ndarray:
+        up = linear(blk + "ffn_up", normed)
+        gate = linear(blk + "ffn_gate", normed) if model.gated else up
+        hidden = op_truth.activate(model.activation, gate, model.threshold)
+        if model.gated:
+            hidden = hidden * (np.maximum(up, 0) if model.activation == "drelu" else up)
+        return linear(blk + "ffn_down", hidden)
+
+    for i in range(len(model.neurons)):
+        blk = f"blk.{i}."
+        normed = norm(blk + "attn_norm", x)
+        if model.parallel:
+            x = x + attention(blk, normed) + ffn(blk, normed)
+        else:
+            x = x + attention(blk, normed)
+            x = x + ffn(blk, norm(blk + "ffn_norm", x))
+    return linear("output" if "output.weight" in tensors else "token_embd", norm("output_norm", x))

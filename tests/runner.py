@@ -1,0 +1,98 @@
+"""Runs a Transformer on one sequence, without an engine: for tests of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Backend, BatchLimits
+from hotcold.model.config import Config
+from hotcold.model.kv_cache import KVCache
+from hotcold.model.transformer import FFN, DenseFFN, Transformer
+from hotcold.model.weights import Weights, load_weights
+from hotcold.sparse.hybrid_ffn import hybrid_ffns
+from hotcold.sparse.predictor import load_predictors, predictor_names
+
+ROWS = 64  #: the most rows of a step
+
+MakeFFNs = Callable[[Backend, Config, Weights], Sequence[FFN]]
+
+
+def dense(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
+    return [DenseFFN(backend, layer.ffn) for layer in weights.layers]
+
+
+def exact(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
+    return hybrid_ffns(backend, [layer.ffn for layer in weights.layers], ROWS, skip=True)
+
+
+def predicted(path: Path) -> MakeFFNs:
+    """With the predictors in the file."""
+
+    def make(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
+        with open_gguf(path) as file:
+            predictors = load_predictors(file, config, backend)
+        ffns = [layer.ffn for layer in weights.layers]
+        return hybrid_ffns(backend, ffns, ROWS, skip=True, predictors=predictors)
+
+    return make
+
+
+class Runner:
+    """One sequence. ``run`` appends tokens and gives the logits ``[T, V]`` after each of them.
+
+    Args:
+        kv_dtype: of the KV cache; float32 shows errors that float16's rounding would hide.
+
+    Attributes:
+        length: positions so far; lower it to roll back.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        backend: Backend,
+        make_ffns: MakeFFNs = dense,
+        kv_dtype: npt.DTypeLike = np.float16,
+    ) -> None:
+        with open_gguf(path) as file:
+            self.config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+            self.weights = load_weights(file, self.config, backend, others=predictor_names(file))
+        pages = -(-self.config.context // PAGE)
+        cache = KVCache(backend, self.config, pages + 3, kv_dtype)
+        cache.allocate(3)  # so that no page has the number of its place in the sequence
+        self._pages = np.array(cache.allocate(pages)[::-1], np.int32)
+        self.ffns = make_ffns(backend, self.config, self.weights)
+        limits = BatchLimits(ROWS, 1, pages, ROWS)
+        self.transformer = Transformer(self.config, self.weights, backend, self.ffns, limits, cache)
+        self.length = 0
+
+    def run(self, tokens: Sequence[int], *, decode: bool = False) -> np.ndarray:
+        """As decode rows 16 at a time, or as chunks of a prompt."""
+        most = MAX_DECODE_ROWS if decode else ROWS
+        return np.vstack([self._step(tokens[i : i + most], decode) for i in range(0, len(tokens), most)])
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """``count`` tokens that follow."""
+        tokens = [int(self.run(prompt)[-1].argmax())]
+        while len(tokens) < count:
+            tokens.append(int(self.run(tokens[-1:], decode=True)[-1].argmax()))
+        return tokens
+
+    def _step(self, tokens: Sequence[int], decode: bool) -> np.ndarray:
+        batch, n = self.transformer.batch, len(tokens)
+        positions = np.arange(self.length, self.length + n)
+        batch.tokens[:n], batch.positions[:n], batch.sequence[:n] = tokens, positions, 0
+        batch.pages[0] = self._pages
+        batch.slots[:n] = self._pages[positions // PAGE] * PAGE + positions % PAGE
+        self.length += n
+        batch.lengths[0] = self.length
+        batch.logits_rows[:n] = np.arange(n)
+        batch.counts[:] = (n, n if decode else 0, n, 1)
+        self.transformer.run()
+        logits: np.ndarray = self.transformer.logits[:n].copy()
+        return logits
