@@ -82,6 +82,35 @@ template <class Fn> inline void with_type(Type type, Fn&& fn) {
     }
 }
 
+// What to bring into L2 ahead of its use. A stream walks the rows that will be read, in their order; whoever
+// reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units work.
+struct NoStream {
+    void fetch(int64_t) {}
+};
+class Stream {
+  public:
+    // Rows list[0..count) (or first, first + 1, ... without a list), `bytes` of each.
+    Stream(const Rows& rows, const int32_t* list, int64_t first, int64_t count, int64_t bytes)
+        : rows_(rows), list_(list), next_(first), end_(first + count), bytes_(bytes) {}
+    void fetch(int64_t bytes) {
+        for (; bytes > 0; bytes -= 64) {
+            if (left_ <= 0) {
+                if (next_ == end_) return;
+                at_ = rows_.row(list_ ? list_[next_] : next_);
+                left_ = bytes_ + 63, ++next_;
+            }
+            Vec::prefetch(at_);
+            at_ += 64, left_ -= 64;
+        }
+    }
+
+  private:
+    const Rows rows_;
+    const int32_t* list_;
+    int64_t next_, end_, bytes_, left_ = 0;
+    const uint8_t* at_ = nullptr;
+};
+
 // One group of R rows and T tokens: lanes [l, l + n) of a group of `lanes` blocks that starts at `block`.
 template <class B, int R, int T, bool Full> inline void dot_group(const uint8_t* const* rows, const Input& in,
                                                                   int t0, int64_t blocks, int64_t block,
@@ -126,8 +155,9 @@ template <class B, int R, int T, bool Full> inline void dot_group(const uint8_t*
 }
 
 // Dots of R rows with T tokens. Every (row, token) sums its blocks in one fixed order, whatever R and T are.
-template <class B, int R, int T>
-inline void dot_quantised(const uint8_t* const* rows, const Input& in, int t0, float (&out)[R][T]) {
+template <class B, int R, int T, class S> inline void dot_quantised(const uint8_t* const* rows,
+                                                                    const Input& in, int t0,
+                                                                    float (&out)[R][T], S& stream) {
     F sum[R][T];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sum[r][t] = Vec::zero();
@@ -138,13 +168,14 @@ inline void dot_quantised(const uint8_t* const* rows, const Input& in, int t0, f
         for (; l + Vec::width <= lanes; l += Vec::width)
             dot_group<B, R, T, true>(rows, in, t0, blocks, block, lanes, l, Vec::width, sum);
         if (l < lanes) dot_group<B, R, T, false>(rows, in, t0, blocks, block, lanes, l, lanes - l, sum);
+        stream.fetch(R * lanes * (2 + B::code_bytes));
     }
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
 }
 
-template <class P, int R, int T>
-inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0, float (&out)[R][T]) {
+template <class P, int R, int T, class S>
+inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0, float (&out)[R][T], S& stream) {
     constexpr int A = Vec::accumulators;
     F sum[R][T][A];
     for (int r = 0; r < R; ++r)
@@ -152,7 +183,7 @@ inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0, float
             for (int a = 0; a < A; ++a) sum[r][t][a] = Vec::zero();
     const float* x = in.x + t0 * in.stride;
     int64_t i = 0;
-    for (; i + A * Vec::width <= in.cols; i += A * Vec::width)
+    for (; i + A * Vec::width <= in.cols; i += A * Vec::width) {
         for (int a = 0; a < A; ++a)
             for (int r = 0; r < R; ++r) {
                 const F w = P::load(rows[r], i + a * Vec::width);
@@ -160,6 +191,8 @@ inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0, float
                     sum[r][t][a] =
                         Vec::fma(w, Vec::load(x + t * in.stride + i + a * Vec::width), sum[r][t][a]);
             }
+        stream.fetch(R * A * Vec::width * P::bytes);
+    }
     for (; i < in.cols; i += Vec::width) {
         const int n = int(smaller<int64_t>(Vec::width, in.cols - i));
         for (int r = 0; r < R; ++r)
@@ -176,18 +209,18 @@ inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0, float
 }
 
 // The same for either kind of type.
-template <class B, int R, int T>
-inline void dot_tile(const uint8_t* const* rows, const Input& in, int t0, float (&out)[R][T]) {
+template <class B, int R, int T, class S>
+inline void dot_tile(const uint8_t* const* rows, const Input& in, int t0, float (&out)[R][T], S& stream) {
     if constexpr (B::quantised)
-        dot_quantised<B, R, T>(rows, in, t0, out);
+        dot_quantised<B, R, T>(rows, in, t0, out, stream);
     else
-        dot_plain<B, R, T>(rows, in, t0, out);
+        dot_plain<B, R, T>(rows, in, t0, out, stream);
 }
 
 // y += c[0] w[0] + ... + c[K-1] w[K-1], added in that order. For quantised types y is in packed order:
 // element e of the block in lane l of group g is y[g * kGroup + e * kLanes + l], so y holds whole groups.
-template <class B, int K>
-inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t cols, float* y) {
+template <class B, int K, class S>
+inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t cols, float* y, S& stream) {
     const int64_t blocks = cols / kBlock;
     for (int64_t block = 0; block < blocks; block += kLanes) {
         const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
@@ -210,27 +243,30 @@ inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t c
                         sum = Vec::fma(B::template value<W, Byte>(part[k]), scale[k], sum);
                     Vec::store(to, sum);
                 });
+                stream.fetch(K * 4 * n);
             });
+            stream.fetch(K * 2 * n);
         }
     }
 }
 
-template <class P, int K>
-inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols, float* y) {
+template <class P, int K, class S>
+inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols, float* y, S& stream) {
     for (int64_t i = 0; i < cols; i += Vec::width) {
         const int n = int(smaller<int64_t>(Vec::width, cols - i));
         F sum = Vec::load(y + i, n);
         for (int k = 0; k < K; ++k) sum = Vec::fma(P::load(rows[k], i, n), Vec::set1(c[k]), sum);
         Vec::store(y + i, sum, n);
+        stream.fetch(K * Vec::width * P::bytes);
     }
 }
 
-template <class B, int K>
-inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float* y) {
+template <class B, int K, class S>
+inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float* y, S& stream) {
     if constexpr (B::quantised)
-        axpy_quantised<B, K>(rows, c, cols, y);
+        axpy_quantised<B, K>(rows, c, cols, y, stream);
     else
-        axpy_plain<B, K>(rows, c, cols, y);
+        axpy_plain<B, K>(rows, c, cols, y, stream);
 }
 
 // Element order of packed sums -> plain order, for one group.

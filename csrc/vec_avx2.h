@@ -2,6 +2,8 @@
 #pragma once
 #include <immintrin.h>
 
+#include <cstring>
+
 namespace hc {
 namespace {
 
@@ -65,6 +67,11 @@ struct Vec {
     static I load_i(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
     static I load_i(const void* p, int n) { return _mm256_maskload_epi32((const int*)p, mask(n)); }
     static void store_i(void* p, I v) { _mm256_storeu_si256((__m256i*)p, v); }
+    static void store_i8(int8_t* p, I v) {
+        const I low = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));
+        const int words[2] = {_mm256_extract_epi32(low, 0), _mm256_extract_epi32(low, 4)};
+        std::memcpy(p, words, 8);
+    }
     static I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
     static I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
     static I add_i(I a, I b) { return _mm256_add_epi32(a, b); }

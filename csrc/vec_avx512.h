@@ -58,6 +58,7 @@ struct Vec {
     static I load_i(const void* p) { return _mm512_loadu_si512(p); }
     static I load_i(const void* p, int n) { return _mm512_maskz_loadu_epi32(mask(n), p); }
     static void store_i(void* p, I v) { _mm512_storeu_si512(p, v); }
+    static void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
     static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
     static I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
     static I add_i(I a, I b) { return _mm512_add_epi32(a, b); }

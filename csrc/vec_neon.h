@@ -2,6 +2,8 @@
 #pragma once
 #include <arm_neon.h>
 
+#include <cstring>
+
 namespace hc {
 namespace {
 
@@ -71,6 +73,11 @@ struct Vec {
         return load_i(v);
     }
     static void store_i(void* p, I v) { vst1q_u8((uint8_t*)p, vreinterpretq_u8_s32(v)); }
+    static void store_i8(int8_t* p, I v) {
+        const int8x8_t bytes = vmovn_s16(vcombine_s16(vmovn_s32(v), vmovn_s32(v)));
+        const uint32_t word = vget_lane_u32(vreinterpret_u32_s8(bytes), 0);
+        std::memcpy(p, &word, 4);
+    }
     static I bit_and(I a, I b) { return vandq_s32(a, b); }
     static I bit_xor(I a, I b) { return veorq_s32(a, b); }
     static I add_i(I a, I b) { return vaddq_s32(a, b); }

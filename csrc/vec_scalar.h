@@ -131,6 +131,9 @@ struct Vec {
         return r;
     }
     static void store_i(void* p, I v) { std::memcpy(p, v.v, 16); }
+    static void store_i8(int8_t* p, I v) {
+        for (int i = 0; i < 4; ++i) p[i] = int8_t(v.v[i]);
+    }
     static I bit_and(I a, I b) {
         return each<I>([&](int i) { return a.v[i] & b.v[i]; });
     }

@@ -26,14 +26,14 @@ inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, 
 }
 
 // Adds c[k] * down[neurons[k]] for the coefficients that count, a few rows per pass, in ascending order.
-template <class B>
-inline void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y) {
+template <class B> inline void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count,
+                                        float* y, Stream& ahead) {
     const uint8_t* rows[kChunk];
     for (int k = 0; k < count; ++k) rows[k] = f.down.row(neurons[k]);
     int k = 0;
-    for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y);
-    if (k + 2 <= count) axpy<B, 2>(rows + k, c + k, f.down.cols, y), k += 2;
-    if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y);
+    for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y, ahead);
+    if (k + 2 <= count) axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead), k += 2;
+    if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
 }
 
 // Scratch of one range: gates [neuron, token], and the neurons still in play.
@@ -61,15 +61,14 @@ inline int64_t keep_fired(const Ffn& f, int tokens, int64_t count, const RangeSc
 
 // One chunk of neurons: up rows, coefficients, then the down rows of each token.
 inline void run_chunk(const Ffn& f, int tokens, int n, const int32_t* list, const float* gate, float* partial,
-                      int64_t* stats) {
+                      int64_t* stats, Stream& ahead) {
     const bool skip = f.skip && can_skip(f.activation);
     float up[kChunk * kMaxDecodeRows], h[kChunk * kMaxDecodeRows];
     if (f.gate.base) {
         with_type(f.up.type, [&](auto type) {
-            for (int k = 0; k < n; ++k)
-                dot_rows<decltype(type)>(f.up, f.x, list[k], 1, 0, tokens, [&](int64_t r, int t, float d) {
-                    up[k * tokens + t] = f.up_bias ? d + f.up_bias[r] : d;
-                });
+            dot_rows<decltype(type)>(f.up, list, f.x, 0, n, 0, tokens, ahead, [&](int64_t k, int t, float d) {
+                up[k * tokens + t] = f.up_bias ? d + f.up_bias[list[k]] : d;
+            });
         });
         stats[1] += n;
     }
@@ -87,10 +86,27 @@ inline void run_chunk(const Ffn& f, int tokens, int n, const int32_t* list, cons
         }
         stats[3] += count;
         with_type(f.down.type, [&](auto type) {
-            add_down<decltype(type)>(f, neurons, c, count, partial + t * padded(f.dim()));
+            add_down<decltype(type)>(f, neurons, c, count, partial + t * padded(f.dim()), ahead);
         });
     }
     for (int k = 0; k < n; ++k) stats[2] += used[k];
+}
+
+// Gates of the candidates: one contiguous stream when all are.
+inline void run_gates(const Ffn& f, int tokens, int64_t begin, int64_t end, int64_t count,
+                      const RangeScratch& s) {
+    const Rows& first = f.gate.base ? f.gate : f.up;
+    const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
+    const int32_t* list = count == end - begin ? nullptr : s.list;
+    const int64_t base = list ? 0 : begin;
+    Stream ahead = stream_of(first, list, base, count);
+    with_type(first.type, [&](auto type) {
+        dot_rows<decltype(type)>(first, list, f.x, base, count, 0, tokens, ahead,
+                                 [&](int64_t r, int t, float d) { s.gate[(r - base) * tokens + t] = d; });
+    });
+    if (bias)
+        for (int64_t k = 0; k < count; ++k)
+            for (int t = 0; t < tokens; ++t) s.gate[k * tokens + t] += bias[s.list[k]];
 }
 
 void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
@@ -102,36 +118,20 @@ void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
         for (int t = 0; t < tokens; ++t)
             for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired[t * f.words() + w] = 0;
 
-    int64_t stats[4] = {};
+    int64_t* stats = f.range_stats + range * 4;
     int64_t count = candidates(f, tokens, begin, end, s.list);
-    const Rows& first = f.gate.base ? f.gate : f.up;
-    const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
-    with_type(first.type, [&](auto type) {
-        using B = decltype(type);
-        if (count == end - begin)
-            dot_rows<B>(first, f.x, begin, count, 0, tokens,
-                        [&](int64_t r, int t, float d) { s.gate[(r - begin) * tokens + t] = d; });
-        else
-            dot_list<B>(first, f.x, s.list, count, tokens, s.gate);
-    });
-    if (bias)
-        for (int64_t k = 0; k < count; ++k)
-            for (int t = 0; t < tokens; ++t) s.gate[k * tokens + t] += bias[s.list[k]];
-    stats[0] = count;
+    stats[0] = count, stats[1] = stats[2] = stats[3] = 0;
+    run_gates(f, tokens, begin, end, count, s);
     if (f.skip && can_skip(f.activation)) count = keep_fired(f, tokens, count, s);
 
-    const int64_t up_bytes = f.gate.base ? row_bytes(f.up) : 0, down_bytes = row_bytes(f.down);
-    const auto fetch = [&](int64_t k) {
-        prefetch_bytes(f.up.row(s.list[k]), up_bytes);
-        prefetch_bytes(f.down.row(s.list[k]), down_bytes);
-    };
-    for (int64_t k = 0; k < smaller<int64_t>(kChunk, count); ++k) fetch(k);
-    for (int64_t k = 0; k < count; k += kChunk) {
-        for (int64_t j = k + kChunk; j < smaller(k + 2 * kChunk, count); ++j) fetch(j);
+    // A neuron's up and down rows lie side by side; each chunk fetches the next one while it computes.
+    const bool pairs = f.gate.base && f.down.base == f.up.base + row_bytes(f.up);
+    const int64_t bytes = row_bytes(f.down) + (pairs ? row_bytes(f.up) : 0);
+    Stream ahead(pairs ? f.up : f.down, s.list, 0, count, bytes);
+    ahead.fetch(kChunk * bytes);
+    for (int64_t k = 0; k < count; k += kChunk)
         run_chunk(f, tokens, int(smaller<int64_t>(kChunk, count - k)), s.list + k, s.gate + k * tokens,
-                  partial, stats);
-    }
-    for (int i = 0; i < 4; ++i) f.range_stats[range * 4 + i] = stats[i];
+                  partial, stats, ahead);
 }
 
 inline void write_out(const Ffn& f, int token, int64_t group, const float* sum) {

@@ -1,6 +1,8 @@
 // Quantising a dot's input: int8 per 32 values, scale amax / 127, codes rounded to nearest even. The steps
 // are float32 exactly as in the reference backend, so the codes agree bit for bit.
 #pragma once
+#include <cstring>
+
 #include "../block_dot.h"
 
 namespace hc {
@@ -17,11 +19,10 @@ void quantise(const Input& in, int token) {
     for (int64_t b = 0; b < all; ++b) {
         int8_t* group =
             codes + b / kLanes * kGroup + b % kLanes * 4;  // word w of this lane: + w * 4 * kLanes
-        int32_t q[kBlock] = {};
-        int32_t sum = 0;
-        float amax = 0, poison = 0;  // poison is NaN when the block holds a NaN or an infinity
+        int8_t q[kBlock] = {};
+        float amax = 0, poison = 0, sum = 0;  // poison is NaN when the block holds a NaN or an infinity
         if (b < blocks) {
-            F m = Vec::zero(), nan = Vec::zero();
+            F m = Vec::zero(), nan = Vec::zero(), total = Vec::zero();
             for (int i = 0; i < kBlock; i += Vec::width) {
                 const F v = Vec::load(x + b * kBlock + i);
                 m = Vec::max(m, Vec::abs(v));
@@ -30,16 +31,16 @@ void quantise(const Input& in, int token) {
             amax = Vec::max_of(m), poison = Vec::sum(nan);
             if (!(amax >= kSmallestAmax)) amax = 0;
             const F inverse = Vec::set1(amax > 0 ? 127.0f / amax : 0.0f);
-            for (int i = 0; i < kBlock; i += Vec::width)
-                Vec::store_i(q + i, Vec::to_int(Vec::mul(Vec::load(x + b * kBlock + i), inverse)));
+            for (int i = 0; i < kBlock; i += Vec::width) {
+                const I code = Vec::to_int(Vec::mul(Vec::load(x + b * kBlock + i), inverse));
+                Vec::store_i8(q + i, code);
+                total = Vec::add(total, Vec::to_float(code));
+            }
+            sum = Vec::sum(total);
         }
-        for (int i = 0; i < kBlock; ++i) {
-            const int8_t code = int8_t(q[i]);
-            group[i / 4 * 4 * kLanes + i % 4] = code;
-            sum += code;
-        }
+        for (int w = 0; w < kBlock / 4; ++w) std::memcpy(group + w * 4 * kLanes, q + 4 * w, 4);
         scales[b] = amax / 127.0f + poison;
-        sums[b] = sum;
+        sums[b] = poison == 0 ? int32_t(sum) : 0;
     }
 }
 
@@ -47,15 +48,16 @@ void quantise(const Input& in, int token) {
 void decode_row(const Rows& rows, int64_t row, float* out, uint8_t* local) {
     const uint8_t* w = rows.row(row);
     const float one = 1.0f;
+    NoStream none;
     with_type(rows.type, [&](auto type) {
         using B = decltype(type);
         if constexpr (!B::quantised) {
             for (int64_t i = 0; i < rows.cols; ++i) out[i] = 0;
-            axpy<B, 1>(&w, &one, rows.cols, out);
+            axpy<B, 1>(&w, &one, rows.cols, out, none);
         } else {
             float* packed = (float*)local;
             for (int64_t i = 0; i < padded(rows.cols); ++i) packed[i] = 0;
-            axpy<B, 1>(&w, &one, rows.cols, packed);
+            axpy<B, 1>(&w, &one, rows.cols, packed, none);
             for (int64_t g = 0; g * kGroup < rows.cols; ++g)
                 unpack_group(packed + g * kGroup, out + g * kGroup, rows.cols, g);
         }

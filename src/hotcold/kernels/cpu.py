@@ -198,7 +198,7 @@ class CPUBackend:
         sizes = [_cpu.row_size(t.type.id, t.shape[1]) if t else 0 for t in (tensors.gate, tensors.up, tensors.down)]
         gate = self._matrix(tensors.gate) if tensors.gate else None
         by_output = tensors.down_layout == "by_output"
-        if by_output:
+        if by_output or gate is None:  # without a gate up is the stream
             up, down = self._matrix(tensors.up).rows, self._matrix(tensors.down).rows
         else:  # one arena: a neuron's up row, then its down row
             stride = sizes[1] + sizes[2]
