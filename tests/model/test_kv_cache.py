@@ -1,0 +1,84 @@
+"""Pages: all or nothing, never twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotcold.kernels.backend import PAGE
+from hotcold.kernels.reference import ReferenceBackend
+from hotcold.model.config import Config
+from hotcold.model.families import FAMILIES
+from hotcold.model.kv_cache import KVCache, KVCacheFull
+from hotcold.model.rope import Rope
+
+CONFIG = Config(
+    architecture="llama", family=FAMILIES["llama"], layers=3, dim=16, heads=4, kv_heads=2, head_dim=4,
+    neurons=(8,) * 3, vocab=10, context=64, norm_eps=1e-5, rope=Rope(4, 1e4, True), activation="silu",
+    threshold=0.0, gated=True, down_layout="by_output",
+)  # fmt: skip
+
+
+def cache(pages: int) -> KVCache:
+    return KVCache(ReferenceBackend(), CONFIG, pages)
+
+
+def test_shapes_and_bytes() -> None:
+    layers = cache(5).layers
+    assert len(layers) == 3
+    for k, v in layers:
+        assert k.shape == v.shape == (5, 2, PAGE, 4) and k.dtype == v.dtype == np.float16
+        assert k is not v
+    assert sum(k.nbytes + v.nbytes for k, v in layers) == 5 * KVCache.page_bytes(CONFIG)
+
+
+def test_pages_are_taken_all_or_none() -> None:
+    kv = cache(5)
+    first = kv.allocate(3)
+    assert len(set(first)) == 3 and kv.free_pages == 2
+    with pytest.raises(KVCacheFull, match="3 pages asked for: 2 of 5 are free"):
+        kv.allocate(3)
+    assert kv.free_pages == 2
+    rest = kv.allocate(2)
+    assert sorted(first + rest) == [0, 1, 2, 3, 4]
+    assert kv.allocate(0) == []
+    kv.release(first)
+    assert sorted(kv.allocate(3)) == sorted(first)
+
+
+@pytest.mark.parametrize("pages", [[0, 1], [1, 1], [-1], [5], [0, 0]])
+def test_pages_that_are_not_taken_cannot_be_released(pages: list[int]) -> None:
+    kv = cache(5)
+    taken = kv.allocate(1)
+    assert taken == [0]
+    with pytest.raises(ValueError, match="page"):
+        kv.release(pages)
+    assert kv.free_pages == 4
+    kv.release(taken)
+    with pytest.raises(ValueError, match="page 0 is not taken"):
+        kv.release(taken)
+
+
+@pytest.mark.parametrize("n", [-1, -100])
+def test_counts_below_zero_are_refused(n: int) -> None:
+    with pytest.raises(ValueError, match=f"{n} pages asked for"):
+        cache(1).allocate(n)
+    with pytest.raises(ValueError, match=f"KV cache of {n} pages"):
+        cache(n)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=40))
+def test_every_page_has_one_owner_at_most(actions: list[tuple[bool, int]]) -> None:
+    kv, owners = cache(12), []
+    for take, n in actions:
+        if take and n <= kv.free_pages:
+            owners.append(kv.allocate(n))
+        elif take:
+            with pytest.raises(KVCacheFull):
+                kv.allocate(n)
+        elif owners:
+            kv.release(owners.pop(n % len(owners)))
+        held = [page for pages in owners for page in pages]
+        assert len(held) == len(set(held)) == 12 - kv.free_pages

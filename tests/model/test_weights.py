@@ -1,0 +1,187 @@
+"""Which tensors a model must, may and must not have; and what loading does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plain_forward import Model
+
+from hotcold.formats.blocks import BLOCK_TYPES, GGML_TYPES, Tensor, quantise
+from hotcold.formats.gguf import GGUFFile, open_gguf
+from hotcold.kernels.backend import Backend
+from hotcold.kernels.reference import ReferenceBackend
+from hotcold.model.config import Config, ModelError
+from hotcold.model.weights import Weights, check_tensors, load_weights, transposed
+
+Tensors = dict[str, Tensor]
+
+
+class Untouched(ReferenceBackend):
+    """Fails when anything is allocated."""
+
+    def zeros(self, *args: object, **options: object) -> None:
+        raise AssertionError("allocated")
+
+    matrix = ffn_weights = zeros
+
+
+def zeros(*shape: int) -> Tensor:
+    return quantise(np.zeros(shape, np.float32), "F32")
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Weights]:
+    """Writes a model, after a change of its tensors, and loads it."""
+
+    def write_and_load(
+        model: Model,
+        change: Callable[[Tensors], None] | None = None,
+        backend: Backend | None = None,
+        others: frozenset[str] = frozenset(),
+        magic: str = "GGUF",
+    ) -> Weights:
+        tensors = model.tensors()
+        if change is not None:
+            change(tensors)
+        with open_gguf(model.write(tmp_path / "model.gguf", tensors, magic)) as file:
+            return load_weights(file, config_of(file), backend or ReferenceBackend(), others=others)
+
+    return write_and_load
+
+
+def config_of(file: GGUFFile) -> Config:
+    return Config.from_metadata(file.metadata, file.magic, file.tensors)
+
+
+REFUSED: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "missing": (lambda t: t.pop("blk.1.attn_v.weight"), "blk.1.attn_v.weight is missing: llama needs it"),
+    "missing norm": (lambda t: t.pop("output_norm.weight"), "tensor output_norm.weight is missing"),
+    "missing layer": (
+        lambda t: [t.pop(name) for name in list(t) if name.startswith("blk.1.")], "tensor blk.1.attn_q.weight"
+    ),
+    "missing gate": (lambda t: t.pop("blk.1.ffn_gate.weight"), "tensor blk.1.ffn_gate.weight is missing"),
+    "gate in one layer": (lambda t: t.pop("blk.0.ffn_gate.weight"), "blk.1.ffn_gate.weight has no place"),
+    "transposed": (
+        lambda t: t.update({"blk.0.attn_q.weight": zeros(48, 60)}),
+        r"tensor blk.0.attn_q.weight has shape \(48, 60\): the metadata asks for \(60, 48\)",
+    ),
+    "another model's": (lambda t: t.update({"blk.1.ffn_up.weight": zeros(70, 48)}), r"asks for \(90, 48\)"),
+    "bias of wrong size": (lambda t: t.update({"blk.0.attn_q.bias": zeros(48)}), "attn_q.bias has shape"),
+    "head of wrong size": (lambda t: t.update({"output.weight": zeros(60, 48)}), "output.weight has shape"),
+    "unknown": (
+        lambda t: t.update({"blk.0.attn_sinks.weight": zeros(6)}),
+        "tensor blk.0.attn_sinks.weight has no place in a llama model",
+    ),
+    "layer too many": (lambda t: t.update({"blk.2.attn_q.weight": zeros(60, 48)}), "blk.2.attn_q.weight has"),
+    "predictor": (lambda t: t.update({"blk.0.fc1.weight": zeros(8, 48)}), "blk.0.fc1.weight has no place"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
+def test_tensors_that_do_not_fit_are_refused_before_anything_is_allocated(
+    load: Callable[..., Weights], change: Callable[[Tensors], None], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        load(Model(), change, Untouched())
+
+
+def test_unsupported_types_are_named(tmp_path: Path) -> None:
+    model = Model(dim=256, neurons=(256,))
+    path = model.write(tmp_path / "model.gguf")
+    with open_gguf(path) as file:
+        config = config_of(file)
+        info = file.tensors["blk.0.ffn_up.weight"]
+        file.tensors[info.name] = replace(info, type=GGML_TYPES[10])
+        with pytest.raises(ModelError, match=r"tensor blk.0.ffn_up.weight: .*Q2_K is not supported"):
+            check_tensors(file, config)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_norms_and_biases_must_be_finite(load: Callable[..., Weights], value: float) -> None:
+    def spoil(tensors: Tensors) -> None:
+        values = tensors["blk.1.ffn_norm.weight"].dequantise()
+        values[3] = value
+        tensors["blk.1.ffn_norm.weight"] = quantise(values, "F32")
+
+    with pytest.raises(ModelError, match=r"blk.1.ffn_norm.weight holds values that are not finite"):
+        load(Model(), spoil)
+
+
+def test_others_tensors_are_left_alone(load: Callable[..., Weights]) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors["blk.0.fc1.weight"] = zeros(8, 48)
+        tensors["blk.1.attn_rot_embd"] = zeros(5)  # an old converter's table
+
+    load(Model(), add, others=frozenset({"blk.0.fc1.weight"}))
+
+
+def test_a_tied_head_is_the_embedding(load: Callable[..., Weights]) -> None:
+    tied, own = load(Model(tied=True)), load(Model())
+    assert tied.head is tied.embedding and own.head is not own.embedding
+    assert own.nbytes - tied.nbytes == own.head.nbytes
+
+
+@pytest.mark.parametrize("type", BLOCK_TYPES)
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_down_by_output_becomes_by_neuron_where_that_is_lossless_and_of_use(
+    load: Callable[..., Weights], type: str, activation: str
+) -> None:
+    weights = load(Model(dim=96, heads=2, head_dim=32, neurons=(64,), type=type, activation=activation))
+    use = activation == "relu" and BLOCK_TYPES[type].weights == 1
+    assert weights.layers[0].down_layout == ("by_neuron" if use else "by_output")
+
+
+@pytest.mark.parametrize("named", ["ffn_down_t", "ffn_down"])
+def test_down_stored_by_neuron(load: Callable[..., Weights], named: str) -> None:
+    """Under PowerInfer's name, or under the usual one with our key."""
+
+    def change(tensors: Tensors) -> None:
+        tensors[f"blk.0.{named}.weight"] = transposed(tensors.pop("blk.0.ffn_down.weight"))
+
+    extra = {} if named == "ffn_down_t" else {"hotcold.ffn.down_layout": "by_neuron"}
+    weights = load(Model(neurons=(70,), extra=extra), change)
+    assert weights.layers[0].down_layout == "by_neuron"
+
+
+@pytest.mark.parametrize("type", ["F32", "F16", "BF16"])
+def test_transposition_moves_weights_and_changes_none(type: str) -> None:
+    values = np.random.default_rng(0).standard_normal((5, 9)).astype(np.float32)
+    tensor = quantise(values, type)
+    turned = transposed(tensor)
+    assert turned.shape == (9, 5) and turned.type is tensor.type
+    np.testing.assert_array_equal(turned.dequantise(), tensor.dequantise().T)
+
+
+def test_progress_counts_the_bytes_of_the_file(tmp_path: Path) -> None:
+    path = Model(biases=True).write(tmp_path / "model.gguf")
+    seen: list[tuple[int, int]] = []
+    with open_gguf(path) as file:
+        config = config_of(file)
+        total = check_tensors(file, config)
+        assert total == sum(info.nbytes for info in file.tensors.values())
+        load_weights(file, config, ReferenceBackend(), lambda done, all: seen.append((done, all)))
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == (total, total) and {all for _, all in seen} == {total}
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0])
+def test_rope_factors_must_be_positive(load: Callable[..., Weights], factor: float) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors["rope_freqs.weight"] = quantise(np.array([1, 1, factor, 1, 1], np.float32), "F32")
+
+    with pytest.raises(ModelError, match=r"rope_freqs.weight holds .*: numbers above 0 are needed"):
+        load(Model(), add)
+
+
+def test_rope_scaling_is_asked_for_once(load: Callable[..., Weights]) -> None:
+    extra = {
+        "llama.rope.scaling.type": "llama3",
+        "llama.rope.scaling.factor": 8.0,
+        "llama.rope.scaling.original_context_length": 64,
+    }
+    with pytest.raises(ModelError, match="the same scaling: keep one"):
+        load(Model(extra=extra), lambda t: t.update({"rope_freqs.weight": quantise(np.ones(5), "F32")}))
