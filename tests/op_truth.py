@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -212,30 +213,37 @@ def to_bits(words: npt.NDArray[np.uint64], n: int) -> Bools:
     return (words[:, np.arange(n) // 64] >> shifts.astype(np.uint64) & np.uint64(1)).astype(np.bool_)
 
 
+class FFNKind(NamedTuple):
+    """What an FFN computes, whatever its weights."""
+
+    activation: str = "relu"
+    threshold: float = 0.0
+    gated: bool = True
+    biases: bool = False
+
+
 def random_ffn(
     random: np.random.Generator,
     shape: tuple[int, int],
     types: tuple[str, str, str],
-    activation: str = "relu",
-    *,
-    threshold: float = 0.0,
-    gated: bool = True,
-    biases: bool = False,
+    kind: FFNKind | None = None,
     layout: str = "by_neuron",
 ) -> FFNTensors:
     """An FFN of ``(N, D)`` whose gate, up and down have these types."""
     n, d = shape
-    bias = (
-        (lambda size: random.standard_normal(size).astype(np.float32) * 0.3) if biases else lambda size: None
-    )
+    kind = kind or FFNKind()
+
+    def bias(size: int) -> Floats | None:
+        return random_rows(random, size) * np.float32(0.3) if kind.biases else None
+
     return FFNTensors(
-        gate=random_tensor(random, types[0], n, d) if gated else None,
+        gate=random_tensor(random, types[0], n, d) if kind.gated else None,
         up=random_tensor(random, types[1], n, d),
         down=random_tensor(random, types[2], *((n, d) if layout == "by_neuron" else (d, n)), scale=n**-0.5),
         down_layout=layout,
-        activation=activation,
-        threshold=threshold,
-        gate_bias=bias(n) if gated else None,
+        activation=kind.activation,
+        threshold=kind.threshold,
+        gate_bias=bias(n) if kind.gated else None,
         up_bias=bias(n),
         down_bias=bias(d),
     )

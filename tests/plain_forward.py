@@ -115,62 +115,69 @@ def forward(
     model: Model, tensors: Mapping[str, Tensor], tokens: list[int], kv_dtype: npt.DTypeLike = np.float64
 ) -> np.ndarray:
     """Logits ``[T, V]`` float64; inputs of weights in blocks, and keys and values, are rounded."""
-    x = tensors["token_embd.weight"].dequantise().astype(np.float64)[tokens]
-    positions = np.arange(len(tokens))
+    step = _Pass(model, tensors, kv_dtype)
+    x = step.values("token_embd.weight")[tokens]
+    for i in range(len(model.neurons)):
+        blk = f"blk.{i}."
+        normed = step.norm(blk + "attn_norm", x)
+        if model.parallel:
+            x = x + step.attention(blk, normed) + step.ffn(blk, normed)
+        else:
+            x = x + step.attention(blk, normed)
+            x = x + step.ffn(blk, step.norm(blk + "ffn_norm", x))
+    head = "output" if "output.weight" in tensors else "token_embd"
+    return step.linear(head, step.norm("output_norm", x))
 
-    def linear(name: str, rows: np.ndarray) -> np.ndarray:
-        bias = tensors.get(f"{name}.bias")
-        return op_truth.dot(
-            rows, tensors[f"{name}.weight"], None if bias is None else bias.dequantise()
-        ).values
 
-    def norm(name: str, rows: np.ndarray) -> np.ndarray:
-        if model.layer_norm:
-            rows = rows - rows.mean(axis=-1, keepdims=True)
-        rows = rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + 1e-5)
-        bias = tensors[f"{name}.bias"].dequantise() if model.layer_norm else 0
-        return rows * tensors[f"{name}.weight"].dequantise() + bias
+@dataclass(frozen=True)
+class _Pass:
+    model: Model
+    tensors: Mapping[str, Tensor]
+    kv_dtype: npt.DTypeLike
 
-    def rotate(rows: np.ndarray) -> np.ndarray:
-        half = model.rotary // 2
-        steps = 5000.0 ** -(np.arange(half) / half) / model.linear_factor
-        turn = np.exp(1j * positions[:, None, None] * steps)
-        pairs = (slice(0, model.rotary, 2), slice(1, model.rotary, 2))
-        if not model.interleaved:
-            pairs = (slice(0, half), slice(half, model.rotary))
-        turned = (rows[..., pairs[0]] + 1j * rows[..., pairs[1]]) * turn
-        rows = rows.copy()
-        rows[..., pairs[0]], rows[..., pairs[1]] = turned.real, turned.imag
-        return rows
+    def values(self, name: str) -> np.ndarray:
+        return self.tensors[name].dequantise().astype(np.float64)
 
-    def attention(blk: str, normed: np.ndarray) -> np.ndarray:
-        q, k, v = (linear(blk + f"attn_{p}", normed).reshape(len(x), -1, model.head_dim) for p in "qkv")
-        if model.qk_norm:
-            q, k = norm(blk + "attn_q_norm", q), norm(blk + "attn_k_norm", k)
-        q = rotate(q)
-        k, v = (rows.astype(kv_dtype).astype(np.float64) for rows in (rotate(k), v))
-        rows = [
-            op_truth.attention(
-                q[t], k[: t + 1].swapaxes(0, 1), v[: t + 1].swapaxes(0, 1), model.head_dim**-0.5
-            )
-            for t in positions
+    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        bias = self.tensors.get(f"{name}.bias")
+        answer = op_truth.dot(x, self.tensors[f"{name}.weight"], None if bias is None else bias.dequantise())
+        return answer.values
+
+    def norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        if self.model.layer_norm:
+            x = x - x.mean(axis=-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * self.values(f"{name}.weight")
+        return x + self.values(f"{name}.bias") if self.model.layer_norm else x
+
+    def rotate(self, x: np.ndarray) -> np.ndarray:
+        """``[T, heads, head_dim]``; row t is position t."""
+        rotary, half = self.model.rotary, self.model.rotary // 2
+        steps = 5000.0 ** -(np.arange(half) / half) / self.model.linear_factor
+        first, second = slice(0, half), slice(half, rotary)
+        if self.model.interleaved:
+            first, second = slice(0, rotary, 2), slice(1, rotary, 2)
+        turned = (x[..., first] + 1j * x[..., second]) * np.exp(1j * np.arange(len(x))[:, None, None] * steps)
+        x = x.copy()
+        x[..., first], x[..., second] = turned.real, turned.imag
+        return x
+
+    def attention(self, blk: str, x: np.ndarray) -> np.ndarray:
+        head_dim = self.model.head_dim
+        q, k, v = (self.linear(f"{blk}attn_{part}", x).reshape(len(x), -1, head_dim) for part in "qkv")
+        if self.model.qk_norm:
+            q, k = self.norm(blk + "attn_q_norm", q), self.norm(blk + "attn_k_norm", k)
+        q = self.rotate(q)
+        k, v = (part.astype(self.kv_dtype).astype(np.float64).swapaxes(0, 1) for part in (self.rotate(k), v))
+        mixed = [
+            op_truth.attention(q[t], k[:, : t + 1], v[:, : t + 1], head_dim**-0.5) for t in range(len(x))
         ]
-        return linear(blk + "attn_output", np.stack(rows).reshape(len(x), -1))
+        return self.linear(blk + "attn_output", np.stack(mixed).reshape(len(x), -1))
 
-    def ffn(blk: str, normed: np.ndarray) -> np.ndarray:
-        up = linear(blk + "ffn_up", normed)
-        gate = linear(blk + "ffn_gate", normed) if model.gated else up
+    def ffn(self, blk: str, x: np.ndarray) -> np.ndarray:
+        model = self.model
+        up = self.linear(blk + "ffn_up", x)
+        gate = self.linear(blk + "ffn_gate", x) if model.gated else up
         hidden = op_truth.activate(model.activation, gate, model.threshold)
         if model.gated:
             hidden = hidden * (np.maximum(up, 0) if model.activation == "drelu" else up)
-        return linear(blk + "ffn_down", hidden)
-
-    for i in range(len(model.neurons)):
-        blk = f"blk.{i}."
-        normed = norm(blk + "attn_norm", x)
-        if model.parallel:
-            x = x + attention(blk, normed) + ffn(blk, normed)
-        else:
-            x = x + attention(blk, normed)
-            x = x + ffn(blk, norm(blk + "ffn_norm", x))
-    return linear("output" if "output.weight" in tensors else "token_embd", norm("output_norm", x))
+        return self.linear(blk + "ffn_down", hidden)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from op_truth import (
+    FFNKind,
     Row,
     make_batch,
     page_count,
@@ -65,7 +66,7 @@ def run_ffn(
 
 def tensors_of(type: str, activation: str, layout: str, *, gated: bool = True) -> FFNTensors:
     random = rng("identity", type, activation)
-    return random_ffn(random, SHAPE, (type,) * 3, activation, gated=gated, biases=True, layout=layout)
+    return random_ffn(random, SHAPE, (type,) * 3, FFNKind(activation, gated=gated, biases=True), layout)
 
 
 @pytest.mark.parametrize("activation", SPARSE_ACTIVATIONS)
@@ -171,7 +172,7 @@ def one_of_each(backend: Backend) -> list[np.ndarray]:
     """Results of a program of all ops but attention, run twice with other rows in between."""
     random = rng("each")
     d, n, rank = 128, 700, 32
-    ffn = backend.ffn_weights(random_ffn(random, (n, d), ("Q4_0", "Q8_0", "F16"), "relu"))
+    ffn = backend.ffn_weights(random_ffn(random, (n, d), ("Q4_0", "Q8_0", "F16")))
     table = backend.matrix(random_tensor(random, "BF16", 50, d))
     square = backend.matrix(random_tensor(random, "Q8_0", d, d))
     first, second = random_tensor(random, "Q8_0", rank, d), random_tensor(random, "F16", n, rank)

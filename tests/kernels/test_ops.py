@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from op_truth import (
     Answer,
+    FFNKind,
     Row,
     attention,
     dot,
@@ -248,18 +249,17 @@ def test_attention_with_scores_far_apart(backend: Backend) -> None:
         np.testing.assert_array_equal(out[sequence, 0], value.astype(np.float32))
 
 
-#: activation, threshold, gated, biases
 FFNS = (
-    ("relu", 0.0, True, False),
-    ("relu", 0.4, True, True),
-    ("drelu", 0.0, True, False),
-    ("drelu", 0.3, True, True),
-    ("relu2", 0.0, True, False),
-    ("silu", 0.0, True, True),
-    ("gelu", 0.0, True, False),
-    ("relu", 0.0, False, True),
-    ("relu2", 0.2, False, False),
-    ("gelu", 0.0, False, True),
+    FFNKind("relu"),
+    FFNKind("relu", threshold=0.4, biases=True),
+    FFNKind("drelu"),
+    FFNKind("drelu", threshold=0.3, biases=True),
+    FFNKind("relu2"),
+    FFNKind("silu", biases=True),
+    FFNKind("gelu"),
+    FFNKind("relu", gated=False, biases=True),
+    FFNKind("relu2", threshold=0.2, gated=False),
+    FFNKind("gelu", gated=False, biases=True),
 )
 #: types of gate, up and down
 FFN_TYPES = tuple((type, type, type) for type in TYPES) + (("Q4_0", "F16", "Q8_0"), ("F32", "Q8_0", "BF16"))
@@ -267,20 +267,13 @@ FFN_TYPES = tuple((type, type, type) for type in TYPES) + (("Q4_0", "F16", "Q8_0
 
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
 @pytest.mark.parametrize("types", FFN_TYPES, ids="-".join)
-@pytest.mark.parametrize("kind", FFNS, ids=str)
-def test_ffn(
-    backend: Backend, layout: str, types: tuple[str, str, str], kind: tuple[str, float, bool, bool]
-) -> None:
-    activation, threshold, gated, biases = kind
-    down_blocks = BLOCK_TYPES[types[2]].weights > 1
+@pytest.mark.parametrize("kind", FFNS, ids=lambda kind: "-".join(map(str, kind)))
+def test_ffn(backend: Backend, layout: str, types: tuple[str, str, str], kind: FFNKind) -> None:
     for n, d in ((100, 32), (172, 96), (1000, 64), (256, 544), (96, 256)):
-        if layout == "by_output" and down_blocks and n % 32:
-            continue
-        random = rng("ffn", types, activation, n, gated)
-        tensors = random_ffn(
-            random, (n, d), types, activation, threshold=threshold, gated=gated, biases=biases, layout=layout
-        )
-        check_ffn(backend, tensors, random)
+        if layout == "by_output" and n % BLOCK_TYPES[types[2]].weights:
+            continue  # such a matrix cannot exist
+        random = rng("ffn", types, n, *kind)
+        check_ffn(backend, random_ffn(random, (n, d), types, kind, layout), random)
 
 
 def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator) -> None:
@@ -308,17 +301,25 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
         expected.check(out[: len(x)], (n, d, skip, masked, decode, prompt))
         assert (out[len(x) :] == 7).all()
         fires, nonzero = (candidates & truth.fires)[:decode], truth.coefficients[:decode] != 0
-        np.testing.assert_array_equal(to_bits(fired[:decode], n), nonzero)
+        # A smooth activation of a far negative gate is zero in float32 alone.
+        sure = ~nonzero | (np.abs(truth.coefficients[:decode]) > 1e-6)
+        np.testing.assert_array_equal(to_bits(fired[:decode], n)[sure], nonzero[sure])
         counted, added = (fires, nonzero) if skip else (candidates[:decode], candidates[:decode])
-        rows = [candidates[:decode], counted if tensors.gate is not None else counted[:0], added]
-        if tensors.down_layout == "by_output":  # dense
-            rows = [np.ones((min(decode, 1) * len(r), n), np.bool_)[: len(r)] for r in rows]
-        assert stats.counts.tolist() == [*(r.any(axis=0).sum() for r in rows), added.sum()]
+        gated = tensors.gate is not None
+        read = [
+            int(rows.any(axis=0).sum())
+            for rows in (candidates[:decode], counted if gated else counted[:0], added)
+        ]
+        if tensors.down_layout == "by_output" and decode:  # all of it is read, whatever fires
+            read = [n, n * gated, n]
+        assert stats.counts.tolist() == [*read, added.sum()]
 
 
 def test_ffn_whose_mask_names_nothing_is_its_bias(backend: Backend) -> None:
     random = rng("nothing")
-    weights = backend.ffn_weights(tensors := random_ffn(random, (100, 64), ("Q8_0",) * 3, biases=True))
+    weights = backend.ffn_weights(
+        tensors := random_ffn(random, (100, 64), ("Q8_0",) * 3, FFNKind(biases=True))
+    )
     batch = plain_batch(backend, 3)
     mask = backend.zeros((batch.limits.tokens, 2), np.uint64)
     out, stats = filled(backend, batch.limits.tokens, 64), FFNStats()
