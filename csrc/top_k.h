@@ -19,9 +19,12 @@ inline std::vector<std::pair<float, int32_t>> top_k(const float* logits, int64_t
     };
     std::vector<Entry> heap;  // its front is the worst that was kept
     heap.reserve(size_t(std::min(k, n)));
+    bool full = false;
+    float worst = 0;
     for (int64_t i = 0; i < n; ++i) {
         if (allowed && !(allowed[i / 64] >> (i % 64) & 1)) continue;
         const float v = bias ? logits[i] + bias[i] : logits[i];
+        if (full && v < worst) continue;  // nearly all end here
         const Entry entry(v, int32_t(i));
         if (int64_t(heap.size()) < k) {
             heap.push_back(entry);
@@ -32,6 +35,7 @@ inline std::vector<std::pair<float, int32_t>> top_k(const float* logits, int64_t
             continue;
         }
         std::push_heap(heap.begin(), heap.end(), before);
+        full = int64_t(heap.size()) == k, worst = heap.front().first;
     }
     std::sort_heap(heap.begin(), heap.end(), before);
     return heap;

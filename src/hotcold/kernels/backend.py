@@ -1,8 +1,8 @@
 """The narrow waist: what a backend does for a model, and the arrays the two share.
 
-A backend turns GGUF tensors into its own weights, allocates buffers, and offers the ops below. Ops write into
-the buffers they are given and read every number that changes from step to step (how many rows, their positions,
-page tables) from a :class:`Batch`, so that a recorded :class:`Program` can be run again for every step.
+A backend turns GGUF tensors into its own weights, allocates buffers, and offers the ops below. Ops write
+into the buffers they are given and read every number that changes from step to step (how many rows, their
+positions, page tables) from a :class:`Batch`, so that a recorded :class:`Program` can be run for every step.
 
 ``reference`` (NumPy) is the specification of every op; ``cpu`` (C++) is held to it by one table of tests.
 Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, N neurons, V vocab, R rank.
@@ -101,7 +101,7 @@ class Norm:
 class RopeTable:
     """Cosines and sines by position: ``[P, rotary_dim / 2]`` float32 each.
 
-    ``interleaved`` rotates pairs (2i, 2i+1), as GGUF's ``llama`` stores them; otherwise (i, i + rotary_dim / 2).
+    ``interleaved`` rotates pairs (2i, 2i+1), as GGUF's ``llama`` has them; otherwise (i, i + rotary_dim / 2).
     """
 
     cos: Buffer
@@ -232,7 +232,7 @@ class Backend(Protocol):
         ...
 
     def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
-        """Writes k, v ``[T, K, head_dim]`` to the rows' slots; caches ``[page, K, PAGE, head_dim]`` float16."""
+        """Writes k, v ``[T, K, head_dim]`` to the rows' slots; caches ``[page, K, PAGE, head_dim]`` f16."""
         ...
 
     def attention(
@@ -245,7 +245,7 @@ class Backend(Protocol):
         ...
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
-        """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for the decode rows: bit i of word j is neuron 64 j + i."""
+        """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i."""
         ...
 
     def ffn(
@@ -263,10 +263,10 @@ class Backend(Protocol):
     ) -> None:
         """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
 
-        Decode rows: only the candidates of ``mask`` are computed (all when None); with ``skip`` a neuron whose
-        gate does not fire reads no further row. ``fired`` ``[T, ceil(N / 64)]`` uint64 gets the neurons with a
-        non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients when down
-        lies by neuron; by output it is a dot, which quantises them like ``linear``.
+        Decode rows: only the candidates of ``mask`` are computed (all when None); with ``skip`` a neuron
+        whose gate does not fire reads no further row. ``fired`` ``[T, ceil(N / 64)]`` uint64 gets the neurons
+        with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients when
+        down lies by neuron; by output it is a dot, which quantises them like ``linear``.
         """
         ...
 
@@ -279,7 +279,11 @@ class Backend(Protocol):
         ...
 
     def top_k(
-        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: npt.NDArray[np.uint64] | None = None
+        self,
+        logits: Buffer,
+        k: int,
+        bias: Floats | None = None,
+        allowed: npt.NDArray[np.uint64] | None = None,
     ) -> tuple[Ints, Floats]:
         """The k largest of ``logits + bias`` ``[V]``, descending, ties by lower id: ids and values.
 

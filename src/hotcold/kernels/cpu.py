@@ -1,7 +1,8 @@
 """The ``cpu`` backend: C++ kernels for the best instruction set of this processor, on one pool of threads.
 
-Weights are packed once into 64-byte aligned huge-page memory (csrc/kernels.h says how). A layer's FFN that lies by
-neuron takes two arenas: the gate rows, one contiguous stream, and for each neuron its up row then its down row.
+Weights are packed once into 64-byte aligned huge-page memory (csrc/kernels.h says how). A layer's FFN that
+lies by neuron takes two arenas: the gate rows, one contiguous stream, and for each neuron its up row then its
+down row.
 """
 
 from __future__ import annotations
@@ -195,7 +196,9 @@ class CPUBackend:
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
         check_ffn(tensors)
         neurons, dim = tensors.up.shape
-        sizes = [_cpu.row_size(t.type.id, t.shape[1]) if t else 0 for t in (tensors.gate, tensors.up, tensors.down)]
+        sizes = [
+            _cpu.row_size(t.type.id, t.shape[1]) if t else 0 for t in (tensors.gate, tensors.up, tensors.down)
+        ]
         gate = self._matrix(tensors.gate) if tensors.gate else None
         by_output = tensors.down_layout == "by_output"
         if by_output or gate is None:  # without a gate up is the stream
@@ -235,7 +238,9 @@ class CPUBackend:
         _check("x", x)
         _check("out", out)
         if x.shape[-1:] != norm.weight.shape or out.shape[1:] != x.shape[1:]:
-            raise ValueError(f"norm of {norm.weight.shape} over x {x.shape} into {out.shape}: shapes must fit")
+            raise ValueError(
+                f"norm of {norm.weight.shape} over x {x.shape} into {out.shape}: shapes must fit"
+            )
         self._op(
             batch,
             lambda p: p.norm(x, out, norm.weight, norm.bias, norm.eps, norm.centre, int(rows)),
@@ -329,7 +334,11 @@ class CPUBackend:
         self._op(batch, lambda p: p.gather(x, out), x, out)
 
     def top_k(
-        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: npt.NDArray[np.uint64] | None = None
+        self,
+        logits: Buffer,
+        k: int,
+        bias: Floats | None = None,
+        allowed: npt.NDArray[np.uint64] | None = None,
     ) -> tuple[Ints, Floats]:
         if k < 1:
             raise ValueError(f"k is {k}: at least 1 is needed")
