@@ -18,7 +18,7 @@ from hotcold.convert import ConvertOptions, convert
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.kernels import open_backend
-from hotcold.kernels.backend import Backend
+from hotcold.kernels.backend import Backend, Batch
 from hotcold.model.families import FAMILIES, Family
 from hotcold.model.tokenizer import Tokenizer
 
@@ -169,6 +169,30 @@ def test_every_option_is_as_defined(
         parts = [runner.run(TOKENS[:33]), one_by_one(runner, TOKENS[33:40]), runner.run(TOKENS[40:])]
         expected = forward(model, model.tensors(), TOKENS, kv_dtype)
         assert distance(np.vstack(parts), expected) < bound
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_an_ffn_gets_the_residual_that_its_input_was_made_from(
+    parallel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PowerInfer's predictors read it; in a parallel block it is the layer's input, without attention."""
+    family = Family("test", "layer", "gelu", "relu", rope_interleaved=False, parallel=parallel)
+    monkeypatch.setitem(FAMILIES, "test", family)
+    model = Model("test", layer_norm=True, interleaved=False, parallel=parallel)
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def spy(normed: np.ndarray, residual: np.ndarray, batch: Batch, out: np.ndarray) -> None:
+        seen.append((normed[: batch.n_tokens].copy(), residual[: batch.n_tokens].copy()))
+
+    path = model.write(tmp_path / "model.gguf")
+    Runner(path, open_backend("reference"), lambda *parts: [spy, spy]).run(TOKENS[:5])
+    assert len(seen) == 2
+    for i, (normed, residual) in enumerate(seen):
+        name = f"blk.{i}.{'attn' if parallel else 'ffn'}_norm"
+        weight, bias = (model.tensors()[f"{name}.{part}"].dequantise() for part in ("weight", "bias"))
+        centred = residual - residual.mean(axis=1, keepdims=True)
+        expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5) * weight + bias
+        np.testing.assert_allclose(normed, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("type", [name for name, type in BLOCK_TYPES.items() if type.weights > 1])
