@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import gguf
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +20,8 @@ from hotcold.formats.blocks import (
     quantise,
 )
 
-NAMES = list(BLOCK_TYPES)
-SCALED = ["Q8_0", "Q4_0"]
-
-
-def packed(type: BlockType, data: bytes) -> Tensor:
-    """One row of hand-written blocks."""
-    return Tensor(
-        type, (len(data) // type.nbytes * type.weights,), np.frombuffer(data, np.uint8).reshape(1, -1)
-    )
-
-
-def half(value: float) -> bytes:
-    return struct.pack("<e", value)
+NAMES = [type.name for type in BLOCK_TYPES.values() if type.encode]
+SCALED = [name for name in NAMES if BLOCK_TYPES[name].weights > 1]
 
 
 def oracle(
@@ -106,54 +93,7 @@ def test_bf16_of_every_kind_of_bits_equals_the_package() -> None:
         check(values.reshape(1, -1), "BF16")
 
 
-# --- by hand ---
-
-
-def test_q8_0_layout() -> None:
-    codes = [0, 1, -1, 127, -127, -128, *range(26)]
-    tensor = packed(BLOCK_TYPES["Q8_0"], half(0.5) + struct.pack("32b", *codes))
-    assert tensor.dequantise().tolist() == [code / 2 for code in codes]
-
-
-def test_q4_0_layout() -> None:
-    """Byte i holds weight i in its low half and weight i + 16 in its high half; code 8 is zero."""
-    low, high = list(range(16)), list(range(15, -1, -1))
-    data = half(-2.0) + bytes(a | b << 4 for a, b in zip(low, high, strict=True))
-    expected = [-2.0 * (code - 8) for code in low + high]
-    assert packed(BLOCK_TYPES["Q4_0"], data).dequantise().tolist() == expected
-
-
-def test_f16_and_bf16_layout() -> None:
-    assert packed(BLOCK_TYPES["F16"], bytes.fromhex("003c 00c0 0100 ff7b")).dequantise().tolist() == [
-        1.0, -2.0, 2.0**-24, 65504.0,
-    ]  # fmt: skip
-    assert packed(BLOCK_TYPES["BF16"], bytes.fromhex("803f 00c0 0100")).dequantise().tolist() == [
-        1.0, -2.0, 2.0**-133,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SCALED)
-@pytest.mark.parametrize("bits", [0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x7C01])
-def test_odd_scales(name: str, bits: int) -> None:
-    """Zero, negative zero, denormal, largest, infinite and NaN: IEEE arithmetic, no warning, no error."""
-    type = BLOCK_TYPES[name]
-    codes = bytes(range(100, 100 + type.nbytes - 2))
-    scale = float(np.array([bits], np.uint16).view(np.float16)[0])
-    if name == "Q8_0":
-        numbers = [struct.unpack("b", bytes([code]))[0] for code in codes]
-    else:
-        numbers = [(code & 15) - 8 for code in codes] + [(code >> 4) - 8 for code in codes]
-    with np.errstate(invalid="ignore"):
-        expected = np.array(numbers, np.float32) * np.float32(scale)
-    np.testing.assert_array_equal(packed(type, struct.pack("<H", bits) + codes).dequantise(), expected)
-
-
-def test_only_the_block_with_a_nan_scale_is_nan() -> None:
-    type = BLOCK_TYPES["Q8_0"]
-    good, bad = half(1.0) + bytes([3] * 32), half(float("nan")) + bytes([3] * 32)
-    values = packed(type, good + bad + good).dequantise()
-    assert np.isnan(values[32:64]).all()
-    assert (values[:32] == 3).all() and (values[64:] == 3).all()
+# --- rounding ---
 
 
 def test_q8_0_rounds_half_away_from_zero() -> None:
@@ -177,11 +117,14 @@ def test_q8_0_rounds_half_away_from_zero() -> None:
     assert codes[: len(pairs) + 1].tolist() == [127, *(code for _, code in pairs)]
 
 
-@pytest.mark.parametrize(("name", "share"), [("Q8_0", 0.5 / 127 + 2**-11), ("Q4_0", 1 / 8 + 2**-11)])
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("Q8_0", 0.5 / 127), ("Q4_0", 1 / 8), ("Q4_1", 1 / 15), ("Q5_0", 1 / 16), ("Q5_1", 1 / 31)],
+)
 def test_the_error_is_at_most_a_code_of_the_largest(name: str, share: float) -> None:
     values = np.random.default_rng(1).standard_normal((64, 256)).astype(np.float32)
     error = np.abs(quantise(values, name).dequantise() - values).reshape(64, 8, 32).max(axis=2)
-    assert (error <= share * np.abs(values).reshape(64, 8, 32).max(axis=2)).all()
+    assert (error <= (share + 2**-10) * np.abs(values).reshape(64, 8, 32).max(axis=2)).all()
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -217,18 +160,24 @@ def test_a_finite_value_never_becomes_infinite(name: str, value: float) -> None:
         quantise(np.array([[1.0, value]]), name)
 
 
-@pytest.mark.parametrize("seen", ["Q4_K", "Q6_K", "IQ2_XXS", "q8_0", "", 12, 31, 255, -1])
+@pytest.mark.parametrize("seen", ["Q2_K", "I32", "IQ2_XXS", "q8_0", "", 10, 31, 255, -1])
 def test_an_unsupported_type_is_named_with_those_supported(seen: str | int) -> None:
     with pytest.raises(BlockTypeError) as caught:
         block_type(seen)
-    name = {12: "Q4_K"}.get(seen, str(seen))  # type: ignore[call-overload]
+    name = {10: "Q2_K"}.get(seen, str(seen))  # type: ignore[call-overload]
     assert name in str(caught.value)
-    assert all(supported in str(caught.value) for supported in NAMES)
+    assert all(supported in str(caught.value) for supported in BLOCK_TYPES)
     with pytest.raises(BlockTypeError):
         quantise(np.ones((1, 256)), seen)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"])
+def test_a_type_that_is_only_read_says_which_are_written(name: str) -> None:
+    with pytest.raises(BlockTypeError, match=rf"cannot write {name}: choose from F32, .*, Q5_1$"):
+        quantise(np.ones((1, 256)), name)
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
 def test_types_are_found_by_name_number_and_themselves(name: str) -> None:
     type = BLOCK_TYPES[name]
     assert block_type(name) is type and block_type(type.id) is type and block_type(type) is type
@@ -241,7 +190,10 @@ def test_rows_are_whole_blocks(name: str, n: int) -> None:
 
 
 def test_row_bytes() -> None:
-    assert [BLOCK_TYPES[name].row_bytes(4096) for name in NAMES] == [16384, 8192, 8192, 4352, 2304]
+    names = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+    assert [BLOCK_TYPES[name].row_bytes(4096) for name in names] == [
+        16384, 8192, 8192, 4352, 2304, 2304, 3360,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (0, 32)], ids=str)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -167,43 +168,74 @@ def _refuse_overflow(values: Floats, infinite: npt.NDArray[np.bool_], name: str)
         raise BlockTypeError(f"value {seen:g} does not fit in {name}; keep this tensor in F32")
 
 
-# --- types with one float16 scale per 32 weights ---
+# --- types of 32 weights: a float16 scale, for some a float16 minimum, then codes ---
+
+
+def _half(blocks: Bytes, at: int) -> Floats:
+    """The float16 at this byte of every block, as a column."""
+    return blocks[:, at : at + 2].copy().view("<f2").astype(np.float32)
+
+
+def _fields(packed: Bytes, bits: int, width: int) -> Bytes:
+    """Codes of ``bits``; each run of ``width`` bytes holds its first ``width`` codes in its lowest bits."""
+    runs = packed.reshape(len(packed), -1, 1, width)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return (runs >> shifts & np.uint8((1 << bits) - 1)).reshape(len(packed), -1)
 
 
 def _decode_q8_0(blocks: Bytes) -> Floats:
-    scales = blocks[:, :2].copy().view("<f2").astype(np.float32)
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * scales
+    return _half(blocks, 0) * blocks[:, 2:].view(np.int8)
 
 
 def _encode_q8_0(values: Floats) -> Bytes:
     scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
     codes = _round_half_away(values * _inverse(scales, "Q8_0"))
-    packed = np.empty((len(values), 34), np.uint8)
-    packed[:, :2] = scales.astype("<f2").view(np.uint8)
-    packed[:, 2:] = codes.astype(np.int8).view(np.uint8)
-    return packed
+    return np.hstack([_to_half(scales), codes.astype(np.int8).view(np.uint8)])
 
 
-def _decode_q4_0(blocks: Bytes) -> Floats:
-    scales = blocks[:, :2].copy().view("<f2").astype(np.float32)
-    codes = np.empty((len(blocks), 32), np.float32)
-    codes[:, :16] = blocks[:, 2:] & 15  # weight i shares its byte with weight i + 16
-    codes[:, 16:] = blocks[:, 2:] >> 4
-    codes -= 8
-    codes *= scales
+def _codes(blocks: Bytes, bits: int) -> Bytes:
+    """Codes of 4 bits, with the fifth in a run of 32 bits of their own."""
+    codes = _fields(blocks[:, -16:], 4, 16)
+    if bits == 5:
+        codes |= np.unpackbits(blocks[:, -20:-16], axis=1, bitorder="little") << 4
     return codes
 
 
-def _encode_q4_0(values: Floats) -> Bytes:
-    # The value farthest from zero gets code 0, whatever its sign: the code range is -8..7.
+def _decode_centred(blocks: Bytes, bits: int) -> Floats:
+    return _half(blocks, 0) * (_codes(blocks, bits).view(np.int8) - np.int8(1 << bits - 1))
+
+
+def _decode_from_minimum(blocks: Bytes, bits: int) -> Floats:
+    return _half(blocks, 0) * _codes(blocks, bits) + _half(blocks, 2)
+
+
+def _encode_centred(values: Floats, bits: int) -> Bytes:
+    # The value farthest from zero gets code 0, whatever its sign: the codes of 4 bits are -8..7.
     farthest = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
-    scales = farthest / np.float32(-8)
-    shifted = values * _inverse(scales, "Q4_0") + np.float32(8.5)
-    codes = np.minimum(shifted, np.float32(15)).astype(np.uint8)
-    packed = np.empty((len(values), 18), np.uint8)
-    packed[:, :2] = scales.astype("<f2").view(np.uint8)
-    packed[:, 2:] = codes[:, :16] | (codes[:, 16:] << 4)
-    return packed
+    zero = 1 << bits - 1
+    scales = farthest / np.float32(-zero)
+    shifted = values * _inverse(scales, f"Q{bits}_0") + np.float32(zero + 0.5)
+    return np.hstack([_to_half(scales), _pack(shifted, bits)])
+
+
+def _encode_from_minimum(values: Floats, bits: int) -> Bytes:
+    least = values.min(axis=1, keepdims=True)
+    scales = (values.max(axis=1, keepdims=True) - least) / np.float32((1 << bits) - 1)
+    _inverse(least, f"Q{bits}_1")  # refuses a minimum that does not fit
+    shifted = (values - least) * _inverse(scales, f"Q{bits}_1") + np.float32(0.5)
+    return np.hstack([_to_half(scales), _to_half(least), _pack(shifted, bits)])
+
+
+def _pack(shifted: Floats, bits: int) -> Bytes:
+    codes: Bytes = np.minimum(shifted, np.float32((1 << bits) - 1)).astype(np.uint8)
+    low: Bytes = codes[:, :16] & np.uint8(15) | codes[:, 16:] << np.uint8(4)
+    if bits == 4:
+        return low
+    return np.hstack([np.packbits(codes >> 4, axis=1, bitorder="little"), low])
+
+
+def _to_half(column: Floats) -> Bytes:
+    return column.astype("<f2").view(np.uint8)
 
 
 def _inverse(scales: Floats, name: str) -> Floats:
@@ -222,6 +254,47 @@ def _round_half_away(values: Floats) -> Floats:
     return rounded
 
 
+# --- types of 32 weights whose codes are indices into a table ---
+
+_IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+#: twice the values of a float of 4 bits (E2M1)
+_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+
+
+def _decode_iq4_nl(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * _IQ4_NL[_codes(blocks, 4)]
+
+
+def _decode_mxfp4(blocks: Bytes) -> Floats:
+    exponents = blocks[:, :1].astype(np.uint32)
+    # Half of 2^(exponent - 127), since the table holds doubles; the two smallest are denormal.
+    bits = np.where(exponents < 2, np.uint32(1 << 21) << exponents, exponents - 1 << 23)
+    return bits.view(np.float32) * _MXFP4[_codes(blocks, 4)]
+
+
+# --- types of 256 weights: float16 scales of 8 or 16 small integer scales ---
+
+
+def _decode_q4_k(blocks: Bytes) -> Floats:
+    """Q4_K, and Q5_K with 32 more bytes of fifth bits: 8 groups, each with scale and minimum of 6 bits."""
+    low, high, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.hstack([low & 63, mixed & 15 | low >> 2 & 48]) * _half(blocks, 0)
+    minima = np.hstack([high & 63, mixed >> 4 | high >> 2 & 48]) * _half(blocks, 2)
+    codes = _fields(blocks[:, -128:], 4, 32)
+    if blocks.shape[1] > 144:
+        codes |= _fields(blocks[:, 16:48], 1, 32) << 4
+    values = scales[:, :, None] * codes.reshape(-1, 8, 32) - minima[:, :, None]
+    return values.reshape(-1, 256)
+
+
+def _decode_q6_k(blocks: Bytes) -> Floats:
+    """16 groups, each with a scale of 8 bits."""
+    codes = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32) << 4
+    scales = _half(blocks, 208) * blocks[:, 192:208].view(np.int8)
+    values = scales[:, :, None] * (codes.view(np.int8) - np.int8(32)).reshape(-1, 16, 16)
+    return values.reshape(-1, 256)
+
+
 # --- the tables ---
 
 #: Types that Hotcold computes with, by name.
@@ -232,27 +305,32 @@ BLOCK_TYPES: dict[str, BlockType] = {
         BlockType("F16", 1, 1, 2, _decode_f16, _encode_f16),
         BlockType("BF16", 30, 1, 2, _decode_bf16, _encode_bf16),
         BlockType("Q8_0", 8, 32, 34, _decode_q8_0, _encode_q8_0),
-        BlockType("Q4_0", 2, 32, 18, _decode_q4_0, _encode_q4_0),
+        BlockType("Q4_0", 2, 32, 18, partial(_decode_centred, bits=4), partial(_encode_centred, bits=4)),
+        BlockType(
+            "Q4_1", 3, 32, 20, partial(_decode_from_minimum, bits=4), partial(_encode_from_minimum, bits=4)
+        ),
+        BlockType("Q5_0", 6, 32, 22, partial(_decode_centred, bits=5), partial(_encode_centred, bits=5)),
+        BlockType(
+            "Q5_1", 7, 32, 24, partial(_decode_from_minimum, bits=5), partial(_encode_from_minimum, bits=5)
+        ),
+        BlockType("Q4_K", 12, 256, 144, _decode_q4_k),
+        BlockType("Q5_K", 13, 256, 176, _decode_q4_k),
+        BlockType("Q6_K", 14, 256, 210, _decode_q6_k),
+        BlockType("IQ4_NL", 20, 32, 18, _decode_iq4_nl),
+        BlockType("MXFP4", 39, 32, 17, _decode_mxfp4),
     )
 }
 
 #: ggml's other types: name, id, weights and bytes of a block. They can be listed, not computed with.
 _LISTED_TYPES: tuple[tuple[str, int, int, int], ...] = (
-    ("Q4_1", 3, 32, 20),
-    ("Q5_0", 6, 32, 22),
-    ("Q5_1", 7, 32, 24),
     ("Q8_1", 9, 32, 36),
     ("Q2_K", 10, 256, 84),
     ("Q3_K", 11, 256, 110),
-    ("Q4_K", 12, 256, 144),
-    ("Q5_K", 13, 256, 176),
-    ("Q6_K", 14, 256, 210),
     ("Q8_K", 15, 256, 292),
     ("IQ2_XXS", 16, 256, 66),
     ("IQ2_XS", 17, 256, 74),
     ("IQ3_XXS", 18, 256, 98),
     ("IQ1_S", 19, 256, 50),
-    ("IQ4_NL", 20, 32, 18),
     ("IQ3_S", 21, 256, 110),
     ("IQ2_S", 22, 256, 82),
     ("IQ4_XS", 23, 256, 136),
@@ -264,7 +342,6 @@ _LISTED_TYPES: tuple[tuple[str, int, int, int], ...] = (
     ("IQ1_M", 29, 256, 56),
     ("TQ1_0", 34, 256, 54),
     ("TQ2_0", 35, 256, 66),
-    ("MXFP4", 39, 32, 17),
 )
 
 #: Every type of the format by id, supported or not.
