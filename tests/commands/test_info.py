@@ -169,14 +169,14 @@ def test_a_type_that_cannot_run_is_marked(capsys: pytest.CaptureFixture[str], tm
     data = bytearray(path.read_bytes())
     at = data.index(b"ffn_up.weight") + len(b"ffn_up.weight") + 4 + 16
     assert data[at] == 2
-    data[at] = 12  # 18 rows of Q4_0 are as long as 18 of Q4_K
+    data[at] = 40  # 18 rows of Q4_0 are as long as 18 of NVFP4
     path.write_bytes(data)
     assert report(capsys, path)["types"] == [
-        {"type": "Q4_K", "tensors": 1, "parameters": 18 * 256, "bytes": 18 * 144, "supported": False}
+        {"type": "NVFP4", "tensors": 1, "parameters": 18 * 256, "bytes": 18 * 144, "supported": False}
     ]
     text = info(capsys, path)
-    assert re.search(r"Q4_K .* not supported\n", text)
-    assert "supported types are F32, F16, BF16, Q8_0, Q4_0." in text
+    assert re.search(r"NVFP4 .* not supported\n", text)
+    assert "supported types are F32, F16, BF16, Q8_0, Q4_0, Q4_1," in text
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202e\x9b" * 30

@@ -22,6 +22,8 @@ from hotcold.formats.blocks import (
 
 NAMES = [type.name for type in BLOCK_TYPES.values() if type.encode]
 SCALED = [name for name in NAMES if BLOCK_TYPES[name].weights > 1]
+#: Those that the package writes as well, or that are written alike.
+SHARED = [name for name in NAMES if name != "IQ4_NL"]
 
 
 def oracle(
@@ -54,7 +56,7 @@ def test_sizes_and_numbers_are_ggmls(type: BlockType) -> None:
     assert gguf.GGML_QUANT_SIZES[known] == (type.weights, type.nbytes)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize("shape", [(32,), (1, 64), (7, 96), (3, 5, 32), (2, 2, 3, 32), (300, 1024)], ids=str)
 def test_quantise_and_dequantise_equal_the_package(name: str, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(len(shape))
@@ -63,7 +65,7 @@ def test_quantise_and_dequantise_equal_the_package(name: str, shape: tuple[int, 
     check((rng.standard_normal(shape) * scale).astype(np.float32), name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHARED)
 def test_special_blocks_equal_the_package(name: str) -> None:
     tie = np.arange(32, dtype=np.float32) - 16
     blocks = [
@@ -76,7 +78,7 @@ def test_special_blocks_equal_the_package(name: str) -> None:
 FINITE = st.floats(-(2.0**15), 2.0**15, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHARED)
 def test_any_row_equals_the_package(name: str) -> None:
     @given(hnp.arrays(np.float32, (1, 32), elements=FINITE))
     def run(values: npt.NDArray[np.float32]) -> None:
@@ -119,7 +121,15 @@ def test_q8_0_rounds_half_away_from_zero() -> None:
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("Q8_0", 0.5 / 127), ("Q4_0", 1 / 8), ("Q4_1", 1 / 15), ("Q5_0", 1 / 16), ("Q5_1", 1 / 31)],
+    [
+        ("Q8_0", 0.5 / 127),
+        ("Q4_0", 1 / 8),
+        ("Q4_1", 1 / 15),
+        ("Q5_0", 1 / 16),
+        ("Q5_1", 1 / 31),
+        ("IQ4_NL", 14 / 127),
+        ("MXFP4", 1 / 3),
+    ],
 )
 def test_the_error_is_at_most_a_code_of_the_largest(name: str, share: float) -> None:
     values = np.random.default_rng(1).standard_normal((64, 256)).astype(np.float32)
@@ -150,6 +160,8 @@ def test_nan_and_infinity_survive_in_float_types() -> None:
 def test_values_without_a_scale_are_refused(name: str, bad: float) -> None:
     values = np.ones((3, 64), np.float32)
     values[1, 40] = bad
+    if name == "MXFP4" and np.isfinite(bad):
+        return  # its scales are powers of two as large as float32's
     with pytest.raises(BlockTypeError, match=rf"scale .* does not fit in {name}"):
         quantise(values, name)
 
@@ -171,9 +183,9 @@ def test_an_unsupported_type_is_named_with_those_supported(seen: str | int) -> N
         quantise(np.ones((1, 256)), seen)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
 def test_a_type_that_is_only_read_says_which_are_written(name: str) -> None:
-    with pytest.raises(BlockTypeError, match=rf"cannot write {name}: choose from F32, .*, Q5_1$"):
+    with pytest.raises(BlockTypeError, match=rf"cannot write {name}: choose from F32, .*, MXFP4$"):
         quantise(np.ones((1, 256)), name)
 
 

@@ -18,7 +18,7 @@ Bounded: TypeAlias = Callable[[], AbstractContextManager[None]]
 Refused: TypeAlias = Callable[[Path, str], AbstractContextManager[None]]
 
 UINT32, BOOL, STRING, ARRAY, UINT64 = 4, 7, 8, 9, 10
-F32, Q8_0, Q4_K = 0, 8, 12
+F32, Q8_0, Q2_K, Q4_K = 0, 8, 10, 12
 HUGE = (2**64 - 1, 2**63, 500_000_000)
 
 
@@ -318,13 +318,13 @@ def test_a_link_to_a_file_opens(tmp_path: Path) -> None:
 
 def test_an_unsupported_type_is_listed_but_not_loaded(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(tensor(b"blk.0.ffn_up.weight", (256, 2), Q4_K, data=288))
+    path.write_bytes(tensor(b"blk.0.ffn_up.weight", (256, 2), Q2_K, data=168))
     with open_gguf(path) as file:
         listed = file.tensors["blk.0.ffn_up.weight"]
-        assert (listed.type.name, listed.shape, listed.nbytes) == ("Q4_K", (2, 256), 288)
+        assert (listed.type.name, listed.shape, listed.nbytes) == ("Q2_K", (2, 256), 168)
         assert file.fingerprint()
         with pytest.raises(
-            GGUFError, match=r"blk\.0\.ffn_up\.weight: .*Q4_K is not supported.*F32, .*Q8_0, Q4_0"
+            GGUFError, match=r"blk\.0\.ffn_up\.weight: .*Q2_K is not supported.*F32, .*Q4_0, "
         ):
             file.load("blk.0.ffn_up.weight")
         with pytest.raises(GGUFError, match=r"no tensor 'blk\.0\.ffn_down\.weight' among its 1"):

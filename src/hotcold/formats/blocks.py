@@ -2,7 +2,8 @@
 
 A row is a run of blocks; a block holds ``weights`` values in ``nbytes`` bytes, little-endian. Every type is
 one entry of one table with a decode and an encode function, both over ``(blocks, ...)`` arrays. Layouts are
-those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give.
+those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give, except
+for IQ4_NL. Types of 256 weights are only read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 _CHUNK = 1 << 18  # weights coded at a time, so that temporaries stay in the cache
-_MAX_F16 = 65504.0
 
 
 class BlockTypeError(ValueError):
@@ -210,10 +210,8 @@ def _decode_from_minimum(blocks: Bytes, bits: int) -> Floats:
 
 
 def _encode_centred(values: Floats, bits: int) -> Bytes:
-    # The value farthest from zero gets code 0, whatever its sign: the codes of 4 bits are -8..7.
-    farthest = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
     zero = 1 << bits - 1
-    scales = farthest / np.float32(-zero)
+    scales = _farthest(values) / np.float32(-zero)  # which gets code 0: codes less zero are -8..7, or -16..15
     shifted = values * _inverse(scales, f"Q{bits}_0") + np.float32(zero + 0.5)
     return np.hstack([_to_half(scales), _pack(shifted, bits)])
 
@@ -221,12 +219,17 @@ def _encode_centred(values: Floats, bits: int) -> Bytes:
 def _encode_from_minimum(values: Floats, bits: int) -> Bytes:
     least = values.min(axis=1, keepdims=True)
     scales = (values.max(axis=1, keepdims=True) - least) / np.float32((1 << bits) - 1)
-    _inverse(least, f"Q{bits}_1")  # refuses a minimum that does not fit
+    _check_scales(least, f"Q{bits}_1")
     shifted = (values - least) * _inverse(scales, f"Q{bits}_1") + np.float32(0.5)
     return np.hstack([_to_half(scales), _to_half(least), _pack(shifted, bits)])
 
 
-def _pack(shifted: Floats, bits: int) -> Bytes:
+def _farthest(values: Floats) -> Floats:
+    """The value farthest from zero in each block, with its sign."""
+    return np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
+
+
+def _pack(shifted: npt.NDArray[Any], bits: int) -> Bytes:
     codes: Bytes = np.minimum(shifted, np.float32((1 << bits) - 1)).astype(np.uint8)
     low: Bytes = codes[:, :16] & np.uint8(15) | codes[:, 16:] << np.uint8(4)
     if bits == 4:
@@ -240,11 +243,15 @@ def _to_half(column: Floats) -> Bytes:
 
 def _inverse(scales: Floats, name: str) -> Floats:
     """1 / scale, and 0 where the scale is too small to have a float32 inverse (its float16 is 0 as well)."""
-    worst = np.abs(scales).max()
-    if not worst < _MAX_F16 + 16:  # rounds to infinity from there on; also false for NaN
-        raise BlockTypeError(f"block scale {float(worst):g} does not fit in {name} (at most {_MAX_F16:g})")
+    _check_scales(scales, name)
     inverse = np.float32(1) / scales
     return np.where(np.isfinite(inverse), inverse, np.float32(0))
+
+
+def _check_scales(scales: Floats, name: str, bound: float = 65520.0) -> None:  # float16 rounds it to infinity
+    worst = float(np.abs(scales).max())
+    if not worst < bound:  # NaN is not either
+        raise BlockTypeError(f"block scale {worst:g} does not fit in {name}: less than {bound:g} is needed")
 
 
 def _round_half_away(values: Floats) -> Floats:
@@ -265,11 +272,29 @@ def _decode_iq4_nl(blocks: Bytes) -> Floats:
     return _half(blocks, 0) * _IQ4_NL[_codes(blocks, 4)]
 
 
+def _encode_iq4_nl(values: Floats) -> Bytes:
+    """Each value's nearest code for the plainest scale; ggml searches for a better one."""
+    scales = _farthest(values) / _IQ4_NL[0]
+    codes = np.searchsorted((_IQ4_NL[1:] + _IQ4_NL[:-1]) / 2, values * _inverse(scales, "IQ4_NL"))
+    return np.hstack([_to_half(scales), _pack(codes, 4)])
+
+
 def _decode_mxfp4(blocks: Bytes) -> Floats:
-    exponents = blocks[:, :1].astype(np.uint32)
-    # Half of 2^(exponent - 127), since the table holds doubles; the two smallest are denormal.
-    bits = np.where(exponents < 2, np.uint32(1 << 21) << exponents, exponents - 1 << 23)
-    return bits.view(np.float32) * _MXFP4[_codes(blocks, 4)]
+    return _half_power(blocks[:, :1]) * _MXFP4[_codes(blocks, 4)]
+
+
+def _encode_mxfp4(values: Floats) -> Bytes:
+    largest = np.abs(values).max(axis=1, keepdims=True)
+    _check_scales(largest, "MXFP4", math.inf)
+    exponents = np.maximum(np.floor(np.log2(largest)) + 125, 0).astype(np.uint8)
+    errors = np.abs(_half_power(exponents)[:, :, None] * _MXFP4 - values[:, :, None])
+    return np.hstack([exponents, _pack(errors.argmin(axis=2), 4)])
+
+
+def _half_power(exponents: Bytes) -> Floats:
+    """Half of 2^(exponent - 127), since the table holds doubles; the two smallest are denormal."""
+    wide = exponents.astype(np.uint32)
+    return np.where(wide < 2, np.uint32(1 << 21) << wide, wide - 1 << 23).view(np.float32)
 
 
 # --- types of 256 weights: float16 scales of 8 or 16 small integer scales ---
@@ -316,8 +341,8 @@ BLOCK_TYPES: dict[str, BlockType] = {
         BlockType("Q4_K", 12, 256, 144, _decode_q4_k),
         BlockType("Q5_K", 13, 256, 176, _decode_q4_k),
         BlockType("Q6_K", 14, 256, 210, _decode_q6_k),
-        BlockType("IQ4_NL", 20, 32, 18, _decode_iq4_nl),
-        BlockType("MXFP4", 39, 32, 17, _decode_mxfp4),
+        BlockType("IQ4_NL", 20, 32, 18, _decode_iq4_nl, _encode_iq4_nl),
+        BlockType("MXFP4", 39, 32, 17, _decode_mxfp4, _encode_mxfp4),
     )
 }
 
@@ -342,6 +367,8 @@ _LISTED_TYPES: tuple[tuple[str, int, int, int], ...] = (
     ("IQ1_M", 29, 256, 56),
     ("TQ1_0", 34, 256, 54),
     ("TQ2_0", 35, 256, 66),
+    ("NVFP4", 40, 64, 36),
+    ("Q1_0", 41, 128, 18),
 )
 
 #: Every type of the format by id, supported or not.
