@@ -1,0 +1,35 @@
+"""Fuzz target: the GGUF reader either refuses a file in one line, or all that the file offers works."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from hotcold.formats.gguf import GGUFError, open_gguf
+
+CORPUS = "gguf"  #: folder of the seeds in tests/corpus
+
+_memory = Path("/dev/shm")  # where it exists, files there never reach a disk
+_file = tempfile.NamedTemporaryFile(suffix=".gguf", dir=_memory if _memory.is_dir() else None)  # noqa: SIM115
+
+
+def one_input(data: bytes) -> bool:
+    """Whether the file opens; what is neither that nor a proper refusal raises."""
+    os.ftruncate(_file.fileno(), 0)
+    os.pwrite(_file.fileno(), data, 0)
+    try:
+        with open_gguf(_file.name) as file:
+            end = 0
+            for info in sorted(file.tensors.values(), key=lambda info: info.offset):
+                assert end <= info.offset < info.offset + info.nbytes <= file.size == len(data)
+                end = info.offset + info.nbytes
+                if info.type.supported:
+                    tensor = file.load(info.name)
+                    assert tensor.nbytes == info.nbytes and tensor.dequantise().shape == info.shape
+            assert len(file.fingerprint()) == 16
+        return True
+    except GGUFError as error:
+        text = str(error)
+        assert text.isprintable() and text.startswith(f"{_file.name}: ") and len(text) < 1000, text
+        return False
