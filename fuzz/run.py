@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def targets() -> list[Path]:
-    return [path for path in Path(__file__).parent.glob("*.py") if "def one_input(" in path.read_text()]
+    return [path for path in Path(__file__).parent.glob("*.py") if "\ndef one_input(" in path.read_text()]
 
 
 def fuzz(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Every fuzz target on its seeds and on a few mutants of them; fuzz/run.py goes on for as long as one likes."""
+"""Every fuzz target on its seeds and a few mutants of them; fuzz/run.py goes on for as long as one likes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = sorted(path.stem for path in (ROOT / "fuzz").glob("*.py") if "def one_input(" in path.read_text())
+TARGETS = sorted(path.stem for path in (ROOT / "fuzz").glob("*.py") if "\ndef one_input(" in path.read_text())
 
 
 @pytest.mark.parametrize("name", TARGETS)
