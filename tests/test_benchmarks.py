@@ -39,7 +39,7 @@ def test_the_share_of_neurons_that_fires(
     assert model.sparsity == "exact"
     scorer = Scorer(model)
     score(scorer, np.random.default_rng(0).integers(259, 2000, 200).tolist())
-    assert scorer.figures.active_by_layer == pytest.approx([active] * 3, rel=0.1)
+    assert scorer.figures.active_share_by_layer == pytest.approx([active] * 3, rel=0.1)
 
 
 def test_a_stock_file_runs_dense_and_has_all_that_llama_cpp_wants(

@@ -40,7 +40,7 @@ def test_the_text_goes_to_stdout_and_one_line_of_figures_to_stderr(
         r"generation 30 tokens [\d.]+ tok/s",
         r"[\d.]+ GB/s read",
         r"\d+\.\d% of neurons active",
-        r"4\.\d+M parameters per token",
+        r"4\.\d+ M parameters per token",
     ):
         assert re.search(figure, captured.err), figure
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hotcold.commands.progress import bytes_progress, count_progress
+from hotcold.commands.progress import progress
 
 
 class Terminal(io.StringIO):
@@ -16,8 +16,8 @@ class Terminal(io.StringIO):
 
 
 def test_nothing_is_printed_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with count_progress("windows") as progress:
-        progress(1, 2)
+    with progress("windows") as advance:
+        advance(1, 2)
     assert capsys.readouterr() == ("", "")
 
 
@@ -25,10 +25,10 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with count_progress("windows") as progress:
-        progress(3, 7)
-    with bytes_progress("loading") as progress:
-        progress(2_000_000, 8_000_000)
+    with progress("windows") as advance:
+        advance(3, 7)
+    with progress("loading", in_bytes=True) as advance:
+        advance(2_000_000, 8_000_000)
     written = terminal.getvalue()
     assert "windows" in written and "3/7" in written
     assert "loading" in written and "2.0/8.0 MB" in written
@@ -39,8 +39,8 @@ def test_a_terminal_is_left_clean_when_work_is_interrupted(monkeypatch: pytest.M
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with pytest.raises(KeyboardInterrupt), count_progress("windows") as progress:
-        progress(1, 2)
+    with pytest.raises(KeyboardInterrupt), progress("windows") as advance:
+        advance(1, 2)
         raise KeyboardInterrupt
     show_cursor, hide_cursor = "\x1b[?25h", "\x1b[?25l"
     written = terminal.getvalue()

@@ -171,4 +171,4 @@ def test_the_card_of_the_built_in_model(test_data: Path) -> None:
     total = Score(np.concatenate([score(scorer, window) for window in windows[: card["windows"]]]))
     assert len(total.nll) == card["tokens"]
     assert total.perplexity == pytest.approx(card["perplexity"], rel=1e-3)
-    assert scorer.figures.active_by_layer == pytest.approx(card["active_share_per_layer"], abs=5e-4)
+    assert scorer.figures.active_share_by_layer == pytest.approx(card["active_share_per_layer"], abs=5e-4)

@@ -11,7 +11,6 @@ FOOTPRINT = Footprint(
     step_bytes=1000,
     step_params=900,
     token_bytes=8,
-    token_params=4,
     neurons=(10, 20),
     dim=4,
     row_bytes=((5, 5, 6), (7, 7, 8)),
@@ -41,7 +40,7 @@ def test_figures() -> None:
     assert figures.tok_s == 8
     assert figures.bytes_per_token == total / 4
     assert figures.gb_s == total / 0.5 / 1e9
-    assert figures.active_by_layer == (8 / 40, 20 / 80)
+    assert figures.active_share_by_layer == (8 / 40, 20 / 80)
     assert figures.active_share == pytest.approx((0.2 + 0.25) / 2)
     assert figures.params_per_token == 900 + 4 + (30 + 9 + 6 + 60 + 12 + 10) * 4 / 4
     assert figures.python_share == pytest.approx(0.2)

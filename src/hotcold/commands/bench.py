@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands import options
-from hotcold.commands.progress import count_progress
+from hotcold.commands.progress import progress
 
 if TYPE_CHECKING:
     from hotcold.engine.engine import Engine
     from hotcold.engine.loading import LoadedModel
-    from hotcold.engine.statistics import Figures
 
 #: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.
 _TEXT = (
@@ -26,15 +24,10 @@ _TEXT = (
     "of ships as tall as churches, and of an island where nobody was ever cold. "
 )
 _PROBE_S = 0.2
+_WITH_RANGE = ("prompt_tok_s", "tok_s", "tok_s_per_sequence", "bandwidth_share")
 
-
-@dataclass(frozen=True)
-class Round:
-    """One repetition: what was measured, and the read bandwidth just before it (None if not measurable)."""
-
-    figures: Figures
-    ttft_s: float
-    bandwidth_gb_s: float | None
+#: One round's figures by the names they have in the report; None for what could not be measured.
+Round = dict[str, float | None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--n-gen", type=options.whole_number(2), default=64, metavar="N", help="tokens to generate (64)"
     )
+    parser.add_argument(
+        "--parallel", type=options.whole_number(1, 4096), default=1, metavar="N",
+        help="sequences; 16 are decoded together, more wait for their turn (1)",
+    )  # fmt: skip
     parser.add_argument("-r", "--repetitions", type=length, default=5, metavar="N", help="rounds (5)")
     options.add_model_options(parser)
     options.add_json_option(parser)
@@ -50,26 +47,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from hotcold.engine.engine import Engine
+    from hotcold.kernels.backend import MAX_DECODE_ROWS
 
-    model = options.load_model(args)
-    need = args.n_prompt + args.n_gen
+    model = options.load_model(args, sequences=min(args.parallel, MAX_DECODE_ROWS))
+    lengths = lengths_to_end_together(args.parallel, args.n_prompt, args.n_gen, model.chunk)
+    need = args.n_prompt + lengths[0]
     if need > model.context:
+        together = f", {args.parallel} sequences together," if args.parallel > 1 else ""
         raise ValueError(
-            f"-p {args.n_prompt} and -n {args.n_gen} need {need} positions: the context holds {model.context}"
+            f"-p {args.n_prompt} and -n {args.n_gen}{together} need {need} positions: the context holds "
+            f"{model.context}"
         )
     engine, prompt = Engine(model), prompt_of(model, args.n_prompt)
     probe = bandwidth_probe(model)
-    with count_progress("rounds") as progress:
-        measure(engine, prompt, args.n_gen, None, seed=0)  # warms memory and threads
+    with progress("rounds") as advance:
+        measure(engine, prompt, lengths, None, seed=0)  # warms memory and threads
         rounds = []
         for seed in range(args.repetitions):
-            rounds.append(measure(engine, prompt, args.n_gen, probe, seed=seed))
-            progress(seed + 1, args.repetitions)
-    report = _report(model, args, rounds)
+            rounds.append(measure(engine, prompt, lengths, probe, seed=seed))
+            advance(seed + 1, args.repetitions)
+    report: dict[str, Any] = {
+        "prompt_tokens": args.n_prompt,
+        "generated_tokens": args.n_gen,
+        "parallel": args.parallel,
+        "repetitions": len(rounds),
+    }
+    for name in rounds[0]:
+        values = sorted(value for each in rounds if (value := each[name]) is not None)
+        report[name] = statistics.median(values) if values else None
+        if name in _WITH_RANGE:
+            report[f"{name}_range"] = values[:1] + values[-1:]
+    report |= options.facts(model)
     _print(report)
-    if args.json:
-        print(json.dumps(report))
-    return 0
+    return options.end(args, report)
+
+
+def lengths_to_end_together(parallel: int, n_prompt: int, n_generate: int, chunk: int) -> list[int]:
+    """Tokens to generate of each sequence, ``n_generate`` or a few more.
+
+    Prompts are read one after the other, so the first to be ready generates beside the others' prompts. With
+    these lengths those that run together end together, and steps without prompt rows hold all of them.
+    """
+    from hotcold.kernels.backend import MAX_DECODE_ROWS
+
+    ready = [-(-(i % MAX_DECODE_ROWS + 1) * n_prompt // chunk) for i in range(parallel)]
+    last = [max(ready[i - i % MAX_DECODE_ROWS :][:MAX_DECODE_ROWS]) for i in range(parallel)]
+    return [n_generate + end - start for start, end in zip(ready, last, strict=True)]
 
 
 def prompt_of(model: LoadedModel, length: int) -> list[int]:
@@ -92,61 +115,33 @@ def bandwidth_probe(model: LoadedModel) -> Callable[[], float] | None:
 
 
 def measure(
-    engine: Engine, prompt: Sequence[int], n_generate: int, probe: Callable[[], float] | None, *, seed: int
+    engine: Engine, prompt: Sequence[int], lengths: list[int], probe: Callable[[], float] | None, *, seed: int
 ) -> Round:
-    """One prompt and its continuation. The first token belongs to the prompt, so one more is generated."""
+    """One prompt and as many continuations as there are lengths, after a probe of the read bandwidth.
+
+    The first token belongs to the prompt, so generation is measured on those after it.
+    """
     from hotcold.engine.request import Request
     from hotcold.engine.sampler import SamplingParams
     from hotcold.engine.statistics import Figures
 
     bandwidth = probe() if probe else None
     before = engine.model.counters.copy()
-    request = Request(prompt, SamplingParams(seed=seed), max_tokens=n_generate, ignore_eos=True)
-    engine.add(request)
-    while not request.finished:
+    requests = [
+        Request(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True)
+        for i, length in enumerate(lengths)
+    ]
+    for request in requests:
+        engine.add(request)
+    while not all(request.finished for request in requests):
         engine.step()
-    counters = engine.model.counters.since(before)
-    assert request.timings.ttft_s is not None
-    return Round(Figures.of(counters, engine.model.footprint), request.timings.ttft_s, bandwidth)
-
-
-def _report(model: LoadedModel, args: argparse.Namespace, rounds: list[Round]) -> dict[str, Any]:
-    def middle(of: Callable[[Round], float | None]) -> float | None:
-        values = [value for value in map(of, rounds) if value is not None]
-        return statistics.median(values) if values else None
-
-    def spread(of: Callable[[Round], float | None]) -> list[float]:
-        values = [value for value in map(of, rounds) if value is not None]
-        return [min(values), max(values)] if values else []
-
-    def share(r: Round) -> float | None:
-        if r.bandwidth_gb_s is None or r.figures.gb_s is None:
-            return None
-        return r.figures.gb_s / r.bandwidth_gb_s
-
-    return {
-        "prompt_tokens": args.n_prompt,
-        "generated_tokens": args.n_gen,
-        "repetitions": len(rounds),
-        "prompt_tok_s": middle(lambda r: r.figures.prompt_tok_s),
-        "prompt_tok_s_range": spread(lambda r: r.figures.prompt_tok_s),
-        "tok_s": middle(lambda r: r.figures.tok_s),
-        "tok_s_range": spread(lambda r: r.figures.tok_s),
-        "ttft_s": middle(lambda r: r.ttft_s),
-        "bytes_per_token": middle(lambda r: r.figures.bytes_per_token),
-        "gb_s": middle(lambda r: r.figures.gb_s),
-        "read_bandwidth_gb_s": middle(lambda r: r.bandwidth_gb_s),
-        "bandwidth_share": middle(share),
-        "bandwidth_share_range": spread(share),
-        "active_share": middle(lambda r: r.figures.active_share),
-        "params_per_token": middle(lambda r: r.figures.params_per_token),
-        "python_share": middle(lambda r: r.figures.python_share),
-        "sparsity": model.sparsity,
-        "notes": model.notes,
-        "threads": model.threads,
-        "context": model.context,
-        "backend": model.backend.name,
-        "model": model.name,
+    round = asdict(Figures.of(engine.model.counters.since(before), engine.model.footprint))
+    del round["active_share_by_layer"]
+    return round | {
+        "tok_s_per_sequence": round["tok_s"] and round["tok_s"] / round["rows_per_step"],
+        "ttft_s": requests[0].timings.ttft_s,
+        "read_bandwidth_gb_s": bandwidth,
+        "bandwidth_share": bandwidth and round["gb_s"] and round["gb_s"] / bandwidth,
     }
 
 
@@ -155,9 +150,17 @@ def _print(report: dict[str, Any]) -> None:
         low, high = report[f"{name}_range"]
         return f"{report[name]:.1f} tok/s (median; {low:.1f} to {high:.1f})"
 
-    print(f"{report['model']}, sparsity {report['sparsity']}, {report['threads'] or 1} threads")
+    cores = f"{report['threads'] or 1} threads, {report['isa'] or report['backend']}"
+    print(f"{report['model']}, sparsity {report['sparsity']}, {cores}, {report['processor']}")
     print(f"prompt of {report['prompt_tokens']}: {with_range('prompt_tok_s')}")
-    print(f"generation of {report['generated_tokens']}: {with_range('tok_s')}")
+    if report["parallel"] == 1:
+        print(f"generation of {report['generated_tokens']}: {with_range('tok_s')}")
+    else:
+        print(
+            f"generation of {report['generated_tokens']} in {report['parallel']} sequences, "
+            f"{report['rows_per_step']:.3g} at a time: {with_range('tok_s')} in all"
+        )
+        print(f"each of them: {with_range('tok_s_per_sequence')}")
     print(
         f"{report['bytes_per_token'] / 1e6:.2f} MB read per token, {report['gb_s']:.2f} GB/s; "
         f"{report['active_share']:.1%} of neurons active; "

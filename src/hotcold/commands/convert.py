@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
 
-from hotcold.commands.options import add_json_option
-from hotcold.commands.progress import bytes_progress
+from hotcold.commands import options
+from hotcold.commands.progress import progress
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model_dir", type=Path, metavar="MODEL_DIR", help="folder of the checkpoint")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="file to write (default: ./NAME-TYPE.gguf)"
+        "model_dir", type=options.file_path, metavar="MODEL_DIR", help="folder of the checkpoint"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=options.file_path,
+        metavar="FILE",
+        help="file to write (default: ./NAME-TYPE.gguf)",
     )
     parser.add_argument("--type", choices=TYPES, default="f16", help="block type of the matrices (f16)")
     parser.add_argument(
@@ -28,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="TEXT", help="general.name (default: the folder's name)")
     parser.add_argument("--license", metavar="SPDX", help="general.license, such as mit")
     parser.add_argument("--force", action="store_true", help="replace the output file if it exists")
-    add_json_option(parser)
+    options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
 
     name = args.name or args.model_dir.resolve().name
     output = args.output or Path(f"{name}-{args.type}.gguf")
-    options = ConvertOptions(args.type.upper(), args.down, name, args.license, args.force)
+    settings = ConvertOptions(args.type.upper(), args.down, name, args.license, args.force)
     start = time.perf_counter()
-    with bytes_progress("converting") as progress:
-        done = convert(args.model_dir, output, options, progress)
+    with progress("converting", in_bytes=True) as advance:
+        done = convert(args.model_dir, output, settings, advance)
     seconds = time.perf_counter() - start
     for note in done.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -49,11 +54,9 @@ def run(args: argparse.Namespace) -> int:
         f"tensors: {types}, down {done.down_layout}",
         file=sys.stderr,
     )
-    if args.json:
-        summary = {
-            "output": str(done.output), "bytes": done.nbytes, "architecture": done.architecture,
-            "activation": done.activation, "down_layout": done.down_layout, "type": args.type,
-            "tensor_types": done.types, "notes": done.notes, "seconds": round(seconds, 3),
-        }  # fmt: skip
-        print(json.dumps(summary))
-    return 0
+    summary = {
+        "output": str(done.output), "bytes": done.nbytes, "architecture": done.architecture,
+        "activation": done.activation, "down_layout": done.down_layout, "type": args.type,
+        "tensor_types": done.types, "notes": done.notes, "seconds": round(seconds, 3),
+    }  # fmt: skip
+    return options.end(args, summary)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,9 @@ _DOWN = re.compile(r"blk\.\d+\.ffn_(down|down_t|down_exps)\.weight")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", help="GGUF file (default: the built-in model)"
-    )
+        "file", nargs="?", type=options.file_path, metavar="FILE",
+        help="GGUF file (default: the built-in model)",
+    )  # fmt: skip
     parser.add_argument("--tensors", action="store_true", help="list the tensors as well")
     options.add_json_option(parser)
 
@@ -41,14 +40,20 @@ def run(args: argparse.Namespace) -> int:
     with open_gguf(path) as file:
         report = describe(file)
         tensors = list(file.tensors.values()) if args.tensors else []
-    if args.json:
-        if args.tensors:
-            report["tensor_list"] = [_tensor_entry(info) for info in tensors]
-        print(json.dumps(report, allow_nan=False))
-        return 0
-    for line in (*_lines(report), *_tensor_lines(tensors)):
-        print(line)
-    return 0
+    if not args.json:
+        print("\n".join([*_lines(report), *_tensor_lines(tensors)]))
+    elif args.tensors:
+        report["tensor_list"] = [
+            {
+                "name": t.name,
+                "shape": list(t.shape),
+                "type": t.type.name,
+                "offset": t.offset,
+                "bytes": t.nbytes,
+            }
+            for t in tensors
+        ]
+    return options.end(args, report)
 
 
 def describe(file: GGUFFile) -> dict[str, Any]:
@@ -85,9 +90,8 @@ def _types(infos: Iterable[TensorInfo]) -> list[dict[str, Any]]:
     """Totals by block type, the largest first."""
     totals: dict[str, dict[str, Any]] = {}
     for info in infos:
-        name = info.type.name
-        empty: dict[str, Any] = {"type": name, "tensors": 0, "parameters": 0, "bytes": 0}
-        entry = totals.setdefault(name, empty | {"supported": info.type.supported})
+        kind = {"type": info.type.name, "tensors": 0, "parameters": 0, "bytes": 0}
+        entry = totals.setdefault(info.type.name, kind | {"supported": info.type.supported})
         entry["tensors"] += 1
         entry["parameters"] += math.prod(info.shape)
         entry["bytes"] += info.nbytes
@@ -107,16 +111,14 @@ def _down_layout(file: GGUFFile) -> str | None:
 def _predictors(file: GGUFFile) -> dict[str, Any]:
     """PowerInfer's: how many layers have both factors, their ranks and size."""
     factors = {m.groups(): info for name, info in file.tensors.items() if (m := _PREDICTOR.fullmatch(name))}
-    layers = sorted({layer for layer, _ in factors if (layer, "1") in factors and (layer, "2") in factors})
-    ranks = sorted({factors[layer, "1"].shape[0] for layer in layers})
+    layers = [layer for layer, which in factors if which == "1" and (layer, "2") in factors]
+    threshold = _number(file.metadata.get("powerinfer.sparse_threshold", 0.0))
     return {
         "predictor_layers": len(layers),
-        "predictor_ranks": ranks,
+        "predictor_ranks": sorted({factors[layer, "1"].shape[0] for layer in layers}),
         "predictor_parameters": sum(math.prod(info.shape) for info in factors.values()),
         "predictor_bytes": sum(info.nbytes for info in factors.values()),
-        "predictor_threshold": _number(file.metadata.get("powerinfer.sparse_threshold", 0.0))
-        if layers
-        else None,
+        "predictor_threshold": threshold if layers else None,
     }
 
 
@@ -127,16 +129,6 @@ def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "tokenizer_pre": _text(metadata.get("tokenizer.ggml.pre")),
         "vocab": len(tokens) if isinstance(tokens, list) else None,
         "chat_template": "tokenizer.chat_template" in metadata,
-    }
-
-
-def _tensor_entry(info: TensorInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "shape": list(info.shape),
-        "type": info.type.name,
-        "offset": info.offset,
-        "bytes": info.nbytes,
     }
 
 
@@ -161,28 +153,28 @@ def _number(value: Any) -> int | float | None:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    container = f"{report['magic']} version {report['version']}"
-    if report["magic"] == "PWRI":
-        container += " (PowerInfer)"
-    lines = [
-        _line("file", _shortened(report["path"])),
-        _line("format", f"{container}, {_size(report['file_bytes'])}"),
-        _line("name", report["name"]),
-        _line("architecture", report["architecture"]),
-        _line("fingerprint", report["fingerprint"]),
-        _line("parameters", f"{_count(report['parameters'])} in {report['tensors']} tensors"),
-    ]
-    if report["tensors"] == 0:
-        lines[-1] = _line("parameters", "none: a vocabulary only")
+    room, path = _WIDTH - _LABEL, report["path"]
+    values = {
+        "file": path if len(path) <= room else f"...{path[3 - room :]}",
+        "format": f"{report['magic']} version {report['version']}"
+        f"{' (PowerInfer)' if report['magic'] == 'PWRI' else ''}, {_size(report['file_bytes'])}",
+        "name": report["name"],
+        "architecture": report["architecture"],
+        "fingerprint": report["fingerprint"],
+        "parameters": f"{options.scaled(report['parameters'])} in {report['tensors']} tensors"
+        if report["tensors"]
+        else "none: a vocabulary only",
+    }
     for name in ("layers", "context", "dim", "heads", "kv_heads", "neurons"):
-        lines.append(_line(name.replace("_", " "), _per_layer(report[name])))
-    lines += [_line("activation", report["activation"]), _line("down layout", report["down_layout"])]
-    lines += [_line("predictors", _predictor_text(report)), _line("tokenizer", _tokenizer_text(report))]
-    return [line for line in lines if line] + _type_lines(report["types"])
-
-
-def _line(label: str, value: Any) -> str:
-    return "" if value is None else f"{label:<{_LABEL}}{printable(str(value), _WIDTH - _LABEL)}"
+        values[name.replace("_", " ")] = _per_layer(report[name])
+    values |= {"activation": report["activation"], "down layout": report["down_layout"]}
+    values |= {"predictors": _predictor_text(report), "tokenizer": _tokenizer_text(report)}
+    lines = [
+        f"{label:<{_LABEL}}{printable(str(value), room)}"
+        for label, value in values.items()
+        if value is not None
+    ]
+    return lines + _type_lines(report["types"])
 
 
 def _type_lines(types: list[dict[str, Any]]) -> list[str]:
@@ -192,7 +184,7 @@ def _type_lines(types: list[dict[str, Any]]) -> list[str]:
     for entry in types:
         mark = "" if entry["supported"] else "  not supported"
         lines.append(
-            f"{entry['type']:<{_LABEL}}{entry['tensors']:>8}{_count(entry['parameters']):>12}"
+            f"{entry['type']:<{_LABEL}}{entry['tensors']:>8}{options.scaled(entry['parameters']):>12}"
             f"{_size(entry['bytes']):>12}{mark}"
         )
     if not all(entry["supported"] for entry in types):
@@ -211,13 +203,12 @@ def _tensor_lines(infos: list[TensorInfo]) -> list[str]:
 
 
 def _predictor_text(report: dict[str, Any]) -> str:
-    layers, ranks = report["predictor_layers"], report["predictor_ranks"]
-    if not layers:
+    ranks, threshold = report["predictor_ranks"], report["predictor_threshold"]
+    if not ranks:
         return "none"
     rank = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-    threshold = report["predictor_threshold"]
     return (
-        f"{layers} layers, rank {rank}, {_size(report['predictor_bytes'])}, "
+        f"{report['predictor_layers']} layers, rank {rank}, {_size(report['predictor_bytes'])}, "
         f"threshold {'not a number' if threshold is None else format(threshold, 'g')}"
     )
 
@@ -236,20 +227,5 @@ def _per_layer(value: Any) -> Any:
     return value[0] if min(value) == max(value) else f"{min(value)} to {max(value)}, by layer"
 
 
-def _shortened(path: str) -> str:
-    room = _WIDTH - _LABEL
-    return path if len(path) <= room else f"...{path[3 - room :]}"
-
-
-def _count(n: int) -> str:
-    for unit, scale in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if n >= scale:
-            return f"{n / scale:.2f} {unit}"
-    return str(n)
-
-
 def _size(n: int) -> str:
-    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if n >= scale:
-            return f"{n / scale:.2f} {unit}"
-    return f"{n} B"
+    return options.scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

@@ -1,15 +1,17 @@
-"""Flags that several verbs share, each defined once. Names follow llama.cpp's."""
+"""What several verbs share: flags, each defined once and named as in llama.cpp, and how they end."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotcold.commands.progress import bytes_progress
+from hotcold.commands.progress import progress
 
 if TYPE_CHECKING:
     from hotcold.engine.loading import LoadedModel
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 _LARGEST = 2**31 - 1
+_LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memory
 
 
 def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
@@ -28,7 +31,7 @@ def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
         except ValueError:
             value = low - 1
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+            raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number from {low} to {high}")
         return value
 
     return parse
@@ -41,13 +44,24 @@ def number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a finite number")
     return value
+
+
+def file_path(text: str) -> Path:
+    """A parser of paths; the empty one would silently mean this folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' is not a path: name a file")
+    return Path(text)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
-    group.add_argument("-m", "--model", type=Path, metavar="FILE", help="GGUF file (default: built in)")
+    group.add_argument("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: built in)")
     group.add_argument(
         "-t", "--threads", type=whole_number(1, 1024), metavar="N", help="default: the cores we may use"
     )
@@ -62,12 +76,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--backend", choices=("cpu", "reference"), default="cpu", help="reference is NumPy: slow, for checks"
     )
-
-
-def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue; - reads standard input")
-    group.add_argument("-f", "--file", type=Path, metavar="FILE", help="file with the text to continue")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -89,40 +97,34 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """Raises ValueError where a value is out of range."""
     from hotcold.engine.sampler import SamplingParams
 
-    seed: dict[str, Any] = {} if args.seed < 0 else {"seed": args.seed}
     return SamplingParams(
         temperature=args.temp, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
-        repeat_penalty=args.repeat_penalty, **seed,
+        repeat_penalty=args.repeat_penalty, seed=None if args.seed < 0 else args.seed,
     )  # fmt: skip
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 text file as it is.
+def read_text(path: Path | None) -> str:
+    """A UTF-8 text file as it is; None reads standard input.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not UTF-8.
+        ValueError: it is not UTF-8, or more than anyone means.
     """
+    name = "standard input" if path is None else str(path)
+    with sys.stdin.buffer if path is None else path.open("rb") as file:
+        data = file.read(_LONGEST_TEXT + 1)
+    if len(data) > _LONGEST_TEXT:
+        raise ValueError(f"{name} is longer than {_LONGEST_TEXT} bytes: use a part of it")
     try:
-        return path.read_bytes().decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        raise ValueError(f"{path} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
+        raise ValueError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
 
 
-def read_prompt(args: argparse.Namespace) -> str:
-    """The text of ``-p`` or ``-f``, or of standard input for ``-p -``; a file's last line feed is dropped."""
-    if args.file is not None:
-        return read_text(args.file).removesuffix("\n")
-    if args.prompt == "-":
-        try:
-            return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"standard input is not UTF-8 text: bad byte at {error.start}") from None
-    return args.prompt or ""
-
-
-def load_model(args: argparse.Namespace, *, context_limit: int | None = None) -> LoadedModel:
+def load_model(
+    args: argparse.Namespace, *, context_limit: int | None = None, sequences: int = 1
+) -> LoadedModel:
     """Loads the model that the flags name, with a progress bar, and prints its notes to stderr.
 
     ``context_limit`` lowers the default context; ``-c`` stands above it.
@@ -130,12 +132,51 @@ def load_model(args: argparse.Namespace, *, context_limit: int | None = None) ->
     from hotcold.engine.loading import LoadOptions, load
 
     options = LoadOptions(
-        sparsity=args.sparsity, threads=args.threads, context=args.ctx_size, backend=args.backend
-    )
+        sparsity=args.sparsity, threads=args.threads, context=args.ctx_size, backend=args.backend,
+        sequences=sequences,
+    )  # fmt: skip
     if context_limit is not None:
         options.default_context = context_limit
-    with bytes_progress("loading") as progress:
-        model = load(args.model, options, progress)
+    with progress("loading", in_bytes=True) as advance:
+        model = load(args.model, options, advance)
     for note in model.notes:
         print(f"note: {note}", file=sys.stderr)
     return model
+
+
+def facts(model: LoadedModel) -> dict[str, Any]:
+    """What figures depend on: the model, how it ran, and the machine."""
+    return {
+        "sparsity": model.sparsity,
+        "notes": model.notes,
+        "threads": model.threads,
+        "context": model.context,
+        "backend": model.backend.name,
+        "isa": getattr(model.backend, "isa", None),
+        "processor": _processor(),
+        "model": model.name,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def end(args: argparse.Namespace, report: dict[str, Any]) -> int:
+    """Prints the report where ``--json`` asks for it; the exit code."""
+    if args.json:
+        print(json.dumps(report, allow_nan=False))
+    return 0
+
+
+def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "B", "T")) -> str:
+    """``7.34 M``."""
+    power = 0
+    while n >= step and power < len(units) - 1:
+        n, power = n / step, power + 1
+    return f"{n:.2f} {units[power]}" if power else f"{n:g} {units[0]}".rstrip()

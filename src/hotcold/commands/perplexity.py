@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands import options
-from hotcold.commands.progress import count_progress
+from hotcold.commands.progress import progress
 
 if TYPE_CHECKING:
     from hotcold.engine.scoring import Divergence, Score, Scorer
@@ -19,7 +18,9 @@ _DEFAULT_CONTEXT = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--file", type=Path, required=True, metavar="TEXT", help="the text, UTF-8")
+    parser.add_argument(
+        "-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="the text, UTF-8"
+    )
     parser.add_argument(
         "--chunks", type=options.whole_number(1), metavar="N", help="score the first N windows (default: all)"
     )
@@ -50,13 +51,21 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     total, divergence = _score_all(scorer, base, windows)
     seconds = time.perf_counter() - start
-    report = _report(total, scorer, windows, seconds)
+    error = total.standard_error
+    report = {
+        "ppl": total.perplexity,
+        "ppl_se": error if math.isfinite(error) else None,
+        "nll": float(total.nll.mean()),
+        "tokens": len(total.nll),
+        "chunks": len(windows),
+        "active_share": scorer.figures.active_share,
+        "active_share_by_layer": scorer.figures.active_share_by_layer,
+        "tok_s": len(total.nll) / seconds,
+    } | options.facts(model)
     if base is not None and divergence is not None:
         report["compare"] = _comparison(divergence, base, args.seed)
     _print(report)
-    if args.json:
-        print(json.dumps(report))
-    return 0
+    return options.end(args, report)
 
 
 def _score_all(
@@ -66,38 +75,16 @@ def _score_all(
 
     from hotcold.engine.scoring import Score, compare, join, score
 
-    with count_progress("windows") as progress:
-        if base is None:
-            scores = []
-            for done, window in enumerate(windows, 1):
-                scores.append(score(scorer, window))
-                progress(done, len(windows))
-            return Score(np.concatenate(scores)), None
-        parts = []
+    scores, parts = [], []
+    with progress("windows") as advance:
         for done, window in enumerate(windows, 1):
-            parts.append(compare(scorer, base, window))
-            progress(done, len(windows))
-        divergence = join(parts)
-        return Score(divergence.nll), divergence
-
-
-def _report(total: Score, scorer: Scorer, windows: list[list[int]], seconds: float) -> dict[str, Any]:
-    model, figures = scorer.model, scorer.figures
-    return {
-        "ppl": total.perplexity,
-        "ppl_se": total.standard_error,
-        "nll": float(total.nll.mean()),
-        "tokens": len(total.nll),
-        "chunks": len(windows),
-        "context": model.context,
-        "active_share": figures.active_share,
-        "active_share_by_layer": figures.active_by_layer,
-        "tok_s": len(total.nll) / seconds,
-        "sparsity": model.sparsity,
-        "notes": model.notes,
-        "threads": model.threads,
-        "model": model.name,
-    }
+            if base is None:
+                scores.append(score(scorer, window))
+            else:
+                parts.append(compare(scorer, base, window))
+                scores.append(parts[-1].nll)
+            advance(done, len(windows))
+    return Score(np.concatenate(scores)), join(parts) if parts else None
 
 
 def _comparison(divergence: Divergence, base: Scorer, seed: int) -> dict[str, Any]:
@@ -118,8 +105,9 @@ def _comparison(divergence: Divergence, base: Scorer, seed: int) -> dict[str, An
 
 
 def _print(report: dict[str, Any]) -> None:
+    error = report["ppl_se"] or math.nan
     print(
-        f"perplexity {report['ppl']:.4f} +- {report['ppl_se']:.4f} over {report['tokens']} tokens "
+        f"perplexity {report['ppl']:.4f} +- {error:.4f} over {report['tokens']} tokens "
         f"(windows of {report['context']}: {report['chunks']}), sparsity {report['sparsity']}, "
         f"{report['tok_s']:.0f} tok/s"
     )

@@ -6,50 +6,22 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-#: Called with what is done and the total.
-Advance = Callable[[int, int], None]
-
-
-def _nothing(done: int, total: int) -> None:
-    pass
-
 
 @contextlib.contextmanager
-def bytes_progress(label: str) -> Iterator[Advance]:
-    """A bar for bytes, with their rate."""
-    with _bar(label, in_bytes=True) as advance:
-        yield advance
-
-
-@contextlib.contextmanager
-def count_progress(label: str) -> Iterator[Advance]:
-    """A bar for counted things, with the time that is left."""
-    with _bar(label, in_bytes=False) as advance:
-        yield advance
-
-
-@contextlib.contextmanager
-def _bar(label: str, *, in_bytes: bool) -> Iterator[Advance]:
+def progress(label: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar for counted things, or for bytes; the body calls what it gets with what is done and the total."""
     if not sys.stderr.isatty():
-        yield _nothing
+        yield lambda done, total: None
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
 
     amount = (
-        (DownloadColumn(), TransferSpeedColumn())
+        (rich.DownloadColumn(), rich.TransferSpeedColumn())
         if in_bytes
-        else (MofNCompleteColumn(), TimeRemainingColumn())
+        else (rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), *amount)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amount)
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from hotcold.engine.loading import LoadedModel
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import Sampler
-from hotcold.engine.scheduler import Scheduler, Step
+from hotcold.engine.scheduler import Scheduler
 from hotcold.kernels.backend import Floats
 
 
@@ -30,10 +30,6 @@ class Engine:
         self.sampler = Sampler(model.backend)
         self._logits: Floats = model.transformer.logits
         self._stop_ids = model.tokenizer.stop_ids
-
-    def check(self, request: Request) -> None:
-        """Raises the ValueError that :meth:`add` would."""
-        self.scheduler.check(request)
 
     def add(self, request: Request) -> None:
         """Queues a request; :meth:`step` starts it when a row and pages are free.
@@ -54,14 +50,18 @@ class Engine:
             was to do, or only a part of a prompt was read.
         """
         start = time.perf_counter()
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:
             return []
-        self.model.run()
+        self.model.run()  # from the batch to logits
         tokens = [self._sample(row, request) for row, request in enumerate(step.sampled)]
-        self.scheduler.advance(step)
+        self.scheduler.advance(step)  # from here on nothing can fail: an interrupted step is repeated
         accepted = [(r, self._accept(r, token)) for r, token in zip(step.sampled, tokens, strict=True)]
-        self._count_time(step, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        if step.prompts:
+            self.model.counters.prompt_s += seconds
+        else:
+            self.model.counters.decode_s += seconds
         return accepted
 
     def abort(self, request: Request) -> None:
@@ -78,7 +78,7 @@ class Engine:
 
     def _accept(self, request: Request, token: int) -> list[int]:
         """Appends the token, or ends the request; returns its new tokens."""
-        if not request.output and request.timings.first_token is None:
+        if request.timings.first_token is None:
             request.timings.first_token = time.perf_counter()
         if token in self._stop_ids:
             request.finish("stop")
@@ -91,9 +91,3 @@ class Engine:
             request.finish("length")
             self.scheduler.remove(request)
         return [token]
-
-    def _count_time(self, step: Step, seconds: float) -> None:
-        if step.prompts:
-            self.model.counters.prompt_s += seconds
-        else:
-            self.model.counters.decode_s += seconds

@@ -17,50 +17,29 @@ from hotcold.model.tokenizer import Tokenizer
 
 
 class GenerationOptions(TypedDict, total=False):
-    """What :meth:`LLM.generate` and :meth:`LLM.stream` take besides the prompt; all optional.
+    """What :meth:`LLM.generate` and :meth:`LLM.stream` take besides the prompt; all optional."""
 
-    Attributes:
-        max_tokens: the most tokens to generate (200).
-        ignore_eos: never choose a token that ends the text (False).
-        temperature: 0 is greedy (0.8).
-        top_k: keep the k likeliest tokens; 0 keeps all (40).
-        top_p: keep the likeliest tokens that together have this probability (0.95).
-        min_p: drop tokens less likely than this times the likeliest (0.05).
-        repeat_penalty: above 1 makes recent tokens less likely (1.0).
-        seed: 0 or more; the same seed gives the same text. None draws one.
-    """
-
-    max_tokens: int
-    ignore_eos: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    seed: int | None
+    max_tokens: int  #: the most tokens to generate (200)
+    ignore_eos: bool  #: never choose a token that ends the text (False)
+    temperature: float  #: 0 is greedy (0.8)
+    top_k: int  #: keep the k likeliest tokens; 0 keeps all (40)
+    top_p: float  #: keep the likeliest tokens that together have this probability (0.95)
+    min_p: float  #: drop tokens less likely than this times the likeliest (0.05)
+    repeat_penalty: float  #: above 1 makes recent tokens less likely (1.0)
+    seed: int | None  #: 0 or more; the same seed gives the same text. None draws one
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished continuation; ``str()`` gives its text.
+    """A finished continuation; ``str()`` gives its text."""
 
-    Attributes:
-        text: the continuation alone, without the prompt.
-        ids: its token ids, without the one that ended the text.
-        finish_reason: ``stop`` (the model ended it), ``length`` (``max_tokens`` or the end of the context) or
-            ``cancelled``.
-        context_full: whether the end of the context is what stopped it.
-        prompt_tokens: tokens of the prompt, BOS included.
-        seed: the seed that gives this text again.
-        timings: moments in seconds.
-    """
-
-    text: str
-    ids: tuple[int, ...]
+    text: str  #: the continuation alone, without the prompt
+    ids: tuple[int, ...]  #: its token ids, without the one that ended the text
+    #: ``stop`` (the model ended it), ``length`` (``max_tokens`` or the end of the context) or ``cancelled``.
     finish_reason: FinishReason
-    context_full: bool
-    prompt_tokens: int
-    seed: int
+    context_full: bool  #: whether the end of the context is what stopped it
+    prompt_tokens: int  #: BOS included
+    seed: int  #: gives this text again
     timings: Timings
 
     def __str__(self) -> str:
@@ -103,9 +82,7 @@ class LLM:
     Not for use from several threads at once.
 
     Raises:
-        ValueError: a file that is not a model, or an option that does not fit it.
-        OSError: the file cannot be read.
-        MemoryError: the model does not fit in the memory that is free.
+        ValueError: a file that is not a model, or an option that does not fit it or the machine.
     """
 
     def __init__(
@@ -148,7 +125,7 @@ class LLM:
             ValueError: the prompt does not fit in the context, or an option is out of range.
         """
         request = self.request(prompt, **options)
-        self.engine.check(request)  # now, not at the first piece
+        self.engine.scheduler.check(request)  # now, not at the first piece
         return self._pieces(request)
 
     @overload
@@ -167,9 +144,19 @@ class LLM:
         Raises:
             ValueError: a prompt does not fit in the context, or an option is out of range.
         """
-        if isinstance(prompt, str):
-            return self._generate([prompt], options)[0]
-        return self._generate(prompt, options)
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        requests = [self.request(each, **options) for each in prompts]
+        engine = self.engine
+        try:
+            for request in requests:
+                engine.add(request)
+            while not all(request.finished for request in requests):
+                engine.step()
+        finally:
+            for request in requests:
+                engine.abort(request)
+        done = [self._generation(request) for request in requests]
+        return done[0] if isinstance(prompt, str) else done
 
     def request(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Request:
         """A request for ``llm.engine``, for those who run its steps themselves."""
@@ -207,21 +194,6 @@ class LLM:
                 yield piece
         finally:
             engine.abort(request)
-
-    def _generate(self, prompts: Sequence[str], options: GenerationOptions) -> list[Generation]:
-        engine = self.engine
-        requests = [self.request(prompt, **options) for prompt in prompts]
-        added: list[Request] = []
-        try:
-            for request in requests:
-                engine.add(request)
-                added.append(request)
-            while not all(request.finished for request in requests):
-                engine.step()
-        finally:
-            for request in added:
-                engine.abort(request)
-        return [self._generation(request) for request in requests]
 
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,31 +12,27 @@ import numpy as np
 
 from hotcold.engine.memory import available_memory
 from hotcold.engine.statistics import Counters, Footprint
-from hotcold.formats.gguf import open_gguf
+from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import (
     MAX_DECODE_ROWS,
     PAGE,
     SPARSE_ACTIVATIONS,
-    Backend,
     BatchLimits,
+    Buffer,
     FFNStats,
-    Matrix,
-    Norm,
     PredictorWeights,
 )
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import FFN, DenseFFN, Transformer
-from hotcold.model.weights import LayerWeights, Weights, check_tensors, load_weights
+from hotcold.model.weights import Progress, check_tensors, load_weights
 from hotcold.sparse.hybrid_ffn import hybrid_ffns
 from hotcold.sparse.predictor import check_predictors, load_predictors, predictor_names
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
-
-#: Called with the bytes read so far and in all.
-Progress = Callable[[int, int], None]
+_DENSE_DOWN = "ffn_down lies by output in blocks along the neurons, and runs dense until panels are built"
 
 
 class LoadError(ValueError):
@@ -45,25 +41,15 @@ class LoadError(ValueError):
 
 @dataclass
 class LoadOptions:
-    """How to load a model.
+    """How to load a model."""
 
-    Attributes:
-        sparsity: ``auto``, ``exact``, ``predicted`` or ``off``.
-        threads: None takes what affinity and cgroup quota allow.
-        context: positions of each sequence; None is the model's own, ``default_context`` at most.
-        default_context: see ``context``.
-        backend: ``cpu`` or ``reference``.
-        sequences: how many can run at the same time; each has ``context`` positions of KV cache.
-        chunk: the most prompt rows of one step.
-    """
-
-    sparsity: str = "auto"
-    threads: int | None = None
-    context: int | None = None
+    sparsity: str = "auto"  #: one of :data:`SPARSITY_MODES`
+    threads: int | None = None  #: None takes what affinity and cgroup quota allow
+    context: int | None = None  #: positions of a sequence; None: the model's, ``default_context`` at most
     default_context: int = 4096
-    backend: str = "cpu"
-    sequences: int = 1
-    chunk: int = 128
+    backend: str = "cpu"  #: or ``reference``
+    sequences: int = 1  #: how many run at the same time; each has ``context`` positions of KV cache
+    chunk: int = 128  #: the most prompt rows of one step
 
     def __post_init__(self) -> None:
         if self.sparsity not in SPARSITY_MODES:
@@ -73,26 +59,6 @@ class LoadOptions:
                 raise LoadError(f"{name} is {getattr(self, name)}: at least 1 is needed")
 
 
-@dataclass(frozen=True)
-class ModelParts:
-    """What was read from a file; models that differ only in sparsity share it."""
-
-    name: str
-    config: Config
-    tokenizer: Tokenizer
-    backend: Backend
-    weights: Weights
-    predictor_params: int  #: weights of the file's predictors; 0 where it has none
-    predictors: Sequence[PredictorWeights] | None  #: loaded in mode ``predicted`` only
-    context: int
-    sequences: int
-    chunk: int
-
-    @property
-    def down_by_neuron(self) -> bool:
-        return all(layer.down_layout == "by_neuron" for layer in self.weights.layers)
-
-
 class LoadedModel:
     """A model in one sparsity mode, ready to run the steps that its batch describes.
 
@@ -100,36 +66,40 @@ class LoadedModel:
         name: the file's, without its suffix.
         config, tokenizer, backend: of the model.
         transformer: its ``batch`` is filled by the caller, its ``logits`` read.
-        cache: pages of K and V for ``sequences`` sequences of ``context`` positions.
+        cache: pages of K and V for as many sequences of ``context`` positions as were asked for.
         sparsity: the mode in force: ``exact``, ``predicted`` or ``off``.
         notes: what ``auto`` chose and why, and whatever runs a slower way; a line each.
-        context: positions of one sequence.
         chunk: the most prompt rows of one step.
         threads: of the backend; None where it has no pool.
         footprint: what a decode step reads.
         counters: what the steps so far did.
     """
 
-    def __init__(self, parts: ModelParts, sparsity: str, notes: list[str]) -> None:
-        self._parts = parts
-        self.name = parts.name
-        self.config = parts.config
-        self.tokenizer = parts.tokenizer
-        self.backend = parts.backend
-        self.context = parts.context
-        self.chunk = parts.chunk
-        self.threads: int | None = getattr(parts.backend, "threads", None)
-        self.sparsity = sparsity
-        self.notes = notes
-        self.counters = Counters(np.zeros((parts.config.layers, 4), np.int64))
-        self.footprint = footprint(parts, sparsity)
-        self.cache = KVCache(parts.backend, parts.config, parts.sequences * -(-parts.context // PAGE))
-        self.transformer = Transformer(
-            parts.config, parts.weights, parts.backend, self._ffns(), batch_limits(parts), self.cache
+    def __init__(self, file: GGUFFile, options: LoadOptions, progress: Progress | None = None) -> None:
+        factors = predictor_names(file)
+        self._path = file.path
+        self._predictor_params = sum(math.prod(file.tensors[name].shape) for name in factors)
+        self._predictors: list[PredictorWeights] | None = None
+        self.name = file.path.stem
+        self.config = config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        weight_bytes = check_tensors(file, config, factors)
+        self._check_mode(options.sparsity)
+        if options.sparsity == "predicted":
+            weight_bytes += check_predictors(file, config)
+        self.context = resolve_context(options, config)
+        self.chunk = min(options.chunk, self.context)
+        self._limits = BatchLimits(
+            tokens=MAX_DECODE_ROWS + self.chunk,
+            sequences=options.sequences,
+            pages_per_sequence=-(-self.context // PAGE),
+            logits=max(MAX_DECODE_ROWS, options.sequences),
         )
-        # What a dense step of one token reads, [layers, 4]; the other modes' FFNs count for themselves.
-        columns = (1, int(parts.config.gated), 1, 1)
-        self._dense_rows = np.outer(parts.config.neurons, columns) if sparsity == "off" else None
+        self.tokenizer = Tokenizer.from_metadata(file.metadata)
+        check_memory(weight_bytes, config, self._limits)
+        self.backend = open_backend(options.backend, options.threads)
+        self.threads: int | None = getattr(self.backend, "threads", None)
+        self._weights = load_weights(file, config, self.backend, progress, factors)
+        self._enter(options.sparsity)
 
     def run(self) -> None:
         """Runs the step that the batch describes, and counts it."""
@@ -158,24 +128,86 @@ class LoadedModel:
         Raises:
             LoadError: the model cannot run in that mode.
         """
-        check_sparsity(sparsity, self.config, self._parts.predictors is not None)
-        mode, notes = choose_sparsity(sparsity, self._parts)
-        return LoadedModel(self._parts, mode, notes)
+        self._check_mode(sparsity)
+        other = copy.copy(self)
+        other._enter(sparsity)
+        return other
+
+    def _check_mode(self, requested: str) -> None:
+        if requested not in ("exact", "predicted"):
+            return
+        if (activation := self.config.activation) not in SPARSE_ACTIVATIONS:
+            raise LoadError(
+                f"--sparsity {requested}: activation {activation} gives no zeros, so no neuron can be left out: "
+                "use off or auto"
+            )
+        if requested == "predicted" and not self._predictor_params:
+            raise LoadError(
+                "--sparsity predicted: the file has no predictor (blk.N.fc1, blk.N.fc2): use exact, which is "
+                "lossless and needs none, or a PowerInfer file with predictors"
+            )
+
+    def _enter(self, requested: str) -> None:
+        """Makes all that belongs to one sparsity mode."""
+        self.sparsity, self.notes = self._mode(requested)
+        if self.sparsity == "predicted" and self._predictors is None:
+            with open_gguf(self._path) as file:
+                self._predictors = load_predictors(file, self.config, self.backend)
+        self.counters = Counters(np.zeros((self.config.layers, 4), np.int64))
+        self.footprint = self._footprint()
+        pages = self._limits.sequences * self._limits.pages_per_sequence
+        self.cache = KVCache(self.backend, self.config, pages)
+        self.transformer = Transformer(
+            self.config, self._weights, self.backend, self._ffns(), self._limits, self.cache
+        )
+        # What a dense step of one token reads, [layers, 4]; the other modes' FFNs count for themselves.
+        columns = (1, int(self.config.gated), 1, 1)
+        self._dense_rows = np.outer(self.config.neurons, columns) if self.sparsity == "off" else None
+
+    def _mode(self, requested: str) -> tuple[str, list[str]]:
+        """The mode in force, and notes that say what was chosen and what runs a slower way."""
+        activation = self.config.activation
+        by_neuron = all(layer.down_layout == "by_neuron" for layer in self._weights.layers)
+        if requested != "auto":
+            return requested, [] if requested == "off" or by_neuron else [_DENSE_DOWN]
+        if activation not in SPARSE_ACTIVATIONS:
+            return "off", [f"sparsity auto is off: activation {activation} gives no zeros"]
+        if not by_neuron:
+            return "off", [f"sparsity auto is off: {_DENSE_DOWN}"]
+        note = "sparsity auto is exact: --sparsity predicted uses the predictor"
+        return "exact", [note] if self._predictor_params else []
 
     def _ffns(self) -> list[FFN]:
-        parts, backend = self._parts, self._parts.backend
+        weights = [layer.ffn for layer in self._weights.layers]
         if self.sparsity == "off":
-            return [DenseFFN(backend, layer.ffn) for layer in parts.weights.layers]
-        ffns = hybrid_ffns(
-            backend,
-            [layer.ffn for layer in parts.weights.layers],
-            rows=batch_limits(parts).tokens,
-            skip=True,
-            predictors=parts.predictors if self.sparsity == "predicted" else None,
-        )
+            return [DenseFFN(self.backend, layer) for layer in weights]
+        predictors = self._predictors if self.sparsity == "predicted" else None
+        ffns = hybrid_ffns(self.backend, weights, self._limits.tokens, skip=True, predictors=predictors)
         for ffn, counts in zip(ffns, self.counters.rows, strict=True):
             ffn.stats = FFNStats(counts)  # a view: one array counts for all layers
         return [*ffns]
+
+    def _footprint(self) -> Footprint:
+        weights, config = self._weights, self.config
+        read: list[Buffer] = [weights.head]  # matrices and vectors, each read whole by every step
+        norms = [weights.norm]
+        for layer in weights.layers:
+            read += (layer.q, layer.k, layer.v, layer.o)
+            norms += filter(None, (layer.attn_norm, layer.ffn_norm, layer.q_norm, layer.k_norm))
+        read += (vector for norm in norms for vector in (norm.weight, norm.bias) if vector is not None)
+        predictors = self._predictors if self.sparsity == "predicted" else None
+        row_bytes = (layer.ffn.row_bytes for layer in weights.layers)
+        return Footprint(
+            step_bytes=sum(each.nbytes for each in (*read, *(predictors or ()))),
+            step_params=sum(math.prod(each.shape) for each in read)
+            + (self._predictor_params if predictors else 0),
+            token_bytes=weights.embedding.nbytes // config.vocab,
+            neurons=config.neurons,
+            dim=config.dim,
+            # As in FFNStats: without a gate the up rows count as gate rows.
+            row_bytes=tuple((gate, up, down) if gate else (up, 0, down) for gate, up, down in row_bytes),
+            kv_bytes=KVCache.page_bytes(config) // PAGE,
+        )
 
 
 def load(path: Path | None, options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
@@ -195,31 +227,7 @@ def load(path: Path | None, options: LoadOptions, progress: Progress | None = No
 
         path = model_path()
     with open_gguf(path) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        others = predictor_names(file)
-        weight_bytes = check_tensors(file, config, others)
-        check_sparsity(options.sparsity, config, bool(others))
-        predicted = bool(others) and options.sparsity == "predicted"
-        context = resolve_context(options, config)
-        tokenizer = Tokenizer.from_metadata(file.metadata)
-        weight_bytes += check_predictors(file, config) if predicted else 0
-        check_memory(weight_bytes, config, context, options)
-        backend = open_backend(options.backend, options.threads)
-        weights = load_weights(file, config, backend, progress, others)
-        predictors = load_predictors(file, config, backend) if predicted else None
-    parts = ModelParts(
-        name=path.stem,
-        config=config,
-        tokenizer=tokenizer,
-        backend=backend,
-        weights=weights,
-        predictor_params=sum(math.prod(file.tensors[name].shape) for name in others),
-        predictors=predictors,
-        context=context,
-        sequences=options.sequences,
-        chunk=min(options.chunk, context),
-    )
-    return LoadedModel(parts, *choose_sparsity(options.sparsity, parts))
+        return LoadedModel(file, options, progress)
 
 
 def resolve_context(options: LoadOptions, config: Config) -> int:
@@ -233,103 +241,19 @@ def resolve_context(options: LoadOptions, config: Config) -> int:
     return options.context
 
 
-def check_memory(weight_bytes: int, config: Config, context: int, options: LoadOptions) -> None:
+def check_memory(weight_bytes: int, config: Config, limits: BatchLimits) -> None:
     """Raises LoadError when weights, KV cache and buffers are more than this process may still take."""
-    cache_bytes = options.sequences * -(-context // PAGE) * KVCache.page_bytes(config)
+    pages = limits.sequences * limits.pages_per_sequence
+    cache_bytes = pages * KVCache.page_bytes(config)
     row_bytes = 4 * (4 * config.dim + 2 * (config.heads + config.kv_heads) * config.head_dim)
-    buffers = (options.chunk + MAX_DECODE_ROWS) * row_bytes + MAX_DECODE_ROWS * 4 * config.vocab
-    need = weight_bytes + cache_bytes + buffers
+    buffers = limits.tokens * row_bytes + limits.logits * 4 * config.vocab
     free = available_memory()
-    if free is not None and need > free:
+    if free is not None and weight_bytes + cache_bytes + buffers > free:
         hint = "use a smaller or more quantised model"
         if weight_bytes + buffers < free:
             hint = "use a smaller context (-c)"
         raise LoadError(
-            f"not enough memory: the model needs {weight_bytes / 2**30:.2f} GiB, its KV cache of {context} "
-            f"positions {cache_bytes / 2**30:.2f} GiB, but {free / 2**30:.2f} GiB are available: {hint}"
+            f"not enough memory: the model needs {weight_bytes / 2**30:.2f} GiB, its KV cache of "
+            f"{pages * PAGE} positions {cache_bytes / 2**30:.2f} GiB, but {free / 2**30:.2f} GiB are "
+            f"available: {hint}"
         )
-
-
-def check_sparsity(requested: str, config: Config, predictor: bool) -> None:
-    """Raises LoadError when a model cannot run in the mode asked for."""
-    if requested in ("exact", "predicted") and config.activation not in SPARSE_ACTIVATIONS:
-        raise LoadError(
-            f"--sparsity {requested}: activation {config.activation} gives no zeros, so no neuron can be "
-            "left out: use off or auto"
-        )
-    if requested == "predicted" and not predictor:
-        raise LoadError(
-            "--sparsity predicted: the file has no predictor (blk.N.fc1, blk.N.fc2): use exact, which is "
-            "lossless and needs none, or a PowerInfer file with predictors"
-        )
-
-
-def choose_sparsity(requested: str, parts: ModelParts) -> tuple[str, list[str]]:
-    """The mode in force, and notes that say what was chosen and what runs a slower way."""
-    activation = parts.config.activation
-    notes = []
-    mode = requested
-    if requested == "auto":
-        if activation not in SPARSE_ACTIVATIONS:
-            mode = "off"
-            notes.append(f"sparsity auto is off: activation {activation} gives no zeros")
-        elif not parts.down_by_neuron:
-            mode = "off"
-            notes.append("sparsity auto is off: " + _dense_down(parts))
-        else:
-            mode = "exact"
-            if parts.predictor_params:
-                notes.append("sparsity auto is exact: --sparsity predicted uses the predictor")
-    elif requested != "off" and not parts.down_by_neuron:
-        notes.append(_dense_down(parts))
-    return mode, notes
-
-
-def _dense_down(parts: ModelParts) -> str:
-    return "ffn_down lies by output in blocks along the neurons, and runs dense until panels are built"
-
-
-def batch_limits(parts: ModelParts) -> BatchLimits:
-    """Room for every decode row and one prompt chunk; logits for 16 rows, or one of each sequence."""
-    return BatchLimits(
-        tokens=MAX_DECODE_ROWS + parts.chunk,
-        sequences=parts.sequences,
-        pages_per_sequence=-(-parts.context // PAGE),
-        logits=max(MAX_DECODE_ROWS, parts.sequences),
-    )
-
-
-def footprint(parts: ModelParts, sparsity: str) -> Footprint:
-    """What a decode step reads besides the neurons' rows."""
-    config, weights = parts.config, parts.weights
-    matrices: list[Matrix] = [weights.head]
-    norms: list[Norm | None] = [weights.norm]
-    for layer in weights.layers:
-        matrices += (layer.q, layer.k, layer.v, layer.o)
-        norms += (layer.attn_norm, layer.ffn_norm, layer.q_norm, layer.k_norm)
-    params = sum(m.shape[0] * m.shape[1] for m in matrices)
-    nbytes = sum(m.nbytes for m in matrices)
-    for norm in norms:
-        for vector in (norm.weight, norm.bias) if norm else ():
-            if vector is not None:
-                params += vector.size
-                nbytes += vector.nbytes
-    if sparsity == "predicted":
-        nbytes += sum(predictor.nbytes for predictor in parts.predictors or ())
-        params += parts.predictor_params
-    return Footprint(
-        step_bytes=nbytes,
-        step_params=params,
-        token_bytes=weights.embedding.nbytes // config.vocab,
-        token_params=config.dim,
-        neurons=config.neurons,
-        dim=config.dim,
-        row_bytes=tuple(_row_bytes(layer) for layer in weights.layers),
-        kv_bytes=KVCache.page_bytes(config) // PAGE,
-    )
-
-
-def _row_bytes(layer: LayerWeights) -> tuple[int, int, int]:
-    """As in :class:`~hotcold.kernels.backend.FFNStats`: without a gate the up rows count as gate rows."""
-    gate, up, down = layer.ffn.row_bytes
-    return (gate, up, down) if gate else (up, 0, down)

@@ -26,48 +26,24 @@ class Timings:
         """Time to first token, from the moment the request was added (so waiting counts)."""
         return None if self.added is None or self.first_token is None else self.first_token - self.added
 
-    @property
-    def prompt_s(self) -> float | None:
-        """Time that the prompt took, up to the first token."""
-        return None if self.started is None or self.first_token is None else self.first_token - self.started
-
-    @property
-    def generation_s(self) -> float | None:
-        """Time from the first token to the end."""
-        if self.first_token is None or self.finished is None:
-            return None
-        return self.finished - self.first_token
-
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A prompt, how to continue it, and the tokens so far.
+    """A prompt, how to continue it, and the tokens so far."""
 
-    Attributes:
-        prompt: token ids, at least one.
-        params: how tokens are chosen.
-        max_tokens: the most tokens to generate, 1 or more.
-        ignore_eos: never choose a token that would end the text.
-        output: ids generated so far; a token that ends the text is not among them.
-        finish_reason: ``stop`` (the model ended the text), ``length`` (``max_tokens`` or the end of the
-            context) or ``cancelled``; None while it runs.
-        context_full: whether it was the end of the context that stopped it.
-        computed: positions whose K and V are in the cache.
-        pages: pages of the cache that it owns, in order of position.
-        row: its row in the batch's page table; -1 while it waits.
-    """
-
-    prompt: Sequence[int]
+    prompt: Sequence[int]  #: token ids, at least one
     params: SamplingParams = field(default_factory=SamplingParams)
-    max_tokens: int = 200
-    ignore_eos: bool = False
-    output: list[int] = field(default_factory=list)
+    max_tokens: int = 200  #: the most tokens to generate, 1 or more
+    ignore_eos: bool = False  #: never choose a token that would end the text
+    output: list[int] = field(default_factory=list)  #: so far, without a token that ends the text
+    #: ``stop`` (the model ended the text), ``length`` (``max_tokens`` or the end of the context) or
+    #: ``cancelled``; None while it runs.
     finish_reason: FinishReason | None = None
-    context_full: bool = False
+    context_full: bool = False  #: whether it was the end of the context that stopped it
     timings: Timings = field(default_factory=Timings)
-    computed: int = 0
-    pages: list[int] = field(default_factory=list)
-    row: int = -1
+    computed: int = 0  #: positions whose K and V are in the cache
+    pages: list[int] = field(default_factory=list)  #: of the cache that it owns, in order of position
+    row: int = -1  #: its row in the batch's page table; -1 while it waits
 
     def __post_init__(self) -> None:
         if not len(self.prompt):

@@ -12,12 +12,12 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.kernels.backend import Buffer, Floats, Ints
+from hotcold.kernels.backend import Backend, Floats, Ints
 
 MAX_CANDIDATES = 1000  #: the most tokens that are drawn from; those beyond have next to no probability
 
@@ -72,22 +72,10 @@ class SamplingParams:
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
 
-class Ranking(Protocol):
-    """The part of a :class:`~hotcold.kernels.backend.Backend` that sampling uses."""
-
-    def top_k(
-        self,
-        logits: Buffer,
-        k: int,
-        bias: Floats | None = None,
-        allowed: npt.NDArray[np.uint64] | None = None,
-    ) -> tuple[Ints, Floats]: ...
-
-
 class Sampler:
     """Chooses tokens for any number of requests and remembers nothing of them. Not thread-safe."""
 
-    def __init__(self, backend: Ranking) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._bias: Floats = np.zeros(0, np.float32)  # [V]; all zeros between calls
 
@@ -112,42 +100,37 @@ class Sampler:
             ValueError: logits that are not numbers, a logit bias outside the vocabulary, or nothing allowed.
         """
         adjusted = self._adjustments(logits, params, recent)
-        if params.temperature == 0:
-            return self._greedy(logits, adjusted, allowed)
-        if params.seed is None:
+        greedy = params.temperature == 0
+        if params.seed is None and not greedy:
             raise ValueError("the seed is None: draw one with SamplingParams.with_seed()")
-        best = float(logits.max())  # NaN if there is one
-        if not best < math.inf:
-            raise _bad_logits(best)
-        k = min(params.top_k or MAX_CANDIDATES, len(logits))
-        ids, values = self._ranked(logits, k, adjusted, allowed)
-        return int(ids[draw(values, params, random_uniform(params.seed, position))])
-
-    def _greedy(
-        self, logits: Floats, adjusted: dict[int, float], allowed: npt.NDArray[np.uint64] | None
-    ) -> int:
         first = int(logits.argmax())  # the lowest id on a tie; NaN counts as the largest
         best = float(logits[first])
         if not best < math.inf:
-            raise _bad_logits(best)
-        if not adjusted and allowed is None and best > -math.inf:
+            raise ValueError(
+                f"the model's logits contain {best}: only finite numbers are usable, so its file is damaged"
+            )
+        if greedy and not adjusted and allowed is None and best > -math.inf:
             return first
-        return int(self._ranked(logits, 1, adjusted, allowed)[0][0])
+        k = 1 if greedy else min(params.top_k or MAX_CANDIDATES, len(logits))
+        ids, values = self._ranked(logits, k, adjusted, allowed)
+        if greedy or params.seed is None:
+            return int(ids[0])
+        return int(ids[draw(values, params, random_uniform(params.seed, position))])
 
     def _ranked(
         self, logits: Floats, k: int, adjusted: dict[int, float], allowed: npt.NDArray[np.uint64] | None
     ) -> tuple[Ints, Floats]:
-        if not adjusted:
-            ids, values = self._backend.top_k(logits, k, None, allowed)
-        else:
+        bias = None
+        if adjusted:
             if len(self._bias) != len(logits):
                 self._bias = np.zeros(len(logits), np.float32)
-            changed = list(adjusted)
-            self._bias[changed] = list(adjusted.values())
-            try:
-                ids, values = self._backend.top_k(logits, k, self._bias, allowed)
-            finally:
-                self._bias[changed] = 0
+            bias = self._bias
+            bias[list(adjusted)] = list(adjusted.values())
+        try:
+            ids, values = self._backend.top_k(logits, k, bias, allowed)
+        finally:
+            if bias is not None:
+                bias[list(adjusted)] = 0
         if not len(ids) or values[0] == -math.inf:
             raise ValueError("no token may be chosen: the logits, their bias or the mask forbid every one")
         return ids, values
@@ -214,18 +197,9 @@ def splitmix64(seed: int, index: int) -> int:
     return z ^ (z >> 31)
 
 
-def _bad_logits(value: float) -> ValueError:
-    return ValueError(
-        f"the model's logits contain {value}: only finite numbers are usable, so its file is damaged"
-    )
-
-
 def _check_number(name: str, value: Any, low: float, high: float, hint: str) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, np.floating))
-        or not low <= value <= high
-    ):
+    number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
+    if not number or not low <= value <= high:
         raise ValueError(f"{name} is {value!r:.40}: allowed are {low:g} to {high:g} ({hint})")
 
 

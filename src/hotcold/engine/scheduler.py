@@ -9,39 +9,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from hotcold.engine.request import Request
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch
+from hotcold.model.kv_cache import KVCache
 
 
-class Pages(Protocol):
-    """What the scheduler needs of a :class:`~hotcold.model.kv_cache.KVCache`."""
-
-    @property
-    def free_pages(self) -> int: ...
-    def allocate(self, n: int) -> list[int]: ...
-    def release(self, pages: list[int]) -> None: ...
-
-
-@dataclass
+@dataclass(slots=True)
 class Step:
     """The rows of one step: which request owns how many, and whose next token its logits choose."""
 
     decode: list[Request] = field(default_factory=list)  #: one row each
     prompts: list[tuple[Request, int]] = field(default_factory=list)  #: and how many rows
     sampled: list[Request] = field(default_factory=list)  #: in the order of the logits rows
-
-    def clear(self) -> None:
-        self.decode.clear()
-        self.prompts.clear()
-        self.sampled.clear()
-
-    @property
-    def prompt_rows(self) -> int:
-        return sum(rows for _, rows in self.prompts)
 
 
 class Scheduler:
@@ -54,7 +36,7 @@ class Scheduler:
         chunk: the most prompt rows of one step.
     """
 
-    def __init__(self, batch: Batch, cache: Pages, *, context: int, chunk: int) -> None:
+    def __init__(self, batch: Batch, cache: KVCache, *, context: int, chunk: int) -> None:
         limits = batch.limits
         if not 1 <= chunk <= limits.tokens:
             raise ValueError(f"prompt chunk of {chunk} rows: a step holds 1 to {limits.tokens}")
@@ -65,7 +47,6 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.total_pages = cache.free_pages
-        self._step = Step()
         self._free_rows = list(range(limits.sequences - 1, -1, -1))
         self._steps_of_one = np.arange(chunk, dtype=np.int32)
 
@@ -100,21 +81,22 @@ class Scheduler:
         """Fills the batch with the next step's rows. Nothing advances until :meth:`advance`."""
         if self.waiting:
             self._admit()
-        step, batch = self._step, self.batch
-        step.clear()
-        row = 0
+        step, batch = Step(), self.batch
         for request in self.running:
-            if request.decoding and row < MAX_DECODE_ROWS:
-                self._put_decode_row(row, request)
+            if request.decoding and (row := len(step.decode)) < MAX_DECODE_ROWS:
+                position = request.computed
+                batch.tokens[row] = request.output[-1]
+                batch.positions[row] = position
+                batch.sequence[row] = request.row
+                batch.slots[row] = request.pages[position // PAGE] * PAGE + position % PAGE
+                batch.lengths[request.row] = position + 1
+                batch.logits_rows[row] = row
                 step.decode.append(request)
-                row += 1
-        n_decode = row
-        if len(step.decode) < len(self.running):
-            row = self._put_prompts(row, step)
-        counts = batch.counts
-        counts[0] = row
-        counts[1] = n_decode
-        counts[2] = len(step.sampled)
+        step.sampled += step.decode
+        rows = n_decode = len(step.decode)
+        if n_decode < len(self.running):
+            rows = self._put_prompts(n_decode, step)
+        batch.counts[0], batch.counts[1], batch.counts[2] = rows, n_decode, len(step.sampled)
         return step
 
     def advance(self, step: Step) -> None:
@@ -144,16 +126,6 @@ class Scheduler:
             # Rows are numbered from 0 and reused; the count only has to cover the highest one.
             self.batch.counts[3] = max(int(self.batch.counts[3]), request.row + 1)
             self.running.append(request)
-
-    def _put_decode_row(self, row: int, request: Request) -> None:
-        batch, position = self.batch, request.computed
-        batch.tokens[row] = request.output[-1]
-        batch.positions[row] = position
-        batch.sequence[row] = request.row
-        batch.slots[row] = request.pages[position // PAGE] * PAGE + position % PAGE
-        batch.lengths[request.row] = position + 1
-        batch.logits_rows[row] = row
-        self._step.sampled.append(request)
 
     def _put_prompts(self, row: int, step: Step) -> int:
         """Adds prompt rows of as many requests as fit; returns the number of rows of the step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +46,6 @@ class Scorer:
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
-        self.rows = min(MAX_DECODE_ROWS, model.transformer.batch.limits.logits)
-        self._tokens = 0
         self._before = model.counters.copy()
 
     def logits(self, window: Sequence[int]) -> Iterator[Floats]:
@@ -59,12 +58,23 @@ class Scorer:
         """
         if len(window) > self.model.context:
             raise ValueError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
+        batch = self.model.transformer.batch
         pages = self.model.cache.allocate(-(-len(window) // PAGE))
         try:
-            self.model.transformer.batch.pages[0, : len(pages)] = pages
+            batch.pages[0, : len(pages)] = pages
             slots = np.add.outer(np.multiply(pages, PAGE), np.arange(PAGE)).ravel()
-            for start in range(0, len(window) - 1, self.rows):
-                yield self._run(window, slots, start, min(start + self.rows, len(window) - 1))
+            for start in range(0, len(window) - 1, MAX_DECODE_ROWS):
+                stop = min(start + MAX_DECODE_ROWS, len(window) - 1)
+                rows = stop - start
+                batch.tokens[:rows] = window[start:stop]
+                batch.positions[:rows] = np.arange(start, stop)
+                batch.sequence[:rows] = 0
+                batch.slots[:rows] = slots[start:stop]
+                batch.lengths[0] = stop
+                batch.logits_rows[:rows] = np.arange(rows)
+                batch.counts[:] = (rows, rows, rows, 1)
+                self.model.run()
+                yield np.asarray(self.model.transformer.logits)[:rows]
         finally:
             self.model.cache.release(pages)
 
@@ -72,20 +82,6 @@ class Scorer:
     def figures(self) -> Figures:
         """What the decode rows so far cost; times are not measured here."""
         return Figures.of(self.model.counters.since(self._before), self.model.footprint)
-
-    def _run(self, window: Sequence[int], slots: npt.NDArray[np.int64], start: int, stop: int) -> Floats:
-        transformer, rows = self.model.transformer, stop - start
-        batch = transformer.batch
-        batch.tokens[:rows] = window[start:stop]
-        batch.positions[:rows] = np.arange(start, stop)
-        batch.sequence[:rows] = 0
-        batch.slots[:rows] = slots[start:stop]
-        batch.lengths[0] = stop
-        batch.logits_rows[:rows] = np.arange(rows)
-        batch.counts[:] = (rows, rows, rows, 1)
-        self.model.run()
-        logits: Floats = np.asarray(transformer.logits)[:rows]
-        return logits
 
 
 @dataclass
@@ -106,20 +102,13 @@ class Score:
         return self.perplexity * float(self.nll.std(ddof=1)) / float(np.sqrt(len(self.nll)))
 
 
-@dataclass
-class Divergence:
-    """How far one mode's distributions are from another's, token by token, all ``[tokens]``.
+class Divergence(NamedTuple):
+    """How far one mode's distributions are from another's, token by token, all ``[tokens]``."""
 
-    Attributes:
-        kl: Kullback-Leibler divergence of the mode from the base, nats.
-        same_top: whether both give the same token the highest probability.
-        nll, base_nll: surprise of the text's token under the mode and under the base, nats.
-    """
-
-    kl: Doubles
-    same_top: npt.NDArray[np.bool_]
-    nll: Doubles
-    base_nll: Doubles
+    kl: Doubles  #: Kullback-Leibler divergence of the mode from the base, nats
+    same_top: npt.NDArray[np.bool_]  #: whether both give the same token the highest probability
+    nll: Doubles  #: surprise of the text's token under the mode, nats
+    base_nll: Doubles  #: and under the base
 
     @property
     def perplexity_ratio(self) -> float:
@@ -146,40 +135,35 @@ def log_softmax(logits: npt.NDArray[np.floating]) -> Doubles:
 
 def score(scorer: Scorer, window: Sequence[int]) -> Doubles:
     """Surprise of every token of a window but the first, ``[len(window) - 1]`` nats."""
-    return np.concatenate([_surprise(log_softmax(logits), window, at) for at, logits in _at(scorer, window)])
+    return np.concatenate(
+        [_surprise(log_softmax(logits), targets) for targets, logits in _steps(scorer, window)]
+    )
 
 
 def compare(scorer: Scorer, base: Scorer, window: Sequence[int]) -> Divergence:
     """The same window through two models that share a vocabulary."""
-    kl, same, nll, base_nll = [], [], [], []
-    for (at, logits), (_, base_logits) in zip(_at(scorer, window), _at(base, window), strict=True):
+    parts = []
+    for (targets, logits), (_, base_logits) in zip(_steps(scorer, window), _steps(base, window), strict=True):
         log_q, log_p = log_softmax(logits), log_softmax(base_logits)
-        kl.append((np.exp(log_p) * (log_p - log_q)).sum(axis=-1))
-        same.append(logits.argmax(axis=-1) == base_logits.argmax(axis=-1))
-        nll.append(_surprise(log_q, window, at))
-        base_nll.append(_surprise(log_p, window, at))
-    return Divergence(np.concatenate(kl), np.concatenate(same), np.concatenate(nll), np.concatenate(base_nll))
+        kl = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+        same = logits.argmax(axis=-1) == base_logits.argmax(axis=-1)
+        parts.append(Divergence(kl, same, _surprise(log_q, targets), _surprise(log_p, targets)))
+    return join(parts)
 
 
 def join(parts: Sequence[Divergence]) -> Divergence:
     """All tokens of several windows."""
-    return Divergence(
-        np.concatenate([part.kl for part in parts]),
-        np.concatenate([part.same_top for part in parts]),
-        np.concatenate([part.nll for part in parts]),
-        np.concatenate([part.base_nll for part in parts]),
-    )
+    return Divergence(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _at(scorer: Scorer, window: Sequence[int]) -> Iterator[tuple[int, Floats]]:
-    at = 0
+def _steps(scorer: Scorer, window: Sequence[int]) -> Iterator[tuple[Sequence[int], Floats]]:
+    """The tokens that were to be predicted, and logits ``[tokens, V]``."""
+    at = 1
     for logits in scorer.logits(window):
-        yield at, logits
+        yield window[at : at + len(logits)], logits
         at += len(logits)
 
 
-def _surprise(log_probabilities: Doubles, window: Sequence[int], at: int) -> Doubles:
-    rows = len(log_probabilities)
-    targets = np.asarray(window[at + 1 : at + 1 + rows])
-    surprise: Doubles = -log_probabilities[np.arange(rows), targets]
+def _surprise(log_probabilities: Doubles, targets: Sequence[int]) -> Doubles:
+    surprise: Doubles = -log_probabilities[np.arange(len(targets)), targets]
     return surprise

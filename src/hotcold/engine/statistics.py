@@ -6,7 +6,7 @@ counted. With the time of the same steps they give the rate at which memory was 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,62 +14,35 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one decode step reads, apart from how many neurons it takes.
+    """What one decode step reads, apart from how many neurons it takes."""
 
-    Attributes:
-        step_bytes, step_params: attention, norms, head and predictors, read once by each step.
-        token_bytes, token_params: one row of the embedding table.
-        neurons: neurons of each layer.
-        dim: the model's width D, the parameters of one gate, up or down row.
-        row_bytes: bytes of one gate, up and down row of each layer (gate 0 without gating).
-        kv_bytes: K and V of one position in all layers.
-    """
-
-    step_bytes: int
+    step_bytes: int  #: attention, norms, head and predictors, read once by each step
     step_params: int
-    token_bytes: int
-    token_params: int
-    neurons: tuple[int, ...]
-    dim: int
-    row_bytes: tuple[tuple[int, int, int], ...]
-    kv_bytes: int
+    token_bytes: int  #: one row of the embedding table; it has ``dim`` parameters
+    neurons: tuple[int, ...]  #: of each layer
+    dim: int  #: the model's width D, the parameters of one gate, up or down row
+    row_bytes: tuple[tuple[int, int, int], ...]  #: of one gate, up and down row of each layer
+    kv_bytes: int  #: K and V of one position in all layers
 
 
 @dataclass
 class Counters:
-    """Sums over the steps of an engine; the difference of two snapshots describes what lay between.
+    """Sums over the steps of an engine; the difference of two snapshots describes what lay between."""
 
-    Attributes:
-        prompt_tokens, prompt_s: prompt rows, and the seconds of the steps that had any.
-        decode_tokens, decode_steps, decode_s: decode rows and seconds of the steps that had no prompt row.
-        run_s: the part of ``decode_s`` that was spent in the recorded program; the rest is Python's.
-        kv_positions: positions that attention read in those steps.
-        rows: ``[layers, 4]`` int64, as in :class:`~hotcold.kernels.backend.FFNStats`, of those steps.
-    """
-
-    rows: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]  #: ``[layers, 4]`` as in FFNStats, of the steps without a prompt row
     prompt_tokens: int = 0
-    prompt_s: float = 0.0
-    decode_tokens: int = 0
+    prompt_s: float = 0.0  #: of the steps that had any prompt row
+    decode_tokens: int = 0  #: of the steps without a prompt row, as all that follows
     decode_steps: int = 0
     decode_s: float = 0.0
-    run_s: float = 0.0
-    kv_positions: int = 0
+    run_s: float = 0.0  #: the part of ``decode_s`` spent in the recorded program; the rest is Python's
+    kv_positions: int = 0  #: that attention read
 
     def copy(self) -> Counters:
         return replace(self, rows=self.rows.copy())
 
     def since(self, before: Counters) -> Counters:
-        return Counters(
-            rows=self.rows - before.rows,
-            prompt_tokens=self.prompt_tokens - before.prompt_tokens,
-            prompt_s=self.prompt_s - before.prompt_s,
-            decode_tokens=self.decode_tokens - before.decode_tokens,
-            decode_steps=self.decode_steps - before.decode_steps,
-            decode_s=self.decode_s - before.decode_s,
-            run_s=self.run_s - before.run_s,
-            kv_positions=self.kv_positions - before.kv_positions,
-        )
+        return Counters(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -77,48 +50,49 @@ class Figures:
     """What a user is told about a piece of generation. None where nothing was decoded.
 
     Attributes:
-        prompt_tok_s, tok_s: tokens a second of prompt and of generation.
+        prompt_tok_s, tok_s: tokens a second of prompt and of generation, all sequences together.
         bytes_per_token: read per generated token.
         gb_s: 1e9 bytes read a second while generating.
         active_share: neurons computed / neurons, mean over layers and generated tokens.
-        active_by_layer: the same, for each layer.
         params_per_token: parameters that took part in one generated token (a neuron's row that serves several
             tokens of one step is counted once).
         python_share: the part of generation's time spent outside the recorded program.
+        rows_per_step: sequences that a step of generation served, on average.
     """
 
     prompt_tok_s: float | None
-    tok_s: float | None
-    bytes_per_token: float | None
-    gb_s: float | None
-    active_share: float | None
-    active_by_layer: tuple[float, ...]
-    params_per_token: float | None
-    python_share: float | None
+    tok_s: float | None = None
+    bytes_per_token: float | None = None
+    gb_s: float | None = None
+    active_share: float | None = None
+    active_share_by_layer: tuple[float, ...] = ()
+    params_per_token: float | None = None
+    python_share: float | None = None
+    rows_per_step: float | None = None
 
     @classmethod
     def of(cls, counters: Counters, footprint: Footprint) -> Figures:
-        tokens, steps = counters.decode_tokens, counters.decode_steps
+        tokens, steps, seconds = counters.decode_tokens, counters.decode_steps, counters.decode_s
         prompt_tok_s = counters.prompt_tokens / counters.prompt_s if counters.prompt_s else None
         if not tokens:
-            return cls(prompt_tok_s, None, None, None, None, (), None, None)
+            return cls(prompt_tok_s)
         read = counters.rows[:, :3]
-        row_bytes = np.asarray(footprint.row_bytes, np.int64)
         total_bytes = (
             steps * footprint.step_bytes
             + tokens * footprint.token_bytes
-            + int((read * row_bytes).sum())
+            + int((read * np.asarray(footprint.row_bytes, np.int64)).sum())
             + counters.kv_positions * footprint.kv_bytes
         )
-        params = tokens * (footprint.step_params + footprint.token_params) + int(read.sum()) * footprint.dim
+        params = tokens * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
         active = counters.rows[:, 3] / (np.asarray(footprint.neurons) * tokens)
         return cls(
             prompt_tok_s=prompt_tok_s,
-            tok_s=tokens / counters.decode_s if counters.decode_s else None,
+            tok_s=tokens / seconds if seconds else None,
             bytes_per_token=total_bytes / tokens,
-            gb_s=total_bytes / counters.decode_s / 1e9 if counters.decode_s else None,
+            gb_s=total_bytes / seconds / 1e9 if seconds else None,
             active_share=float(active.mean()),
-            active_by_layer=tuple(float(share) for share in active),
+            active_share_by_layer=tuple(active.tolist()),
             params_per_token=params / tokens,
-            python_share=1 - counters.run_s / counters.decode_s if counters.decode_s else None,
+            python_share=1 - counters.run_s / seconds if seconds else None,
+            rows_per_step=tokens / steps,
         )
