@@ -149,29 +149,30 @@ void bind_rope(BoundProgram& p, const Floats& x, const Array<const float>& cos, 
                    head_dim);
 }
 
-// Caches are [page, K, kPage, head_dim] float16, handed over as uint16.
-struct CacheShape {
-    int64_t pages, kv_heads, head_dim;
-    CacheShape(const Array<uint16_t>& k, const Array<uint16_t>& v) {
-        if (k.ndim() != 4 || v.ndim() != 4 || k.shape(2) != size_t(kPage))
-            refuse("the KV cache must be [page, K, 32, head_dim]");
-        for (size_t i = 0; i < 4; ++i)
-            if (k.shape(i) != v.shape(i)) refuse("the K and V caches differ in shape");
-        pages = int64_t(k.shape(0)), kv_heads = int64_t(k.shape(1)), head_dim = int64_t(k.shape(3));
-    }
-};
+// Caches are [page, K, kPage, head_dim], float32, or float16 handed over as uint16.
+using CacheArray = nb::ndarray<nb::c_contig, nb::device::cpu, nb::ndim<4>>;
 
-void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const Array<uint16_t>& k_cache,
-                   const Array<uint16_t>& v_cache) {
-    const CacheShape c(k_cache, v_cache);
-    const int64_t rows = p.rows(kTokens), width = c.kv_heads * c.head_dim;
-    p.program.store_kv(data_of(k, "store_kv: k", rows, width), data_of(v, "store_kv: v", rows, width),
-                       k_cache.data(), v_cache.data(), c.pages, c.kv_heads, c.head_dim);
+Cache cache_of(const CacheArray& k, const CacheArray& v) {
+    const bool f32 = k.dtype() == nb::dtype<float>();
+    if (k.dtype() != v.dtype() || (!f32 && k.dtype() != nb::dtype<uint16_t>()))
+        refuse("the KV cache must be float16 or float32");
+    if (k.shape(2) != size_t(kPage)) refuse("the KV cache must be [page, K, 32, head_dim]");
+    for (size_t i = 0; i < 4; ++i)
+        if (k.shape(i) != v.shape(i)) refuse("the K and V caches differ in shape");
+    return {k.data(),           v.data(), f32 ? F32 : F16, int64_t(k.shape(0)), int64_t(k.shape(1)),
+            int64_t(k.shape(3))};
 }
 
-void bind_attention(BoundProgram& p, const Floats& q, const Array<uint16_t>& k_cache,
-                    const Array<uint16_t>& v_cache, const Floats& out, float scale) {
-    const CacheShape c(k_cache, v_cache);
+void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const CacheArray& k_cache,
+                   const CacheArray& v_cache) {
+    const Cache c = cache_of(k_cache, v_cache);
+    const int64_t rows = p.rows(kTokens), width = c.kv_heads * c.head_dim;
+    p.program.store_kv(data_of(k, "store_kv: k", rows, width), data_of(v, "store_kv: v", rows, width), c);
+}
+
+void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache, const CacheArray& v_cache,
+                    const Floats& out, float scale) {
+    const Cache c = cache_of(k_cache, v_cache);
     if (q.ndim() != 3 || int64_t(q.shape(2)) != c.head_dim || q.shape(1) % size_t(c.kv_heads))
         refuse("attention: q must be [T, H, head_dim] with H a multiple of the cache's heads");
     const int64_t heads = int64_t(q.shape(1)), group = heads / c.kv_heads;
@@ -181,7 +182,7 @@ void bind_attention(BoundProgram& p, const Floats& q, const Array<uint16_t>& k_c
     Attention a{};
     a.q = data_of(q, "attention: q", rows, width);
     a.out = data_of(out, "attention: out", rows, width);
-    a.k_cache = k_cache.data(), a.v_cache = v_cache.data();
+    a.k_cache = c.k, a.v_cache = c.v, a.cache_type = c.type;
     a.heads = int(heads), a.kv_heads = int(c.kv_heads), a.head_dim = int(c.head_dim), a.scale = scale;
     p.program.attention(a, c.pages);
 }

@@ -1,86 +1,9 @@
-// The block types: how packed codes become words for an integer dot and values for a sum of rows. A new type
-// is one struct here and one line in `with_type`.
+// Dots and sums of packed rows, for every block type.
 #pragma once
-#include "kernels.h"
-#include "vec.h"
+#include "block_types.h"
 
-// Everything below is compiled once per ISA, in an unnamed namespace: a function compiled for AVX-512 must
-// never be the one that the linker keeps for all.
 namespace hc {
 namespace {
-
-using F = Vec::F;
-using I = Vec::I;
-
-template <int N> struct Index {
-    static constexpr int value = N;
-};
-template <int Begin, int End, class Fn> inline void unroll(Fn&& fn) {
-    if constexpr (Begin < End) {
-        fn(Index<Begin>{});
-        unroll<Begin + 1, End>(fn);
-    }
-}
-template <class T> inline T smaller(T a, T b) { return a < b ? a : b; }
-template <class T> inline T larger(T a, T b) { return a > b ? a : b; }
-
-// A quantised type has `parts` 32-bit units per block in a lane; part k holds the words k, k + parts, ...
-// (a word is four codes, elements 4w..4w+3 of the block).
-struct BlockQ8_0 {
-    static constexpr bool quantised = true;
-    static constexpr int code_bytes = 32, parts = 8, words_per_part = 1;
-    static constexpr bool signed_codes = true;
-    static constexpr int offset_shift =
-        Vec::signed_shift;  // the dot's start value is -(sum(x) << offset_shift)
-    template <int W> static I word(I part) { return part; }
-    // Element `byte` of word W, less the type's offset.
-    template <int W, int Byte> static F value(I part) {
-        return Vec::to_float(Vec::sar<24>(Vec::shl<24 - 8 * Byte>(part)));
-    }
-};
-
-struct BlockQ4_0 {
-    static constexpr bool quantised = true;
-    static constexpr int code_bytes = 16, parts = 4, words_per_part = 2;
-    static constexpr bool signed_codes = false;
-    static constexpr int offset_shift = 3;
-    template <int W> static I word(I part) {
-        return Vec::bit_and(W ? Vec::shr<4>(part) : part, Vec::set1_i(0x0f0f0f0f));
-    }
-    template <int W, int Byte> static F value(I part) { return Vec::nibble<2 * Byte + W>(part); }
-};
-
-struct FloatF32 {
-    static constexpr bool quantised = false;
-    static constexpr int bytes = 4;
-    static F load(const uint8_t* row, int64_t i) { return Vec::load((const float*)row + i); }
-    static F load(const uint8_t* row, int64_t i, int n) { return Vec::load((const float*)row + i, n); }
-};
-struct FloatF16 {
-    static constexpr bool quantised = false;
-    static constexpr int bytes = 2;
-    static F load(const uint8_t* row, int64_t i) { return Vec::load_f16((const uint16_t*)row + i); }
-    static F load(const uint8_t* row, int64_t i, int n) { return Vec::load_f16((const uint16_t*)row + i, n); }
-};
-struct FloatBF16 {
-    static constexpr bool quantised = false;
-    static constexpr int bytes = 2;
-    static F load(const uint8_t* row, int64_t i) { return Vec::load_bf16((const uint16_t*)row + i); }
-    static F load(const uint8_t* row, int64_t i, int n) {
-        return Vec::load_bf16((const uint16_t*)row + i, n);
-    }
-};
-
-// Calls fn with the type's struct.
-template <class Fn> inline void with_type(Type type, Fn&& fn) {
-    switch (type) {
-        case Q8_0: return fn(BlockQ8_0{});
-        case Q4_0: return fn(BlockQ4_0{});
-        case F32: return fn(FloatF32{});
-        case F16: return fn(FloatF16{});
-        case BF16: return fn(FloatBF16{});
-    }
-}
 
 // What to bring into L2 ahead of its use. A stream walks the rows that will be read, in their order; whoever
 // reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units work.
@@ -111,45 +34,69 @@ class Stream {
     const uint8_t* at_ = nullptr;
 };
 
-// One group of R rows and T tokens: lanes [l, l + n) of a group of `lanes` blocks that starts at `block`.
-template <class B, int R, int T, bool Full> inline void dot_group(const uint8_t* const* rows, const Input& in,
-                                                                  int t0, int64_t blocks, int64_t block,
-                                                                  int lanes, int l, int n, F (&sum)[R][T]) {
-    I acc[R][T];
-    for (int t = 0; t < T; ++t) {
-        I start = Vec::zero_i();
-        if constexpr (B::offset_shift > 0)
-            start = Vec::sub_i(start,
-                               Vec::template shl<B::offset_shift>(Vec::load_i(in.sums(t0 + t) + block + l)));
-        for (int r = 0; r < R; ++r) acc[r][t] = start;
-    }
-    const int64_t code = blocks * 2 + block * B::code_bytes + 4 * l;
-    unroll<0, B::parts>([&](auto k) {
+// The units of one type's lanes, from a group of `lanes` blocks whose codes start at `codes`.
+template <class B> inline void load_units(const uint8_t* codes, int lanes, int n, I (&unit)[B::units]) {
+    unroll<0, B::units>([&](auto k) {
         constexpr int K = decltype(k)::value;
-        I part[R];
-        for (int r = 0; r < R; ++r) {
-            const uint8_t* p = rows[r] + code + K * 4 * lanes;
-            part[r] = Full ? Vec::load_i(p) : Vec::load_i(p, n);
+        unit[K] =
+            n == Vec::width ? Vec::load_i(codes + K * 4 * lanes) : Vec::load_i(codes + K * 4 * lanes, n);
+    });
+}
+
+template <class B> inline int64_t codes_of(int64_t blocks, int64_t block) {
+    return blocks * B::header_quarters / 4 + block * B::units * 4;
+}
+
+// What codes that are too large have added to a dot.
+template <class B> inline I start_of(const Input& in, int t, int64_t at, bool high) {
+    constexpr int shift = B::signed_codes ? Vec::signed_shift : B::shift;
+    if constexpr (shift == 0) return Vec::zero_i();
+    I sum = Vec::load_i(in.sums(t) + at);
+    if constexpr (B::halves) {
+        const I low = Vec::load_i(in.low_sums(t) + at);
+        sum = high ? Vec::sub_i(sum, low) : low;
+    }
+    return Vec::sub_i(Vec::zero_i(), Vec::template shl<shift>(sum));
+}
+
+// One group of R rows and T tokens: lanes [l, l + n) of a group of `lanes` blocks that starts at `block`.
+template <class B, int R, int T> inline void dot_group(const uint8_t* const* rows, const Input& in, int t0,
+                                                       int64_t blocks, int64_t block, int lanes, int l, int n,
+                                                       F (&sum)[R][T]) {
+    constexpr int H = B::halves ? 2 : 1;
+    I acc[R][T][H], unit[R][B::units];
+    for (int t = 0; t < T; ++t)
+        for (int h = 0; h < H; ++h) {
+            const I start = start_of<B>(in, t0 + t, block + l, h == 1);
+            for (int r = 0; r < R; ++r) acc[r][t][h] = start;
         }
-        unroll<0, B::words_per_part>([&](auto w) {
-            constexpr int W = decltype(w)::value;
-            for (int t = 0; t < T; ++t) {
-                const I x =
-                    Vec::load_i(in.codes(t0 + t) + block * kBlock + (K + W * B::parts) * 4 * kLanes + 4 * l);
-                for (int r = 0; r < R; ++r) {
-                    const I codes = B::template word<W>(part[r]);
-                    acc[r][t] = B::signed_codes ? Vec::dot4_signed(acc[r][t], codes, x)
-                                                : Vec::dot4(acc[r][t], codes, x);
-                }
+    for (int r = 0; r < R; ++r)
+        load_units<B>(rows[r] + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit[r]);
+    unroll<0, B::parts * B::words_per_part>([&](auto k) {
+        constexpr int P = decltype(k)::value / B::words_per_part, W = decltype(k)::value % B::words_per_part;
+        I codes[R];
+        for (int r = 0; r < R; ++r) codes[r] = B::template word<P, W>(unit[r]);
+        for (int t = 0; t < T; ++t) {
+            const I x =
+                Vec::load_i(in.codes(t0 + t) + block * kBlock + (P + W * B::parts) * 4 * kLanes + 4 * l);
+            for (int r = 0; r < R; ++r) {
+                I& a = acc[r][t][W * (H - 1)];
+                a = B::signed_codes ? Vec::dot4_signed(a, codes[r], x) : Vec::dot4(a, codes[r], x);
             }
-        });
+        }
     });
     for (int r = 0; r < R; ++r) {
-        const uint16_t* scales = (const uint16_t*)rows[r] + block + l;
-        const F d = Full ? Vec::load_f16(scales) : Vec::load_f16(scales, n);
+        const Head head = B::head({rows[r], blocks, block + l, n});
         for (int t = 0; t < T; ++t) {
-            const F scale = Vec::mul(d, Vec::load(in.scales(t0 + t) + block + l));
-            sum[r][t] = Vec::fma(Vec::to_float(acc[r][t]), scale, sum[r][t]);
+            const F dx = Vec::load(in.scales(t0 + t) + block + l);
+            F& s = sum[r][t];
+            s = Vec::fma(Vec::to_float(acc[r][t][0]), Vec::mul(head.scale, dx), s);
+            if constexpr (B::halves)
+                s = Vec::fma(Vec::to_float(acc[r][t][1]), Vec::mul(head.high_scale, dx), s);
+            if constexpr (B::has_minimum) {
+                const F total = Vec::to_float(Vec::load_i(in.sums(t0 + t) + block + l));
+                s = Vec::fma(head.minimum, Vec::mul(dx, total), s);
+            }
         }
     }
 }
@@ -164,11 +111,12 @@ template <class B, int R, int T, class S> inline void dot_quantised(const uint8_
     const int64_t blocks = in.cols / kBlock;
     for (int64_t block = 0; block < blocks; block += kLanes) {
         const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
-        int l = 0;
-        for (; l + Vec::width <= lanes; l += Vec::width)
-            dot_group<B, R, T, true>(rows, in, t0, blocks, block, lanes, l, Vec::width, sum);
-        if (l < lanes) dot_group<B, R, T, false>(rows, in, t0, blocks, block, lanes, l, lanes - l, sum);
-        stream.fetch(R * lanes * (2 + B::code_bytes));
+        for (int l = 0; l < lanes; l += Vec::width)
+            if (l + Vec::width <= lanes)
+                dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, Vec::width, sum);
+            else
+                dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, lanes - l, sum);
+        stream.fetch(R * lanes * (B::header_quarters + 16 * B::units) / 4);
     }
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
@@ -217,6 +165,16 @@ inline void dot_tile(const uint8_t* const* rows, const Input& in, int t0, float 
         dot_plain<B, R, T>(rows, in, t0, out, stream);
 }
 
+// Whether a weight is one code times one scale, so that scale and coefficient can be multiplied beforehand.
+template <class B> constexpr bool one_scale = !B::halves && !B::has_minimum;
+
+// The weight of one element: its code's value times the scale, plus the minimum.
+template <class B, int P, int W, int Byte> inline F weight(const I* unit, const Head& head) {
+    const F value = B::template value<P, W, Byte>(unit);
+    if constexpr (B::has_minimum) return Vec::fma(value, head.scale, head.minimum);
+    return Vec::mul(value, B::halves && W ? head.high_scale : head.scale);
+}
+
 // y += c[0] w[0] + ... + c[K-1] w[K-1], added in that order. For quantised types y is in packed order:
 // element e of the block in lane l of group g is y[g * kGroup + e * kLanes + l], so y holds whole groups.
 template <class B, int K, class S>
@@ -226,26 +184,32 @@ inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t c
         const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
         for (int l = 0; l < lanes; l += Vec::width) {
             const int n = smaller(Vec::width, lanes - l);
-            F scale[K];
-            for (int k = 0; k < K; ++k)
-                scale[k] = Vec::mul(Vec::load_f16((const uint16_t*)rows[k] + block + l, n), Vec::set1(c[k]));
-            const int64_t code = blocks * 2 + block * B::code_bytes + 4 * l;
+            F factor[K];
+            Head head[K];
+            I unit[K][B::units];
+            for (int k = 0; k < K; ++k) {
+                head[k] = B::head({rows[k], blocks, block + l, n});
+                factor[k] = one_scale<B> ? Vec::mul(head[k].scale, Vec::set1(c[k])) : Vec::set1(c[k]);
+                load_units<B>(rows[k] + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit[k]);
+            }
             float* group = y + block * kBlock + l;
-            unroll<0, B::parts>([&](auto p) {
-                constexpr int P = decltype(p)::value;
-                I part[K];
-                for (int k = 0; k < K; ++k) part[k] = Vec::load_i(rows[k] + code + P * 4 * lanes, n);
-                unroll<0, B::words_per_part * 4>([&](auto j) {
-                    constexpr int W = decltype(j)::value / 4, Byte = decltype(j)::value % 4;
+            unroll<0, B::parts * B::words_per_part>([&](auto j) {
+                constexpr int P = decltype(j)::value / B::words_per_part,
+                              W = decltype(j)::value % B::words_per_part;
+                unroll<0, 4>([&](auto byte) {
+                    constexpr int Byte = decltype(byte)::value;
                     float* to = group + (4 * (P + W * B::parts) + Byte) * kLanes;
                     F sum = Vec::load(to);
                     for (int k = 0; k < K; ++k)
-                        sum = Vec::fma(B::template value<W, Byte>(part[k]), scale[k], sum);
+                        if constexpr (one_scale<B>)
+                            sum = Vec::fma(B::template value<P, W, Byte>(unit[k]), factor[k], sum);
+                        else
+                            sum = Vec::fma(weight<B, P, W, Byte>(unit[k], head[k]), factor[k], sum);
                     Vec::store(to, sum);
                 });
-                stream.fetch(K * 4 * n);
+                if (P + W * B::parts < B::units) stream.fetch(K * 4 * n);
             });
-            stream.fetch(K * 2 * n);
+            stream.fetch(K * n * B::header_quarters / 4);
         }
     }
 }

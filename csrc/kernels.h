@@ -18,10 +18,49 @@ constexpr int kLanes = 16;          // blocks of one group
 constexpr int kGroup = kBlock * kLanes;
 constexpr int kMaxRanges = 32;  // pieces that one layer's neurons are cut into
 
-enum Type : int { F32 = 0, F16 = 1, Q4_0 = 2, Q8_0 = 8, BF16 = 30 };
+enum Type : int {
+    F32 = 0,
+    F16 = 1,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
+    Q8_0 = 8,
+    Q4_K = 12,
+    Q5_K = 13,
+    Q6_K = 14,
+    IQ4_NL = 20,
+    BF16 = 30,
+    MXFP4 = 39,
+};
 
-inline bool is_quantised(Type type) { return type == Q4_0 || type == Q8_0; }
-inline int64_t padded(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
+// Weights of one file block and its bytes; {0, 0} for a type without kernels.
+struct BlockSize {
+    int weights, bytes;
+};
+static inline BlockSize block_size(Type type) {
+    switch (type) {
+        case F32: return {1, 4};
+        case F16:
+        case BF16: return {1, 2};
+        case Q4_0:
+        case IQ4_NL: return {32, 18};
+        case Q4_1: return {32, 20};
+        case Q5_0: return {32, 22};
+        case Q5_1: return {32, 24};
+        case Q8_0: return {32, 34};
+        case Q4_K: return {256, 144};
+        case Q5_K: return {256, 176};
+        case Q6_K: return {256, 210};
+        case MXFP4: return {32, 17};
+    }
+    return {0, 0};
+}
+static inline bool is_quantised(Type type) { return block_size(type).weights > 1; }
+static inline int64_t row_bytes(Type type, int64_t cols) {
+    return cols / block_size(type).weights * block_size(type).bytes;
+}
+static inline int64_t padded(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
 
 // `count` weight rows of `cols` weights, `stride` bytes apart.
 struct Rows {
@@ -50,10 +89,11 @@ struct Input {
     uint8_t* quantised = nullptr;
     int64_t cols = 0;
 
-    static int64_t token_bytes(int64_t cols) { return padded(cols) + padded(cols) / kBlock * 8; }
+    static int64_t token_bytes(int64_t cols) { return padded(cols) + padded(cols) / kBlock * 12; }
     int8_t* codes(int t) const { return reinterpret_cast<int8_t*>(quantised + t * token_bytes(cols)); }
     float* scales(int t) const { return reinterpret_cast<float*>(codes(t) + padded(cols)); }
     int32_t* sums(int t) const { return reinterpret_cast<int32_t*>(scales(t) + padded(cols) / kBlock); }
+    int32_t* low_sums(int t) const { return sums(t) + padded(cols) / kBlock; }  // of each block's first half
 };
 
 // out[t * stride + first + r] (+)= rows[r] . x[t] + bias[r], for `tokens` tokens.
@@ -99,8 +139,9 @@ struct Ffn {
 };
 
 struct Attention {
-    const float* q;                     // [T, H, head_dim]
-    const uint16_t *k_cache, *v_cache;  // [page, K, kPage, head_dim] float16
+    const float* q;                 // [T, H, head_dim]
+    const void *k_cache, *v_cache;  // [page, K, kPage, head_dim]
+    Type cache_type;                // F16 or F32
     float* out;
     int heads, kv_heads, head_dim;
     float scale;

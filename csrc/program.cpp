@@ -142,17 +142,19 @@ void Program::rope(const RopeArgs& args, int64_t positions, float* x, int64_t he
          });
 }
 
-void Program::store_kv(const float* k, const float* v, uint16_t* k_cache, uint16_t* v_cache, int64_t pages,
-                       int64_t kv_heads, int64_t head_dim) {
-    bounds_.pages = std::min(bounds_.pages, pages);
+void Program::store_kv(const float* k, const float* v, const Cache& c) {
+    bounds_.pages = std::min(bounds_.pages, c.pages);
     step([this] { return count(kTokens); },
          [=, this_ = this](int64_t t, const Scratch&) {
              const int64_t page = this_->batch_.slots[t] / kPage, offset = this_->batch_.slots[t] % kPage;
-             for (int64_t h = 0; h < kv_heads; ++h) {
-                 const int64_t from = (t * kv_heads + h) * head_dim;
-                 const int64_t to = ((page * kv_heads + h) * kPage + offset) * head_dim;
-                 this_->k_.to_half(k + from, k_cache + to, head_dim);
-                 this_->k_.to_half(v + from, v_cache + to, head_dim);
+             for (int64_t h = 0; h < c.kv_heads; ++h) {
+                 const int64_t from = (t * c.kv_heads + h) * c.head_dim;
+                 const int64_t to = ((page * c.kv_heads + h) * kPage + offset) * c.head_dim;
+                 for (auto [x, cache] : {std::pair{k, c.k}, {v, c.v}})
+                     if (c.type == F32)
+                         std::memcpy(static_cast<float*>(cache) + to, x + from, size_t(c.head_dim) * 4);
+                     else
+                         this_->k_.to_half(x + from, static_cast<uint16_t*>(cache) + to, c.head_dim);
              }
          });
 }

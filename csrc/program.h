@@ -17,6 +17,13 @@ struct BatchBounds {
     int64_t vocab = INT32_MAX, positions = INT32_MAX, pages = INT32_MAX;  // tightened by the ops recorded
 };
 
+// One layer's keys and values, [page, K, kPage, head_dim] each.
+struct Cache {
+    void *k, *v;
+    Type type;  // F16 or F32
+    int64_t pages, kv_heads, head_dim;
+};
+
 class Program {
   public:
     Program(const Kernels& kernels, std::shared_ptr<Pool> pool, const Batch& batch, const BatchBounds& bounds)
@@ -26,8 +33,7 @@ class Program {
     void norm(const NormArgs&, const float* x, float* out, int64_t rows_per_token, RowsOf);
     void linear(const float* x, const std::vector<Product>&, RowsOf);
     void rope(const RopeArgs&, int64_t positions, float* x, int64_t heads, int64_t head_dim);
-    void store_kv(const float* k, const float* v, uint16_t* k_cache, uint16_t* v_cache, int64_t pages,
-                  int64_t kv_heads, int64_t head_dim);
+    void store_kv(const float* k, const float* v, const Cache&);
     void attention(Attention, int64_t pages);
     void predict(const float* x, const Rows& first, const Rows& second, bool relu, const float* threshold,
                  uint64_t* mask);

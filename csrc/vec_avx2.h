@@ -66,6 +66,28 @@ struct Vec {
     static I set1_i(int v) { return _mm256_set1_epi32(v); }
     static I load_i(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
     static I load_i(const void* p, int n) { return _mm256_maskload_epi32((const int*)p, mask(n)); }
+    static __m128i load_bytes(const uint8_t* p, int n) {
+        uint64_t v = 0;
+        std::memcpy(&v, p, size_t(n));
+        return _mm_cvtsi64_si128((long long)v);
+    }
+    static I load_u8(const uint8_t* p, int n) { return _mm256_cvtepu8_epi32(load_bytes(p, n)); }
+    static I load_i8(const uint8_t* p, int n) { return _mm256_cvtepi8_epi32(load_bytes(p, n)); }
+    // Lane i: the half, or nibble i of the 32-bit word, of super-block at / 8; at is a multiple of 8.
+    static F spread_f16(const uint16_t* p, int64_t at, int) {
+        return _mm256_cvtph_ps(_mm_set1_epi16(short(p[at / 8])));
+    }
+    static I spread_nibbles(const uint8_t* p, int64_t at, int) {
+        int word;
+        std::memcpy(&word, p + at / 8 * 4, 4);
+        const I shifted =
+            _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+        return _mm256_and_si256(shifted, _mm256_set1_epi32(15));
+    }
+    static I lookup(I nibbles, const int8_t* table) {
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)),
+                                   nibbles);
+    }
     static void store_i(void* p, I v) { _mm256_storeu_si256((__m256i*)p, v); }
     static void store_i8(int8_t* p, I v) {
         const I low = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));
@@ -73,6 +95,7 @@ struct Vec {
         std::memcpy(p, words, 8);
     }
     static I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
+    static I bit_or(I a, I b) { return _mm256_or_si256(a, b); }
     static I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
     static I add_i(I a, I b) { return _mm256_add_epi32(a, b); }
     static I sub_i(I a, I b) { return _mm256_sub_epi32(a, b); }

@@ -57,9 +57,34 @@ struct Vec {
     static I set1_i(int v) { return _mm512_set1_epi32(v); }
     static I load_i(const void* p) { return _mm512_loadu_si512(p); }
     static I load_i(const void* p, int n) { return _mm512_maskz_loadu_epi32(mask(n), p); }
+    static I load_u8(const uint8_t* p, int n) {
+        return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask(n), p));
+    }
+    static I load_i8(const uint8_t* p, int n) {
+        return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask(n), p));
+    }
+    // Lane i: the half, or nibble i % 8 of the 32-bit word, of super-block (at + i) / 8; at is a multiple
+    // of 16.
+    static F spread_f16(const uint16_t* p, int64_t at, int n) {
+        const __m512i lane =
+            _mm512_srli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 3);
+        const F two = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(n / 8), p + at / 8));
+        return _mm512_maskz_permutexvar_ps(mask(n), lane, two);
+    }
+    static I spread_nibbles(const uint8_t* p, int64_t at, int n) {
+        const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const I two = _mm512_maskz_loadu_epi32(mask(n / 8), p + at / 8 * 4);
+        const I word = _mm512_permutexvar_epi32(_mm512_srli_epi32(lane, 3), two);
+        const I nibble = _mm512_slli_epi32(_mm512_and_si512(lane, _mm512_set1_epi32(7)), 2);
+        return _mm512_maskz_and_epi32(mask(n), _mm512_srlv_epi32(word, nibble), _mm512_set1_epi32(15));
+    }
+    static I lookup(I nibbles, const int8_t* table) {
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), nibbles);
+    }
     static void store_i(void* p, I v) { _mm512_storeu_si512(p, v); }
     static void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
     static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
+    static I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
     static I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
     static I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
     static I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }

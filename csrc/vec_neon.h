@@ -72,6 +72,32 @@ struct Vec {
         copy(v, (const uint8_t*)p, 4 * n);
         return load_i(v);
     }
+    static I load_u8(const uint8_t* p, int n) {
+        int32_t v[4] = {};
+        for (int i = 0; i < n; ++i) v[i] = p[i];
+        return vld1q_s32(v);
+    }
+    static I load_i8(const uint8_t* p, int n) {
+        int32_t v[4] = {};
+        for (int i = 0; i < n; ++i) v[i] = int8_t(p[i]);
+        return vld1q_s32(v);
+    }
+    // Lane i: the half, or nibble (at + i) % 8 of the 32-bit word, of super-block at / 8; at is a multiple
+    // of 4.
+    static F spread_f16(const uint16_t* p, int64_t at, int) {
+        return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(p[at / 8])));
+    }
+    static I spread_nibbles(const uint8_t* p, int64_t at, int) {
+        uint32_t word;
+        std::memcpy(&word, p + at / 8 * 4, 4);
+        word >>= at % 8 * 4;
+        const int32_t v[4] = {int32_t(word & 15), int32_t(word >> 4 & 15), int32_t(word >> 8 & 15),
+                              int32_t(word >> 12 & 15)};
+        return vld1q_s32(v);
+    }
+    static I lookup(I nibbles, const int8_t* table) {
+        return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s32(nibbles)));
+    }
     static void store_i(void* p, I v) { vst1q_u8((uint8_t*)p, vreinterpretq_u8_s32(v)); }
     static void store_i8(int8_t* p, I v) {
         const int8x8_t bytes = vmovn_s16(vcombine_s16(vmovn_s32(v), vmovn_s32(v)));
@@ -79,6 +105,7 @@ struct Vec {
         std::memcpy(p, &word, 4);
     }
     static I bit_and(I a, I b) { return vandq_s32(a, b); }
+    static I bit_or(I a, I b) { return vorrq_s32(a, b); }
     static I bit_xor(I a, I b) { return veorq_s32(a, b); }
     static I add_i(I a, I b) { return vaddq_s32(a, b); }
     static I sub_i(I a, I b) { return vsubq_s32(a, b); }

@@ -130,12 +130,36 @@ struct Vec {
         std::memcpy(r.v, p, size_t(4 * n));
         return r;
     }
+    static I load_u8(const uint8_t* p, int n) {
+        return each<I>([&](int i) { return i < n ? int32_t(p[i]) : 0; });
+    }
+    static I load_i8(const uint8_t* p, int n) {
+        return each<I>([&](int i) { return i < n ? int32_t(int8_t(p[i])) : 0; });
+    }
+    // Lane i: the half, or nibble (at + i) % 8 of the 32-bit word, of super-block at / 8; at is a multiple
+    // of 4.
+    static F spread_f16(const uint16_t* p, int64_t at, int) { return set1(half(p[at / 8])); }
+    static I spread_nibbles(const uint8_t* p, int64_t at, int) {
+        uint32_t word;
+        std::memcpy(&word, p + at / 8 * 4, 4);
+        return each<I>([&](int i) { return int32_t(word >> ((at + i) % 8 * 4) & 15); });
+    }
+    static I lookup(I nibbles, const int8_t* table) {
+        return each<I>([&](int i) {
+            uint32_t v = 0;
+            for (int k = 0; k < 4; ++k) v |= uint32_t(uint8_t(table[byte(nibbles.v[i], k) & 15])) << (8 * k);
+            return int32_t(v);
+        });
+    }
     static void store_i(void* p, I v) { std::memcpy(p, v.v, 16); }
     static void store_i8(int8_t* p, I v) {
         for (int i = 0; i < 4; ++i) p[i] = int8_t(v.v[i]);
     }
     static I bit_and(I a, I b) {
         return each<I>([&](int i) { return a.v[i] & b.v[i]; });
+    }
+    static I bit_or(I a, I b) {
+        return each<I>([&](int i) { return a.v[i] | b.v[i]; });
     }
     static I bit_xor(I a, I b) {
         return each<I>([&](int i) { return a.v[i] ^ b.v[i]; });

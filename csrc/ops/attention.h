@@ -6,24 +6,25 @@
 namespace hc {
 namespace {
 
-// One partial: acc[head_dim], the largest score m, the sum of exponentials l.
-inline const uint16_t* cache_row(const Attention& a, const uint16_t* cache, const Batch& b, int token,
-                                 int kv_head, int position) {
+// One row of the cache. C is the struct of the cache's type.
+template <class C> inline const uint8_t* cache_row(const Attention& a, const void* cache, const Batch& b,
+                                                   int token, int kv_head, int position) {
     const int64_t page = b.pages[b.sequence[token] * b.pages_per_sequence + position / kPage];
-    return cache + ((page * a.kv_heads + kv_head) * kPage + position % kPage) * a.head_dim;
+    const int64_t row = (page * a.kv_heads + kv_head) * kPage + position % kPage;
+    return (const uint8_t*)cache + row * a.head_dim * C::bytes;
 }
 
-inline float dot_half(const float* q, const uint16_t* k, int n) {
+template <class C> inline float dot_cached(const float* q, const uint8_t* k, int n) {
     F sum = Vec::zero();
     int i = 0;
-    for (; i + Vec::width <= n; i += Vec::width) sum = Vec::fma(Vec::load(q + i), Vec::load_f16(k + i), sum);
-    if (i < n) sum = Vec::fma(Vec::load(q + i, n - i), Vec::load_f16(k + i, n - i), sum);
+    for (; i + Vec::width <= n; i += Vec::width) sum = Vec::fma(Vec::load(q + i), C::load(k, i), sum);
+    if (i < n) sum = Vec::fma(Vec::load(q + i, n - i), C::load(k, i, n - i), sum);
     return Vec::sum(sum);
 }
 
-// acc += sum over positions of p[position] * V, four vectors of the head at a time.
-inline void add_values(const Attention& a, const Batch& b, int token, int kv_head, int first, int count,
-                       const float* p, float* acc) {
+// acc = sum over positions of p[position] * V, four vectors of the head at a time.
+template <class C> inline void add_values(const Attention& a, const Batch& b, int token, int kv_head,
+                                          int first, int count, const float* p, float* acc) {
     constexpr int N = 4;
     for (int d = 0; d < a.head_dim; d += N * Vec::width) {
         F sum[N];
@@ -33,27 +34,28 @@ inline void add_values(const Attention& a, const Batch& b, int token, int kv_hea
             sum[i] = Vec::zero();
         }
         for (int j = 0; j < count; ++j) {
-            const uint16_t* v = cache_row(a, a.v_cache, b, token, kv_head, first + j) + d;
+            const uint8_t* v = cache_row<C>(a, a.v_cache, b, token, kv_head, first + j);
             const F w = Vec::set1(p[j]);
             for (int i = 0; i < N; ++i)
                 if (n[i] == Vec::width)
-                    sum[i] = Vec::fma(w, Vec::load_f16(v + i * Vec::width), sum[i]);
+                    sum[i] = Vec::fma(w, C::load(v, d + i * Vec::width), sum[i]);
                 else if (n[i])
-                    sum[i] = Vec::fma(w, Vec::load_f16(v + i * Vec::width, n[i]), sum[i]);
+                    sum[i] = Vec::fma(w, C::load(v, d + i * Vec::width, n[i]), sum[i]);
         }
         for (int i = 0; i < N; ++i)
             if (n[i]) Vec::store(acc + d + i * Vec::width, sum[i], n[i]);
     }
 }
 
-inline void split_into(const Attention& a, const Batch& b, int token, int kv_head, int split, float* scores,
-                       float* partial) {
+// One partial per head of the group: acc[head_dim], the largest score, the sum of exponentials.
+template <class C> inline void split_of(const Attention& a, const Batch& b, int token, int kv_head, int split,
+                                        float* scores, float* partial) {
     const int first = split * kSplit, count = smaller(kSplit, b.positions[token] + 1 - first);
     const float* q = a.q + (int64_t(token) * a.heads + kv_head * a.group()) * a.head_dim;
     for (int j = 0; j < count; ++j) {
-        const uint16_t* k = cache_row(a, a.k_cache, b, token, kv_head, first + j);
+        const uint8_t* k = cache_row<C>(a, a.k_cache, b, token, kv_head, first + j);
         for (int g = 0; g < a.group(); ++g)
-            scores[g * kSplit + j] = dot_half(q + g * a.head_dim, k, a.head_dim) * a.scale;
+            scores[g * kSplit + j] = dot_cached<C>(q + g * a.head_dim, k, a.head_dim) * a.scale;
     }
     for (int g = 0; g < a.group(); ++g) {
         float *s = scores + g * kSplit, *acc = partial + g * (a.head_dim + 2);
@@ -66,10 +68,18 @@ inline void split_into(const Attention& a, const Batch& b, int token, int kv_hea
             Vec::store(s + j, e, n);
             sum = Vec::add(sum, Vec::load(s + j, n));  // reloaded so that lanes past the end count as 0
         }
-        add_values(a, b, token, kv_head, first, count, s, acc);
+        add_values<C>(a, b, token, kv_head, first, count, s, acc);
         acc[a.head_dim] = m;
         acc[a.head_dim + 1] = Vec::sum(sum);
     }
+}
+
+inline void split_into(const Attention& a, const Batch& b, int token, int kv_head, int split, float* scores,
+                       float* partial) {
+    if (a.cache_type == F32)
+        split_of<FloatF32>(a, b, token, kv_head, split, scores, partial);
+    else
+        split_of<FloatF16>(a, b, token, kv_head, split, scores, partial);
 }
 
 inline float exp1(float x) {

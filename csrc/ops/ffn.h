@@ -185,12 +185,12 @@ void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint
 
 constexpr int kTile = 16;  // neurons decoded at once for a tile of tokens
 
-// acc += h[k] * down[k] over a tile of decoded neurons, for one token. The products are those of axpy, in its
-// order.
-template <bool Quantised> inline void add_tile(const float* tile, const float* scales, const int* list,
-                                               int count, const float* h, float* acc) {
+// acc += h[k] * down[k] over a tile of decoded neurons, for one token: axpy's products, in axpy's order.
+// Scaled tiles hold codes whose lanes still want their scale; sums lie as axpy leaves them, or in plain order
+// where none is scaled.
+template <bool Scaled> inline void add_tile(const float* tile, const float* scales, const int* list,
+                                            int count, const float* h, float* acc) {
     constexpr int DT = Vec::down_tile;
-    // Packed sums keep a lane's scale every kLanes floats; plain ones have no scale, so any stride will do.
     for (int l = 0; l < kLanes; l += Vec::width)
         for (int e = 0; e < kBlock; e += DT) {
             float* to = acc + e * kLanes + l;
@@ -198,7 +198,7 @@ template <bool Quantised> inline void add_tile(const float* tile, const float* s
             for (int i = 0; i < DT; ++i) sum[i] = Vec::load(to + i * kLanes);
             for (int k = 0; k < count; ++k) {
                 F c = Vec::set1(h[list[k]]);
-                if (Quantised) c = Vec::mul(Vec::load(scales + list[k] * kLanes + l), c);
+                if (Scaled) c = Vec::mul(Vec::load(scales + list[k] * kLanes + l), c);
                 const float* from = tile + list[k] * kGroup + e * kLanes + l;
                 for (int i = 0; i < DT; ++i) sum[i] = Vec::fma(Vec::load(from + i * kLanes), c, sum[i]);
             }
@@ -206,26 +206,29 @@ template <bool Quantised> inline void add_tile(const float* tile, const float* s
         }
 }
 
-// Decodes one group of one down row: codes less their offset and, apart, the lanes' scales; floats as they
-// are.
+// Decodes one group of one down row: codes and, apart, the lanes' scales, where there is one per block; else
+// weights.
 template <class B>
 inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float* tile, float* scales) {
     for (int i = 0; i < kGroup; i += Vec::width) Vec::store(tile + i, Vec::zero());
     if constexpr (B::quantised) {
         const int64_t blocks = cols / kBlock, block = group * kLanes;
         const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
-        for (int l = 0; l < kLanes; l += Vec::width) {
-            const int n = larger(0, smaller(Vec::width, lanes - l));
-            Vec::store(scales + l, Vec::load_f16((const uint16_t*)row + block + l, n));
-            if (!n) continue;
-            unroll<0, B::parts>([&](auto p) {
-                constexpr int P = decltype(p)::value;
-                const I part = Vec::load_i(row + blocks * 2 + block * B::code_bytes + (P * lanes + l) * 4, n);
-                unroll<0, B::words_per_part * 4>([&](auto j) {
-                    constexpr int W = decltype(j)::value / 4, Byte = decltype(j)::value % 4;
-                    Vec::store(tile + (4 * (P + W * B::parts) + Byte) * kLanes + l,
-                               B::template value<W, Byte>(part));
-                });
+        for (int l = 0; l < lanes; l += Vec::width) {
+            const int n = smaller(Vec::width, lanes - l);
+            const Head head = B::head({row, blocks, block + l, n});
+            Vec::store(scales + l, head.scale);
+            I unit[B::units];
+            load_units<B>(row + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit);
+            unroll<0, B::parts * B::words_per_part * 4>([&](auto j) {
+                constexpr int Byte = decltype(j)::value % 4, word = decltype(j)::value / 4;
+                constexpr int P = word / B::words_per_part, W = word % B::words_per_part;
+                F v;
+                if constexpr (one_scale<B>)
+                    v = B::template value<P, W, Byte>(unit);
+                else
+                    v = weight<B, P, W, Byte>(unit, head);
+                Vec::store(tile + (4 * (P + W * B::parts) + Byte) * kLanes + l, v);
             });
         }
     } else {
@@ -235,6 +238,13 @@ inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float*
             Vec::store(tile + i, B::load(row, group * kGroup + i, m), m);
         }
     }
+}
+
+template <class B> constexpr bool tile_is_scaled() {
+    if constexpr (B::quantised)
+        return one_scale<B>;
+    else
+        return false;
 }
 
 // One group of outputs for tokens [t0, t1) (at most 32), range by range as the decode rows sum them.
@@ -261,7 +271,7 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
                         list[count] = k;
                         count += h[k] != 0 || !can_skip(f.activation);
                     }
-                    if (count) add_tile<B::quantised>(tile, scales, list, count, h, acc + t * kGroup);
+                    if (count) add_tile<tile_is_scaled<B>()>(tile, scales, list, count, h, acc + t * kGroup);
                 }
             }
             for (int i = 0; i < tokens * kGroup; i += Vec::width)

@@ -7,16 +7,7 @@ namespace {
 
 constexpr int64_t kAhead = 8 << 10;  // bytes between what is fetched and what is used
 
-inline int64_t row_bytes(const Rows& rows) {
-    switch (rows.type) {
-        case F32: return rows.cols * 4;
-        case F16:
-        case BF16: return rows.cols * 2;
-        case Q8_0: return rows.cols / kBlock * 34;
-        case Q4_0: return rows.cols / kBlock * 18;
-    }
-    return 0;
-}
+inline int64_t row_bytes(const Rows& rows) { return row_bytes(rows.type, rows.cols); }
 
 // Dots of rows[r] (list[r] where there is a list) with tokens [t0, t1) for r in [first, first + count).
 // Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1, so only the

@@ -20,9 +20,10 @@ void quantise(const Input& in, int token) {
         int8_t* group =
             codes + b / kLanes * kGroup + b % kLanes * 4;  // word w of this lane: + w * 4 * kLanes
         int8_t q[kBlock] = {};
-        float amax = 0, poison = 0, sum = 0;  // poison is NaN when the block holds a NaN or an infinity
+        float amax = 0, poison = 0, sum = 0,
+              low = 0;  // poison is NaN when the block holds a NaN or an infinity
         if (b < blocks) {
-            F m = Vec::zero(), nan = Vec::zero(), total = Vec::zero();
+            F m = Vec::zero(), nan = Vec::zero(), total[2] = {Vec::zero(), Vec::zero()};
             for (int i = 0; i < kBlock; i += Vec::width) {
                 const F v = Vec::load(x + b * kBlock + i);
                 m = Vec::max(m, Vec::abs(v));
@@ -34,13 +35,15 @@ void quantise(const Input& in, int token) {
             for (int i = 0; i < kBlock; i += Vec::width) {
                 const I code = Vec::to_int(Vec::mul(Vec::load(x + b * kBlock + i), inverse));
                 Vec::store_i8(q + i, code);
-                total = Vec::add(total, Vec::to_float(code));
+                F& half = total[i / (kBlock / 2)];
+                half = Vec::add(half, Vec::to_float(code));
             }
-            sum = Vec::sum(total);
+            low = Vec::sum(total[0]), sum = low + Vec::sum(total[1]);
         }
         for (int w = 0; w < kBlock / 4; ++w) std::memcpy(group + w * 4 * kLanes, q + 4 * w, 4);
         scales[b] = amax / 127.0f + poison;
         sums[b] = poison == 0 ? int32_t(sum) : 0;
+        in.low_sums(token)[b] = poison == 0 ? int32_t(low) : 0;
     }
 }
 

@@ -45,9 +45,9 @@ def distance(actual: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(((actual - expected) ** 2).mean() / (expected**2).mean()))
 
 
-def test_logits_are_those_of_transformers(tiny: Golden) -> None:
+def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> None:
     """With a float32 KV cache, as transformers has; prompt at once, in chunks, and step by step."""
-    runner = Runner(tiny.path, open_backend("reference"), kv_dtype=np.float32)
+    runner = Runner(tiny.path, backend, kv_dtype=np.float32)
     np.testing.assert_allclose(runner.run(tiny.prompt), tiny.prompt_logits, atol=1e-4, rtol=0)
     np.testing.assert_allclose(one_by_one(runner, tiny.steps), tiny.step_logits, atol=1e-4, rtol=0)
     runner.length = 0
@@ -91,10 +91,10 @@ def test_every_block_type_is_its_dequantised_twin(
         assert 1e-4 < distance(logits, expected) < 0.08
 
 
-def test_stories260k_logits(test_data: Path, tmp_path: Path) -> None:
+def test_stories260k_logits(test_data: Path, tmp_path: Path, backend: Backend) -> None:
     write_stories260k(tmp_path / "model.gguf", test_data)
     expected = reference(test_data)
-    runner = Runner(tmp_path / "model.gguf", open_backend("reference"), kv_dtype=np.float32)
+    runner = Runner(tmp_path / "model.gguf", backend, kv_dtype=np.float32)
     logits = runner.run([1, *expected.ids[:3]])
     np.testing.assert_allclose(logits, expected.logits, atol=1e-3, rtol=0)
 

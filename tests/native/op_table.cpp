@@ -52,34 +52,79 @@ struct Weights {
     double at(int64_t r, int64_t c) const { return values[size_t(r * rows.cols + c)]; }
 };
 
+// The weights of one file block as ggml defines them, element by element.
+double half_at(const uint8_t* p) { return from_half(uint16_t(p[0] | p[1] << 8)); }
+int nibble(const uint8_t* q, int e) { return e < 16 ? q[e] & 15 : q[e - 16] >> 4; }
+int fifth(const uint8_t* bits, int e) { return (bits[e / 8] >> (e % 8) & 1) << 4; }
+
+double k_weight(const uint8_t* p, int e, bool five) {
+    const uint8_t* s = p + 4;
+    const int j = e / 32;
+    const int scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | s[j - 4] >> 6 << 4;
+    const int minimum = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | s[j] >> 6 << 4;
+    const uint8_t byte = p[(five ? 48 : 16) + e / 64 * 32 + e % 32];
+    const int code = (j % 2 ? byte >> 4 : byte & 15) + (five ? (p[16 + e % 32] >> j & 1) << 4 : 0);
+    return half_at(p) * scale * code - half_at(p + 2) * minimum;
+}
+
+double q6_k_weight(const uint8_t* p, int e) {
+    const int half = e / 128, quarter = e % 128 / 32, l = e % 32;
+    const uint8_t byte = p[half * 64 + quarter % 2 * 32 + l];
+    const int code = (quarter < 2 ? byte & 15 : byte >> 4) | (p[128 + half * 32 + l] >> (2 * quarter) & 3)
+                                                                 << 4;
+    return half_at(p + 208) * int8_t(p[192 + e / 16]) * (code - 32);
+}
+
+double weight(Type type, const uint8_t* p, int e) {
+    static const int iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    static const double fp4[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    switch (type) {
+        case Q4_0: return half_at(p) * (nibble(p + 2, e) - 8);
+        case Q4_1: return half_at(p) * nibble(p + 4, e) + half_at(p + 2);
+        case Q5_0: return half_at(p) * (nibble(p + 6, e) + fifth(p + 2, e) - 16);
+        case Q5_1: return half_at(p) * (nibble(p + 8, e) + fifth(p + 4, e)) + half_at(p + 2);
+        case Q8_0: return half_at(p) * int8_t(p[2 + e]);
+        case IQ4_NL: return half_at(p) * iq4[nibble(p + 2, e)];
+        case MXFP4:
+            return std::ldexp(fp4[nibble(p + 1, e) & 7], p[0] - 127) * (nibble(p + 1, e) & 8 ? -1 : 1);
+        case Q4_K: return k_weight(p, e, false);
+        case Q5_K: return k_weight(p, e, true);
+        case Q6_K: return q6_k_weight(p, e);
+        default: return 0;
+    }
+}
+
 Weights random_weights(Type type, int64_t count, int64_t cols) {
     Weights w;
     const int64_t size = row_size(type, cols);
+    const BlockSize block = block_size(type);
     std::vector<uint8_t> plain(static_cast<size_t>(count * size));
     for (uint8_t& b : plain) b = uint8_t(random_bits());
-    for (int64_t i = 0; i < count * cols; ++i) {
-        uint8_t* p = &plain[size_t(i * size / cols)];
-        if (type == F32) {
-            const float v = uniform();
-            std::memcpy(p, &v, 4), w.values.push_back(v);
-        } else if (type == F16 || type == BF16) {
+    for (int64_t b = 0; b < count * cols / block.weights; ++b) {
+        uint8_t* p = &plain[size_t(b * block.bytes)];
+        const auto put_half = [&](int at, double v) {
+            const uint16_t h = to_half(v);
+            std::memcpy(p + at, &h, 2);
+        };
+        if (!is_quantised(type)) {
             const float v = uniform();
             uint32_t bits;
             std::memcpy(&bits, &v, 4);
             const uint16_t h = type == F16 ? to_half(v) : uint16_t(bits >> 16);
-            bits = uint32_t(h) << 16;
-            float b;
-            std::memcpy(&b, &bits, 4);
-            std::memcpy(p, &h, 2), w.values.push_back(type == F16 ? from_half(h) : b);
-        } else {
-            const int64_t block = i / 32, e = i % 32, block_size = row_size(type, 32);
-            uint8_t* q = &plain[size_t(block * block_size)];
-            const uint16_t d = to_half(0.01 + 0.001 * double(block % 7));
-            std::memcpy(q, &d, 2);
-            const int code =
-                type == Q8_0 ? int8_t(q[2 + e]) : (e < 16 ? q[2 + e] & 15 : q[2 + e - 16] >> 4) - 8;
-            w.values.push_back(from_half(d) * code);
+            const uint32_t back = uint32_t(h) << 16;
+            float brain;
+            std::memcpy(&brain, &back, 4);
+            std::memcpy(p, type == F32 ? static_cast<const void*>(&v) : &h, size_t(block.bytes));
+            w.values.push_back(type == F32 ? v : type == F16 ? from_half(h) : brain);
+            continue;
         }
+        const double d = 0.01 + 0.001 * double(b % 7);
+        if (type == MXFP4)
+            p[0] = uint8_t(120 + b % 5);
+        else
+            put_half(type == Q6_K ? 208 : 0, block.weights == 256 ? d / 20 : d);
+        if (type == Q4_1 || type == Q5_1 || type == Q4_K || type == Q5_K) put_half(2, d / 3);
+        for (int e = 0; e < block.weights; ++e) w.values.push_back(weight(type, p, e));
     }
     w.bytes.resize(plain.size());
     for (int64_t r = 0; r < count; ++r)
@@ -229,10 +274,11 @@ void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, int length, in
                fresh = random_floats(tokens * kv_heads * head_dim);
     std::vector<float> out(q.size());
     Program program(k, pool, s.batch, s.bounds);
-    program.store_kv(fresh.data(), fresh.data(), keys.data(), values.data(), int64_t(s.pages.size()),
-                     kv_heads, head_dim);
+    program.store_kv(fresh.data(), fresh.data(),
+                     {keys.data(), values.data(), F16, int64_t(s.pages.size()), kv_heads, head_dim});
     Attention a{};
-    a.q = q.data(), a.k_cache = keys.data(), a.v_cache = values.data(), a.out = out.data();
+    a.q = q.data(), a.k_cache = keys.data(), a.v_cache = values.data(), a.out = out.data(),
+    a.cache_type = F16;
     a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim, a.scale = 0.3f;
     program.attention(a, int64_t(s.pages.size()));
     program.run();
@@ -294,7 +340,8 @@ void test_norm_rope(const Kernels& k, int64_t n, bool centre, bool interleaved) 
 }
 
 void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool relu) {
-    const int tokens = 3, n = 150, rank = 64, d = 96;
+    const int tokens = 3, n = 150, rank = 64;
+    const int64_t d = 3 * std::max(32, block_size(type).weights);
     Step1 s(tokens, tokens, tokens);
     const Weights first = random_weights(type, rank, d), second = random_weights(F32, n, rank);
     const auto x = random_floats(tokens * d), threshold = random_floats(n);
@@ -329,17 +376,19 @@ int main(int argc, char** argv) {
         return 77;
     }
     auto pool = std::make_shared<Pool>(3);
-    for (Type type : {F32, F16, BF16, Q8_0, Q4_0}) {
-        for (int64_t cols : {32, 64, 96, 256, 512, 544, 1120})
-            for (int tokens : {1, 2, 5, 9}) test_linear(*k, pool, type, cols, tokens);
+    for (Type type : {F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4}) {
+        const int64_t unit = block_size(type).weights == 256 ? 256 : 32;
+        for (int64_t cols : {32, 64, 96, 256, 512, 544, 768, 1120})
+            for (int tokens : {1, 2, 5, 9})
+                if (cols % unit == 0) test_linear(*k, pool, type, cols, tokens);
         for (bool by_output : {false, true})
             for (Activation a : {kRelu, kDRelu, kRelu2, kSilu, kGelu})
                 for (bool gated : {true, false})
                     if (gated || a != kDRelu)
                         for (auto [tokens, decode] : {std::pair{1, 1}, {5, 5}, {4, 1}})
-                            test_ffn(*k, pool, {type, by_output, gated, can_skip(a), a, tokens, decode}, 160,
-                                     96);
-        test_ffn(*k, pool, {type, false, true, false, kRelu, 6, 2}, 1000, 544);
+                            test_ffn(*k, pool, {type, by_output, gated, can_skip(a), a, tokens, decode},
+                                     unit == 32 ? 160 : 256, unit == 32 ? 96 : 256);
+        test_ffn(*k, pool, {type, false, true, false, kRelu, 6, 2}, 1000, unit == 32 ? 544 : 768);
         test_predict(*k, pool, type, true);
         test_predict(*k, pool, type, false);
     }

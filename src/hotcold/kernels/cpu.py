@@ -274,7 +274,7 @@ class CPUBackend:
     def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
         _check("k", k)
         _check("v", v)
-        caches = _halves("k_cache", k_cache), _halves("v_cache", v_cache)
+        caches = _cache("k_cache", k_cache), _cache("v_cache", v_cache)
         self._op(batch, lambda p: p.store_kv(k, v, *caches), k, v, k_cache, v_cache)
 
     def attention(
@@ -282,7 +282,7 @@ class CPUBackend:
     ) -> None:
         _check("q", q)
         _check("out", out)
-        caches = _halves("k_cache", k_cache), _halves("v_cache", v_cache)
+        caches = _cache("k_cache", k_cache), _cache("v_cache", v_cache)
         self._op(batch, lambda p: p.attention(q, *caches, out, scale), q, k_cache, v_cache, out)
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
@@ -383,7 +383,10 @@ def _check(what: str, array: Buffer, dtype: npt.DTypeLike = np.float32) -> None:
         raise ValueError(f"{what} is not C-contiguous: pass np.ascontiguousarray of it")
 
 
-def _halves(what: str, cache: Buffer) -> npt.NDArray[np.uint16]:
+def _cache(what: str, cache: Buffer) -> Buffer:
+    """A KV cache as the extension takes it: float32, or the bits of float16."""
+    if cache.dtype == np.float32:
+        _check(what, cache)
+        return cache
     _check(what, cache, np.float16)
-    view: npt.NDArray[np.uint16] = cache.view(np.uint16)
-    return view
+    return cache.view(np.uint16)

@@ -22,7 +22,7 @@ class KVCache:
         backend: allocates the caches.
         config: the model's.
         pages: how many; position p of a sequence lies in the sequence's page ``p // PAGE``.
-        dtype: float16, or float32 where the backend takes it (``reference`` does).
+        dtype: float16 or float32.
 
     Attributes:
         layers: (K, V) of each layer, ``[pages, K, PAGE, head_dim]``.
