@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +18,8 @@ import numpy.typing as npt
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
+Decode: TypeAlias = Callable[[Bytes], Floats]
+Encode: TypeAlias = Callable[[Floats], Bytes]
 
 _CHUNK = 1 << 18  # weights coded at a time, so that temporaries stay in the cache
 
@@ -43,8 +44,8 @@ class BlockType:
     id: int
     weights: int
     nbytes: int
-    decode: Callable[[Bytes], Floats] | None = field(default=None, repr=False, compare=False)
-    encode: Callable[[Floats], Bytes] | None = field(default=None, repr=False, compare=False)
+    decode: Decode | None = field(default=None, repr=False, compare=False)
+    encode: Encode | None = field(default=None, repr=False, compare=False)
 
     @property
     def supported(self) -> bool:
@@ -112,7 +113,8 @@ def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
     """
     kind = block_type(type)
     if kind.encode is None:
-        raise BlockTypeError(f"cannot write {kind.name}: {_choices(writable=True)}")
+        choices = ", ".join(type.name for type in BLOCK_TYPES.values() if type.encode)
+        raise BlockTypeError(f"cannot write {kind.name}: choose from {choices}")
     array = np.asarray(values, dtype=np.float32, order="C")
     if array.ndim == 0 or array.size == 0:
         raise BlockTypeError(f"cannot quantise an array of shape {array.shape}: it holds no rows")
@@ -129,16 +131,8 @@ def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
 # --- float types: a block is one value ---
 
 
-def _decode_f32(blocks: Bytes) -> Floats:
-    return blocks.view("<f4").astype(np.float32)
-
-
 def _encode_f32(values: Floats) -> Bytes:
     return values.astype("<f4").view(np.uint8)
-
-
-def _decode_f16(blocks: Bytes) -> Floats:
-    return blocks.view("<f2").astype(np.float32)
 
 
 def _encode_f16(values: Floats) -> Bytes:
@@ -201,27 +195,28 @@ def _codes(blocks: Bytes, bits: int) -> Bytes:
     return codes
 
 
-def _decode_centred(blocks: Bytes, bits: int) -> Floats:
-    return _half(blocks, 0) * (_codes(blocks, bits).view(np.int8) - np.int8(1 << bits - 1))
+def _by_bits(bits: int, *, minimum: bool) -> tuple[Decode, Encode]:
+    """Q4_0 and Q5_0, whose codes count from the middle of their range, or Q4_1 and Q5_1, from a minimum."""
+    name, last, middle = f"Q{bits}_{int(minimum)}", np.float32((1 << bits) - 1), 1 << bits - 1
 
+    def decode(blocks: Bytes) -> Floats:
+        codes = _codes(blocks, bits)
+        if minimum:
+            return _half(blocks, 0) * codes + _half(blocks, 2)
+        return _half(blocks, 0) * (codes.view(np.int8) - np.int8(middle))
 
-def _decode_from_minimum(blocks: Bytes, bits: int) -> Floats:
-    return _half(blocks, 0) * _codes(blocks, bits) + _half(blocks, 2)
+    def encode(values: Floats) -> Bytes:
+        if not minimum:
+            scales = _farthest(values) / np.float32(-middle)  # so that it gets code 0, whatever its sign
+            codes = values * _inverse(scales, name) + np.float32(middle + 0.5)
+            return np.hstack([_to_half(scales), _pack(np.minimum(codes, last), bits)])
+        least = values.min(axis=1, keepdims=True)
+        _check_scales(least, name)
+        scales = (values.max(axis=1, keepdims=True) - least) / last
+        codes = (values - least) * _inverse(scales, name) + np.float32(0.5)
+        return np.hstack([_to_half(scales), _to_half(least), _pack(np.minimum(codes, last), bits)])
 
-
-def _encode_centred(values: Floats, bits: int) -> Bytes:
-    zero = 1 << bits - 1
-    scales = _farthest(values) / np.float32(-zero)  # which gets code 0: codes less zero are -8..7, or -16..15
-    shifted = values * _inverse(scales, f"Q{bits}_0") + np.float32(zero + 0.5)
-    return np.hstack([_to_half(scales), _pack(shifted, bits)])
-
-
-def _encode_from_minimum(values: Floats, bits: int) -> Bytes:
-    least = values.min(axis=1, keepdims=True)
-    scales = (values.max(axis=1, keepdims=True) - least) / np.float32((1 << bits) - 1)
-    _check_scales(least, f"Q{bits}_1")
-    shifted = (values - least) * _inverse(scales, f"Q{bits}_1") + np.float32(0.5)
-    return np.hstack([_to_half(scales), _to_half(least), _pack(shifted, bits)])
+    return decode, encode
 
 
 def _farthest(values: Floats) -> Floats:
@@ -229,8 +224,9 @@ def _farthest(values: Floats) -> Floats:
     return np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
 
 
-def _pack(shifted: npt.NDArray[Any], bits: int) -> Bytes:
-    codes: Bytes = np.minimum(shifted, np.float32((1 << bits) - 1)).astype(np.uint8)
+def _pack(numbers: npt.NDArray[Any], bits: int) -> Bytes:
+    """The inverse of :func:`_codes`."""
+    codes = numbers.astype(np.uint8)
     low: Bytes = codes[:, :16] & np.uint8(15) | codes[:, 16:] << np.uint8(4)
     if bits == 4:
         return low
@@ -326,18 +322,14 @@ def _decode_q6_k(blocks: Bytes) -> Floats:
 BLOCK_TYPES: dict[str, BlockType] = {
     type.name: type
     for type in (
-        BlockType("F32", 0, 1, 4, _decode_f32, _encode_f32),
-        BlockType("F16", 1, 1, 2, _decode_f16, _encode_f16),
+        BlockType("F32", 0, 1, 4, lambda blocks: blocks.view("<f4"), _encode_f32),
+        BlockType("F16", 1, 1, 2, lambda blocks: blocks.view("<f2").astype(np.float32), _encode_f16),
         BlockType("BF16", 30, 1, 2, _decode_bf16, _encode_bf16),
         BlockType("Q8_0", 8, 32, 34, _decode_q8_0, _encode_q8_0),
-        BlockType("Q4_0", 2, 32, 18, partial(_decode_centred, bits=4), partial(_encode_centred, bits=4)),
-        BlockType(
-            "Q4_1", 3, 32, 20, partial(_decode_from_minimum, bits=4), partial(_encode_from_minimum, bits=4)
-        ),
-        BlockType("Q5_0", 6, 32, 22, partial(_decode_centred, bits=5), partial(_encode_centred, bits=5)),
-        BlockType(
-            "Q5_1", 7, 32, 24, partial(_decode_from_minimum, bits=5), partial(_encode_from_minimum, bits=5)
-        ),
+        BlockType("Q4_0", 2, 32, 18, *_by_bits(4, minimum=False)),
+        BlockType("Q4_1", 3, 32, 20, *_by_bits(4, minimum=True)),
+        BlockType("Q5_0", 6, 32, 22, *_by_bits(5, minimum=False)),
+        BlockType("Q5_1", 7, 32, 24, *_by_bits(5, minimum=True)),
         BlockType("Q4_K", 12, 256, 144, _decode_q4_k),
         BlockType("Q5_K", 13, 256, 176, _decode_q4_k),
         BlockType("Q6_K", 14, 256, 210, _decode_q6_k),
@@ -346,58 +338,25 @@ BLOCK_TYPES: dict[str, BlockType] = {
     )
 }
 
-#: ggml's other types: name, id, weights and bytes of a block. They can be listed, not computed with.
-_LISTED_TYPES: tuple[tuple[str, int, int, int], ...] = (
-    ("Q8_1", 9, 32, 36),
-    ("Q2_K", 10, 256, 84),
-    ("Q3_K", 11, 256, 110),
-    ("Q8_K", 15, 256, 292),
-    ("IQ2_XXS", 16, 256, 66),
-    ("IQ2_XS", 17, 256, 74),
-    ("IQ3_XXS", 18, 256, 98),
-    ("IQ1_S", 19, 256, 50),
-    ("IQ3_S", 21, 256, 110),
-    ("IQ2_S", 22, 256, 82),
-    ("IQ4_XS", 23, 256, 136),
-    ("I8", 24, 1, 1),
-    ("I16", 25, 1, 2),
-    ("I32", 26, 1, 4),
-    ("I64", 27, 1, 8),
-    ("F64", 28, 1, 8),
-    ("IQ1_M", 29, 256, 56),
-    ("TQ1_0", 34, 256, 54),
-    ("TQ2_0", 35, 256, 66),
-    ("NVFP4", 40, 64, 36),
-    ("Q1_0", 41, 128, 18),
-)
-
-#: Every type of the format by id, supported or not.
+#: Every type of ggml by id. The others can be listed, not computed with: name, id, weights, bytes of a block.
 GGML_TYPES: dict[int, BlockType] = {type.id: type for type in BLOCK_TYPES.values()} | {
-    id: BlockType(name, id, weights, nbytes) for name, id, weights, nbytes in _LISTED_TYPES
-}
+    id: BlockType(name, id, weights, nbytes)
+    for name, id, weights, nbytes in (
+        ("Q8_1", 9, 32, 36), ("Q2_K", 10, 256, 84), ("Q3_K", 11, 256, 110), ("Q8_K", 15, 256, 292),
+        ("IQ2_XXS", 16, 256, 66), ("IQ2_XS", 17, 256, 74), ("IQ3_XXS", 18, 256, 98), ("IQ1_S", 19, 256, 50),
+        ("IQ3_S", 21, 256, 110), ("IQ2_S", 22, 256, 82), ("IQ4_XS", 23, 256, 136), ("I8", 24, 1, 1),
+        ("I16", 25, 1, 2), ("I32", 26, 1, 4), ("I64", 27, 1, 8), ("F64", 28, 1, 8), ("IQ1_M", 29, 256, 56),
+        ("TQ1_0", 34, 256, 54), ("TQ2_0", 35, 256, 66), ("NVFP4", 40, 64, 36), ("Q1_0", 41, 128, 18),
+    )
+}  # fmt: skip
 
 
 def block_type(name_or_id: BlockType | str | int) -> BlockType:
-    """The supported type of this name or ggml id.
-
-    Raises:
-        BlockTypeError: names the type seen and lists those supported.
-    """
+    """The type of this name or ggml id; ``BlockTypeError`` names one that is not supported."""
     if isinstance(name_or_id, BlockType):
         name_or_id = name_or_id.id
-    found: Any = None
-    if isinstance(name_or_id, str):
-        found = BLOCK_TYPES.get(name_or_id)
-        seen = repr(name_or_id)
-    else:
-        found = GGML_TYPES.get(name_or_id)
-        seen = found.name if found else f"number {name_or_id}"
+    found = BLOCK_TYPES.get(name_or_id) if isinstance(name_or_id, str) else GGML_TYPES.get(name_or_id)
     if found is None or not found.supported:
-        raise BlockTypeError(f"block type {seen} is not supported: {_choices()}")
-    result: BlockType = found
-    return result
-
-
-def _choices(*, writable: bool = False) -> str:
-    names = [type.name for type in BLOCK_TYPES.values() if type.encode is not None or not writable]
-    return f"choose from {', '.join(names)}"
+        seen = found.name if found else repr(name_or_id)
+        raise BlockTypeError(f"block type {seen} is not supported: choose from {', '.join(BLOCK_TYPES)}")
+    return found

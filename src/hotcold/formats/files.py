@@ -19,22 +19,32 @@ class FileError(ValueError):
     """A path that is no regular file, or a file that changed while it was in use. The text lacks the path."""
 
 
+def printable(text: str, limit: int = 200) -> str:
+    """``text`` on one line without control characters (escaped), cut to ``limit``: safe for a terminal."""
+    cut = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+
+
+@contextlib.contextmanager
+def naming(path: Path, kind: type[ValueError]) -> Iterator[None]:
+    """Puts the path before errors of this kind, and before ``FileError``, which become of this kind."""
+    try:
+        yield
+    except (kind, FileError) as error:
+        raise kind(f"{printable(str(path), 4096)}: {error}") from None
+
+
 class RegularFile:
-    """An open regular file of a size that must not change.
+    """An open regular file of a size that must not change; ``close`` also happens when it is collected.
 
     Reads are positional and go to the descriptor that was checked: replacing the file under its name does not
     matter, cutting it short gives an error (where a mapping would give a fault).
     """
 
     def __init__(self, path: Path) -> None:
-        fd = _open_regular(path)
-        self._fd = fd
-        self._close = weakref.finalize(self, os.close, fd)
-        self.size = os.fstat(fd).st_size
-
-    def close(self) -> None:
-        """Closes the descriptor; also done when the object is collected."""
-        self._close()
+        self._fd = _open_regular(path)
+        self.close = weakref.finalize(self, os.close, self._fd)
+        self.size = os.fstat(self._fd).st_size
 
     def read(self, offset: int, n: int) -> bytes:
         """Exactly ``n`` bytes from ``offset``; ``FileError`` as for :meth:`read_into`."""
@@ -44,7 +54,7 @@ class RegularFile:
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fills ``view`` (bytes) from ``offset``; ``FileError`` if closed, changed in size or unreadable."""
-        if not self._close.alive:
+        if not self.close.alive:
             raise FileError("the file is closed; open it again")
         size = os.fstat(self._fd).st_size
         if size != self.size:
@@ -63,26 +73,21 @@ class RegularFile:
 def _open_regular(path: Path) -> int:
     try:
         # Looked at before it is opened, since opening alone can block (a FIFO) or act (a device).
-        _refuse_special(os.stat(path).st_mode)
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except FileError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise FileError(f"cannot be opened: {reason}") from None
-    try:
-        _refuse_special(os.fstat(fd).st_mode)
-    except FileError:
-        os.close(fd)
-        raise
-    return fd
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):
+            fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISREG(mode):
+                return fd
+            os.close(fd)
+    except (OSError, ValueError) as error:  # ValueError: a NUL or half a surrogate pair in the path
+        raise FileError(f"cannot be opened: {getattr(error, 'strerror', error)}") from None
+    raise _special(mode)
 
 
-def _refuse_special(mode: int) -> None:
-    if stat.S_ISREG(mode):
-        return
+def _special(mode: int) -> FileError:
     seen = "a directory" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a device or socket"
-    raise FileError(f"is {seen}: a regular file is needed")
+    return FileError(f"is {seen}: a regular file is needed")
 
 
 if hasattr(os, "preadv"):
@@ -109,8 +114,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         FileError: ``path`` is something other than a regular file, or it cannot be written.
     """
     try:
-        if path.exists():
-            _refuse_special(path.stat().st_mode)
+        if path.exists() and not path.is_file():
+            raise _special(path.stat().st_mode)
         partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         fd = os.open(partial, flags, 0o666)

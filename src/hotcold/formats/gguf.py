@@ -7,20 +7,20 @@ hostile: see ``gguf_values`` for the bounds, and docs/formats.md for the layout.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Tensor, block_type
-from hotcold.formats.files import FileError, RegularFile, replacing
+from hotcold.formats.files import RegularFile, naming, replacing
 from hotcold.formats.gguf_values import (
     DEFAULT_ALIGNMENT,
     MAX_HEADER,
@@ -101,19 +101,21 @@ class GGUFFile:
             GGUFError: no such tensor, a block type that is not supported, no memory, or the file has changed
                 since it was opened.
         """
-        with _naming(self.path):
-            info = self.tensors.get(name)
-            if info is None:
-                raise GGUFError(f"has no tensor '{printable(name, 80)}' among its {len(self.tensors)}")
+        with naming(self.path, GGUFError):
+            info = self._info(name)
             try:
-                kind = block_type(info.type)
-                data = np.empty((math.prod(info.shape[:-1]), kind.row_bytes(info.shape[-1])), np.uint8)
+                return Tensor(block_type(info.type), info.shape, self._read(info))
             except BlockTypeError as error:
                 raise GGUFError(f"tensor {name}: {error}") from None
-            except MemoryError:
-                raise GGUFError(f"tensor {name}: no memory for its {info.nbytes} bytes") from None
-            self._file.read_into(data.data.cast("B"), info.offset)
-        return Tensor(kind, info.shape, data)
+
+    def load_integers(self, name: str) -> npt.NDArray[np.signedinteger[Any]]:
+        """Reads a tensor of type I8, I16, I32 or I64 as an array of its shape; errors as in :meth:`load`."""
+        with naming(self.path, GGUFError):
+            info = self._info(name)
+            if info.type.name not in ("I8", "I16", "I32", "I64"):
+                raise GGUFError(f"tensor {name} is {info.type.name}: I8, I16, I32 or I64 is needed")
+            integers: npt.NDArray[np.signedinteger[Any]] = self._read(info).view(f"<i{info.type.nbytes}")
+            return integers.reshape(info.shape)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that identify the weights; sidecar files carry them.
@@ -140,10 +142,23 @@ class GGUFFile:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self.tensors:
+            raise GGUFError(f"has no tensor '{printable(name, 80)}' among its {len(self.tensors)}")
+        return self.tensors[name]
+
+    def _read(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
+        try:
+            data = np.empty((math.prod(info.shape[:-1]), info.type.row_bytes(info.shape[-1])), np.uint8)
+        except MemoryError:
+            raise GGUFError(f"tensor {info.name}: no memory for its {info.nbytes} bytes") from None
+        self._file.read_into(data.data.cast("B"), info.offset)
+        return data
+
     def _samples(self, info: TensorInfo) -> bytes:
         length = min(_SAMPLE_BYTES, info.nbytes)
         offsets = [info.offset + i * (info.nbytes - length) // (_SAMPLES - 1) for i in range(_SAMPLES)]
-        with _naming(self.path):
+        with naming(self.path, GGUFError):
             return b"".join(self._file.read(offset, length) for offset in offsets)
 
 
@@ -156,22 +171,8 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
         GGUFError: not a regular file, cannot be opened, or its header is not right.
     """
     path = Path(path)
-    with _naming(path):
-        file = RegularFile(path)
-        try:
-            return GGUFFile(path, file)
-        except BaseException:
-            file.close()
-            raise
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Puts the path before errors, on one line."""
-    try:
-        yield
-    except (GGUFError, FileError) as error:
-        raise GGUFError(f"{printable(str(path), 4096)}: {error}") from None
+    with naming(path, GGUFError):
+        return GGUFFile(path, RegularFile(path))
 
 
 # --- the header ---
@@ -221,18 +222,15 @@ def _refuse_shard(metadata: Mapping[str, Any]) -> None:
 
 
 def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]:
-    relative = {}
+    infos: dict[str, TensorInfo] = {}
     for i in range(n):
         name = cursor.string(f"the name of tensor {i}", MAX_NAME_BYTES)
         check_name(name)
-        if name in relative:
+        if name in infos:
             raise GGUFError(f"tensor name {name} occurs twice")
-        relative[name] = _read_info(cursor, name, alignment)
+        infos[name] = _read_info(cursor, name, alignment)
     start = _aligned(cursor.position, alignment)
-    return {
-        info.name: TensorInfo(info.name, info.shape, info.type, start + info.offset, info.nbytes)
-        for info in relative.values()
-    }
+    return {name: replace(info, offset=start + info.offset) for name, info in infos.items()}
 
 
 def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
@@ -308,7 +306,7 @@ def write_gguf(
         raise GGUFError(
             f"cannot write {magic!r} version {version}: GGUF or PWRI, version 2 or 3, are allowed"
         )
-    with _naming(path):
+    with naming(path, GGUFError):
         header, alignment = _encode_header(metadata, tensors, magic, version)
         with replacing(path) as file:
             file.write(header)

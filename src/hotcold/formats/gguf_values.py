@@ -6,7 +6,7 @@ in Python integers, which do not wrap; the limits below are far above real files
 
 from __future__ import annotations
 
-import enum
+import contextlib
 import math
 import struct
 from collections.abc import Callable
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.formats.files import printable as printable
+
 MAX_HEADER = 128 << 20  #: bytes before the tensor data
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
@@ -22,9 +24,7 @@ MAX_KEY_BYTES = 65535  # the specification's
 MAX_NAME_BYTES = 64  # the specification's
 MAX_STRING_BYTES = 16 << 20
 MAX_TEMPLATE_BYTES = 1 << 20  #: of a chat template, which is compiled later
-MAX_STRINGS = (
-    1 << 21
-)  #: in all arrays of a file together; the largest vocabularies with merges have 0.8 million
+MAX_STRINGS = 1 << 21  #: in all arrays of a file; the largest vocabularies with merges have 0.8 million
 MAX_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
 
@@ -38,43 +38,15 @@ class GGUFError(ValueError):
     """A file that is not a GGUF file that can be read, or content that cannot be written as one. One line."""
 
 
-class ValueType(enum.IntEnum):
-    """Types of metadata values, with the numbers that GGUF stores."""
-
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    UINT32 = 4
-    INT32 = 5
-    FLOAT32 = 6
-    BOOL = 7
-    STRING = 8
-    ARRAY = 9
-    UINT64 = 10
-    INT64 = 11
-    FLOAT64 = 12
-
-
-DTYPES: dict[ValueType, np.dtype[Any]] = {
-    ValueType.UINT8: np.dtype("u1"),
-    ValueType.INT8: np.dtype("i1"),
-    ValueType.UINT16: np.dtype("<u2"),
-    ValueType.INT16: np.dtype("<i2"),
-    ValueType.UINT32: np.dtype("<u4"),
-    ValueType.INT32: np.dtype("<i4"),
-    ValueType.FLOAT32: np.dtype("<f4"),
-    ValueType.BOOL: np.dtype("u1"),
-    ValueType.UINT64: np.dtype("<u8"),
-    ValueType.INT64: np.dtype("<i8"),
-    ValueType.FLOAT64: np.dtype("<f8"),
+#: The types of values, where GGUF's number for one is its position.
+TYPES = (
+    "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array",
+    "uint64", "int64", "float64",
+)  # fmt: skip
+UINT32, BOOL, STRING, ARRAY = (TYPES.index(name) for name in ("uint32", "bool", "string", "array"))
+DTYPES: dict[int, np.dtype[Any]] = {
+    kind: np.dtype(name).newbyteorder("<") for kind, name in enumerate(TYPES) if kind not in (STRING, ARRAY)
 }
-
-
-def printable(text: str, limit: int = 200) -> str:
-    """``text`` on one line without control characters (escaped), cut to ``limit``: safe for a terminal."""
-    cut = text if len(text) <= limit else text[: limit - 3] + "..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
 
 
 class Cursor:
@@ -151,21 +123,11 @@ class Cursor:
         while len(result) < n:
             result.append(self.string(f"item {len(result)} of {what}"))  # checked; moves the window
             window, at = self._window, self.position - self._start
-            end = len(window)
-            try:
-                for _ in range(n - len(result)):
-                    start = at + 8
-                    if start > end:
-                        break
-                    stop = start + length(window, at)[0]
-                    if stop > end:
-                        break
-                    result.append(window[start:stop].decode())
+            with contextlib.suppress(struct.error, UnicodeDecodeError):  # what is wrong is found above
+                while len(result) < n and (stop := at + 8 + length(window, at)[0]) <= len(window):
+                    result.append(window[at + 8 : stop].decode())
                     at = stop
-            except UnicodeDecodeError:
-                _decode(window[start:stop], f"item {len(result)} of {what}")
-            if 0 <= at <= end:
-                self.position = self._start + at
+            self.position = self._start + at
         return result
 
 
@@ -176,24 +138,23 @@ def _decode(data: bytes, what: str) -> str:
         raise GGUFError(f"{what} is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}") from None
 
 
-def read_value(cursor: Cursor, key: str) -> tuple[ValueType, Any]:
+def read_value(cursor: Cursor, key: str) -> tuple[int, Any]:
     """The type and the value of one key.
 
     Numbers are Python's, strings ``str``; arrays are ``list[str]`` or one-dimensional NumPy arrays of the
     stored type. Arrays of arrays are refused.
     """
     what = _value_of(key)
-    kind = _value_type(cursor.u32(f"the type of the {what}"), what)
-    if kind is ValueType.STRING:
+    kind = _value_type(cursor, f"the type of the {what}", what)
+    if kind == STRING:
         return kind, cursor.string(what, string_limit(key))
-    if kind is not ValueType.ARRAY:
+    if kind != ARRAY:
         return kind, _numbers(cursor, kind, 1, what)[0].item()
-    item = _value_type(cursor.u32(f"the item type of the {what}"), what)
-    if item is ValueType.ARRAY:
+    item = _value_type(cursor, f"the item type of the {what}", what)
+    if item == ARRAY:
         raise GGUFError(f"{what} is an array of arrays: only flat arrays are allowed")
-    if item is ValueType.STRING:
-        n = cursor.count(f"strings in the {what}", 8, MAX_STRINGS)
-        return kind, cursor.strings(n, what)
+    if item == STRING:
+        return kind, cursor.strings(cursor.count(f"strings in the {what}", 8, MAX_STRINGS), what)
     width = DTYPES[item].itemsize
     n = cursor.count(f"numbers in the {what}", width, MAX_HEADER // width)
     return kind, _numbers(cursor, item, n, what)
@@ -203,21 +164,18 @@ def _value_of(key: str) -> str:
     return f"value of '{printable(key, 80)}'"
 
 
-def _value_type(number: int, what: str) -> ValueType:
-    try:
-        return ValueType(number)
-    except ValueError:
-        raise GGUFError(f"{what} has type {number}: allowed are 0 to {max(ValueType)}") from None
+def _value_type(cursor: Cursor, number: str, what: str) -> int:
+    kind = cursor.u32(number)
+    if kind >= len(TYPES):
+        raise GGUFError(f"{what} has type {kind}: allowed are 0 to {len(TYPES) - 1}")
+    return kind
 
 
-def _numbers(cursor: Cursor, kind: ValueType, n: int, what: str) -> npt.NDArray[Any]:
-    dtype = DTYPES[kind]
-    array = np.frombuffer(cursor.take(n * dtype.itemsize, what), dtype)
-    if kind is not ValueType.BOOL:
-        return array.copy()
-    if n and array.max() > 1:
-        raise GGUFError(f"{what} holds the truth value {array.max()}: allowed are 0 and 1")
-    return array.astype(np.bool_)
+def _numbers(cursor: Cursor, kind: int, n: int, what: str) -> npt.NDArray[Any]:
+    data = bytearray(cursor.take(n * DTYPES[kind].itemsize, what))  # a copy, and writable
+    if kind == BOOL and n and max(data) > 1:
+        raise GGUFError(f"{what} holds the truth value {max(data)}: allowed are 0 and 1")
+    return np.frombuffer(data, DTYPES[kind])
 
 
 def string_limit(key: str) -> int:
@@ -226,9 +184,7 @@ def string_limit(key: str) -> int:
 
 
 def check_key(key: str) -> None:
-    if not 1 <= len(key.encode("utf-8", "replace")) <= MAX_KEY_BYTES or not (
-        key.isascii() and key.isprintable()
-    ):
+    if not (key.isascii() and key.isprintable() and 1 <= len(key) <= MAX_KEY_BYTES):
         raise GGUFError(
             f"key '{printable(key, 80)}': 1 to {MAX_KEY_BYTES} printable ASCII characters are needed"
         )
@@ -243,10 +199,10 @@ def check_name(name: str) -> None:
         )
 
 
-def check_alignment(kind: ValueType, value: Any) -> int:
+def check_alignment(kind: int, value: Any) -> int:
     """``general.alignment``: a power of two from 8 to 1 MiB, stored as uint32."""
-    if kind is not ValueType.UINT32:
-        raise GGUFError(f"general.alignment is stored as {kind.name.lower()}: uint32 is needed")
+    if kind != UINT32:
+        raise GGUFError(f"general.alignment is stored as {TYPES[kind]}: uint32 is needed")
     number = int(value)
     if not 8 <= number <= MAX_ALIGNMENT or number & (number - 1):
         raise GGUFError(f"general.alignment is {number}: a power of two from 8 to {MAX_ALIGNMENT} is needed")
@@ -266,7 +222,7 @@ def encode_string(text: str, what: str, most: int = MAX_STRING_BYTES) -> bytes:
     return _U64.pack(len(data)) + data
 
 
-def encode_value(key: str, value: Any) -> tuple[ValueType, bytes]:
+def encode_value(key: str, value: Any) -> tuple[int, bytes]:
     """The type of a metadata value and its bytes, without the type's own four.
 
     NumPy scalars and arrays keep their type, so ``np.uint64(5)`` is how to be explicit. Python's ``int``
@@ -275,17 +231,16 @@ def encode_value(key: str, value: Any) -> tuple[ValueType, bytes]:
     """
     what = _value_of(key)
     if isinstance(value, str):
-        return ValueType.STRING, encode_string(value, what, string_limit(key))
+        return STRING, encode_string(value, what, string_limit(key))
     if isinstance(value, (list, tuple, np.ndarray)):
-        return ValueType.ARRAY, _encode_array(value, what)
+        return ARRAY, _encode_array(value, what)
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
         value = _typed([value], what, (np.uint32, np.int32, np.uint64, np.int64))[0]
     if not isinstance(value, np.generic):
         raise GGUFError(
             f"{what} is a {type(value).__name__}: a number, text or a flat list of one of them is needed"
         )
-    kind = _stored_type(value.dtype, what)
-    return kind, np.asarray(value).astype(DTYPES[kind]).tobytes()
+    return _stored(np.asarray(value), what)
 
 
 def _encode_array(values: list[Any] | tuple[Any, ...] | npt.NDArray[Any], what: str) -> bytes:
@@ -294,12 +249,12 @@ def _encode_array(values: list[Any] | tuple[Any, ...] | npt.NDArray[Any], what: 
             if len(values) > MAX_STRINGS:
                 raise GGUFError(f"{what} has {len(values)} strings: at most {MAX_STRINGS} are allowed")
             items = (encode_string(value, f"item {i} of {what}") for i, value in enumerate(values))
-            return _U32.pack(ValueType.STRING) + _U64.pack(len(values)) + b"".join(items)
+            return _U32.pack(STRING) + _U64.pack(len(values)) + b"".join(items)
         values = _typed(list(values), what, (np.int32, np.int64, np.uint64))
     if values.ndim != 1:
         raise GGUFError(f"{what} has {values.ndim} dimensions: only flat arrays are allowed")
-    kind = _stored_type(values.dtype, what)
-    return _U32.pack(kind) + _U64.pack(len(values)) + values.astype(DTYPES[kind]).tobytes()
+    kind, data = _stored(values, what)
+    return _U32.pack(kind) + _U64.pack(len(values)) + data
 
 
 def _typed(values: list[Any], what: str, integers: tuple[type[np.integer[Any]], ...]) -> npt.NDArray[Any]:
@@ -325,12 +280,10 @@ def _typed(values: list[Any], what: str, integers: tuple[type[np.integer[Any]], 
     return np.array(values, np.float32)
 
 
-def _stored_type(dtype: np.dtype[Any], what: str) -> ValueType:
-    if dtype == np.bool_:
-        return ValueType.BOOL
-    for kind, stored in DTYPES.items():
-        if dtype.newbyteorder("<") == stored and kind is not ValueType.BOOL:
-            return kind
+def _stored(values: npt.NDArray[Any], what: str) -> tuple[int, bytes]:
+    for kind, dtype in DTYPES.items():
+        if values.dtype.newbyteorder("<") == dtype:
+            return kind, values.astype(dtype).tobytes()
     raise GGUFError(
-        f"{what} has NumPy type {dtype}: allowed are bool, (u)int8 to (u)int64, float32 and float64"
+        f"{what} has NumPy type {values.dtype}: allowed are bool, (u)int8 to (u)int64, float32 and float64"
     )

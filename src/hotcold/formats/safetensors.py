@@ -1,8 +1,7 @@
 """Bounded reader of safetensors files: one JSON header, then raw little-endian arrays.
 
 The header comes from strangers, so its length is checked against the file before it is read, every offset
-before it is used, and all sizes are Python integers. A tensor is read when it is asked for, never mapped: a
-file that shrinks while it is open gives an error instead of a signal.
+before it is used, and all sizes are Python integers.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from hotcold.formats.files import RegularFile, naming, printable
 
 Array: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -57,6 +57,7 @@ class SafetensorsFile:
     size: int
     metadata: dict[str, str]
     tensors: dict[str, SafetensorsInfo]
+    _file: RegularFile
 
     def load(self, name: str) -> Array:
         """Reads one tensor: float32, float16, or for BF16 its bits as uint16 (see :func:`as_float32`).
@@ -66,22 +67,13 @@ class SafetensorsFile:
             SafetensorsError: a dtype outside :data:`LOADABLE`, or the file's size has changed.
         """
         info = self.tensors[name]
-        if info.dtype not in LOADABLE:
-            raise SafetensorsError(
-                f"{self.path}: tensor {name!r} is {info.dtype}: only {', '.join(LOADABLE)} can be converted"
-            )
-        values = np.empty(info.shape, LOADABLE[info.dtype])
-        with open(self.path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != self.size:
+        with naming(self.path, SafetensorsError):
+            if info.dtype not in LOADABLE:
                 raise SafetensorsError(
-                    f"{self.path} changed from {self.size} to {size} bytes while it was read"
+                    f"tensor {name!r} is {info.dtype}: only {', '.join(LOADABLE)} can be converted"
                 )
-            file.seek(info.offset)
-            if values.size and file.readinto(values.reshape(-1).view(np.uint8).data) != info.nbytes:
-                raise SafetensorsError(
-                    f"{self.path}: tensor {name!r} ends early: the file shrank while it was read"
-                )
+            values = np.empty(info.shape, LOADABLE[info.dtype])
+            self._file.read_into(values.reshape(-1).view(np.uint8).data, info.offset)
         return values
 
 
@@ -93,47 +85,37 @@ def as_float32(values: Array) -> Floats:
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
-    """Reads and checks the header of a safetensors file.
-
-    Raises:
-        SafetensorsError: what is wrong with the file, in one line.
-        OSError: it cannot be opened.
-    """
+    """Opens a file and checks its header; ``SafetensorsError`` says in one line what is wrong with it."""
     path = Path(path)
-    if not stat.S_ISREG(os.stat(path).st_mode):  # a FIFO would block for ever, /dev/zero never end
-        raise SafetensorsError(f"{path} is not a regular file: a .safetensors file is needed")
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        header, data_start = _read_header(file, path, size)
-    metadata = _metadata(header.pop("__metadata__", {}), path)
-    tensors = [_tensor(name, entry, path, data_start) for name, entry in header.items()]
-    tensors.sort(key=lambda info: (info.offset, info.offset + info.nbytes))
-    _check_layout(tensors, path, data_start, size)
-    return SafetensorsFile(path, size, metadata, {info.name: info for info in tensors})
+    with naming(path, SafetensorsError):
+        file = RegularFile(path)
+        header, start = _read_header(file)
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise SafetensorsError("__metadata__ must be an object of strings")
+        tensors = [_tensor(name, entry, start) for name, entry in header.items()]
+        tensors.sort(key=lambda info: (info.offset, info.nbytes))
+        _check_layout(tensors, start, file.size)
+        return SafetensorsFile(path, file.size, metadata, {info.name: info for info in tensors}, file)
 
 
-def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any], int]:
-    length = int.from_bytes(file.read(8), "little")
-    if size < 10:
-        raise SafetensorsError(f"{path} has {size} bytes: too short for a safetensors file")
-    if not 2 <= length <= min(size - 8, MAX_HEADER):
+def _read_header(file: RegularFile) -> tuple[dict[str, Any], int]:
+    if file.size < 10:
+        raise SafetensorsError(f"has {file.size} bytes: too short for a safetensors file")
+    length, most = int.from_bytes(file.read(0, 8), "little"), min(file.size - 8, MAX_HEADER)
+    if not 2 <= length <= most:
         raise SafetensorsError(
-            f"{path}: header length {length}: 2 to {min(size - 8, MAX_HEADER)} is possible in {size} bytes "
-            "(is this a safetensors file?)"
+            f"header length {length}: 2 to {most} is possible in {file.size} bytes (a safetensors file?)"
         )
-    text = file.read(length)
-    if len(text) != length:
-        raise SafetensorsError(f"{path}: the header ends early: the file shrank while it was read")
+    text = file.read(8, length)
     try:
         header = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError:
-        raise SafetensorsError(
-            f"{path}: the header's JSON is nested too deeply: 3 levels are needed"
-        ) from None
+        raise SafetensorsError("the header's JSON is nested too deeply: 3 levels are needed") from None
     except ValueError as error:  # bad UTF-8, bad JSON, duplicate keys, numbers of thousands of digits
-        raise SafetensorsError(f"{path}: the header is not valid: {_clip(error)}") from None
+        raise SafetensorsError(f"the header is not valid: {_clip(error)}") from None
     if not isinstance(header, dict):
-        raise SafetensorsError(f"{path}: the header is a JSON {type(header).__name__}: an object is needed")
+        raise SafetensorsError(f"the header is a JSON {type(header).__name__}: an object is needed")
     return header, 8 + length
 
 
@@ -150,14 +132,8 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _metadata(entry: Any, path: Path) -> dict[str, str]:
-    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        raise SafetensorsError(f"{path}: __metadata__ must be an object of strings")
-    return entry
-
-
-def _tensor(name: str, entry: Any, path: Path, data_start: int) -> SafetensorsInfo:
-    where = f"{path}: tensor {_clip(name)!r}"
+def _tensor(name: str, entry: Any, start: int) -> SafetensorsInfo:
+    where = f"tensor {_clip(name)!r}"
     if not 0 < len(name) <= MAX_NAME:
         raise SafetensorsError(f"{where}: a name has 1 to {MAX_NAME} characters, not {len(name)}")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
@@ -179,31 +155,29 @@ def _tensor(name: str, entry: Any, path: Path, data_start: int) -> SafetensorsIn
             f"{where}: {dtype} of shape {_clip(shape)} has {_clip(nbytes)} bytes, "
             f"but data_offsets span {_clip(offsets[1] - offsets[0])}"
         )
-    return SafetensorsInfo(name, dtype, tuple(shape), data_start + offsets[0], nbytes)
+    return SafetensorsInfo(name, dtype, tuple(shape), start + offsets[0], nbytes)
 
 
 def _counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
-def _check_layout(tensors: list[SafetensorsInfo], path: Path, data_start: int, size: int) -> None:
+def _check_layout(tensors: list[SafetensorsInfo], start: int, size: int) -> None:
     """The format allows neither holes nor overlaps: the tensors tile the file's data exactly."""
-    end = data_start
+    end = start
     for info in tensors:
         if info.offset != end:
             kind = "overlaps its neighbour" if info.offset < end else "leaves a hole before it"
             raise SafetensorsError(
-                f"{path}: tensor {_clip(info.name)!r} begins at offset {_clip(info.offset - data_start)} "
-                f"and {kind}, which ends at {_clip(end - data_start)}"
+                f"tensor {_clip(info.name)!r} begins at offset {_clip(info.offset - start)} "
+                f"and {kind}, which ends at {_clip(end - start)}"
             )
         end += info.nbytes
     if end != size:
         raise SafetensorsError(
-            f"{path}: the tensors end at byte {_clip(end)}, the file at {size}: "
-            "it is cut short or has bytes to spare"
+            f"the tensors end at byte {_clip(end)}, the file at {size}: it is cut short or has bytes to spare"
         )
 
 
 def _clip(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 100 else text[:100] + "..."
+    return printable(str(value), 100)
