@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -53,15 +54,17 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "prompt of 8: " in out and "generation of 4: " in out and "% of a step is Python's" in out
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["-p", "200", "-n", "100"], "-p 200 and -n 100 need 300 positions: the context holds 256"),
-        (["-n", "1"], "'1' is not a whole number from 2"),
-        (["-r", "0"], "'0' is not a whole number from 1"),
-    ],
-)
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], args: list[str], message: str) -> None:
-    assert main(["bench", *args]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+@pytest.mark.parametrize(("parallel", "together"), [(1, 1), (3, 3), (16, 16), (20, (16 * 6 + 4 * 6) / 12)])
+def test_sequences_are_decoded_together(
+    capsys: pytest.CaptureFixture[str], parallel: int, together: float
+) -> None:
+    """Prompts longer than a chunk, so that sequences become ready one after the other."""
+    result = report(capsys, "-p", "150", "-n", "7", "-r", "1", "--parallel", str(parallel))
+    assert result["rows_per_step"] == together and result["parallel"] == parallel
+    assert result["tok_s_per_sequence"] == pytest.approx(result["tok_s"] / together)
+
+
+def test_lines_for_people_of_several_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "-p", "8", "-n", "4", "-r", "2", "--parallel", "2"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\ngeneration of 4 in 2 sequences, 2 at a time: .* in all\neach of them: .* tok/s", out)

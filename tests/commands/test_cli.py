@@ -133,10 +133,10 @@ def test_a_defect_is_not_taken_for_the_users_mistake(verb) -> None:
         cli.main(["probe"])
 
 
-def test_ctrl_c_is_130_and_ends_the_line(verb, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_130_and_says_so(verb, capsys: pytest.CaptureFixture[str]) -> None:
     verb(raising(KeyboardInterrupt()))
     assert cli.main(["probe"]) == 130
-    assert capsys.readouterr().err == "\n"
+    assert capsys.readouterr().err == "hotcold: interrupted\n"
 
 
 def hotcold(*arguments: str, **options) -> subprocess.Popen[str]:

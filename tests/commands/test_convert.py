@@ -48,28 +48,3 @@ def test_the_default_output_is_named_after_the_folder(
     assert cli.main(["convert", str(DATA / "tiny-llama")]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-llama-f16.gguf"]
     assert open_gguf(tmp_path / "tiny-llama-f16.gguf").metadata["general.name"] == "tiny-llama"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["none"], "none is not a folder"),
-        ([], "the following arguments are required: MODEL_DIR"),
-        ([str(DATA), "-o", "x.gguf"], "has no config.json"),
-        ([str(DATA / "tiny-llama"), "--type", "q3_k"], "invalid choice: 'q3_k'"),
-        ([str(DATA / "tiny-llama"), "--down", "up"], "invalid choice: 'up'"),
-        ([str(DATA / "tiny-llama"), "-o", "exists.gguf"], "exists.gguf exists"),
-        ([str(DATA / "tiny-llama"), "-o", "no/such/folder.gguf"], "is not a folder"),
-    ],
-)
-def test_mistakes_end_with_2_and_one_line(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "exists.gguf").write_text("precious")
-    assert cli.main(["convert", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and message in err
-    assert [path.name for path in tmp_path.iterdir()] == ["exists.gguf"]
-    assert (tmp_path / "exists.gguf").read_text() == "precious"

@@ -101,52 +101,6 @@ def test_sampling_flags_reach_the_sampler(capsys: pytest.CaptureFixture[str]) ->
     assert report(capsys, "-p", PROMPT, "-n", "20", "--temp", "0", "--repeat-penalty", "3")["ids"] != greedy
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["-n", "0"], "argument -n/--n-predict: '0' is not a whole number from 1 to"),
-        (["-n", "-3"], "'-3' is not a whole number from 1"),
-        (["-n", "9999999999999"], "is not a whole number from 1 to 2147483647"),
-        (["-n", ""], "'' is not a whole number"),
-        (["-n", "ten"], "'ten' is not a whole number"),
-        (["-t", "0"], "argument -t/--threads: '0' is not a whole number from 1"),
-        (["-c", "257"], "context of 257 positions (-c): this model allows 2 to 256"),
-        (["--temp", "nan"], "argument --temp: 'nan' is not a finite number"),
-        (["--temp", "-1"], "temperature is -1.0: allowed are 0 to 100"),
-        (["--temp", "1e999"], "'1e999' is not a finite number"),
-        (["--top-k", "-1"], "argument --top-k: '-1' is not a whole number from 0"),
-        (["--top-p", "1.5"], "top_p is 1.5: allowed are 0 to 1"),
-        (["--min-p", "-0.1"], "min_p is -0.1"),
-        (["--repeat-penalty", "0"], "repeat_penalty is 0.0"),
-        (["--seed", "-2"], "argument --seed: '-2' is not a whole number from -1"),
-        (["--sparsity", "fast"], "invalid choice: 'fast'"),
-        (["--sparsity", "predicted"], "the file has no predictor"),
-        (["-p", "a", "-f", "b"], "not allowed with argument"),
-        (["-f", "no-such-file"], "no-such-file: No such file or directory"),
-        (["-m", "no-such-model.gguf"], "no-such-model.gguf"),
-        (["-p", "goat " * 300], "tokens and the context holds 256"),
-    ],
-)
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], args: list[str], message: str) -> None:
-    assert main(["generate", *args]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("hotcold: error: ") and captured.err.count("\n") == 1
-    assert message in captured.err
-
-
-def test_a_prompt_that_is_not_utf8_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "latin1.txt"
-    file.write_bytes("Käse".encode("latin-1"))
-    assert main(["generate", "-f", str(file)]) == 2
-    assert "latin1.txt is not UTF-8 text: byte 0xe4 at 1" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
-    assert main(["generate", "-p", "-"]) == 2
-    assert "standard input is not UTF-8 text" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT cannot be sent to one process")
 def test_ctrl_c_ends_with_the_figures_and_exit_code_130() -> None:
     # NumPy's backend is slow enough to be caught in the act.

@@ -216,11 +216,3 @@ def test_metadata_of_the_wrong_type_is_left_out(
     assert "layers" not in values(info(capsys, path))
     write_gguf(path, METADATA | {"general.architecture": odd, "tokenizer.ggml.tokens": odd}, {})
     assert report(capsys, path)["dim"] is None
-
-
-def test_bad_files_end_with_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "text.gguf").write_text("not a model")
-    for path in (tmp_path / "text.gguf", tmp_path / "missing.gguf", tmp_path):
-        assert cli.main(["info", str(path)]) == 2
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1 and str(path) in err

@@ -51,25 +51,3 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str], text: Path) -> Non
     captured = capsys.readouterr()
     assert captured.out.startswith("perplexity ") and captured.err == ""
     assert "95 %, paired bootstrap" in captured.out and "KL divergence mean 0" in captured.out
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ([], "-f/--file"),
-        (["-f", "nowhere.txt"], "nowhere.txt: No such file or directory"),
-        (["-f", "{empty}"], "the text has 0 tokens: perplexity needs at least 1"),
-        (["-f", "{text}", "--chunks", "0"], "'0' is not a whole number from 1"),
-        (["-f", "{text}", "-c", "1000"], "this model allows 2 to 256"),
-        (["-f", "{text}", "--compare", "predicted"], "the file has no predictor"),
-        (["-f", "{text}", "--compare", "auto"], "invalid choice: 'auto'"),
-    ],
-)
-def test_mistakes_are_one_line(
-    capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path, args: list[str], message: str
-) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    places = {"text": text, "empty": tmp_path / "empty.txt"}
-    assert main(["perplexity", *(arg.format(**places) for arg in args)]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn, Protocol, TextIO, cast
 
 from hotcold import __version__
 
@@ -33,15 +34,15 @@ EXIT_BROKEN_PIPE = 141
 
 
 class Verb(Protocol):
-    """What a module in ``hotcold.commands`` offers; its docstring is the verb's description."""
+    """What a module in ``hotcold.commands`` offers; its docstring is the verb's description.
+
+    ``run`` returns the exit code, or raises ValueError, OSError or MemoryError with a message for the user.
+    """
 
     __doc__: str | None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, args: argparse.Namespace) -> int:
-        """Returns the exit code; raises ValueError, OSError or MemoryError with a message for the user."""
-        ...
+    def run(self, args: argparse.Namespace) -> int: ...
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -66,24 +67,24 @@ class UsageError(ValueError):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (``sys.argv[1:]`` when None) and returns the exit code."""
-    _show_what_the_terminal_cannot_encode()
+    _prepare_streams()
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        _flush()  # here, not at interpreter exit, so that a full disk or a closed pipe is reported below
+        sys.stdout.flush()  # not at interpreter exit: a full disk or a closed pipe is told below
         return code
     except KeyboardInterrupt:
-        print(file=sys.stderr)  # the line that was being written ends here
+        _say("\nhotcold: interrupted" if sys.stderr.isatty() else "hotcold: interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _abandon_stdout()
         return EXIT_BROKEN_PIPE
     except (ValueError, OSError, MemoryError) as error:
         if sys.flags.dev_mode:
             raise
-        if isinstance(error, OSError):
-            _abandon_stdout()
-        print(f"hotcold: error: {_one_line(error)}", file=sys.stderr)
+        _say(f"hotcold: error: {_one_line(error)}")
         return EXIT_ERROR
+    finally:
+        _abandon_broken(sys.stdout)
+        _abandon_broken(sys.stderr)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -134,27 +135,31 @@ def _one_line(error: Exception) -> str:
         text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     elif isinstance(error, MemoryError):
         text = f"out of memory: {text}" if text else "out of memory"
-    return " ".join(text.split()) or type(error).__name__
+    text = " ".join(text.split()) or type(error).__name__
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= 500 else f"{text[:350]} ... {text[-145:]}"
 
 
-def _show_what_the_terminal_cannot_encode() -> None:
+def _prepare_streams() -> None:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     # A story's curly quote must not end the run on a terminal with a small character set.
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _flush() -> None:
-    if sys.stdout is not None:  # None when the caller closed it
-        sys.stdout.flush()
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # stderr is full or gone: the exit code is all that is left
+        print(line, file=sys.stderr)
 
 
-def _abandon_stdout() -> None:
-    """Sends what is still buffered to nowhere, so that the interpreter's last flush cannot fail again."""
+def _abandon_broken(stream: TextIO) -> None:
+    """Sends what cannot be written to nowhere, so that the interpreter's last flush does not fail again."""
     try:
-        _flush()
-    except OSError:
+        stream.flush()
+    except (OSError, ValueError):
         with contextlib.suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, sys.stdout.fileno())
+            os.dup2(null, stream.fileno())
             os.close(null)

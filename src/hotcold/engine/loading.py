@@ -138,8 +138,8 @@ class LoadedModel:
             return
         if (activation := self.config.activation) not in SPARSE_ACTIVATIONS:
             raise LoadError(
-                f"--sparsity {requested}: activation {activation} gives no zeros, so no neuron can be left out: "
-                "use off or auto"
+                f"--sparsity {requested}: activation {activation} gives no zeros, so no neuron can be left "
+                "out: use off or auto"
             )
         if requested == "predicted" and not self._predictor_params:
             raise LoadError(

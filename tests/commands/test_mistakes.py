@@ -1,0 +1,310 @@
+"""Every mistake that a user of the command line can make: one line on stderr, exit code 2, no partial file.
+
+Flags are read from the parsers, so that a new one is tested too. test_endings.py has what comes from outside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotcold.commands import cli
+from hotcold.demo import model_path
+from hotcold.engine import loading
+from hotcold.formats.blocks import quantise
+from hotcold.formats.gguf import open_gguf, write_gguf
+from tests.golden import DATA
+
+CHECKPOINT = str(DATA / "tiny-drelu")
+PROMPT = "Once upon a time"
+
+#: A short run of each verb that ends well; ``{text}`` and others are made by ``places``.
+GOOD = {
+    "generate": ["-p", PROMPT, "-n", "4", "--seed", "1"],
+    "info": [],
+    "tokenize": ["-p", PROMPT],
+    "perplexity": ["-f", "{text}", "-c", "32", "--chunks", "1"],
+    "bench": ["-p", "8", "-n", "4", "-r", "1"],
+    "convert": [CHECKPOINT, "-o", "out.gguf"],
+}
+#: How each verb is given a model.
+MODEL = {"generate": ["-m"], "info": [], "tokenize": ["-p", "a", "-m"], "perplexity": ["-f", "{text}", "-m"],
+         "bench": ["-m"]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files that are wrong, each in its own way."""
+    folder = tmp_path_factory.mktemp("places")
+    model = model_path().read_bytes()
+    names = ("text", "latin1", "empty", "no_model", "cut_in_header", "cut_in_metadata", "cut_in_tensors")
+    paths = {name: folder / f"{name}.gguf" for name in (*names, "fifo", "q2_k", "no_tensor", "model")}
+    paths["model"].write_bytes(model)
+    paths["text"].write_text("The goats had come down from the mountain, and Peter called them. " * 5)
+    paths["latin1"].write_bytes("Käse".encode("latin-1"))
+    paths["empty"].write_bytes(b"")
+    paths["no_model"].write_bytes(b"\x7fELF" * 100)
+    for name, size in (("header", 20), ("metadata", 5000), ("tensors", len(model) // 2)):
+        paths[f"cut_in_{name}"].write_bytes(model[:size])
+    os.mkfifo(paths["fifo"])
+    with open_gguf(model_path()) as file:
+        tensors = {name: file.load(name) for name in file.tensors}
+        del tensors["blk.3.ffn_up.weight"]
+        write_gguf(paths["no_tensor"], file.metadata, tensors)
+        write_gguf(paths["q2_k"], file.metadata, {**tensors, "blk.3.ffn_up.weight": quantise(BLOCKS, "Q4_0")})
+    data = bytearray(paths["q2_k"].read_bytes())
+    at = data.index(b"blk.3.ffn_up.weight") + len(b"blk.3.ffn_up.weight") + 4 + 16
+    data[at : at + 4] = (10).to_bytes(4, "little")  # Q2_K, 84 bytes for 256 weights: less than Q4_0 needs
+    paths["q2_k"].write_bytes(data)
+    return paths | {"folder": folder, "below": paths["text"] / "below", "missing": folder / "missing"}
+
+
+BLOCKS = np.ones((1024, 256), np.float32)
+
+
+@pytest.fixture
+def places(made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The same, with an empty folder to be in."""
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def filled(arguments: list[str], places: dict[str, Path]) -> list[str]:
+    return [argument.format(**places) if "{" in argument else argument for argument in arguments]
+
+
+def mistake(arguments: list[str], capsys: pytest.CaptureFixture[str], *parts: str) -> str:
+    """The line that a command line which is wrong gets."""
+    before = sorted(Path.cwd().iterdir())
+    assert cli.main(arguments) == 2, arguments
+    out, err = capsys.readouterr()
+    assert out == "", arguments
+    assert err.startswith("hotcold: error: ") and err.count("\n") == 1 and "Traceback" not in err, err
+    assert len(err) < 600, err
+    for part in parts:
+        assert part in err, (arguments, err)
+    assert sorted(Path.cwd().iterdir()) == before, "a file was left"
+    return err
+
+
+# --- flags ---
+
+
+def options_of(verb: str) -> Iterator[argparse.Action]:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"hotcold.commands.{verb}").add_arguments(parser)
+    yield from (action for action in parser._actions if action.nargs != 0)
+
+
+FLAGS = [
+    (verb, action)
+    for verb, _ in cli.VERBS
+    for action in options_of(verb)
+    if action.option_strings and (action.type is not None or action.choices)
+]
+
+
+@pytest.mark.parametrize(("verb", "action"), FLAGS, ids=lambda value: getattr(value, "dest", value))
+def test_bad_values_of_every_flag(
+    verb: str, action: argparse.Action, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = action.option_strings[-1]
+    required = filled({"perplexity": ["-f", "{text}"], "convert": [CHECKPOINT]}.get(verb, []), places)
+    values = ["", "a\0b", "x" * 5000]  # no path, no number, no choice
+    if not isinstance(action.metavar, str) or action.metavar not in ("FILE", "TEXT", "MODEL_DIR"):
+        values += ["nan", "inf", "-1e999", "-7", "9" * 5000, "1e300", "ten", "٣x", " "]
+    for value in values:
+        line = mistake([verb, *required, f"{flag}={value}"], capsys)
+        assert "\0" not in line
+    mistake([verb, *required, flag], capsys, flag, "expected one argument")
+
+
+def test_every_verb_is_in_the_table() -> None:
+    assert {verb for verb, _ in FLAGS} == set(GOOD) - {"info"} and set(GOOD) == {
+        verb for verb, _ in cli.VERBS
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("generate -n 0", "argument -n/--n-predict: '0' is not a whole number from 1 to 2147483647"),
+        ("generate -n 9999999999999", "'9999999999999' is not a whole number from 1 to 2147483647"),
+        ("generate -t 0", "argument -t/--threads: '0' is not a whole number from 1 to 1024"),
+        ("generate -t 1025", "argument -t/--threads: '1025' is not a whole number from 1 to 1024"),
+        ("generate -t 2 --backend reference", "backend 'reference' has no thread pool"),
+        ("generate -c 1", "argument -c/--ctx-size: '1' is not a whole number from 2"),
+        ("generate -c 257", "context of 257 positions (-c): this model allows 2 to 256"),
+        ("generate --temp nan", "argument --temp: 'nan' is not a finite number"),
+        ("generate --temp 1e999", "argument --temp: '1e999' is not a finite number"),
+        ("generate --temp -1", "temperature is -1.0: allowed are 0 to 100"),
+        ("generate --top-k -1", "argument --top-k: '-1' is not a whole number from 0"),
+        ("generate --top-k 1001", "top_k is 1001: allowed are the whole numbers 0 to 1000"),
+        ("generate --top-p 1.5", "top_p is 1.5: allowed are 0 to 1"),
+        ("generate --min-p -0.1", "min_p is -0.1: allowed are 0 to 1"),
+        ("generate --repeat-penalty 0", "repeat_penalty is 0.0: allowed are 0.01 to 100"),
+        ("generate --seed -2", "argument --seed: '-2' is not a whole number from -1"),
+        ("generate --sparsity fast", "invalid choice: 'fast'"),
+        ("generate --sparsity predicted", "the file has no predictor"),
+        ("generate -p a -f b", "not allowed with argument"),
+        ("generate stray", "unknown argument 'stray'"),
+        ("generate --tmp 1", "unknown option '--tmp'; did you mean --temp?"),
+        ("perplexity", "the following arguments are required: -f/--file"),
+        ("perplexity -f {text} -c 1000", "this model allows 2 to 256"),
+        ("perplexity -f {text} --compare predicted", "the file has no predictor"),
+        ("perplexity -f {text} --compare auto", "invalid choice: 'auto'"),
+        ("perplexity -f {empty}", "the text has 0 tokens: perplexity needs at least 1"),
+        ("bench -n 1", "'1' is not a whole number from 2"),
+        ("bench -p 200 -n 100", "-p 200 and -n 100 need 300 positions: the context holds 256"),
+        ("bench -p 128 -n 120 --parallel 16", "16 sequences together, need 263 positions: the context"),
+        ("bench -n 2147483647", "need 2147483775 positions: the context holds 256"),
+        ("convert", "the following arguments are required: MODEL_DIR"),
+        ("convert missing", "missing is not a folder"),
+        ("convert {text}", "text.gguf is not a folder"),
+        ("convert {folder}", "has no config.json"),
+        ("convert {checkpoint} -o {model}", "model.gguf exists: give another -o, or --force to replace it"),
+        ("convert {checkpoint} -o no/such/folder.gguf", "is not a folder: create it first"),
+        ("convert {checkpoint} -o {below}", "text.gguf is not a folder"),
+        ("convert {checkpoint} -o {folder} --force", "is a directory: a regular file is needed"),
+        ("convert {checkpoint} -o {fifo} --force", "is a FIFO: a regular file is needed"),
+        ("convert {checkpoint} -o /dev/full --force", "is a device or socket: a regular file is needed"),
+        ("convert {checkpoint} --type q3_k", "invalid choice: 'q3_k'"),
+        ("convert {checkpoint} --down up", "invalid choice: 'up'"),
+    ],
+)  # fmt: skip
+def test_the_line_says_what_is_allowed(
+    line: str, message: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistake(line.format(**places, checkpoint=CHECKPOINT).split(" "), capsys, message)
+
+
+# --- paths and files ---
+
+
+@pytest.mark.parametrize("verb", MODEL)
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("", "'' is not a path: name a file"),
+        ("{missing}", "missing: cannot be opened: No such file or directory"),
+        ("{below}", "cannot be opened: Not a directory"),
+        ("{folder}", "is a directory: a regular file is needed"),
+        ("{fifo}", "is a FIFO: a regular file is needed"),
+        ("/dev/zero", "is a device or socket: a regular file is needed"),
+        ("x" * 300, "cannot be opened: File name too long"),
+        ("a\0b", "cannot be opened: embedded null byte"),
+        ("{empty}", "empty.gguf"),
+        ("{no_model}", "no_model.gguf"),
+        ("{text}", "text.gguf"),
+        ("{cut_in_header}", "cut_in_header.gguf"),
+        ("{cut_in_metadata}", "cut_in_metadata.gguf"),
+        ("{cut_in_tensors}", "cut_in_tensors.gguf"),
+    ],
+)  # fmt: skip
+def test_what_is_no_model(
+    verb: str, model: str, message: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if verb == "tokenize" and model == "":
+        message = "is a directory"  # of the empty path
+    mistake([verb, *filled([*MODEL[verb], model], places)], capsys, message)
+
+
+@pytest.mark.parametrize("verb", ["generate", "perplexity", "bench"])
+def test_a_model_that_cannot_run(
+    verb: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [verb, *filled(MODEL[verb], places)]
+    mistake([*arguments, str(places["no_tensor"])], capsys, "tensor blk.3.ffn_up.weight is missing")
+    mistake([*arguments, str(places["q2_k"])], capsys, "blk.3.ffn_up.weight", "Q2_K", "supported")
+
+
+@pytest.mark.parametrize("verb", ["generate", "perplexity", "bench"])
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
+    verb: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(loading, "load_weights", read)
+    monkeypatch.setattr(loading, "available_memory", lambda: 4 << 20)
+    mistake([verb, *filled(GOOD[verb], places)], capsys, "not enough memory: the model needs 0.01 GiB")
+
+
+@pytest.mark.parametrize("verb", ["generate", "perplexity"])
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("", "'' is not a path"), ("{missing}", "missing: No such file or directory"),
+        ("{below}", "below: Not a directory"), ("{folder}", "Is a directory"),
+        ("{latin1}", "latin1.gguf is not UTF-8 text: byte 0xe4 at 1"), ("a\0b", "embedded null byte"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text(
+    verb: str, file: str, message: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistake([verb, "-f", *filled([file], places)], capsys, message)
+
+
+def test_a_text_without_an_end(
+    places: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotcold.commands.options._LONGEST_TEXT", 1 << 16)
+    mistake(["generate", "-f", "/dev/zero"], capsys, "/dev/zero is longer than 65536 bytes")
+
+
+@pytest.mark.parametrize("verb", ["generate", "tokenize"])
+def test_standard_input_that_is_no_text(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, places: dict[str, Path]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    mistake([verb, "-p", "-"], capsys, "standard input is not UTF-8 text: b", "at 0")
+    mistake([verb, "-p", "a\udcff"], capsys, "lone surrogate, U+DCFF, at character 1")
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[None]:
+    """A user whom file modes bind; root, whom they do not, becomes somebody else."""
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    yield
+    if root:
+        os.seteuid(0)
+
+
+def test_no_permission(
+    places: dict[str, Path], request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(places["model"], "secret.gguf")
+    os.chmod("secret.gguf", 0)
+    os.mkdir("closed")
+    os.chmod("closed", 0o555)
+    here = Path.cwd()
+    good = {verb: [verb, *filled(arguments, places)] for verb, arguments in GOOD.items()}
+    for arguments in good.values():
+        assert cli.main([*arguments, "--json"]) == 0  # imports everything, which takes permission too
+    os.remove("out.gguf")
+    capsys.readouterr()
+    request.getfixturevalue("unprivileged")
+    for arguments in (["generate", "-m"], ["info"], ["tokenize", "-p", "a", "-m"], ["generate", "-f"]):
+        assert cli.main([*arguments, str(here / "secret.gguf")]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and "Permission denied" in err and err.count("\n") == 1
+    assert cli.main(["convert", CHECKPOINT, "-o", str(here / "closed" / "out.gguf")]) == 2
+    assert "ermission denied" in capsys.readouterr().err
+
+
+def test_a_prompt_longer_than_the_context(
+    places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistake(["generate", "-p", "goat " * 300], capsys, "the prompt has 602 tokens and the context holds 256")
+    mistake(["generate", "-c", "4", "-f", str(places["text"])], capsys, "and the context holds 4")
