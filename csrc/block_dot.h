@@ -171,7 +171,7 @@ template <class B> constexpr bool one_scale = !B::halves && !B::has_minimum;
 // The weight of one element: its code's value times the scale, plus the minimum.
 template <class B, int P, int W, int Byte> inline F weight(const I* unit, const Head& head) {
     const F value = B::template value<P, W, Byte>(unit);
-    if constexpr (B::has_minimum) return Vec::fma(value, head.scale, head.minimum);
+    if constexpr (B::has_minimum) return Vec::add(Vec::mul(value, head.scale), head.minimum);
     return Vec::mul(value, B::halves && W ? head.high_scale : head.scale);
 }
 

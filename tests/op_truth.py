@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import Tensor, quantise
+from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import PAGE, Backend, Batch, BatchLimits, FFNTensors, PredictorTensors
+from tests.random_blocks import random_blocks
 
 Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]
@@ -29,7 +30,7 @@ def rng(*key: object) -> np.random.Generator:
 def random_tensor(random: np.random.Generator, type: str, *shape: int, scale: float | None = None) -> Tensor:
     """Weights whose dots with unit inputs are about 1."""
     scale = shape[-1] ** -0.5 if scale is None else scale
-    return quantise((random.standard_normal(shape) * scale).astype(np.float32), type)
+    return random_blocks(random, type, *shape, scale=scale)
 
 
 def random_rows(random: np.random.Generator, *shape: int) -> Floats:

@@ -36,7 +36,11 @@ OpenCPU = Callable[..., Backend]
 
 TYPES = tuple(BLOCK_TYPES)
 LAYOUTS = ("by_neuron", "by_output")
-SHAPE = (352, 128)  # more ranges than one thread claims at once; not a multiple of 64 neurons
+
+
+def shape_of(type: str) -> tuple[int, int]:
+    """(N, D): more ranges than one thread claims at once; not a multiple of 64 neurons where blocks allow."""
+    return (352, 128) if BLOCK_TYPES[type].weights <= 32 else (512, 256)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> None:
@@ -66,14 +70,16 @@ def run_ffn(
 
 def tensors_of(type: str, activation: str, layout: str, *, gated: bool = True) -> FFNTensors:
     random = rng("identity", type, activation)
-    return random_ffn(random, SHAPE, (type,) * 3, FFNKind(activation, gated=gated, biases=True), layout)
+    return random_ffn(
+        random, shape_of(type), (type,) * 3, FFNKind(activation, gated=gated, biases=True), layout
+    )
 
 
 @pytest.mark.parametrize("activation", SPARSE_ACTIVATIONS)
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_exact_is_off(cpu: OpenCPU, activation: str, type: str, layout: str) -> None:
-    backend, x = cpu(), random_rows(rng("x"), 16, SHAPE[1])
+    backend, x = cpu(), random_rows(rng("x"), 16, shape_of(type)[1])
     for gated in (True, False) if activation != "drelu" else (True,):
         weights = backend.ffn_weights(tensors_of(type, activation, layout, gated=gated))
         for rows in (1, 16):
@@ -86,9 +92,9 @@ def test_exact_is_off(cpu: OpenCPU, activation: str, type: str, layout: str) -> 
 @pytest.mark.parametrize("skip", [True, False])
 def test_an_ffn_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str, layout: str, skip: bool) -> None:
     """Alone, among 2 to 16 decode rows, beside prompt rows; also where others' masks name other neurons."""
-    backend, x = cpu(), random_rows(rng("x"), 24, SHAPE[1])
+    backend, x = cpu(), random_rows(rng("x"), 24, shape_of(type)[1])
     weights = backend.ffn_weights(tensors_of(type, "relu", layout))
-    masks = rng("masks").random((24, SHAPE[0])) < 0.2
+    masks = rng("masks").random((24, shape_of(type)[0])) < 0.2
     for mask in (None, masks):
         alone = np.vstack(
             [
@@ -107,7 +113,7 @@ def test_an_ffn_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str, layout: st
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_ffn_prompt_row_is_the_same_in_any_chunk(cpu: OpenCPU, type: str, layout: str) -> None:
-    backend, x = cpu(), random_rows(rng("x"), 70, SHAPE[1])
+    backend, x = cpu(), random_rows(rng("x"), 70, shape_of(type)[1])
     weights = backend.ffn_weights(tensors_of(type, "drelu", layout))
     whole = run_ffn(backend, weights, x, 0, skip=True)
     for start, stop in pairwise((0, 1, 3, 16, 33, 70)):
@@ -116,12 +122,13 @@ def test_an_ffn_prompt_row_is_the_same_in_any_chunk(cpu: OpenCPU, type: str, lay
 
 @pytest.mark.parametrize("type", TYPES)
 def test_a_linear_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str) -> None:
-    backend, x = cpu(), random_rows(rng("x"), 40, 544)
-    matrix = backend.matrix(random_tensor(rng("linear"), type, 100, 544))
+    columns = 544 if BLOCK_TYPES[type].weights <= 32 else 768
+    backend, x = cpu(), random_rows(rng("x"), 40, columns)
+    matrix = backend.matrix(random_tensor(rng("linear"), type, 100, columns))
 
     def run(rows: np.ndarray, decode: int) -> np.ndarray:
         batch = plain_batch(backend, decode, len(rows) - decode)
-        buffer, out = backend.zeros((batch.limits.tokens, 544)), backend.zeros((batch.limits.tokens, 100))
+        buffer, out = backend.zeros((batch.limits.tokens, columns)), backend.zeros((batch.limits.tokens, 100))
         buffer[: len(rows)] = rows
         backend.linear(buffer, [matrix], batch, [out])
         return out[: len(rows)].copy()
