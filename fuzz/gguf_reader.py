@@ -27,6 +27,8 @@ def one_input(data: bytes) -> bool:
                 if info.type.supported:
                     tensor = file.load(info.name)
                     assert tensor.nbytes == info.nbytes and tensor.dequantise().shape == info.shape
+                elif info.type.name in ("I8", "I16", "I32", "I64"):
+                    assert file.load_integers(info.name).nbytes == info.nbytes
             assert len(file.fingerprint()) == 16
         return True
     except GGUFError as error:

@@ -176,6 +176,24 @@ def test_we_read_the_packages_files(tmp_path: Path) -> None:
             assert np.array_equal(tensor.data, quantise(expected, type).data)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+def test_integers_of_the_package(dtype: type[np.signedinteger[Any]], tmp_path: Path) -> None:
+    """They are no weights: loaded as an array, refused as a tensor to compute with."""
+    limits = np.iinfo(dtype)
+    values = np.array([[limits.min, -1, 0], [1, 2, limits.max]], dtype)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("index", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with open_gguf(tmp_path / "model.gguf") as file:
+        loaded = file.load_integers("index")
+        assert loaded.dtype == dtype and np.array_equal(loaded, values)
+        with pytest.raises(GGUFError, match=rf"index: block type I{limits.bits} is not supported"):
+            file.load("index")
+
+
 def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
     package_file(tmp_path / "big.gguf", gguf.GGUFEndian.BIG)
     with pytest.raises(GGUFError, match="big-endian file; convert it to little-endian"):

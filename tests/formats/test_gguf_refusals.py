@@ -327,5 +327,7 @@ def test_an_unsupported_type_is_listed_but_not_loaded(tmp_path: Path) -> None:
             GGUFError, match=r"blk\.0\.ffn_up\.weight: .*Q2_K is not supported.*F32, .*Q4_0, "
         ):
             file.load("blk.0.ffn_up.weight")
+        with pytest.raises(GGUFError, match=r"blk\.0\.ffn_up\.weight is Q2_K: I8, I16, I32 or I64 is needed"):
+            file.load_integers("blk.0.ffn_up.weight")
         with pytest.raises(GGUFError, match=r"no tensor 'blk\.0\.ffn_down\.weight' among its 1"):
             file.load("blk.0.ffn_down.weight")

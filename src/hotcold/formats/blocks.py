@@ -32,12 +32,8 @@ class BlockTypeError(ValueError):
 class BlockType:
     """How ``weights`` consecutive values of a row are packed into ``nbytes`` bytes.
 
-    Attributes:
-        name: ggml's name, such as ``Q8_0``.
-        id: ggml's number of the type, as GGUF stores it.
-        decode: ``(blocks, nbytes)`` uint8 -> ``(blocks, weights)`` float32; None for a type that Hotcold
-            knows by name and size only.
-        encode: ``(blocks, weights)`` float32 -> ``(blocks, nbytes)`` uint8.
+    ``name`` and ``id`` are ggml's. ``decode`` turns ``(blocks, nbytes)`` uint8 into ``(blocks, weights)``
+    float32, ``encode`` the reverse; without ``decode`` Hotcold only knows of the type.
     """
 
     name: str
@@ -55,9 +51,8 @@ class BlockType:
     def row_bytes(self, n: int) -> int:
         """Bytes of a row of ``n`` weights; ``ValueError`` unless ``n`` is a multiple of the block."""
         if n <= 0 or n % self.weights:
-            raise BlockTypeError(
-                f"row of {n} weights: {self.name} needs a positive multiple of {self.weights}"
-            )
+            needed = f"{self.name} needs a positive multiple of {self.weights}"
+            raise BlockTypeError(f"row of {n} weights: {needed}")
         return n // self.weights * self.nbytes
 
 
@@ -65,10 +60,8 @@ class BlockType:
 class Tensor:
     """Weights as a file stores them.
 
-    Attributes:
-        type: how rows are packed.
-        shape: NumPy order, outermost dimension first; the last one is a row.
-        data: uint8, C-contiguous, ``(rows, row_bytes)`` with ``rows = prod(shape[:-1])``.
+    ``shape`` is in NumPy order, outermost dimension first; the last one is a row. ``data`` is C-contiguous
+    uint8, ``(rows, row_bytes)`` with ``rows = prod(shape[:-1])``.
     """
 
     type: BlockType
@@ -77,9 +70,7 @@ class Tensor:
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
-            raise ValueError(
-                f"tensor shape {self.shape}: one or more dimensions, each at least 1, are needed"
-            )
+            raise ValueError(f"tensor shape {self.shape}: one or more dimensions, all positive, are needed")
         expected = (math.prod(self.shape[:-1]), self.type.row_bytes(self.shape[-1]))
         if self.data.dtype != np.uint8 or self.data.shape != expected or not self.data.flags.c_contiguous:
             raise ValueError(
@@ -156,9 +147,7 @@ def _encode_bf16(values: Floats) -> Bytes:
 
 
 def _refuse_overflow(values: Floats, infinite: npt.NDArray[np.bool_], name: str) -> None:
-    overflowed = infinite & np.isfinite(values)
-    if overflowed.any():
-        seen = float(values[overflowed][0])
+    for seen in values[infinite & np.isfinite(values)]:
         raise BlockTypeError(f"value {seen:g} does not fit in {name}; keep this tensor in F32")
 
 
@@ -252,9 +241,7 @@ def _check_scales(scales: Floats, name: str, bound: float = 65520.0) -> None:  #
 
 def _round_half_away(values: Floats) -> Floats:
     """C's ``roundf`` (NumPy rounds to even). Adding the float below 0.5 cannot carry 0.49999997 to 1."""
-    below_half = np.nextafter(np.float32(0.5), np.float32(0))
-    rounded: Floats = np.trunc(values + np.copysign(below_half, values))
-    return rounded
+    return np.trunc(values + np.copysign(np.nextafter(np.float32(0.5), np.float32(0)), values))
 
 
 # --- types of 32 weights whose codes are indices into a table ---

@@ -19,25 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.formats import gguf_values as values
 from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Tensor, block_type
-from hotcold.formats.files import RegularFile, naming, replacing
-from hotcold.formats.gguf_values import (
-    DEFAULT_ALIGNMENT,
-    MAX_HEADER,
-    MAX_KEY_BYTES,
-    MAX_KEYS,
-    MAX_NAME_BYTES,
-    MAX_TENSORS,
-    Cursor,
-    GGUFError,
-    check_alignment,
-    check_key,
-    check_name,
-    encode_string,
-    encode_value,
-    printable,
-    read_value,
-)
+from hotcold.formats.files import RegularFile, naming, printable, replacing
+from hotcold.formats.gguf_values import Cursor, GGUFError
 
 __all__ = ["GGUFError", "GGUFFile", "TensorInfo", "open_gguf", "printable", "write_gguf"]
 
@@ -54,12 +39,8 @@ _INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # the smallest tensor entry
 class TensorInfo:
     """Where a tensor lies.
 
-    Attributes:
-        name: GGUF's, such as ``blk.0.ffn_up.weight``.
-        shape: NumPy order, outermost dimension first.
-        type: may be one that Hotcold can only list (``type.supported`` is False).
-        offset: of the first byte in the file.
-        nbytes: of the data, without padding.
+    ``shape`` is in NumPy order, outermost dimension first; ``type`` may be one that can only be listed;
+    ``offset`` is that of the first byte in the file; ``nbytes`` does not count padding.
     """
 
     name: str
@@ -73,10 +54,7 @@ class GGUFFile:
     """An open file: metadata and the list of tensors. Made by :func:`open_gguf`.
 
     Attributes:
-        path: as given.
-        size: of the file in bytes.
-        magic: ``GGUF``, or ``PWRI`` for PowerInfer's files.
-        version: 2 or 3.
+        magic: ``GGUF``, or ``PWRI`` for PowerInfer's files; ``version`` is 2 or 3, ``size`` in bytes.
         metadata: numbers, ``str``, ``list[str]`` or one-dimensional NumPy arrays of the stored type.
         tensors: by name, in file order.
     """
@@ -87,8 +65,8 @@ class GGUFFile:
         self._file = file
         cursor = Cursor(file.read, file.size)
         self.magic, self.version = _read_magic(cursor)
-        n_tensors = cursor.count("tensors", _INFO_BYTES, MAX_TENSORS)
-        n_keys = cursor.count("metadata keys", _KEY_BYTES, MAX_KEYS)
+        n_tensors = cursor.count("tensors", _INFO_BYTES, values.MAX_TENSORS)
+        n_keys = cursor.count("metadata keys", _KEY_BYTES, values.MAX_KEYS)
         self.metadata, alignment = _read_metadata(cursor, n_keys)
         self.tensors = _read_infos(cursor, n_tensors, alignment)
         _check_layout(self.tensors, file.size)
@@ -97,9 +75,7 @@ class GGUFFile:
     def load(self, name: str) -> Tensor:
         """Reads a tensor into memory of its own, at each call.
 
-        Raises:
-            GGUFError: no such tensor, a block type that is not supported, no memory, or the file has changed
-                since it was opened.
+        ``GGUFError``: no such tensor, a type that is not supported, no memory, or the file has changed.
         """
         with naming(self.path, GGUFError):
             info = self._info(name)
@@ -165,10 +141,8 @@ class GGUFFile:
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Opens a GGUF or PowerInfer file and checks its header; no tensor is read.
 
-    A file with tensors of a type that Hotcold only knows by name opens; :meth:`GGUFFile.load` refuses those.
-
-    Raises:
-        GGUFError: not a regular file, cannot be opened, or its header is not right.
+    ``GGUFError``: not a regular file, cannot be opened, or its header is not right. Tensors of a type that
+    Hotcold only knows by name are listed; :meth:`GGUFFile.load` refuses them.
     """
     path = Path(path)
     with naming(path, GGUFError):
@@ -187,12 +161,8 @@ def _read_magic(cursor: Cursor) -> tuple[str, int]:
         raise GGUFError(f"the file starts with {raw!r}: GGUF or PWRI is needed; this is no GGUF file")
     version = cursor.u32("the version")
     if version not in VERSIONS:
-        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        fix = (
-            "a big-endian file; convert it to little-endian"
-            if swapped in (1, *VERSIONS)
-            else "convert it again"
-        )
+        swapped = version.to_bytes(4, "little") in [v.to_bytes(4, "big") for v in (1, *VERSIONS)]
+        fix = "a big-endian file; convert it to little-endian" if swapped else "convert it again"
         raise GGUFError(f"GGUF version {version} is not supported (2 and 3 are): {fix}")
     return magic, version
 
@@ -200,32 +170,30 @@ def _read_magic(cursor: Cursor) -> tuple[str, int]:
 def _read_metadata(cursor: Cursor, n: int) -> tuple[dict[str, Any], int]:
     """The values by key, and the alignment of tensor data."""
     metadata: dict[str, Any] = {}
-    alignment = DEFAULT_ALIGNMENT
+    alignment = values.DEFAULT_ALIGNMENT
     for i in range(n):
-        key = cursor.string(f"metadata key {i}", MAX_KEY_BYTES)
-        check_key(key)
+        key = cursor.string(f"metadata key {i}", values.MAX_KEY_BYTES)
+        values.check_key(key)
         if key in metadata:
             raise GGUFError(f"metadata key '{printable(key, 80)}' occurs twice")
-        kind, metadata[key] = read_value(cursor, key)
+        kind, metadata[key] = values.read_value(cursor, key)
         if key == "general.alignment":
-            alignment = check_alignment(kind, metadata[key])
+            alignment = values.check_alignment(kind, metadata[key])
     return metadata, alignment
 
 
 def _refuse_shard(metadata: Mapping[str, Any]) -> None:
     shards = metadata.get("split.count", 0)
     if not isinstance(shards, int) or shards > 1:
-        raise GGUFError(
-            f"one of {printable(str(shards), 20)} shards of a split model: one file is needed; "
-            "join them first (llama-gguf-split --merge)"
-        )
+        what = f"one of {printable(str(shards), 20)} shards of a split model"
+        raise GGUFError(f"{what}: one file is needed; join them first (llama-gguf-split --merge)")
 
 
 def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]:
     infos: dict[str, TensorInfo] = {}
     for i in range(n):
-        name = cursor.string(f"the name of tensor {i}", MAX_NAME_BYTES)
-        check_name(name)
+        name = cursor.string(f"the name of tensor {i}", values.MAX_NAME_BYTES)
+        values.check_name(name)
         if name in infos:
             raise GGUFError(f"tensor name {name} occurs twice")
         infos[name] = _read_info(cursor, name, alignment)
@@ -235,9 +203,7 @@ def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]
 
 def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
     """One entry; its offset is still relative to the start of tensor data."""
-    dimensions = cursor.u32(f"the dimensions of tensor {name}")
-    if not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise GGUFError(f"tensor {name} has {dimensions} dimensions: 1 to {MAX_DIMENSIONS} are allowed")
+    dimensions = _check_dimensions(name, cursor.u32(f"the dimensions of tensor {name}"))
     sizes = struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions, f"the shape of tensor {name}"))
     shape = tuple(reversed(sizes))
     if not all(1 <= size < 1 << 63 for size in shape):
@@ -253,10 +219,15 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
         raise GGUFError(f"tensor {name}: {error}") from None
     offset = cursor.u64(f"the offset of tensor {name}")
     if offset % alignment:
-        raise GGUFError(
-            f"tensor {name} starts at offset {offset}: a multiple of the alignment {alignment} is needed"
-        )
+        needed = f"a multiple of the alignment {alignment} is needed"
+        raise GGUFError(f"tensor {name} starts at offset {offset}: {needed}")
     return TensorInfo(name, shape, kind, offset, nbytes)
+
+
+def _check_dimensions(name: str, n: int) -> int:
+    if not 1 <= n <= MAX_DIMENSIONS:
+        raise GGUFError(f"tensor {name} has {n} dimensions: 1 to {MAX_DIMENSIONS} are allowed")
+    return n
 
 
 def _check_layout(tensors: Mapping[str, TensorInfo], size: int) -> None:
@@ -269,9 +240,8 @@ def _check_layout(tensors: Mapping[str, TensorInfo], size: int) -> None:
                 f"file ({size} bytes), which is cut short or damaged"
             )
         if info.offset < end:
-            raise GGUFError(
-                f"tensors {last} and {info.name} overlap at byte {info.offset}: the file is damaged"
-            )
+            both = f"{last} and {info.name}"
+            raise GGUFError(f"tensors {both} overlap at byte {info.offset}: the file is damaged")
         end, last = info.offset + info.nbytes, info.name
 
 
@@ -303,9 +273,8 @@ def write_gguf(
     """
     path = Path(path)
     if magic not in MAGICS or version not in VERSIONS:
-        raise GGUFError(
-            f"cannot write {magic!r} version {version}: GGUF or PWRI, version 2 or 3, are allowed"
-        )
+        seen = f"{magic!r} version {version}"
+        raise GGUFError(f"cannot write {seen}: GGUF or PWRI, version 2 or 3, are allowed")
     with naming(path, GGUFError):
         header, alignment = _encode_header(metadata, tensors, magic, version)
         with replacing(path) as file:
@@ -319,30 +288,27 @@ def _encode_header(
     metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], magic: str, version: int
 ) -> tuple[bytes, int]:
     """Everything before the tensor data, padded, and the alignment."""
-    if len(metadata) > MAX_KEYS or len(tensors) > MAX_TENSORS:
-        raise GGUFError(
-            f"{len(metadata)} metadata keys and {len(tensors)} tensors: at most {MAX_KEYS} and {MAX_TENSORS}"
-        )
-    alignment = DEFAULT_ALIGNMENT
+    if len(metadata) > values.MAX_KEYS or len(tensors) > values.MAX_TENSORS:
+        most = f"at most {values.MAX_KEYS} and {values.MAX_TENSORS}"
+        raise GGUFError(f"{len(metadata)} metadata keys and {len(tensors)} tensors: {most} are allowed")
+    alignment = values.DEFAULT_ALIGNMENT
     parts = [magic.encode(), struct.pack("<IQQ", version, len(tensors), len(metadata))]
     for key, value in metadata.items():
-        check_key(key)
-        kind, data = encode_value(key, value)
+        values.check_key(key)
+        kind, data = values.encode_value(key, value)
         if key == "general.alignment":
-            alignment = check_alignment(kind, value)
-        parts += [encode_string(key, "a metadata key"), struct.pack("<I", kind), data]
+            alignment = values.check_alignment(kind, value)
+        parts += [values.encode_string(key, "a metadata key"), struct.pack("<I", kind), data]
     offset = 0
     for name in tensors:
         tensor = tensors[name]
-        check_name(name)
-        if len(tensor.shape) > MAX_DIMENSIONS:
-            raise GGUFError(
-                f"tensor {name} has {len(tensor.shape)} dimensions: 1 to {MAX_DIMENSIONS} are allowed"
-            )
-        shape = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
-        parts += [encode_string(name, "a tensor name"), shape, struct.pack("<IQ", tensor.type.id, offset)]
+        values.check_name(name)
+        dimensions = _check_dimensions(name, len(tensor.shape))
+        shape = struct.pack(f"<I{dimensions}Q", dimensions, *reversed(tensor.shape))
+        parts += [values.encode_string(name, "a tensor name"), shape]
+        parts += [struct.pack("<IQ", tensor.type.id, offset)]
         offset = _aligned(offset + tensor.nbytes, alignment)
     header = b"".join(parts)
-    if len(header) > MAX_HEADER:
-        raise GGUFError(f"the metadata takes {len(header)} bytes: at most {MAX_HEADER} are allowed")
+    if len(header) > values.MAX_HEADER:
+        raise GGUFError(f"the metadata takes {len(header)} bytes: at most {values.MAX_HEADER} are allowed")
     return header.ljust(_aligned(len(header), alignment), b"\0"), alignment

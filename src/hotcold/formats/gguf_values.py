@@ -50,12 +50,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
 
 
 class Cursor:
-    """Reads a file's header front to back.
-
-    Args:
-        read: ``read(offset, n)`` gives exactly ``n`` bytes, or raises.
-        size: of the file in bytes.
-    """
+    """Reads the header of a file of ``size`` bytes; ``read(offset, n)`` gives exactly ``n`` or raises."""
 
     def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
         self._read = read
@@ -79,15 +74,11 @@ class Cursor:
         if self.position + n > MAX_HEADER:
             raise GGUFError(f"{what} reaches beyond {MAX_HEADER >> 20} MiB, the most a header may take")
         at = self.position - self._start
-        if n > _WINDOW:
-            data = self._read(self.position, n)
-        else:
-            if at + n > len(self._window):
-                self._window = self._read(self.position, min(_WINDOW, self.remaining))
-                self._start, at = self.position, 0
-            data = self._window[at : at + n]
+        if at + n > len(self._window):
+            self._window = self._read(self.position, min(max(n, _WINDOW), self.remaining))
+            self._start, at = self.position, 0
         self.position += n
-        return data
+        return self._window[at : at + n]
 
     def u32(self, what: str) -> int:
         return int(_U32.unpack(self.take(4, what))[0])
@@ -139,11 +130,7 @@ def _decode(data: bytes, what: str) -> str:
 
 
 def read_value(cursor: Cursor, key: str) -> tuple[int, Any]:
-    """The type and the value of one key.
-
-    Numbers are Python's, strings ``str``; arrays are ``list[str]`` or one-dimensional NumPy arrays of the
-    stored type. Arrays of arrays are refused.
-    """
+    """The type and the value of one key: a Python number or ``str``, ``list[str]`` or a flat NumPy array."""
     what = _value_of(key)
     kind = _value_type(cursor, f"the type of the {what}", what)
     if kind == STRING:
@@ -185,9 +172,8 @@ def string_limit(key: str) -> int:
 
 def check_key(key: str) -> None:
     if not (key.isascii() and key.isprintable() and 1 <= len(key) <= MAX_KEY_BYTES):
-        raise GGUFError(
-            f"key '{printable(key, 80)}': 1 to {MAX_KEY_BYTES} printable ASCII characters are needed"
-        )
+        seen = printable(key, 80)
+        raise GGUFError(f"key '{seen}': 1 to {MAX_KEY_BYTES} printable ASCII characters are needed")
 
 
 def check_name(name: str) -> None:

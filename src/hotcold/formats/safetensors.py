@@ -62,16 +62,13 @@ class SafetensorsFile:
     def load(self, name: str) -> Array:
         """Reads one tensor: float32, float16, or for BF16 its bits as uint16 (see :func:`as_float32`).
 
-        Raises:
-            KeyError: no tensor of this name.
-            SafetensorsError: a dtype outside :data:`LOADABLE`, or the file's size has changed.
+        ``KeyError``: no such tensor. ``SafetensorsError``: not a dtype of these, or the file has changed.
         """
         info = self.tensors[name]
         with naming(self.path, SafetensorsError):
             if info.dtype not in LOADABLE:
-                raise SafetensorsError(
-                    f"tensor {name!r} is {info.dtype}: only {', '.join(LOADABLE)} can be converted"
-                )
+                choices = ", ".join(LOADABLE)
+                raise SafetensorsError(f"tensor {name!r} is {info.dtype}: only {choices} can be converted")
             values = np.empty(info.shape, LOADABLE[info.dtype])
             self._file.read_into(values.reshape(-1).view(np.uint8).data, info.offset)
         return values
@@ -142,13 +139,11 @@ def _tensor(name: str, entry: Any, start: int) -> SafetensorsInfo:
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise SafetensorsError(f"{where}: unknown dtype {_clip(dtype)!r}: known are {', '.join(DTYPE_BYTES)}")
     if not _counts(shape) or len(shape) > MAX_DIMENSIONS:
-        raise SafetensorsError(
-            f"{where}: shape {_clip(shape)}: at most {MAX_DIMENSIONS} integers from 0 to 2^63 are needed"
-        )
+        needed = f"at most {MAX_DIMENSIONS} integers from 0 to 2^63 are needed"
+        raise SafetensorsError(f"{where}: shape {_clip(shape)}: {needed}")
     if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise SafetensorsError(
-            f"{where}: data_offsets {_clip(offsets)}: [begin, end], 0 <= begin <= end, is needed"
-        )
+        needed = "[begin, end], 0 <= begin <= end, is needed"
+        raise SafetensorsError(f"{where}: data_offsets {_clip(offsets)}: {needed}")
     nbytes = math.prod(shape) * DTYPE_BYTES[dtype]
     if offsets[1] - offsets[0] != nbytes:
         raise SafetensorsError(
