@@ -14,6 +14,7 @@ import pytest
 from hotcold.commands import cli
 from hotcold.commands.tokenize import escaped
 from hotcold.formats.gguf import write_gguf
+from tests.vocabularies import bpe
 
 Say = Callable[[bytes], None]
 
@@ -93,13 +94,12 @@ def test_the_built_in_model_is_the_default(capsys: pytest.CaptureFixture[str]) -
     assert ids[0] == 1 and "".join(map(str, pieces[1:])) == " Once upon a time"
 
 
-@pytest.mark.parametrize("kind", ["gpt-2", "falcon"])
-def test_other_kinds_are_refused_by_name(
-    test_data: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = test_data / "tokenizers" / f"ggml-vocab-{kind}.gguf"
-    assert cli.main(["tokenize", "-m", str(path), "-p", "a"]) == 2
-    assert "tokenizer.ggml.model is 'gpt2': supported are llama" in capsys.readouterr().err
+def test_pieces_of_a_byte_level_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    write_gguf(path, {"general.architecture": "abacus"} | bpe("llama-bpe", "ab Ġab"), {})
+    assert cli.main(["tokenize", "-m", str(path), "-p", "ab ab é"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ['256  "<|end|>"', '257  "ab"', '259  " ab"', ' 32  " "', '195  "\\xc3"', '169  "\\xa9"']
 
 
 def test_mistakes_are_one_line_and_exit_code_2(

@@ -16,12 +16,8 @@ from hypothesis import strategies as st
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
-from hotcold.model.vocabulary import TokenType
-
-SPACE = "\u2581"
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = (
-    TokenType.NORMAL, TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.BYTE,
-)  # fmt: skip
+from tests.vocabularies import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED
+from tests.vocabularies import spm as metadata
 
 #: any Unicode text; lone surrogates are no characters
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -32,21 +28,6 @@ WORDY = st.lists(
     ),
     max_size=40,
 ).map("".join)  # fmt: skip
-
-
-def metadata(special: list[tuple[str, TokenType]] = [], **keys: Any) -> dict[str, Any]:  # noqa: B006
-    """A small vocabulary: ``<unk> <s> </s>``, all bytes, a few letters and merges, then ``special``."""
-    entries = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
-    entries += [(f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)]
-    entries += [(letter, -10.0, NORMAL) for letter in SPACE + "abc<s>/"]
-    entries += [("ab", -1.0, NORMAL), (SPACE + "a", -2.0, NORMAL), ("<s", 0.0, NORMAL), ("</", 0.0, NORMAL)]
-    entries += [(text, 0.0, type) for text, type in special]
-    tokens, scores, types = zip(*entries, strict=True)
-    found = {
-        "model": "llama", "tokens": list(tokens), "scores": list(scores), "token_type": list(map(int, types)),
-        "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0,
-    } | keys  # fmt: skip
-    return {f"tokenizer.ggml.{name}": value for name, value in found.items() if value is not None}
 
 
 def texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
@@ -322,12 +303,12 @@ def test_an_id_out_of_range_is_refused(tiny: Tokenizer, id: int) -> None:
 # --- broken vocabularies --------------------------------------------------------------------------
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
-    ({"model": None}, r"no tokenizer\.ggml\.model, .*supported are llama"),
-    ({"model": "rwkv"}, r"model is 'rwkv': supported are llama"),
-    ({"model": 7}, r"model is 7: supported"),
-    ({"model": "x" * 5000}, r"model is 'x{30,60}\.\.\.: supported"),
+    ({"model": None}, r"no tokenizer\.ggml\.model: supported are llama"),
+    ({"model": "rwkv"}, r"model 'rwkv': supported are llama"),
+    ({"model": 7}, r"model 7: supported"),
+    ({"model": "x" * 5000}, r"model 'x{30,60}\.\.\.: supported"),
     ({"tokens": None}, r"no tokenizer\.ggml\.tokens"),
-    ({"tokens": []}, r"0 tokens: at least 1"),
+    ({"tokens": []}, r"or 0 of them"),
     ({"tokens": "abc"}, r"tokens is 'abc': a flat array"),
     ({"tokens": np.arange(4)}, r"tokens\[0\] is .*: only strings"),
     ({"scores": None}, r"no tokenizer\.ggml\.scores"),

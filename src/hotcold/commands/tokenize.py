@@ -15,22 +15,11 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-m", "--model", type=Path, metavar="FILE", help="GGUF file (default: the built-in model)"
-    )
-    parser.add_argument(
-        "-p",
-        "--prompt",
-        default="-",
-        metavar="TEXT",
-        help="the text (default: standard input, to its last byte)",
-    )
-    parser.add_argument(
-        "--no-bos", action="store_true", help="leave out what the model expects around a text"
-    )
-    parser.add_argument(
-        "--special", action="store_true", help="read names of control tokens, such as </s>, as these tokens"
-    )
+    add = parser.add_argument
+    add("-m", "--model", type=Path, metavar="FILE", help="GGUF file (default: the built-in model)")
+    add("-p", "--prompt", default="-", metavar="TEXT", help="the text (default: all of standard input)")
+    add("--no-bos", action="store_true", help="leave out what the model expects around a text")
+    add("--special", action="store_true", help="read names of control tokens, such as </s>, as these tokens")
     options.add_json_option(parser)
 
 
@@ -54,17 +43,15 @@ def escaped(piece: bytes) -> str:
     return f'"{shown}"'
 
 
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
 def _shown(character: str) -> str:
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    if character.isprintable():
-        return character
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
+    if character.isprintable() or character in "\n\r\t":
+        return character.translate(_ESCAPES)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 

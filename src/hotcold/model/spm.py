@@ -7,13 +7,15 @@ UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids as llama.cpp and Sent
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from hotcold.model.vocabulary import TokenType, Vocabulary, byte_value
+from hotcold.model.vocabulary import Vocabulary
 
 SPACE = "\u2581"  #: how SentencePiece spells a space inside tokens
 
@@ -22,37 +24,27 @@ _CACHED_LENGTH = 64  # longer chunks hardly ever repeat
 _POSITION_BITS = 40
 
 
+def spelled(token: str) -> bytes:
+    """The bytes that an ordinary token adds to a text."""
+    return token.replace(SPACE, " ").encode()
+
+
 class SentencePieceBPE:
-    """Turns text into token ids, and ids into bytes. Control tokens play no part in either direction.
+    """Turns text into token ids, and ids into bytes; ``pieces`` ``[V]`` are the bytes of each token."""
 
-    Attributes:
-        pieces: ``[V]`` the bytes that each token adds to a text; those of control and unknown tokens spell
-            their names.
-    """
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, _: Mapping[str, Any]) -> None:
         assert vocabulary.scores is not None
-        self.pieces = [
-            _piece(token, type) for token, type in zip(vocabulary.tokens, vocabulary.types, strict=True)
-        ]
-        excluded = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
-        # Without control tokens no sequence of merges can spell one. Of equal tokens the last counts.
-        self._ids = {
-            token: id
-            for id, (token, type) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-            if type not in excluded
-        }
+        self.pieces = vocabulary.pieces(spelled)
+        # Without control tokens no sequence of merges can spell one.
+        self._ids = vocabulary.ordinary()
         # Ranks order as scores do, equal for equal scores, and pack with a position into one integer.
         ranks = np.unique(-vocabulary.scores, return_inverse=True)[1].tolist()
         self._ranks = {token: ranks[id] for token, id in self._ids.items() if len(token) > 1}
         self._neighbours: set[tuple[str, str]] = set()
         for token in self._ranks:
             self._neighbours.update(pairwise(token))
-        self._bytes = [vocabulary.unknown_id] * 256
-        for id, (token, type) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
-            value = byte_value(token) if type == TokenType.BYTE else None
-            if value is not None:
-                self._bytes[value] = id
+        byte_ids = vocabulary.byte_ids()
+        self._bytes = [byte_ids.get(byte, vocabulary.unknown_id) for byte in range(256)]
         self._merge_cached = lru_cache(_CACHED_CHUNKS)(self._merge)
 
     def encode_ordinary(self, text: str) -> list[int]:
@@ -119,13 +111,3 @@ class SentencePieceBPE:
                 "nor an unknown token: leave it out, or use another model"
             )
         return [id for id in ids if id is not None]
-
-
-def _piece(token: str, type: int) -> bytes:
-    if type == TokenType.BYTE:
-        value = byte_value(token)
-        assert value is not None
-        return bytes([value])
-    if type in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
-        return token.encode()
-    return token.replace(SPACE, " ").encode()

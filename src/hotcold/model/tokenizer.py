@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeAlias
 
+from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind
 from hotcold.model.spm import SentencePieceBPE
+from hotcold.model.unigram import Unigram
 from hotcold.model.vocabulary import (
     PREFIX,
     Defaults,
@@ -24,22 +26,28 @@ from hotcold.model.vocabulary import (
 
 __all__ = ["StreamDecoder", "Tokenizer", "TokenizerError"]
 
+_Metadata: TypeAlias = Mapping[str, Any]
+
 
 class Algorithm(Protocol):
     """What differs between kinds of tokenizers."""
 
-    @property
-    def pieces(self) -> Sequence[bytes]: ...  # [V] the bytes that each token stands for
+    pieces: list[bytes]  # [V] the bytes that each token stands for
+
     def encode_ordinary(self, text: str) -> list[int]: ...  # nothing in the text is special
 
 
 #: ``tokenizer.ggml.model`` -> the algorithm, and what it assumes where the file is silent.
-_ALGORITHMS: dict[str, tuple[Callable[[Vocabulary], Algorithm], Defaults]] = {
-    "llama": (
-        SentencePieceBPE,
-        Defaults(ids=(1, 2, 0), add_bos=True, add_space_prefix=True, scores=True),
+_ALGORITHMS: dict[
+    str, tuple[Callable[[Vocabulary, _Metadata], Algorithm], Callable[[_Metadata], Defaults]]
+] = {
+    "llama": (SentencePieceBPE, lambda _: Defaults((1, 2, 0), add_bos=True, space_prefix=True, scores=True)),
+    "gpt2": (
+        ByteLevelBPE,
+        lambda file: Defaults((11, 11, None), pre_kind(file) in ADDS_BOS, pre_kind(file) in ADDS_EOS),
     ),
-}
+    "t5": (Unigram, lambda _: Defaults((None, 1, 2), add_eos=True, space_prefix=True, scores=True)),
+}  # fmt: skip
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -55,24 +63,21 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary, algorithm: Algorithm) -> None:
-        self.vocab_size = len(vocabulary.tokens)
-        self.bos_id = vocabulary.bos_id
-        self.eos_id = vocabulary.eos_id
+        tokens, types = vocabulary.tokens, vocabulary.types
+        self.vocab_size = len(tokens)
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         self.stop_ids = vocabulary.stop_ids
-        self.add_bos = vocabulary.add_bos
-        self.add_eos = vocabulary.add_eos
-        self.space_prefix = vocabulary.add_space_prefix
+        self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
+        self._space_prefix = vocabulary.add_space_prefix
         self._algorithm = algorithm
-        self._pieces = algorithm.pieces
-        types = vocabulary.types
-        silent = (TokenType.CONTROL, TokenType.UNKNOWN)
-        self._silent = frozenset(id for id, type in enumerate(types) if type in silent)
-        #: tokens after which the text starts anew: those that the encoder finds before the algorithm runs
-        self._fences = self._silent | {id for id, type in enumerate(types) if type == TokenType.USER_DEFINED}
+        #: tokens that add nothing to a text, and those that the encoder finds before the algorithm runs
+        self._silent = {id for id, type in enumerate(types) if type in (TokenType.CONTROL, TokenType.UNKNOWN)}
+        user_defined = {id for id, type in enumerate(types) if type == TokenType.USER_DEFINED}
+        self._fences = self._silent | user_defined
         # The longest first, as llama.cpp looks for them.
-        fences = sorted(self._fences, key=lambda id: len(vocabulary.tokens[id].encode()), reverse=True)
-        self._special = [(vocabulary.tokens[id], id) for id in fences if vocabulary.tokens[id]]
-        self._user_defined = [(text, id) for text, id in self._special if types[id] == TokenType.USER_DEFINED]
+        fences = sorted(self._fences, key=lambda id: len(tokens[id].encode()), reverse=True)
+        self._special = [(tokens[id], id) for id in fences if tokens[id]]
+        self._user_defined = [(text, id) for text, id in self._special if id in user_defined]
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -82,14 +87,12 @@ class Tokenizer:
             TokenizerError: the vocabulary is missing, broken, or of a kind that is not supported.
         """
         model = metadata.get(PREFIX + "model")
-        supported = ", ".join(_ALGORITHMS)
-        if model is None:
-            raise TokenizerError(f"the file has no {PREFIX}model, so no tokenizer: supported are {supported}")
         if not isinstance(model, str) or model not in _ALGORITHMS:
-            raise TokenizerError(f"{PREFIX}model is {quoted(model)}: supported are {supported}")
+            seen = f"no {PREFIX}model" if model is None else f"{PREFIX}model {quoted(model)}"
+            raise TokenizerError(f"the file has {seen}: supported are {', '.join(_ALGORITHMS)}")
         algorithm, defaults = _ALGORITHMS[model]
-        vocabulary = read_vocabulary(metadata, defaults)
-        return cls(vocabulary, algorithm(vocabulary))
+        vocabulary = read_vocabulary(metadata, defaults(metadata))
+        return cls(vocabulary, algorithm(vocabulary, metadata))
 
     def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
@@ -114,8 +117,7 @@ class Tokenizer:
             if self.bos_id is None:
                 raise ValueError("add_bos is True but this vocabulary has no BOS token: leave it out")
             ids.append(self.bos_id)
-        space = " " if self.space_prefix else ""
-        prefix = space
+        prefix = space = " " if self._space_prefix else ""
         for fragment in self._fragments(text, self._special if parse_special else self._user_defined):
             if isinstance(fragment, int):
                 ids.append(fragment)
@@ -153,15 +155,7 @@ class Tokenizer:
             raise ValueError(
                 f"token id {id} is not in the vocabulary: allowed are 0 to {self.vocab_size - 1}"
             )
-        return self._pieces[id]
-
-    def is_silent(self, id: int) -> bool:
-        """Whether a token adds nothing to the text: control tokens and the unknown token."""
-        return id in self._silent
-
-    def is_fence(self, id: int) -> bool:
-        """Whether the text after a token starts anew, with a space of its own."""
-        return id in self._fences
+        return self._algorithm.pieces[id]
 
     def _fragments(self, text: str, special: Iterable[tuple[str, int]]) -> list[str | int]:
         """Cuts special tokens out of a text: strings in between, ids for the tokens; nothing is empty."""
@@ -171,10 +165,7 @@ class Tokenizer:
                 continue
             cut: list[str | int] = []
             for fragment in fragments:
-                if isinstance(fragment, int):
-                    cut.append(fragment)
-                    continue
-                first, *rest = fragment.split(token)
+                first, *rest = [fragment] if isinstance(fragment, int) else fragment.split(token)
                 cut.append(first)
                 for part in rest:
                     cut += (id, part)
@@ -190,7 +181,7 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._at_start = tokenizer.space_prefix
+        self._at_start = tokenizer._space_prefix
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, id: int) -> str:
@@ -205,9 +196,9 @@ class StreamDecoder:
         """The bytes that the next token adds to the text."""
         tokenizer = self._tokenizer
         piece = tokenizer.piece(id)
-        if tokenizer.is_fence(id):
-            self._at_start = tokenizer.space_prefix
-            return b"" if tokenizer.is_silent(id) else piece
+        if id in tokenizer._fences:  # text starts anew
+            self._at_start = tokenizer._space_prefix
+            return b"" if id in tokenizer._silent else piece
         if self._at_start:
             self._at_start = False
             return piece.removeprefix(b" ")

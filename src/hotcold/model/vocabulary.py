@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +39,10 @@ class Defaults:
     """What a kind of tokenizer assumes where its file is silent, as llama.cpp does."""
 
     ids: tuple[int | None, int | None, int | None]  #: BOS, EOS, unknown
-    add_bos: bool
-    add_space_prefix: bool
-    scores: bool  #: whether scores are required
+    add_bos: bool = False
+    add_eos: bool = False
+    space_prefix: bool = False  #: where False, the file's add_space_prefix does not count either
+    scores: bool = False  #: whether scores are required
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Vocabulary:
         add_space_prefix: whether text starts with a space that the user did not write.
     """
 
-    tokens: Sequence[str]
-    types: Sequence[int]
+    tokens: list[str]
+    types: list[int]
     scores: npt.NDArray[np.float32] | None
     bos_id: int | None
     eos_id: int | None
@@ -67,6 +68,28 @@ class Vocabulary:
     add_eos: bool
     add_space_prefix: bool
 
+    def ordinary(self, *excluded: TokenType) -> dict[str, int]:
+        """Ids of the tokens that text may become by their spelling; of equal tokens the last counts."""
+        never = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, *excluded}
+        return {token: id for id, token in enumerate(self.tokens) if self.types[id] not in never}
+
+    def byte_ids(self) -> dict[int, int]:
+        """Byte -> id of its token, such as ``<0x0A>``."""
+        ids = (id for id, type in enumerate(self.types) if type == TokenType.BYTE)
+        return {int(self.tokens[id][1:-1], 16): id for id in ids}
+
+    def pieces(self, spelled: Callable[[str], bytes]) -> list[bytes]:
+        """``[V]`` the bytes that tokens stand for: the names of special ones, the others ``spelled``."""
+        ordinary = (TokenType.NORMAL, TokenType.UNDEFINED, TokenType.UNUSED)
+        pieces = [
+            spelled(token) if type in ordinary else token.encode()
+            for token, type in zip(self.tokens, self.types, strict=True)
+        ]
+        for id, type in enumerate(self.types):
+            if type == TokenType.BYTE:
+                pieces[id] = bytes([int(self.tokens[id][1:-1], 16)])
+        return pieces
+
 
 #: Tokens that end a turn in well-known chat formats; their files do not always name them as such.
 _END_OF_TURN = frozenset((
@@ -74,13 +97,7 @@ _END_OF_TURN = frozenset((
     "<|end_of_text|>", "<|eom_id|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
 ))  # fmt: skip
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def byte_value(text: str) -> int | None:
-    """The byte that a token such as ``<0x0A>`` stands for; None for any other text."""
-    match = _BYTE_TOKEN.fullmatch(text)
-    return int(match[1], 16) if match else None
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabulary:
@@ -89,36 +106,40 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     Raises:
         TokenizerError: a key is missing, has the wrong type, or does not fit the others.
     """
-    tokens = _tokens(metadata)
-    size = len(tokens)
-    declared = _types(metadata, size)
+    tokens = array(metadata, "tokens", "U")
+    if not tokens:
+        raise TokenizerError(f"the file has no {PREFIX}tokens, or 0 of them: use one with a vocabulary")
+    declared = _types(metadata, tokens)
     bos, eos, unknown = (
-        _default_id(default, declared, size)
-        if (id := _id(metadata, f"{name}_token_id", size)) is None
+        _default_id(default, declared)
+        if (id := _id(metadata, f"{name}_token_id", len(tokens))) is None
         else id
         for name, default in zip(("bos", "eos", "unknown"), defaults.ids, strict=True)
     )
-    types = _inferred_types(tokens) if declared is None else declared
-    ends = [eos, _id(metadata, "eot_token_id", size), _id(metadata, "eom_token_id", size)]
-    stop_ids = frozenset([id for id in ends if id is not None] + _ends_of_turn(tokens, types))
+    # Types are optional; bytes show by their spelling, and the special ids are marked below.
+    types = declared or [TokenType.BYTE if _BYTE_TOKEN.fullmatch(t) else TokenType.NORMAL for t in tokens]
+    special = (TokenType.CONTROL, TokenType.USER_DEFINED)
+    ends = [id for id, token in enumerate(tokens) if token in _END_OF_TURN and types[id] in special]
+    ends += [
+        id for name in ("eot", "eom") if (id := _id(metadata, f"{name}_token_id", len(tokens))) is not None
+    ]
+    stop_ids = frozenset(ends if eos is None else [eos, *ends])
     # Whatever the file calls them: text that a user writes must never become one of these.
-    for id in (bos, *stop_ids):
-        if id is not None:
-            types[id] = TokenType.CONTROL
+    for id in stop_ids if bos is None else (bos, *stop_ids):
+        types[id] = TokenType.CONTROL
     if unknown is not None and types[unknown] == TokenType.NORMAL:
         types[unknown] = TokenType.UNKNOWN
-    _check_bytes(tokens, types)
     return Vocabulary(
         tokens=tokens,
         types=types,
-        scores=_scores(metadata, size, required=defaults.scores),
+        scores=_scores(metadata, len(tokens)) if defaults.scores else None,
         bos_id=bos,
         eos_id=eos,
         unknown_id=unknown,
         stop_ids=stop_ids,
         add_bos=_adds(metadata, "bos", bos, default=defaults.add_bos),
-        add_eos=_adds(metadata, "eos", eos, default=False),
-        add_space_prefix=_flag(metadata, "add_space_prefix", default=defaults.add_space_prefix),
+        add_eos=_adds(metadata, "eos", eos, default=defaults.add_eos),
+        add_space_prefix=flag(metadata, "add_space_prefix", default=True) and defaults.space_prefix,
     )
 
 
@@ -128,87 +149,68 @@ def quoted(text: object, limit: int = 40) -> str:
     return shown if len(shown) <= limit else shown[:limit] + "..."
 
 
-def _tokens(metadata: Mapping[str, Any]) -> list[str]:
-    tokens = _array(metadata, "tokens")
-    if tokens is None:
-        raise TokenizerError(f"the file has no {PREFIX}tokens, so no vocabulary: use a file that has one")
-    if not len(tokens):
-        raise TokenizerError(f"{PREFIX}tokens has 0 tokens: at least 1 is needed")
-    for id, token in enumerate(tokens):
-        if not isinstance(token, str):
-            raise TokenizerError(f"{PREFIX}tokens[{id}] is {quoted(token)}: only strings are allowed")
-    return list(tokens)
+def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None = None) -> Any:
+    """An array of the file or None: a list of strings for ``kinds`` "U", else values of these NumPy kinds.
 
-
-def _types(metadata: Mapping[str, Any], size: int) -> list[int] | None:
-    types = _array(metadata, "token_type")
-    if types is None:
+    Raises:
+        TokenizerError: something else, or not ``size`` entries.
+    """
+    value = metadata.get(PREFIX + name)
+    if value is None:
         return None
-    _check_length("token_type", len(types), size)
-    values = np.asarray(types)
-    if values.dtype.kind not in "iu":
-        raise TokenizerError(f"{PREFIX}token_type holds {values.dtype} values: only integers are allowed")
-    wrong = np.flatnonzero((values < min(TokenType)) | (values > max(TokenType)))
-    if len(wrong):
-        id = int(wrong[0])
+    if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim == 1):
+        raise TokenizerError(f"{PREFIX}{name} is {quoted(value)}: a flat array is needed")
+    if size not in (None, len(value)):
         raise TokenizerError(
-            f"{PREFIX}token_type[{id}] is {values[id]}: allowed are {min(TokenType)} to {max(TokenType)}"
+            f"{PREFIX}{name} has {len(value)} entries for {size} tokens: one per token is needed"
         )
-    listed: list[int] = values.tolist()
-    return listed
-
-
-def _inferred_types(tokens: Sequence[str]) -> list[int]:
-    """The key is optional; bytes show by their spelling, and the special ids are marked by the caller."""
-    return [TokenType.NORMAL if byte_value(token) is None else TokenType.BYTE for token in tokens]
-
-
-def _scores(metadata: Mapping[str, Any], size: int, *, required: bool) -> npt.NDArray[np.float32] | None:
-    scores = _array(metadata, "scores")
-    if scores is None:
-        if required:
-            raise TokenizerError(f"the file has no {PREFIX}scores: one per token is needed")
-        return None
-    _check_length("scores", len(scores), size)
-    values = np.asarray(scores)
-    if values.dtype.kind not in "fiu":
-        raise TokenizerError(f"{PREFIX}scores holds {values.dtype} values: only numbers are allowed")
-    with np.errstate(over="ignore"):
-        values = values.astype(np.float32)
-    if np.isnan(values).any():
-        raise TokenizerError(f"{PREFIX}scores[{int(np.isnan(values).argmax())}] is not a number")
+    if kinds == "U":
+        for i, text in enumerate(value):
+            if not isinstance(text, str):
+                raise TokenizerError(f"{PREFIX}{name}[{i}] is {quoted(text)}: only strings are allowed")
+        return list(value)
+    try:
+        values = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        values = np.empty(0, object)
+    if values.ndim != 1 or values.dtype.kind not in kinds:
+        allowed = "numbers" if "f" in kinds else "integers"
+        raise TokenizerError(f"{PREFIX}{name} holds {values.dtype} values: only {allowed} are allowed")
     return values
 
 
-def _check_bytes(tokens: Sequence[str], types: Sequence[int]) -> None:
-    for id, (token, type) in enumerate(zip(tokens, types, strict=True)):
-        if type == TokenType.BYTE and byte_value(token) is None:
+def flag(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """A true or false of the file; TokenizerError for anything else."""
+    value = metadata.get(PREFIX + name, default)
+    if not isinstance(value, (bool, np.bool_)):
+        raise TokenizerError(f"{PREFIX}{name} is {quoted(value)}: true and false are allowed")
+    return bool(value)
+
+
+def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int] | None:
+    values = array(metadata, "token_type", "iu", len(tokens))
+    if values is None:
+        return None
+    for id in np.flatnonzero((values < 0) | (values > max(TokenType))).tolist():
+        raise TokenizerError(f"{PREFIX}token_type[{id}] is {values[id]}: allowed are 0 to {max(TokenType)}")
+    for id in np.flatnonzero(values == TokenType.BYTE).tolist():
+        if not _BYTE_TOKEN.fullmatch(tokens[id]):
             raise TokenizerError(
-                f"{PREFIX}tokens[{id}] is {quoted(token)} of type byte: allowed are <0x00> to <0xFF>"
+                f"{PREFIX}tokens[{id}] is {quoted(tokens[id])} of type byte: allowed are <0x00> to <0xFF>"
             )
+    types: list[int] = values.tolist()
+    return types
 
 
-def _ends_of_turn(tokens: Sequence[str], types: Sequence[int]) -> list[int]:
-    special = (TokenType.CONTROL, TokenType.USER_DEFINED)
-    return [id for id, token in enumerate(tokens) if token in _END_OF_TURN and types[id] in special]
-
-
-def _check_length(name: str, length: int, size: int) -> None:
-    if length != size:
-        raise TokenizerError(
-            f"{PREFIX}{name} has {length} entries for {size} tokens: one per token is needed"
-        )
-
-
-def _array(metadata: Mapping[str, Any], name: str) -> Any:
-    value = metadata.get(PREFIX + name)
-    if (
-        value is None
-        or isinstance(value, (list, tuple))
-        or (isinstance(value, np.ndarray) and value.ndim == 1)
-    ):
-        return value
-    raise TokenizerError(f"{PREFIX}{name} is {quoted(value)}: a flat array is needed")
+def _scores(metadata: Mapping[str, Any], size: int) -> npt.NDArray[np.float32]:
+    scores = array(metadata, "scores", "fiu", size)
+    if scores is None:
+        raise TokenizerError(f"the file has no {PREFIX}scores: one per token is needed")
+    with np.errstate(over="ignore"):
+        values: npt.NDArray[np.float32] = scores.astype(np.float32)
+    if np.isnan(values).any():
+        raise TokenizerError(f"{PREFIX}scores[{int(np.isnan(values).argmax())}] is not a number")
+    return values
 
 
 def _id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
@@ -222,25 +224,18 @@ def _id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
     return int(value)
 
 
-def _default_id(default: int | None, types: Sequence[int] | None, size: int) -> int | None:
+def _default_id(default: int | None, types: Sequence[int] | None) -> int | None:
     # It counts only if the file agrees that this token is a special one.
-    if default is None or types is None or default >= size:
+    if default is None or types is None or default >= len(types):
         return None
     return default if types[default] in (TokenType.CONTROL, TokenType.UNKNOWN) else None
 
 
 def _adds(metadata: Mapping[str, Any], which: str, id: int | None, *, default: bool) -> bool:
     """Whether the BOS or EOS token is put around a text."""
-    name = f"add_{which}_token"
-    if id is not None:
-        return _flag(metadata, name, default=default)
-    if _flag(metadata, name, default=False):
-        raise TokenizerError(f"{PREFIX}{name} is true: the file needs {PREFIX}{which}_token_id too")
-    return False
-
-
-def _flag(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    value = metadata.get(PREFIX + name, default)
-    if not isinstance(value, (bool, np.bool_)):
-        raise TokenizerError(f"{PREFIX}{name} is {quoted(value)}: true and false are allowed")
-    return bool(value)
+    adds = flag(metadata, f"add_{which}_token", default=default and id is not None)
+    if adds and id is None:
+        raise TokenizerError(
+            f"{PREFIX}add_{which}_token is true: the file needs {PREFIX}{which}_token_id too"
+        )
+    return adds
