@@ -7,9 +7,6 @@ namespace {
 
 // What to bring into L2 ahead of its use. A stream walks the rows that will be read, in their order; whoever
 // reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units work.
-struct NoStream {
-    void fetch(int64_t) {}
-};
 class Stream {
   public:
     // Rows list[0..count) (or first, first + 1, ... without a list), `bytes` of each.
@@ -102,9 +99,8 @@ template <class B, int R, int T> inline void dot_group(const uint8_t* const* row
 }
 
 // Dots of R rows with T tokens. Every (row, token) sums its blocks in one fixed order, whatever R and T are.
-template <class B, int R, int T, class S> inline void dot_quantised(const uint8_t* const* rows,
-                                                                    const Input& in, int t0,
-                                                                    float (&out)[R][T], S& stream) {
+template <class B, int R, int T> inline void dot_quantised(const uint8_t* const* rows, const Input& in,
+                                                           int t0, float (&out)[R][T], Stream& stream) {
     F sum[R][T];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sum[r][t] = Vec::zero();
@@ -122,8 +118,8 @@ template <class B, int R, int T, class S> inline void dot_quantised(const uint8_
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
 }
 
-template <class P, int R, int T, class S>
-inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0, float (&out)[R][T], S& stream) {
+template <class P, int R, int T> inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0,
+                                                       float (&out)[R][T], Stream& stream) {
     constexpr int A = Vec::accumulators;
     F sum[R][T][A];
     for (int r = 0; r < R; ++r)
@@ -157,8 +153,8 @@ inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0, float
 }
 
 // The same for either kind of type.
-template <class B, int R, int T, class S>
-inline void dot_tile(const uint8_t* const* rows, const Input& in, int t0, float (&out)[R][T], S& stream) {
+template <class B, int R, int T> inline void dot_tile(const uint8_t* const* rows, const Input& in, int t0,
+                                                      float (&out)[R][T], Stream& stream) {
     if constexpr (B::quantised)
         dot_quantised<B, R, T>(rows, in, t0, out, stream);
     else
@@ -177,8 +173,8 @@ template <class B, int P, int W, int Byte> inline F weight(const I* unit, const 
 
 // y += c[0] w[0] + ... + c[K-1] w[K-1], added in that order. For quantised types y is in packed order:
 // element e of the block in lane l of group g is y[g * kGroup + e * kLanes + l], so y holds whole groups.
-template <class B, int K, class S>
-inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t cols, float* y, S& stream) {
+template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t cols,
+                                                     float* y, Stream& stream) {
     const int64_t blocks = cols / kBlock;
     for (int64_t block = 0; block < blocks; block += kLanes) {
         const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
@@ -214,8 +210,8 @@ inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t c
     }
 }
 
-template <class P, int K, class S>
-inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols, float* y, S& stream) {
+template <class P, int K>
+inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols, float* y, Stream& stream) {
     for (int64_t i = 0; i < cols; i += Vec::width) {
         const int n = int(smaller<int64_t>(Vec::width, cols - i));
         F sum = Vec::load(y + i, n);
@@ -225,8 +221,8 @@ inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols,
     }
 }
 
-template <class B, int K, class S>
-inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float* y, S& stream) {
+template <class B, int K>
+inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float* y, Stream& stream) {
     if constexpr (B::quantised)
         axpy_quantised<B, K>(rows, c, cols, y, stream);
     else

@@ -11,7 +11,7 @@ namespace hc {
 
 namespace {
 
-constexpr int kPromptTile = 32;  // tokens of one piece of the prompt's down product
+constexpr int kPromptTile = 64;  // tokens of one piece of the prompt's down product
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -26,14 +26,16 @@ inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, 
 }
 
 // Adds c[k] * down[neurons[k]] for the coefficients that count, a few rows per pass, in ascending order.
-template <class B> inline void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count,
-                                        float* y, Stream& ahead) {
+void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, Stream& ahead) {
     const uint8_t* rows[kChunk];
     for (int k = 0; k < count; ++k) rows[k] = f.down.row(neurons[k]);
-    int k = 0;
-    for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y, ahead);
-    if (k + 2 <= count) axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead), k += 2;
-    if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
+    with_type(f.down.type, [&](auto type) {
+        using B = decltype(type);
+        int k = 0;
+        for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y, ahead);
+        if (k + 2 <= count) axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead), k += 2;
+        if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
+    });
 }
 
 // Scratch of one range: gates [neuron, token], and the neurons still in play.
@@ -65,11 +67,7 @@ inline void run_chunk(const Ffn& f, int tokens, int n, const int32_t* list, cons
     const bool skip = f.skip && can_skip(f.activation);
     float up[kChunk * kMaxDecodeRows], h[kChunk * kMaxDecodeRows];
     if (f.gate.base) {
-        with_type(f.up.type, [&](auto type) {
-            dot_rows<decltype(type)>(f.up, list, f.x, 0, n, 0, tokens, ahead, [&](int64_t k, int t, float d) {
-                up[k * tokens + t] = f.up_bias ? d + f.up_bias[list[k]] : d;
-            });
-        });
+        dots(f.up, list, 0, n, f.x, 0, tokens, ahead, {up, tokens, 1, f.up_bias});
         stats[1] += n;
     }
     activate_rows(f.activation, f.threshold, gate, f.gate.base ? up : nullptr, h, int64_t(n) * tokens);
@@ -85,9 +83,7 @@ inline void run_chunk(const Ffn& f, int tokens, int n, const int32_t* list, cons
             neurons[count] = list[k], c[count++] = v, used[k] = true;
         }
         stats[3] += count;
-        with_type(f.down.type, [&](auto type) {
-            add_down<decltype(type)>(f, neurons, c, count, partial + t * padded(f.dim()), ahead);
-        });
+        add_down(f, neurons, c, count, partial + t * padded(f.dim()), ahead);
     }
     for (int k = 0; k < n; ++k) stats[2] += used[k];
 }
@@ -98,15 +94,8 @@ inline void run_gates(const Ffn& f, int tokens, int64_t begin, int64_t end, int6
     const Rows& first = f.gate.base ? f.gate : f.up;
     const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
     const int32_t* list = count == end - begin ? nullptr : s.list;
-    const int64_t base = list ? 0 : begin;
-    Stream ahead = stream_of(first, list, base, count);
-    with_type(first.type, [&](auto type) {
-        dot_rows<decltype(type)>(first, list, f.x, base, count, 0, tokens, ahead,
-                                 [&](int64_t r, int t, float d) { s.gate[(r - base) * tokens + t] = d; });
-    });
-    if (bias)
-        for (int64_t k = 0; k < count; ++k)
-            for (int t = 0; t < tokens; ++t) s.gate[k * tokens + t] += bias[s.list[k]];
+    Stream ahead = stream_of(first, list, list ? 0 : begin, count);
+    dots(first, list, begin, count, f.x, 0, tokens, ahead, {s.gate, tokens, 1, bias});
 }
 
 void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
@@ -183,7 +172,7 @@ void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint
     }
 }
 
-constexpr int kTile = 16;  // neurons decoded at once for a tile of tokens
+constexpr int kTile = 32;  // neurons decoded at once for a tile of tokens
 
 // acc += h[k] * down[k] over a tile of decoded neurons, for one token: axpy's products, in axpy's order.
 // Scaled tiles hold codes whose lanes still want their scale; sums lie as axpy leaves them, or in plain order
@@ -247,7 +236,22 @@ template <class B> constexpr bool tile_is_scaled() {
         return false;
 }
 
-// One group of outputs for tokens [t0, t1) (at most 32), range by range as the decode rows sum them.
+// Brings one group of rows [first, end) into L2: slices of rows that lie far apart, which no hardware
+// foresees.
+template <class B> inline void fetch_groups(const Rows& rows, int64_t group, int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; ++i) {
+        int64_t at = group * kGroup * row_bytes(rows) / rows.cols,
+                bytes = kGroup * row_bytes(rows) / rows.cols;
+        if constexpr (B::quantised) {
+            const int64_t blocks = rows.cols / kBlock, head = B::header_quarters * kLanes / 4;
+            Vec::prefetch(rows.row(i) + group * head);
+            at = codes_of<B>(blocks, group * kLanes), bytes -= head;
+        }
+        for (int64_t b = 0; b < bytes; b += 64) Vec::prefetch(rows.row(i) + at + b);
+    }
+}
+
+// One group of outputs for tokens [t0, t1), range by range as the decode rows sum them.
 void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local) {
     const int tokens = t1 - t0;
     float* acc = (float*)local;
@@ -261,6 +265,7 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
             for (int i = 0; i < tokens * kGroup; i += Vec::width) Vec::store(acc + i, Vec::zero());
             for (int64_t first = f.range_begin(r); first < f.range_end(r); first += kTile) {
                 const int n = int(smaller<int64_t>(kTile, f.range_end(r) - first));
+                fetch_groups<B>(f.down, group, first + n, smaller(first + n + kTile, f.neurons()));
                 for (int k = 0; k < n; ++k)
                     decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup,
                                     scales + k * kLanes);

@@ -9,46 +9,51 @@ constexpr int64_t kAhead = 8 << 10;  // bytes between what is fetched and what i
 
 inline int64_t row_bytes(const Rows& rows) { return row_bytes(rows.type, rows.cols); }
 
-// Dots of rows[r] (list[r] where there is a list) with tokens [t0, t1) for r in [first, first + count).
-// Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1, so only the
-// first tile fetches ahead.
-template <class B, class S, class Store> inline void dot_rows(const Rows& rows, const int32_t* list,
-                                                              const Input& in, int64_t first, int64_t count,
-                                                              int t0, int t1, S& ahead, Store&& store) {
+// Where dots go: out[r * row_step + t * token_step] (+)= dot + bias[row].
+struct Sink {
+    float* out;
+    int64_t row_step, token_step;
+    const float* bias = nullptr;
+    bool accumulate = false;
+    void put(int64_t r, int64_t t, int64_t row, float d) const {
+        float* to = out + r * row_step + t * token_step;
+        const float v = bias ? d + bias[row] : d;
+        *to = accumulate ? *to + v : v;
+    }
+};
+
+// Dots of `count` rows (first, first + 1, ..., or those that a list names) with tokens [t0, t1). Tokens
+// outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1, so only the first tile
+// fetches ahead.
+template <class B> inline void dots_of(const Rows& rows, const int32_t* list, int64_t first, int64_t count,
+                                       const Input& in, int t0, int t1, Stream& stream, const Sink& sink) {
     constexpr int RT = Vec::row_tile, TT = Vec::token_tile;
-    const auto row = [&](int64_t r) { return rows.row(list ? list[r] : r); };
-    NoStream none;
+    const auto row = [&](int64_t r) { return list ? list[r] : first + r; };
+    Stream idle(rows, nullptr, 0, 0, 0);
+    const auto tile = [&](auto row_count, auto token_count, int64_t r, int t) {
+        constexpr int R = decltype(row_count)::value, T = decltype(token_count)::value;
+        const uint8_t* w[R];
+        for (int i = 0; i < R; ++i) w[i] = rows.row(row(r + i));
+        float d[R][T];
+        dot_tile<B, R, T>(w, in, t, d, t == t0 ? stream : idle);
+        for (int i = 0; i < R; ++i)
+            for (int j = 0; j < T; ++j) sink.put(r + i, t - t0 + j, row(r + i), d[i][j]);
+    };
     int t = t0;
     for (; t + TT <= t1; t += TT) {
-        int64_t r = first;
-        for (; r + RT <= first + count; r += RT) {
-            const uint8_t* w[RT];
-            for (int i = 0; i < RT; ++i) w[i] = row(r + i);
-            float d[RT][TT];
-            if (t == t0)
-                dot_tile<B, RT, TT>(w, in, t, d, ahead);
-            else
-                dot_tile<B, RT, TT>(w, in, t, d, none);
-            for (int i = 0; i < RT; ++i)
-                for (int j = 0; j < TT; ++j) store(r + i, t + j, d[i][j]);
-        }
-        for (; r < first + count; ++r) {
-            const uint8_t* w[1] = {row(r)};
-            float d[1][TT];
-            dot_tile<B, 1, TT>(w, in, t, d, none);
-            for (int j = 0; j < TT; ++j) store(r, t + j, d[0][j]);
-        }
+        int64_t r = 0;
+        for (; r + RT <= count; r += RT) tile(Index<RT>{}, Index<TT>{}, r, t);
+        for (; r < count; ++r) tile(Index<1>{}, Index<TT>{}, r, t);
     }
     for (; t < t1; ++t)
-        for (int64_t r = first; r < first + count; ++r) {
-            const uint8_t* w[1] = {row(r)};
-            float d[1][1];
-            if (t == t0)
-                dot_tile<B, 1, 1>(w, in, t, d, ahead);
-            else
-                dot_tile<B, 1, 1>(w, in, t, d, none);
-            store(r, t, d[0][0]);
-        }
+        for (int64_t r = 0; r < count; ++r) tile(Index<1>{}, Index<1>{}, r, t);
+}
+
+void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t count, const Input& in, int t0,
+          int t1, Stream& stream, const Sink& sink) {
+    with_type(rows.type, [&](auto type) {
+        dots_of<decltype(type)>(rows, list, first, count, in, t0, t1, stream, sink);
+    });
 }
 
 // The stream of whole rows, already kAhead bytes ahead.
@@ -60,29 +65,22 @@ inline Stream stream_of(const Rows& rows, const int32_t* list, int64_t first, in
 
 void product(const Product& p, const Input& in, int64_t first, int64_t count, int t0, int t1) {
     Stream ahead = stream_of(p.rows, nullptr, first, count);
-    with_type(p.rows.type, [&](auto type) {
-        dot_rows<decltype(type)>(p.rows, nullptr, in, first, count, t0, t1, ahead,
-                                 [&](int64_t r, int t, float d) {
-                                     float* out = p.out + t * p.stride + r;
-                                     const float v = p.bias ? d + p.bias[r] : d;
-                                     *out = p.accumulate ? *out + v : v;
-                                 });
-    });
+    const Sink sink{p.out + t0 * p.stride + first, 1, p.stride, p.bias, p.accumulate};
+    dots(p.rows, nullptr, first, count, in, t0, t1, ahead, sink);
 }
 
 void predict(const Rows& rows, const Input& in, const float* threshold, int64_t word, int tokens,
              uint64_t* mask) {
     const int64_t words = (rows.count + 63) / 64, first = word * 64;
     const int64_t count = smaller<int64_t>(64, rows.count - first);
-    for (int t = 0; t < tokens; ++t) mask[t * words + word] = 0;
+    float score[64 * kMaxDecodeRows];
     Stream ahead = stream_of(rows, nullptr, first, count);
-    with_type(rows.type, [&](auto type) {
-        dot_rows<decltype(type)>(rows, nullptr, in, first, count, 0, tokens, ahead,
-                                 [&](int64_t r, int t, float score) {
-                                     if (score >= threshold[r])
-                                         mask[t * words + word] |= uint64_t(1) << (r - first);
-                                 });
-    });
+    dots(rows, nullptr, first, count, in, 0, tokens, ahead, {score, 1, 64});
+    for (int t = 0; t < tokens; ++t) {
+        uint64_t bits = 0;
+        for (int64_t r = 0; r < count; ++r) bits |= uint64_t(score[t * 64 + r] >= threshold[first + r]) << r;
+        mask[t * words + word] = bits;
+    }
 }
 
 }  // namespace

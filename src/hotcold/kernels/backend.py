@@ -265,8 +265,8 @@ class Backend(Protocol):
 
         Decode rows: only the candidates of ``mask`` are computed (all when None); with ``skip`` a neuron
         whose gate does not fire reads no further row. ``fired`` ``[T, ceil(N / 64)]`` uint64 gets the neurons
-        with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients when
-        down lies by neuron; by output it is a dot, which quantises them like ``linear``.
+        with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients
+        when down lies by neuron; by output it is a dot, which quantises them like ``linear``.
         """
         ...
 
