@@ -80,15 +80,12 @@ class Vocabulary:
 
     def pieces(self, spelled: Callable[[str], bytes]) -> list[bytes]:
         """``[V]`` the bytes that tokens stand for: the names of special ones, the others ``spelled``."""
-        ordinary = (TokenType.NORMAL, TokenType.UNDEFINED, TokenType.UNUSED)
-        pieces = [
-            spelled(token) if type in ordinary else token.encode()
+        by_name = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+        return [
+            bytes([int(token[1:-1], 16)]) if type == TokenType.BYTE
+            else token.encode() if type in by_name else spelled(token)
             for token, type in zip(self.tokens, self.types, strict=True)
-        ]
-        for id, type in enumerate(self.types):
-            if type == TokenType.BYTE:
-                pieces[id] = bytes([int(self.tokens[id][1:-1], 16)])
-        return pieces
+        ]  # fmt: skip
 
 
 #: Tokens that end a turn in well-known chat formats; their files do not always name them as such.
@@ -110,20 +107,17 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     if not tokens:
         raise TokenizerError(f"the file has no {PREFIX}tokens, or 0 of them: use one with a vocabulary")
     declared = _types(metadata, tokens)
-    bos, eos, unknown = (
-        _default_id(default, declared)
-        if (id := _id(metadata, f"{name}_token_id", len(tokens))) is None
-        else id
-        for name, default in zip(("bos", "eos", "unknown"), defaults.ids, strict=True)
-    )
     # Types are optional; bytes show by their spelling, and the special ids are marked below.
     types = declared or [TokenType.BYTE if _BYTE_TOKEN.fullmatch(t) else TokenType.NORMAL for t in tokens]
+    ids = {name: _id(metadata, name, len(tokens)) for name in ("bos", "eos", "unknown", "eot", "eom")}
+    for name, default in zip(ids, defaults.ids, strict=False):
+        # A default counts only if the file agrees that this token is a special one.
+        if ids[name] is None and default is not None and default < len(tokens) and declared:
+            ids[name] = default if types[default] in (TokenType.CONTROL, TokenType.UNKNOWN) else None
+    bos, eos, unknown, *ends = ids.values()
     special = (TokenType.CONTROL, TokenType.USER_DEFINED)
-    ends = [id for id, token in enumerate(tokens) if token in _END_OF_TURN and types[id] in special]
-    ends += [
-        id for name in ("eot", "eom") if (id := _id(metadata, f"{name}_token_id", len(tokens))) is not None
-    ]
-    stop_ids = frozenset(ends if eos is None else [eos, *ends])
+    ends += [eos] + [id for id, t in enumerate(tokens) if t in _END_OF_TURN and types[id] in special]
+    stop_ids = frozenset(id for id in ends if id is not None)
     # Whatever the file calls them: text that a user writes must never become one of these.
     for id in stop_ids if bos is None else (bos, *stop_ids):
         types[id] = TokenType.CONTROL
@@ -214,21 +208,14 @@ def _scores(metadata: Mapping[str, Any], size: int) -> npt.NDArray[np.float32]:
 
 
 def _id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
-    value = metadata.get(PREFIX + name)
+    value = metadata.get(key := f"{PREFIX}{name}_token_id")
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TokenizerError(f"{PREFIX}{name} is {quoted(value)}: a token id is needed")
+        raise TokenizerError(f"{key} is {quoted(value)}: a token id is needed")
     if not 0 <= value < size:
-        raise TokenizerError(f"{PREFIX}{name} is {value}: the {size} tokens have the ids 0 to {size - 1}")
+        raise TokenizerError(f"{key} is {quoted(value)}: the {size} tokens have the ids 0 to {size - 1}")
     return int(value)
-
-
-def _default_id(default: int | None, types: Sequence[int] | None) -> int | None:
-    # It counts only if the file agrees that this token is a special one.
-    if default is None or types is None or default >= len(types):
-        return None
-    return default if types[default] in (TokenType.CONTROL, TokenType.UNKNOWN) else None
 
 
 def _adds(metadata: Mapping[str, Any], which: str, id: int | None, *, default: bool) -> bool:
