@@ -132,11 +132,11 @@ LLAMA_STEPS = {"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Isola
 SPELLING = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 #: what is changed in a good file, to what, and what the message names
 BROKEN: list[tuple[str, Any, str]] = [
-    ("model.type", "Unigram", "the model is 'Unigram': byte-level BPE or tokenizer.model is needed"),
-    ("model.byte_fallback", True, "the model is SentencePiece's"),
+    ("model.type", "Unigram", "is 'Unigram': byte-level BPE or tokenizer.model is needed"),
+    ("model.byte_fallback", True, "is 'SentencePiece': byte-level BPE"),
     ("model.end_of_word_suffix", "</w>", "end_of_word_suffix is '</w>': null is needed"),
     ("normalizer", {"type": "Lowercase"}, "normalizer is {'type': 'Lowercase'}: null or NFC"),
-    ("model.vocab", {"a": 0, "b": 0}, "token 'b' has id 0: it needs one of its own"),
+    ("model.vocab", {"a": 0, "b": 0}, "token 'b' has id 0: one of its own is needed"),
     ("model.vocab", {"a": "0"}, "token 'a' has id '0'"),
     ("model.vocab", [], "vocab is []: an object"),
     ("model.vocab", {"a": 5000}, "has 5001 pieces, but config.json says"),

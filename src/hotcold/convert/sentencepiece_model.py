@@ -52,9 +52,7 @@ def read_sentencepiece_model(path: Path) -> SentencePieceModel:
         OSError: it cannot be read.
     """
     if path.stat().st_size > MAX_FILE:
-        raise SentencePieceError(
-            f"{path} is larger than {MAX_FILE >> 20} MiB: too large for a SentencePiece model"
-        )
+        raise SentencePieceError(f"{path} is no SentencePiece model: larger than {MAX_FILE >> 20} MiB")
     try:
         return _model(read_fields(path.read_bytes()))
     except SentencePieceError as error:

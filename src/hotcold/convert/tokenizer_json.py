@@ -15,11 +15,9 @@ def bpe_metadata(tokenizer: Settings) -> tuple[dict[str, Any], dict[int, str]]:
         ConvertError: another algorithm, or a part of this one that GGUF has no name for.
     """
     model = tokenizer.section("model")
-    if model.values.get("type") != "BPE" or model.flag("byte_fallback", False):
-        seen = "SentencePiece's" if model.values.get("type") == "BPE" else clip(model.values.get("type"))
-        raise ConvertError(
-            f"{tokenizer.path}: the model is {seen}: byte-level BPE or tokenizer.model is needed"
-        )
+    kind = "SentencePiece" if model.flag("byte_fallback", False) else model.text("type", "BPE")
+    if kind != "BPE":
+        raise ConvertError(f"{tokenizer.path} is {clip(kind)}: byte-level BPE or tokenizer.model is needed")
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.values.get(key):
             raise model.error(key, "null")
@@ -30,7 +28,7 @@ def bpe_metadata(tokenizer: Settings) -> tuple[dict[str, Any], dict[int, str]]:
     for text, id in model.section("vocab").values.items():
         if type(id) is not int or id < 0 or id in tokens:
             raise ConvertError(
-                f"{tokenizer.path}: token {clip(text)} has id {clip(id)}: it needs one of its own"
+                f"{tokenizer.path}: token {clip(text)} has id {clip(id)}: one of its own is needed"
             )
         tokens[id] = text
     merges = model.values.get("merges")
@@ -92,9 +90,12 @@ def _steps(step: Any) -> list[str]:
             return spelled + ["ByteLevel"] * (len(spelled) < len(found))
         case {"type": "ByteLevel", "add_prefix_space": False}:
             return [*([_plain(GPT2)] if step.get("use_regex", True) else []), "ByteLevel"]
-        case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
-            return [_plain(pattern)]
-        case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Removed", "invert": True}:
+        case {
+            "type": "Split",
+            "pattern": {"Regex": str(pattern)},
+            "behavior": behavior,
+            "invert": invert,
+        } if (behavior, invert) in (("Isolated", False), ("Removed", True)):
             return [_plain(pattern)]
         case {"type": "Digits", "individual_digits": bool(individual)}:
             return [r"\p{N}" if individual else r"\p{N}+"]

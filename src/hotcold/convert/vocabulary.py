@@ -34,9 +34,7 @@ def vocabulary_metadata(checkpoint: Checkpoint, vocab_size: int) -> dict[str, An
     elif (checkpoint.folder / "tokenizer.json").is_file():
         keys = _from_json(checkpoint, settings, tokens)
     else:
-        raise ConvertError(
-            f"{checkpoint.folder} has neither tokenizer.model nor tokenizer.json: one is needed"
-        )
+        raise ConvertError(f"{checkpoint.folder} has neither tokenizer.model nor tokenizer.json")
     for name in ("bos", "eos", "padding"):
         # config.json overrules the tokenizer, since fine-tuning may have moved BOS and EOS.
         key = {"padding": "pad_token_id"}.get(name, f"{name}_token_id")
@@ -54,7 +52,7 @@ def vocabulary_metadata(checkpoint: Checkpoint, vocab_size: int) -> dict[str, An
     if isinstance(template, str) and template:
         if len(template) > MAX_TEMPLATE:
             raise ConvertError(
-                f"{settings.path}: chat_template has {len(template)} characters: at most {MAX_TEMPLATE}"
+                f"{settings.path}: chat_template has {len(template)} characters: that is too long"
             )
         metadata["tokenizer.chat_template"] = template
     return metadata
@@ -70,11 +68,9 @@ def _from_sentencepiece(checkpoint: Checkpoint, settings: Settings, tokens: list
     tokens[:trained] = model.pieces
     extra = checkpoint.settings("added_tokens.json")
     _add(tokens, extra, [(id, {"content": text}) for text, id in extra.values.items()], trained)
-    decoder = settings.section("added_tokens_decoder").values
-    digits = re.compile("[0-9]{1,9}")
-    _add(
-        tokens, settings, [(int(k) if digits.fullmatch(k) else k, v) for k, v in decoder.items()], trained
-    )  # fmt: skip
+    decoder = settings.section("added_tokens_decoder").values.items()
+    entries = [(int(id) if re.fullmatch("[0-9]{1,9}", id) else id, entry) for id, entry in decoder]
+    _add(tokens, settings, entries, trained)
     return {
         "model": "llama",
         "pre": "default",

@@ -106,8 +106,5 @@ class SentencePieceBPE:
             return [id]
         ids = [self._bytes[byte] for byte in symbol.encode()]
         if None in ids:
-            raise ValueError(
-                f"the character {symbol!a} has no token, and the vocabulary has neither tokens for its bytes "
-                "nor an unknown token: leave it out, or use another model"
-            )
+            raise ValueError(f"the character {symbol!a} has no token, nor have its bytes: leave it out")
         return [id for id in ids if id is not None]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.model.spm import SPACE, spelled
-from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, flag
+from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, flag, wrong
 
 _UNKNOWN = "\U0010ffff"  # a name for the unknown token that is not in any text
 _LONGEST_KEY = 256  # bytes; bounds the walk through a broken table
@@ -69,9 +69,7 @@ class _Replacements:
     def __init__(self, data: bytes) -> None:
         size = int.from_bytes(data[:4], "little")
         if not 0 < size <= len(data) - 4 or size % 4:
-            raise TokenizerError(
-                f"{PREFIX}precompiled_charsmap has {len(data)} bytes, its trie {size}: it is cut off"
-            )
+            raise wrong("precompiled_charsmap", f"has {len(data)} bytes, its trie {size}: it is cut off")
         self._units: list[int] = np.frombuffer(data, "<u4", size // 4, offset=4).tolist()
         self._strings = data[4 + size :]
 

@@ -22,6 +22,11 @@ class TokenizerError(ValueError):
     """A vocabulary that cannot be used: the message has what was seen and what is allowed."""
 
 
+def wrong(key: str, what: str) -> TokenizerError:
+    """What is wrong with a value of the file; ``key`` comes without its prefix."""
+    return TokenizerError(f"{PREFIX}{key} {what}")
+
+
 class TokenType(enum.IntEnum):
     """``tokenizer.ggml.token_type``."""
 
@@ -153,15 +158,13 @@ def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None =
     if value is None:
         return None
     if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim == 1):
-        raise TokenizerError(f"{PREFIX}{name} is {quoted(value)}: a flat array is needed")
+        raise wrong(name, f"is {quoted(value)}: a flat array is needed")
     if size not in (None, len(value)):
-        raise TokenizerError(
-            f"{PREFIX}{name} has {len(value)} entries for {size} tokens: one per token is needed"
-        )
+        raise wrong(name, f"has {len(value)} entries for {size} tokens: one per token is needed")
     if kinds == "U":
         for i, text in enumerate(value):
             if not isinstance(text, str):
-                raise TokenizerError(f"{PREFIX}{name}[{i}] is {quoted(text)}: only strings are allowed")
+                raise wrong(f"{name}[{i}]", f"is {quoted(text)}: only strings are allowed")
         return list(value)
     try:
         values = np.asarray(value)
@@ -169,7 +172,7 @@ def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None =
         values = np.empty(0, object)
     if values.ndim != 1 or values.dtype.kind not in kinds:
         allowed = "numbers" if "f" in kinds else "integers"
-        raise TokenizerError(f"{PREFIX}{name} holds {values.dtype} values: only {allowed} are allowed")
+        raise wrong(name, f"holds {values.dtype} values: only {allowed} are allowed")
     return values
 
 
@@ -177,7 +180,7 @@ def flag(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """A true or false of the file; TokenizerError for anything else."""
     value = metadata.get(PREFIX + name, default)
     if not isinstance(value, (bool, np.bool_)):
-        raise TokenizerError(f"{PREFIX}{name} is {quoted(value)}: true and false are allowed")
+        raise wrong(name, f"is {quoted(value)}: true and false are allowed")
     return bool(value)
 
 
@@ -189,8 +192,8 @@ def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int] | No
         raise TokenizerError(f"{PREFIX}token_type[{id}] is {values[id]}: allowed are 0 to {max(TokenType)}")
     for id in np.flatnonzero(values == TokenType.BYTE).tolist():
         if not _BYTE_TOKEN.fullmatch(tokens[id]):
-            raise TokenizerError(
-                f"{PREFIX}tokens[{id}] is {quoted(tokens[id])} of type byte: allowed are <0x00> to <0xFF>"
+            raise wrong(
+                f"tokens[{id}]", f"is {quoted(tokens[id])} of type byte: allowed are <0x00> to <0xFF>"
             )
     types: list[int] = values.tolist()
     return types
@@ -203,18 +206,19 @@ def _scores(metadata: Mapping[str, Any], size: int) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore"):
         values: npt.NDArray[np.float32] = scores.astype(np.float32)
     if np.isnan(values).any():
-        raise TokenizerError(f"{PREFIX}scores[{int(np.isnan(values).argmax())}] is not a number")
+        raise wrong(f"scores[{int(np.isnan(values).argmax())}]", "is not a number")
     return values
 
 
 def _id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
-    value = metadata.get(key := f"{PREFIX}{name}_token_id")
+    key = f"{name}_token_id"
+    value = metadata.get(PREFIX + key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TokenizerError(f"{key} is {quoted(value)}: a token id is needed")
+        raise wrong(key, f"is {quoted(value)}: a token id is needed")
     if not 0 <= value < size:
-        raise TokenizerError(f"{key} is {quoted(value)}: the {size} tokens have the ids 0 to {size - 1}")
+        raise wrong(key, f"is {quoted(value)}: the {size} tokens have the ids 0 to {size - 1}")
     return int(value)
 
 
@@ -222,7 +226,5 @@ def _adds(metadata: Mapping[str, Any], which: str, id: int | None, *, default: b
     """Whether the BOS or EOS token is put around a text."""
     adds = flag(metadata, f"add_{which}_token", default=default and id is not None)
     if adds and id is None:
-        raise TokenizerError(
-            f"{PREFIX}add_{which}_token is true: the file needs {PREFIX}{which}_token_id too"
-        )
+        raise wrong(f"add_{which}_token", f"is true: the file needs {PREFIX}{which}_token_id too")
     return adds
