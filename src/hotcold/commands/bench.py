@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from hotcold.commands.progress import progress
 if TYPE_CHECKING:
     from hotcold.engine.engine import Engine
     from hotcold.engine.loading import LoadedModel
+    from hotcold.kernels.cpu import ReadProbe
 
 #: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.
 _TEXT = (
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from hotcold.engine.engine import Engine
     from hotcold.kernels.backend import MAX_DECODE_ROWS
+    from hotcold.kernels.cpu import CPUBackend, ReadProbe
 
     model = options.load_model(args, sequences=min(args.parallel, MAX_DECODE_ROWS))
     lengths = lengths_to_end_together(args.parallel, args.n_prompt, args.n_gen, model.chunk)
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             f"{model.context}"
         )
     engine, prompt = Engine(model), prompt_of(model, args.n_prompt)
-    probe = bandwidth_probe(model)
+    probe = ReadProbe(model.backend) if isinstance(model.backend, CPUBackend) else None
     with progress("rounds") as advance:
         measure(engine, prompt, lengths, None, seed=0)  # warms memory and threads
         rounds = []
@@ -67,11 +69,9 @@ def run(args: argparse.Namespace) -> int:
             rounds.append(measure(engine, prompt, lengths, probe, seed=seed))
             advance(seed + 1, args.repetitions)
     report: dict[str, Any] = {
-        "prompt_tokens": args.n_prompt,
-        "generated_tokens": args.n_gen,
-        "parallel": args.parallel,
+        "prompt_tokens": args.n_prompt, "generated_tokens": args.n_gen, "parallel": args.parallel,
         "repetitions": len(rounds),
-    }
+    }  # fmt: skip
     for name in rounds[0]:
         values = sorted(value for each in rounds if (value := each[name]) is not None)
         report[name] = statistics.median(values) if values else None
@@ -97,25 +97,12 @@ def lengths_to_end_together(parallel: int, n_prompt: int, n_generate: int, chunk
 
 def prompt_of(model: LoadedModel, length: int) -> list[int]:
     """``length`` token ids of natural text, begun as the model wants it."""
-    ids = model.tokenizer.encode(_TEXT)
     more = model.tokenizer.encode(_TEXT, add_bos=False)
-    while len(ids) < length:
-        ids += more
-    return ids[:length]
-
-
-def bandwidth_probe(model: LoadedModel) -> Callable[[], float] | None:
-    """Streams through memory with the model's own threads, GB/s; None for a backend without a probe."""
-    from hotcold.kernels.cpu import CPUBackend, ReadProbe
-
-    if not isinstance(model.backend, CPUBackend):
-        return None
-    probe = ReadProbe(model.backend)
-    return lambda: probe.measure(_PROBE_S)
+    return [*model.tokenizer.encode(_TEXT), *more * (length // len(more))][:length]
 
 
 def measure(
-    engine: Engine, prompt: Sequence[int], lengths: list[int], probe: Callable[[], float] | None, *, seed: int
+    engine: Engine, prompt: Sequence[int], lengths: list[int], probe: ReadProbe | None, *, seed: int
 ) -> Round:
     """One prompt and as many continuations as there are lengths, after a probe of the read bandwidth.
 
@@ -125,7 +112,7 @@ def measure(
     from hotcold.engine.sampler import SamplingParams
     from hotcold.engine.statistics import Figures
 
-    bandwidth = probe() if probe else None
+    bandwidth = probe.measure(_PROBE_S) if probe else None
     before = engine.model.counters.copy()
     requests = [
         Request(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True)
@@ -163,8 +150,7 @@ def _print(report: dict[str, Any]) -> None:
         print(f"each of them: {with_range('tok_s_per_sequence')}")
     print(
         f"{report['bytes_per_token'] / 1e6:.2f} MB read per token, {report['gb_s']:.2f} GB/s; "
-        f"{report['active_share']:.1%} of neurons active; "
-        f"{report['python_share']:.1%} of a step is Python's"
+        f"{report['active_share']:.1%} of neurons active; {report['python_share']:.1%} of a step is Python's"
     )
     if report["bandwidth_share"] is not None:
         print(

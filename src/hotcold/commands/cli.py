@@ -14,11 +14,13 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NoReturn, Protocol, TextIO, cast
+from typing import NoReturn, TextIO
 
 from hotcold import __version__
 
-#: Each verb is the module ``hotcold.commands.<verb>``.
+#: Each is a module ``hotcold.commands.<verb>`` with a docstring, which ``--help`` shows, and two functions:
+#: ``add_arguments(parser)``, and ``run(args)``, which returns the exit code, or raises ValueError, OSError or
+#: MemoryError with a message for the user.
 VERBS: tuple[tuple[str, str], ...] = (
     ("generate", "write text from a prompt"),
     ("info", "describe a model file"),
@@ -31,18 +33,6 @@ VERBS: tuple[tuple[str, str], ...] = (
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-
-
-class Verb(Protocol):
-    """What a module in ``hotcold.commands`` offers; its docstring is the verb's description.
-
-    ``run`` returns the exit code, or raises ValueError, OSError or MemoryError with a message for the user.
-    """
-
-    __doc__: str | None
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-    def run(self, args: argparse.Namespace) -> int: ...
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -58,11 +48,7 @@ class OneLineParser(argparse.ArgumentParser):
         return args
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (`{self.prog} --help` lists the options)")
-
-
-class UsageError(ValueError):
-    """The command line does not parse."""
+        raise ValueError(f"{message} (`{self.prog} --help` lists the options)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,21 +83,22 @@ def _dispatch(argv: list[str]) -> int:
     names = [name for name, _ in VERBS]
     if argv[0] not in names:
         if argv[0].startswith("-"):
-            raise UsageError(f"a command comes before {argv[0]!r}: {', '.join(names)}")
+            raise ValueError(f"a command comes before {argv[0]!r}: {', '.join(names)}")
         hint = _nearest(argv[0], names)
-        raise UsageError(f"unknown command {argv[0]!r}{hint}; commands: {', '.join(names)}")
+        raise ValueError(f"unknown command {argv[0]!r}{hint}; commands: {', '.join(names)}")
     return _run_verb(argv[0], argv[1:])
 
 
 def _run_verb(name: str, argv: list[str]) -> int:
-    verb = cast(Verb, importlib.import_module(f"hotcold.commands.{name}"))
+    verb = importlib.import_module(f"hotcold.commands.{name}")
     parser = OneLineParser(prog=f"hotcold {name}", description=verb.__doc__, allow_abbrev=False)
     verb.add_arguments(parser)
     try:
         args = parser.parse_strictly(argv)
     except SystemExit as done:  # --help has printed
         return int(done.code or 0)
-    return verb.run(args)
+    code: int = verb.run(args)
+    return code
 
 
 def _overview() -> str:
@@ -130,14 +117,15 @@ def _nearest(word: str, known: list[str]) -> str:
 
 
 def _one_line(error: Exception) -> str:
+    from hotcold.formats.files import printable
+
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     elif isinstance(error, MemoryError):
         text = f"out of memory: {text}" if text else "out of memory"
     text = " ".join(text.split()) or type(error).__name__
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return text if len(text) <= 500 else f"{text[:350]} ... {text[-145:]}"
+    return printable(text if len(text) <= 500 else f"{text[:350]} ... {text[-145:]}", 1000)
 
 
 def _prepare_streams() -> None:

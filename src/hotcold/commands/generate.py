@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import textwrap
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 from hotcold.commands import options
 
 if TYPE_CHECKING:
-    from hotcold.engine.engine import Engine
     from hotcold.engine.loading import LoadedModel
     from hotcold.engine.request import Request
     from hotcold.engine.statistics import Figures
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from hotcold.engine.engine import Engine
+    from hotcold.engine.llm import stream_text
     from hotcold.engine.request import Request
     from hotcold.engine.statistics import Figures
 
@@ -48,13 +49,17 @@ def run(args: argparse.Namespace) -> int:
     ids = model.tokenizer.encode(prompt)
     request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
     engine = Engine(model)
-    engine.add(request)
-    if not args.json:
-        _write(prompt)
-    text = _generate(engine, request, echo=not args.json)
+    engine.scheduler.check(request)
+    write = (lambda text: None) if args.json else _write
+    write(prompt)
+    pieces = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for piece in stream_text(engine, request):
+            pieces.append(piece)
+            write(piece)
+    engine.abort(request)  # harmless when it has finished
     figures = Figures.of(model.counters, model.footprint)
-    if not args.json:
-        _write("\n")
+    write("\n")
     if request.context_full:
         print(f"note: stopped at the end of the context, {model.context} positions (see -c)", file=sys.stderr)
     line = " | ".join(_figures(request, figures, model))
@@ -62,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         line = textwrap.fill(line, shutil.get_terminal_size().columns)
     print(line, file=sys.stderr)
     report = {
-        "text": text,
+        "text": "".join(pieces),
         "ids": request.output,
         "finish_reason": request.finish_reason,
         "context_full": request.context_full,
@@ -73,28 +78,6 @@ def run(args: argparse.Namespace) -> int:
     }
     options.end(args, report | asdict(figures) | options.facts(model))
     return _EXIT_INTERRUPTED if request.finish_reason == "cancelled" else 0
-
-
-def _generate(engine: Engine, request: Request, *, echo: bool) -> str:
-    """The continuation; Ctrl-C cancels the request."""
-    from hotcold.engine.llm import TextStream
-
-    stream = TextStream(request, engine.model.tokenizer)
-    pieces: list[str] = []
-
-    def take() -> None:
-        pieces.append(stream.take())
-        if echo and pieces[-1]:
-            _write(pieces[-1])
-
-    try:
-        while not request.finished:
-            engine.step()
-            take()
-    except KeyboardInterrupt:
-        engine.abort(request)
-        take()
-    return "".join(pieces)
 
 
 def _write(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,15 @@ from hotcold.commands import options
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf, printable
 
-_WIDTH = 80
-_LABEL = 14
+_WIDTH, _LABEL = 80, 14
 _LONGEST_LIST = 4096  # of numbers per layer that are reported
-_FLOATS = ("F32", "F16", "BF16")
 _PREDICTOR = re.compile(r"blk\.(\d+)\.fc([12])\.weight")
 _DOWN = re.compile(r"blk\.\d+\.ffn_(down|down_t|down_exps)\.weight")
+#: What is said of an architecture, and the metadata key without its name.
+_NUMBERS = {
+    "layers": "block_count", "context": "context_length", "dim": "embedding_length",
+    "heads": "attention.head_count", "kv_heads": "attention.head_count_kv", "neurons": "feed_forward_length",
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,13 +47,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join([*_lines(report), *_tensor_lines(tensors)]))
     elif args.tensors:
         report["tensor_list"] = [
-            {
-                "name": t.name,
-                "shape": list(t.shape),
-                "type": t.type.name,
-                "offset": t.offset,
-                "bytes": t.nbytes,
-            }
+            {"name": t.name, "shape": t.shape, "type": t.type.name, "offset": t.offset, "bytes": t.nbytes}
             for t in tensors
         ]
     return options.end(args, report)
@@ -58,32 +55,31 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(file: GGUFFile) -> dict[str, Any]:
     """What ``--json`` prints; None stands for what the file does not state."""
-    architecture = _text(file.metadata.get("general.architecture"))
-    report: dict[str, Any] = {
+    infos, metadata = file.tensors.values(), file.metadata
+    architecture = _text(metadata.get("general.architecture"))
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    numbers = {name: _numbers(metadata.get(f"{architecture}.{key}")) for name, key in _NUMBERS.items()}
+    return {
         "path": printable(str(file.path), 4096),
         "file_bytes": file.size,
         "magic": file.magic,
         "version": file.version,
-        "name": _text(file.metadata.get("general.name")),
+        "name": _text(metadata.get("general.name")),
         "architecture": architecture,
         "fingerprint": file.fingerprint(),
-        "parameters": sum(math.prod(info.shape) for info in file.tensors.values()),
-        "tensors": len(file.tensors),
-        "tensor_bytes": sum(info.nbytes for info in file.tensors.values()),
-        "types": _types(file.tensors.values()),
+        "parameters": sum(math.prod(info.shape) for info in infos),
+        "tensors": len(infos),
+        "tensor_bytes": sum(info.nbytes for info in infos),
+        "types": _types(infos),
+        **numbers,
+        "activation": _text(metadata.get("hotcold.ffn.activation")),
+        "down_layout": _down_layout(file),
+        **_predictors(file),
+        "tokenizer": _text(metadata.get("tokenizer.ggml.model")),
+        "tokenizer_pre": _text(metadata.get("tokenizer.ggml.pre")),
+        "vocab": len(tokens) if isinstance(tokens, list) else None,
+        "chat_template": "tokenizer.chat_template" in metadata,
     }
-    for name, key in (
-        ("layers", "block_count"),
-        ("context", "context_length"),
-        ("dim", "embedding_length"),
-        ("heads", "attention.head_count"),
-        ("kv_heads", "attention.head_count_kv"),
-        ("neurons", "feed_forward_length"),
-    ):
-        report[name] = _numbers(file.metadata.get(f"{architecture}.{key}"))
-    report["activation"] = _text(file.metadata.get("hotcold.ffn.activation"))
-    report["down_layout"] = _down_layout(file)
-    return report | _predictors(file) | _tokenizer(file.metadata)
 
 
 def _types(infos: Iterable[TensorInfo]) -> list[dict[str, Any]]:
@@ -122,16 +118,6 @@ def _predictors(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    return {
-        "tokenizer": _text(metadata.get("tokenizer.ggml.model")),
-        "tokenizer_pre": _text(metadata.get("tokenizer.ggml.pre")),
-        "vocab": len(tokens) if isinstance(tokens, list) else None,
-        "chat_template": "tokenizer.chat_template" in metadata,
-    }
-
-
 def _text(value: Any) -> str | None:
     return printable(value) if isinstance(value, str) else None
 
@@ -153,40 +139,30 @@ def _number(value: Any) -> int | float | None:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    room, path = _WIDTH - _LABEL, report["path"]
+    room, path, container = _WIDTH - _LABEL, report["path"], report["magic"]
+    container += f" version {report['version']}{' (PowerInfer)' if container == 'PWRI' else ''}"
+    total = f"{options.scaled(report['parameters'])} in {report['tensors']} tensors"
     values = {
         "file": path if len(path) <= room else f"...{path[3 - room :]}",
-        "format": f"{report['magic']} version {report['version']}"
-        f"{' (PowerInfer)' if report['magic'] == 'PWRI' else ''}, {_size(report['file_bytes'])}",
-        "name": report["name"],
-        "architecture": report["architecture"],
-        "fingerprint": report["fingerprint"],
-        "parameters": f"{options.scaled(report['parameters'])} in {report['tensors']} tensors"
-        if report["tensors"]
-        else "none: a vocabulary only",
+        "format": f"{container}, {_size(report['file_bytes'])}",
+        **{name: report[name] for name in ("name", "architecture", "fingerprint")},
+        "parameters": total if report["tensors"] else "none: a vocabulary only",
+        **{name.replace("_", " "): _per_layer(report[name]) for name in _NUMBERS},
+        "activation": report["activation"],
+        "down layout": report["down_layout"],
+        "predictors": _predictor_text(report),
+        "tokenizer": _tokenizer_text(report),
     }
-    for name in ("layers", "context", "dim", "heads", "kv_heads", "neurons"):
-        values[name.replace("_", " ")] = _per_layer(report[name])
-    values |= {"activation": report["activation"], "down layout": report["down_layout"]}
-    values |= {"predictors": _predictor_text(report), "tokenizer": _tokenizer_text(report)}
-    lines = [
-        f"{label:<{_LABEL}}{printable(str(value), room)}"
-        for label, value in values.items()
-        if value is not None
-    ]
-    return lines + _type_lines(report["types"])
+    shown = {label: printable(str(value), room) for label, value in values.items() if value is not None}
+    return [f"{label:<{_LABEL}}{value}" for label, value in shown.items()] + _type_lines(report["types"])
 
 
 def _type_lines(types: list[dict[str, Any]]) -> list[str]:
-    if not types:
-        return []
-    lines = ["", f"{'type':<{_LABEL}}{'tensors':>8}{'parameters':>12}{'size':>12}"]
+    lines = ["", f"{'type':<{_LABEL}}{'tensors':>8}{'parameters':>12}{'size':>12}"] if types else []
     for entry in types:
+        count, size = options.scaled(entry["parameters"]), _size(entry["bytes"])
         mark = "" if entry["supported"] else "  not supported"
-        lines.append(
-            f"{entry['type']:<{_LABEL}}{entry['tensors']:>8}{options.scaled(entry['parameters']):>12}"
-            f"{_size(entry['bytes']):>12}{mark}"
-        )
+        lines.append(f"{entry['type']:<{_LABEL}}{entry['tensors']:>8}{count:>12}{size:>12}{mark}")
     if not all(entry["supported"] for entry in types):
         lines += ["", f"This model cannot run here: supported types are {', '.join(BLOCK_TYPES)}."]
     return lines

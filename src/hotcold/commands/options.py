@@ -122,21 +122,15 @@ def read_text(path: Path | None) -> str:
         raise ValueError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
 
 
-def load_model(
-    args: argparse.Namespace, *, context_limit: int | None = None, sequences: int = 1
-) -> LoadedModel:
+def load_model(args: argparse.Namespace, **more: int) -> LoadedModel:
     """Loads the model that the flags name, with a progress bar, and prints its notes to stderr.
 
-    ``context_limit`` lowers the default context; ``-c`` stands above it.
+    ``more`` belongs to :class:`~hotcold.engine.loading.LoadOptions`.
     """
     from hotcold.engine.loading import LoadOptions, load
 
-    options = LoadOptions(
-        sparsity=args.sparsity, threads=args.threads, context=args.ctx_size, backend=args.backend,
-        sequences=sequences,
-    )  # fmt: skip
-    if context_limit is not None:
-        options.default_context = context_limit
+    flags = {"sparsity": args.sparsity, "threads": args.threads, "context": args.ctx_size}
+    options = LoadOptions(**flags | {"backend": args.backend} | more)
     with progress("loading", in_bytes=True) as advance:
         model = load(args.model, options, advance)
     for note in model.notes:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from hotcold.engine.scoring import Scorer, cut_windows
 
     text = options.read_text(args.file)
-    model = options.load_model(args, context_limit=_DEFAULT_CONTEXT)
+    model = options.load_model(args, default_context=_DEFAULT_CONTEXT)
     ids = model.tokenizer.encode(text, add_bos=False)
     windows = cut_windows(ids, model.context, model.tokenizer.bos_id)[: args.chunks]
     scorer = Scorer(model)
@@ -51,19 +51,19 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     total, divergence = _score_all(scorer, base, windows)
     seconds = time.perf_counter() - start
-    error = total.standard_error
+    error, figures = total.standard_error, scorer.figures
     report = {
         "ppl": total.perplexity,
         "ppl_se": error if math.isfinite(error) else None,
         "nll": float(total.nll.mean()),
         "tokens": len(total.nll),
         "chunks": len(windows),
-        "active_share": scorer.figures.active_share,
-        "active_share_by_layer": scorer.figures.active_share_by_layer,
+        "active_share": figures.active_share,
+        "active_share_by_layer": figures.active_share_by_layer,
         "tok_s": len(total.nll) / seconds,
     } | options.facts(model)
-    if base is not None and divergence is not None:
-        report["compare"] = _comparison(divergence, base, args.seed)
+    if divergence is not None:
+        report["compare"] = {"sparsity": args.compare} | _comparison(divergence, args.seed)
     _print(report)
     return options.end(args, report)
 
@@ -87,12 +87,11 @@ def _score_all(
     return Score(np.concatenate(scores)), join(parts) if parts else None
 
 
-def _comparison(divergence: Divergence, base: Scorer, seed: int) -> dict[str, Any]:
+def _comparison(divergence: Divergence, seed: int) -> dict[str, Any]:
     import numpy as np
 
     low, high = divergence.ratio_interval(seed)
     return {
-        "sparsity": base.model.sparsity,
         "ppl": float(np.exp(divergence.base_nll.mean())),
         "ppl_ratio": divergence.perplexity_ratio,
         "ppl_ratio_low": low,

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, overload
 
 from hotcold.engine.engine import Engine
@@ -62,6 +61,21 @@ class TextStream:
         self._taken += len(new)
         text = "".join(map(self._decoder.push, new))
         return text + self._decoder.flush() if self.request.finished else text
+
+
+def stream_text(engine: Engine, request: Request) -> Iterator[str]:
+    """Runs a request and yields its text piece by piece; cancels it when it is closed or interrupted."""
+    text = TextStream(request, engine.model.tokenizer)
+    engine.add(request)
+    try:
+        while not request.finished:
+            engine.step()
+            if piece := text.take():
+                yield piece
+        if piece := text.take():  # it may have finished while another stream was read
+            yield piece
+    finally:
+        engine.abort(request)
 
 
 class LLM:
@@ -126,7 +140,7 @@ class LLM:
         """
         request = self.request(prompt, **options)
         self.engine.scheduler.check(request)  # now, not at the first piece
-        return self._pieces(request)
+        return stream_text(self.engine, request)
 
     @overload
     def generate(self, prompt: str, **options: Unpack[GenerationOptions]) -> Generation: ...
@@ -176,24 +190,8 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _pieces(self, request: Request) -> Iterator[str]:
-        engine = self.engine
-        text = TextStream(request, self.tokenizer)
-        engine.add(request)
-        try:
-            while not request.finished:
-                engine.step()
-                if piece := text.take():
-                    yield piece
-            if piece := text.take():  # it may have finished while another stream was read
-                yield piece
-        finally:
-            engine.abort(request)
 
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None

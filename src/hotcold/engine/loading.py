@@ -64,12 +64,10 @@ class LoadedModel:
 
     Attributes:
         name: the file's, without its suffix.
-        config, tokenizer, backend: of the model.
         transformer: its ``batch`` is filled by the caller, its ``logits`` read.
-        cache: pages of K and V for as many sequences of ``context`` positions as were asked for.
         sparsity: the mode in force: ``exact``, ``predicted`` or ``off``.
         notes: what ``auto`` chose and why, and whatever runs a slower way; a line each.
-        chunk: the most prompt rows of one step.
+        context, chunk: the most positions of a sequence, and prompt rows of a step.
         threads: of the backend; None where it has no pool.
         footprint: what a decode step reads.
         counters: what the steps so far did.
@@ -86,7 +84,10 @@ class LoadedModel:
         self._check_mode(options.sparsity)
         if options.sparsity == "predicted":
             weight_bytes += check_predictors(file, config)
-        self.context = resolve_context(options, config)
+        asked, most = options.context, config.context
+        if asked is not None and not 2 <= asked <= most:
+            raise LoadError(f"context of {asked} positions (-c): this model allows 2 to {most}")
+        self.context = asked or min(most, options.default_context)
         self.chunk = min(options.chunk, self.context)
         self._limits = BatchLimits(
             tokens=MAX_DECODE_ROWS + self.chunk,
@@ -211,12 +212,7 @@ class LoadedModel:
 
 
 def load(path: Path | None, options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
-    """Loads a model.
-
-    Args:
-        path: a GGUF file; None is the built-in model.
-        options: see :class:`LoadOptions`.
-        progress: called with bytes read so far and in all.
+    """Loads a GGUF file, or the built-in model; ``progress`` is called with bytes read so far and in all.
 
     Raises:
         ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options
@@ -228,17 +224,6 @@ def load(path: Path | None, options: LoadOptions, progress: Progress | None = No
         path = model_path()
     with open_gguf(path) as file:
         return LoadedModel(file, options, progress)
-
-
-def resolve_context(options: LoadOptions, config: Config) -> int:
-    """Positions of a sequence. Raises LoadError when more are asked for than the model was trained for."""
-    if options.context is None:
-        return min(config.context, options.default_context)
-    if not 2 <= options.context <= config.context:
-        raise LoadError(
-            f"context of {options.context} positions (-c): this model allows 2 to {config.context}"
-        )
-    return options.context
 
 
 def check_memory(weight_bytes: int, config: Config, limits: BatchLimits) -> None:

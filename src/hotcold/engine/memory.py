@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 #: A cgroup v1 limit at or above this means "no limit" (the kernel rounds 2**63 down to a page).
@@ -29,35 +30,25 @@ def _mem_available(meminfo: Path) -> int | None:
     return None
 
 
-def _cgroup_rooms(membership: Path, root: Path) -> list[int]:
-    """Limit minus use of each cgroup that this process is in, for those that have a limit."""
-    rooms = []
+def _cgroup_rooms(membership: Path, root: Path) -> Iterator[int | None]:
+    """Limit minus use of each cgroup that this process is in; None for those without a limit."""
     for line in _read(membership).splitlines():
         hierarchy, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        if hierarchy == "0":
-            base, names = root, _V2
-        elif "memory" in controllers.split(","):
-            base, names = root / "memory", _V1
-        else:
-            continue
         parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts), -1, -1):
-            room = _room(base.joinpath(*parts[:depth]), *names)
-            if room is not None:
-                rooms.append(room)
-    return rooms
+        for depth in range(len(parts) + 1):
+            if hierarchy == "0":
+                yield _room(root.joinpath(*parts[:depth]), *_V2)
+            elif "memory" in controllers.split(","):
+                yield _room(root.joinpath("memory", *parts[:depth]), *_V1)
 
 
 def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> int | None:
     limit, usage = _read(group / limit_name).strip(), _read(group / usage_name).strip()
     if not limit.isdigit() or not usage.isdigit() or int(limit) >= _UNLIMITED:
         return None  # "max", or no such file
-    reclaimable = 0  # file cache counts as use, but the kernel drops it before it kills
-    for line in _read(group / "memory.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name == reclaimable_name:
-            reclaimable = int(value)
-    return int(limit) - int(usage) + reclaimable
+    # File cache counts as use, but the kernel drops it before it kills.
+    counts = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines() if " " in line)
+    return int(limit) - int(usage) + int(counts.get(reclaimable_name, 0))
 
 
 def _read(path: Path) -> str:

@@ -17,7 +17,6 @@ class Timings:
     """Moments of a request on the monotonic clock, in seconds; None until they happen."""
 
     added: float | None = None
-    started: float | None = None  #: its first prompt row was scheduled
     first_token: float | None = None
     finished: float | None = None
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.kernels.backend import Backend, Floats, Ints
+from hotcold.kernels.backend import Backend, Floats
 
 MAX_CANDIDATES = 1000  #: the most tokens that are drawn from; those beyond have next to no probability
 
@@ -27,29 +27,16 @@ _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio, odd
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen.
+    """How tokens are chosen; a value that is not allowed is a ValueError."""
 
-    Attributes:
-        temperature: 0 (always the most likely token) to 100; divides the logits.
-        top_k: keep the k most likely tokens; 0 keeps :data:`MAX_CANDIDATES`, the most that is allowed.
-        top_p: keep the fewest most likely tokens whose probabilities reach this sum; 1 keeps all.
-        min_p: keep tokens at least this likely, relative to the most likely one; 0 keeps all.
-        repeat_penalty: recent tokens' logits are divided by it when positive, else multiplied; 1 is none.
-        repeat_last_n: how many tokens are recent; 0 is none, -1 all.
-        seed: of the random numbers, 0 to 2^64 - 1; None: one is drawn by :meth:`with_seed`.
-        logit_bias: token id -> number added to its logit; minus infinity forbids the token.
-
-    Raises:
-        ValueError: a value that is not allowed.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    seed: int | None = None
+    temperature: float = 0.8  #: 0 (always the most likely token) to 100; divides the logits
+    top_k: int = 40  #: keep the k most likely; 0 keeps :data:`MAX_CANDIDATES`, the most that is allowed
+    top_p: float = 0.95  #: keep the fewest most likely whose probabilities reach this sum; 1 keeps all
+    min_p: float = 0.05  #: keep those at least this likely, relative to the most likely one; 0 keeps all
+    repeat_penalty: float = 1.0  #: divides recent tokens' logits when positive, else multiplies; 1 is none
+    repeat_last_n: int = 64  #: how many tokens are recent; 0 is none, -1 all
+    seed: int | None = None  #: of the random numbers, 0 to 2^64 - 1; None: :meth:`with_seed` draws one
+    #: token id -> number added to its logit; minus infinity forbids the token
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +64,6 @@ class Sampler:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._bias: Floats = np.zeros(0, np.float32)  # [V]; all zeros between calls
 
     def sample(
         self,
@@ -99,7 +85,7 @@ class Sampler:
         Raises:
             ValueError: logits that are not numbers, a logit bias outside the vocabulary, or nothing allowed.
         """
-        adjusted = self._adjustments(logits, params, recent)
+        adjusted = _adjustments(logits, params, recent)
         greedy = params.temperature == 0
         if params.seed is None and not greedy:
             raise ValueError("the seed is None: draw one with SamplingParams.with_seed()")
@@ -111,46 +97,35 @@ class Sampler:
             )
         if greedy and not adjusted and allowed is None and best > -math.inf:
             return first
+        bias = None
+        if adjusted:
+            bias = np.zeros(len(logits), np.float32)
+            bias[list(adjusted)] = list(adjusted.values())
         k = 1 if greedy else min(params.top_k or MAX_CANDIDATES, len(logits))
-        ids, values = self._ranked(logits, k, adjusted, allowed)
+        ids, values = self._backend.top_k(logits, k, bias, allowed)
+        if not len(ids) or values[0] == -math.inf:
+            raise ValueError("no token may be chosen: the logits, their bias or the mask forbid every one")
         if greedy or params.seed is None:
             return int(ids[0])
         return int(ids[draw(values, params, random_uniform(params.seed, position))])
 
-    def _ranked(
-        self, logits: Floats, k: int, adjusted: dict[int, float], allowed: npt.NDArray[np.uint64] | None
-    ) -> tuple[Ints, Floats]:
-        bias = None
-        if adjusted:
-            if len(self._bias) != len(logits):
-                self._bias = np.zeros(len(logits), np.float32)
-            bias = self._bias
-            bias[list(adjusted)] = list(adjusted.values())
-        try:
-            ids, values = self._backend.top_k(logits, k, bias, allowed)
-        finally:
-            if bias is not None:
-                bias[list(adjusted)] = 0
-        if not len(ids) or values[0] == -math.inf:
-            raise ValueError("no token may be chosen: the logits, their bias or the mask forbid every one")
-        return ids, values
 
-    def _adjustments(self, logits: Floats, params: SamplingParams, recent: Sequence[int]) -> dict[int, float]:
-        """What to add to single logits, by id, for the logit bias and then the repetition penalty."""
-        adjusted = dict(params.logit_bias)
-        if adjusted and max(adjusted) >= len(logits):
-            raise ValueError(
-                f"logit_bias names token {max(adjusted)}: allowed are the ids 0 to {len(logits) - 1}"
-            )
-        penalty, n = params.repeat_penalty, params.repeat_last_n
-        if penalty == 1 or n == 0 or not len(recent):
-            return adjusted
-        ids = list(set(recent if n < 0 else recent[-n:]))
-        for id, logit in zip(ids, logits[ids].tolist(), strict=True):
-            value = logit + adjusted.get(id, 0.0)
-            if value > -math.inf:
-                adjusted[id] = (value / penalty if value > 0 else value * penalty) - logit
+def _adjustments(logits: Floats, params: SamplingParams, recent: Sequence[int]) -> dict[int, float]:
+    """What to add to single logits, by id, for the logit bias and then the repetition penalty."""
+    adjusted = dict(params.logit_bias)
+    if adjusted and max(adjusted) >= len(logits):
+        raise ValueError(
+            f"logit_bias names token {max(adjusted)}: allowed are the ids 0 to {len(logits) - 1}"
+        )
+    penalty, n = params.repeat_penalty, params.repeat_last_n
+    if penalty == 1 or n == 0 or not len(recent):
         return adjusted
+    ids = list(set(recent if n < 0 else recent[-n:]))
+    for id, logit in zip(ids, logits[ids].tolist(), strict=True):
+        value = logit + adjusted.get(id, 0.0)
+        if value > -math.inf:
+            adjusted[id] = (value / penalty if value > 0 else value * penalty) - logit
+    return adjusted
 
 
 def draw(values: Floats, params: SamplingParams, uniform: float) -> int:

@@ -37,9 +37,6 @@ class Scheduler:
     """
 
     def __init__(self, batch: Batch, cache: KVCache, *, context: int, chunk: int) -> None:
-        limits = batch.limits
-        if not 1 <= chunk <= limits.tokens:
-            raise ValueError(f"prompt chunk of {chunk} rows: a step holds 1 to {limits.tokens}")
         self.batch = batch
         self.cache = cache
         self.context = context
@@ -47,7 +44,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.total_pages = cache.free_pages
-        self._free_rows = list(range(limits.sequences - 1, -1, -1))
+        self._free_rows = list(range(batch.limits.sequences - 1, -1, -1))
         self._steps_of_one = np.arange(chunk, dtype=np.int32)
 
     def check(self, request: Request) -> None:
@@ -121,7 +118,6 @@ class Scheduler:
             self.waiting.popleft()
             request.pages = self.cache.allocate(need)
             request.row = self._free_rows.pop()
-            request.timings.started = time.perf_counter()
             self.batch.pages[request.row, :need] = request.pages
             # Rows are numbered from 0 and reused; the count only has to cover the highest one.
             self.batch.counts[3] = max(int(self.batch.counts[3]), request.row + 1)

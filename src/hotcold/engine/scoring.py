@@ -65,13 +65,10 @@ class Scorer:
             slots = np.add.outer(np.multiply(pages, PAGE), np.arange(PAGE)).ravel()
             for start in range(0, len(window) - 1, MAX_DECODE_ROWS):
                 stop = min(start + MAX_DECODE_ROWS, len(window) - 1)
-                rows = stop - start
-                batch.tokens[:rows] = window[start:stop]
-                batch.positions[:rows] = np.arange(start, stop)
-                batch.sequence[:rows] = 0
-                batch.slots[:rows] = slots[start:stop]
-                batch.lengths[0] = stop
-                batch.logits_rows[:rows] = np.arange(rows)
+                rows, positions = stop - start, np.arange(start, stop)
+                batch.tokens[:rows], batch.positions[:rows] = window[start:stop], positions
+                batch.sequence[:rows], batch.slots[:rows] = 0, slots[start:stop]
+                batch.lengths[0], batch.logits_rows[:rows] = stop, positions - start
                 batch.counts[:] = (rows, rows, rows, 1)
                 self.model.run()
                 yield np.asarray(self.model.transformer.logits)[:rows]
