@@ -12,8 +12,11 @@ from hotcold.convert import ConvertOptions, convert
 
 DATA = Path(__file__).parent / "data"
 
-#: SiLU, grouped queries; dReLU (Bamboo); Llama 3 rope scaling, 8 heads to a kv head, biases, tied head.
-NAMES = ("tiny-llama", "tiny-drelu", "tiny-llama3")
+#: Each in one point or more unlike the others; tests/data/make_goldens.py says in which.
+NAMES = (
+    "tiny-llama", "tiny-drelu", "tiny-llama3", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-falcon40",
+    "tiny-falcon",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

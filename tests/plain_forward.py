@@ -13,6 +13,7 @@ import op_truth
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import write_gguf
+from tests.random_blocks import random_blocks
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ class Model:
         tensors: dict[str, Tensor] = {}
 
         def matrix(name: str, *shape: int) -> None:
-            values = random.standard_normal(shape).astype(np.float32) * np.float32(shape[-1] ** -0.5)
-            tensors[f"{name}.weight"] = quantise(values, self.type)
+            tensors[f"{name}.weight"] = random_blocks(random, self.type, *shape, scale=shape[-1] ** -0.5)
             if self.biases and "blk" in name:
                 vector(f"{name}.bias", shape[0], 0.1)
 
@@ -109,6 +109,18 @@ class Model:
     def write(self, path: Path, tensors: Mapping[str, Tensor] | None = None, magic: str = "GGUF") -> Path:
         write_gguf(path, self.metadata(), self.tensors() if tensors is None else tensors, magic=magic)
         return path
+
+
+def fuse_qkv(tensors: dict[str, Tensor]) -> None:
+    """Puts q, k and v of each layer into one matrix, as Falcon's files have them."""
+    for blk in {name.partition("attn_q.")[0] for name in tensors if ".attn_q." in name}:
+        for part in ("weight", "bias"):
+            if f"{blk}attn_q.{part}" in tensors:
+                parts = [tensors.pop(f"{blk}attn_{letter}.{part}") for letter in "qkv"]
+                axis = 0 if part == "weight" else 1  # a vector is one row
+                data = np.concatenate([each.data for each in parts], axis)
+                shape = (sum(each.shape[0] for each in parts), *parts[0].shape[1:])
+                tensors[f"{blk}attn_qkv.{part}"] = Tensor(parts[0].type, shape, data)
 
 
 def forward(

@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 
 from hotcold.commands import cli
-from hotcold.commands import convert as verb
-from hotcold.convert.conversion import FILE_TYPES
 from hotcold.formats.gguf import open_gguf
 from tests.golden import DATA
-
-
-def test_its_types_are_those_that_can_be_written() -> None:
-    assert [type.upper() for type in verb.TYPES] == list(FILE_TYPES)
 
 
 def test_the_summary_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,7 +177,7 @@ def test_every_verb_is_in_the_table() -> None:
         ("convert {checkpoint} -o {folder} --force", "is a directory: a regular file is needed"),
         ("convert {checkpoint} -o {fifo} --force", "is a FIFO: a regular file is needed"),
         ("convert {checkpoint} -o /dev/full --force", "is a device or socket: a regular file is needed"),
-        ("convert {checkpoint} --type q3_k", "invalid choice: 'q3_k'"),
+        ("convert {checkpoint} --type q4_k", "type 'Q4_K' is not one of F32, F16, BF16, Q8_0, Q4_0,"),
         ("convert {checkpoint} --down up", "invalid choice: 'up'"),
     ],
 )  # fmt: skip

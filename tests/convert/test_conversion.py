@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from hotcold.convert import ConvertError, ConvertOptions, conversion, convert
+from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.formats.safetensors import as_float32
 from tests.checkpoints import change_config, change_tensors, copy_checkpoint, shard, tensors_of
 from tests.golden import DATA
 
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+TYPES = tuple(conversion.FILE_TYPES)
 
 
 def converted(folder: Path, options: ConvertOptions, tmp_path: Path) -> dict[str, gguf.ReaderTensor]:
@@ -74,7 +75,7 @@ def test_f32_holds_the_checkpoint_exactly(name: str, down: str, tmp_path: Path) 
         np.testing.assert_array_equal(values(tensors[key]), array, err_msg=key)
 
 
-@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("type", [type for type in TYPES if type != "IQ4_NL"])  # which it cannot write
 def test_block_types_are_those_of_the_gguf_package(type: str, tmp_path: Path) -> None:
     tensors = converted(DATA / "tiny-drelu", ConvertOptions(type), tmp_path)
     kind = gguf.GGMLQuantizationType[type]
@@ -85,7 +86,7 @@ def test_block_types_are_those_of_the_gguf_package(type: str, tmp_path: Path) ->
     )
     others = {tensor.tensor_type.name for tensor in tensors.values() if len(tensor.shape) == 1}
     assert others == {"F32"}
-    assert tensors["output.weight"].tensor_type.name == ("Q8_0" if type == "Q4_0" else type)
+    assert tensors["output.weight"].tensor_type.name == ("Q8_0" if type not in TYPES[:4] else type)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,23 @@ def test_facts_that_gguf_has_no_key_for(name: str, activation: str, down: str, t
 
 def test_file_types_are_llama_cpps() -> None:
     for name, number in conversion.FILE_TYPES.items():
-        assert gguf.LlamaFileType(number).name in (f"MOSTLY_{name}", f"ALL_{name}")
+        assert gguf.LlamaFileType(number).name in (f"MOSTLY_{name}", f"ALL_{name}", f"MOSTLY_{name}_MOE")
+    assert set(conversion.FILE_TYPES) == {name for name, type in BLOCK_TYPES.items() if type.encode}
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("tiny-mistral", "context is 64 of 128 positions: attention beyond its window is not supported"),
+        ("tiny-falcon", "GELU is computed in its tanh form, as llama.cpp does; the checkpoint's is exact"),
+    ],
+)
+def test_what_the_file_cannot_say_is_noted(name: str, note: str, tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path, name)
+    if name == "tiny-falcon":
+        assert convert(folder, tmp_path / "tanh.gguf").notes == []
+        change_config(folder, activation="gelu")
+    assert convert(folder, tmp_path / "out.gguf").notes == [note]
 
 
 def test_a_relu_llama_with_a_threshold(tmp_path: Path) -> None:
@@ -208,7 +225,10 @@ def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (ConvertOptions("Q5_K"), "type 'Q5_K' is not one of F32, F16, BF16, Q8_0, Q4_0"),
+        (
+            ConvertOptions("Q5_K"),
+            "'Q5_K' is not one of F32, F16, BF16, .*: llama.cpp's quantiser makes others",
+        ),
         (ConvertOptions("f16"), "type 'f16' is not one of"),
         (ConvertOptions(down="sideways"), "down layout 'sideways' is not one of by_neuron, by_output"),
     ],

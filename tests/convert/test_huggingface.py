@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import Settings, open_checkpoint
 from hotcold.convert.huggingface import (
     LAYOUTS,
+    Source,
     activation,
     dimensions,
     find_layout,
@@ -20,8 +22,9 @@ from hotcold.convert.huggingface import (
     model_metadata,
     rope_factors,
     sources,
+    ungroup_heads,
 )
-from tests.checkpoints import change_config, change_tensors, copy_checkpoint
+from tests.checkpoints import change_config, change_tensors, copy_checkpoint, tensors_of
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 64,
@@ -32,6 +35,11 @@ LLAMA: dict[str, Any] = {
 
 def settings(**changes: Any) -> Settings:
     return Settings(Path("config.json"), {**LLAMA, **changes})
+
+
+def read(**changes: Any) -> dict[str, Any]:
+    layout, config = find_layout(settings(**changes))
+    return model_metadata(config, layout)
 
 
 def test_interleaved_rows_turn_as_the_halves_did() -> None:
@@ -58,8 +66,7 @@ def test_interleaved_row_order_by_hand() -> None:
 
 
 def test_metadata_of_llama() -> None:
-    config = settings(head_dim=16, rope_theta=5e5)
-    assert model_metadata(config, find_layout(config)) == {
+    assert read(head_dim=16, rope_theta=5e5) == {
         "llama.vocab_size": 288,
         "llama.context_length": 512,
         "llama.embedding_length": 64,
@@ -76,8 +83,7 @@ def test_metadata_of_llama() -> None:
 
 
 def test_metadata_prefix_is_the_architecture() -> None:
-    config = settings(model_type="bamboo", architectures=["BambooForCausalLM"], hidden_act="relu")
-    metadata = model_metadata(config, find_layout(config))
+    metadata = read(model_type="bamboo", architectures=["BambooForCausalLM"], hidden_act="relu")
     assert {key.partition(".")[0] for key in metadata} == {"bamboo"}
 
 
@@ -90,18 +96,17 @@ def test_metadata_prefix_is_the_architecture() -> None:
     ],
 )
 def test_rope_base(changes: dict[str, Any], theta: float) -> None:
-    config = settings(**changes)
-    assert model_metadata(config, find_layout(config))["llama.rope.freq_base"] == np.float32(theta)
+    assert read(**changes)["llama.rope.freq_base"] == np.float32(theta)
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("kind", ["type", "rope_type"])
 def test_linear_rope_scaling(key: str, kind: str) -> None:
-    config = settings(**{key: {kind: "linear", "factor": 4.0}})
-    metadata = model_metadata(config, find_layout(config))
+    changes = {key: {kind: "linear", "factor": 4.0}}
+    metadata = read(**changes)
     assert metadata["llama.rope.scaling.type"] == "linear"
     assert metadata["llama.rope.scaling.factor"] == np.float32(4)
-    assert rope_factors(config) is None
+    assert rope_factors(settings(**changes)) is None
 
 
 def test_llama3_rope_factors_follow_the_release() -> None:
@@ -127,8 +132,9 @@ def test_llama3_rope_factors_follow_the_release() -> None:
 
 
 def test_a_window_limits_the_context() -> None:
-    config = settings(max_position_embeddings=32768, sliding_window=4096)
-    assert model_metadata(config, find_layout(config))["llama.context_length"] == 4096
+    window = {"max_position_embeddings": 32768, "sliding_window": 4096}
+    assert read(**window)["llama.context_length"] == 4096
+    assert read(**window, use_sliding_window=False)["llama.context_length"] == 32768
 
 
 @pytest.mark.parametrize(
@@ -138,30 +144,76 @@ def test_a_window_limits_the_context() -> None:
         ("llama", "relu", {}, ("relu", 0.0)),
         ("llama", "fatrelu", {"hidden_act_param": 0.01}, ("relu", 0.01)),
         ("bamboo", "relu", {}, ("drelu", 0.0)),
+        ("falcon", "gelu_pytorch_tanh", {}, ("gelu", 0.0)),
     ],
 )
 def test_activations(
     model_type: str, hidden_act: str, extra: dict[str, Any], expected: tuple[str, float]
 ) -> None:
-    layout = next(layout for layout in LAYOUTS if layout.model_type == model_type)
-    assert activation(settings(hidden_act=hidden_act, **extra), layout) == expected
+    assert activation(settings(hidden_act=hidden_act, **extra), LAYOUTS[model_type]) == expected
+
+
+FALCON: dict[str, Any] = {
+    "model_type": "falcon", "architectures": ["FalconForCausalLM"], "hidden_size": 64, "vocab_size": 288,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv_heads"),
+    [({}, 1), ({"multi_query": False}, 8), ({"new_decoder_architecture": True, "num_kv_heads": 2}, 2)],
+)
+def test_metadata_of_falcon(changes: dict[str, Any], kv_heads: int) -> None:
+    """What its config.json leaves to the class, and the keys that llama.cpp's converter writes."""
+    layout, config = find_layout(Settings(Path("config.json"), FALCON | changes))
+    assert activation(config, layout) == ("gelu", 0.0) and config.flag("own_head", True) is False
+    metadata = model_metadata(config, layout)
+    assert {key: metadata[f"falcon.{key}"] for key in (
+        "tensor_data_layout", "context_length", "feed_forward_length", "attention.head_count_kv",
+        "attention.layer_norm_epsilon",
+    )} == {
+        "tensor_data_layout": "jploski", "context_length": 2048, "feed_forward_length": 256,
+        "attention.head_count_kv": kv_heads, "attention.layer_norm_epsilon": np.float32(1e-5),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), [("alibi", True), ("parallel_attn", False)])
+def test_other_falcons_are_refused(key: str, value: bool) -> None:
+    with pytest.raises(ConvertError, match=f"{key} is {value}: {str(not value).lower()} is needed"):
+        find_layout(Settings(Path("config.json"), FALCON | {key: value}))
+
+
+def test_fused_rows_come_in_groups() -> None:
+    """Two groups of two heads of q, a k and a v, of two rows each."""
+    rows = np.arange(16)[:, None] * np.ones(3)
+    order = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    assert ungroup_heads(rows, kv_heads=2, head_dim=2)[:, 0].tolist() == order
+    assert ungroup_heads(np.arange(16), 2, 2).tolist() == order  # a bias
+
+
+def test_rows_turn_only_for_architectures_whose_pairs_are_neighbours(tmp_path: Path) -> None:
+    for name, turned in (("tiny-qwen2", False), ("tiny-qwen3", False), ("tiny-mistral", True)):
+        folder = copy_checkpoint(tmp_path, name)
+        stored = tensors_of(folder)["model.layers.1.self_attn.q_proj.weight"]
+        loaded = {source.name: source.load() for source in found_sources(folder)}["blk.1.attn_q.weight"]
+        assert np.array_equal(stored, loaded) is not turned
 
 
 def test_dimensions() -> None:
     assert dimensions(settings(num_key_value_heads=None)) == {
-        "D": 64, "H": 8, "G": 8, "d": 8, "Q": 64, "K": 64, "N": 160, "V": 288, "L": 2,
+        "D": 64, "H": 8, "G": 8, "d": 8, "Q": 64, "K": 64, "F": 192, "N": 160, "V": 288, "L": 2,
     }  # fmt: skip
     assert dimensions(settings(head_dim=16))["K"] == 32
 
 
 BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown model": ({"model_type": "gpt_neox"}, "choose from llama (LlamaForCausalLM), bamboo (Bamboo"),
+    "unknown model": ({"model_type": "gpt_neox"}, "one of llama, bamboo, mistral, qwen2, qwen3, falcon is"),
     "no model type": ({"model_type": ...}, "model_type is missing"),
     "model type is a number": ({"model_type": 3}, "model_type is 3: a string"),
     "another class": ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
     "a class that disagrees": ({"architectures": ["BambooForCausalLM"]}, "architectures"),
     "quantised": ({"quantization_config": {"bits": 4}}, "convert the original"),
-    "unknown activation": ({"hidden_act": "gelu"}, "for llama one of silu, relu, fatrelu"),
+    "unknown activation": ({"hidden_act": "gelu"}, "one of silu, relu, fatrelu"),
     "no activation": ({"hidden_act": ...}, "hidden_act is missing"),
     "fatrelu without threshold": ({"hidden_act": "fatrelu"}, "hidden_act_param is missing"),
     "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
@@ -200,17 +252,22 @@ def test_bad_configs_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
     change_config(folder, **changes)
     with pytest.raises(ConvertError) as caught:
         checkpoint = open_checkpoint(folder)
-        layout = find_layout(checkpoint.config)
-        activation(checkpoint.config, layout)
-        model_metadata(checkpoint.config, layout)
-        rope_factors(checkpoint.config)
-        sources(checkpoint, "by_output")
+        layout, config = find_layout(checkpoint.config)
+        activation(config, layout)
+        model_metadata(config, layout)
+        sources(replace(checkpoint, config=config), layout, "by_output")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+def found_sources(folder: Path, down_layout: str = "by_output") -> list[Source]:
+    checkpoint = open_checkpoint(folder)
+    layout, config = find_layout(checkpoint.config)
+    return sources(replace(checkpoint, config=config), layout, down_layout)
+
+
 def test_tensors_of_a_layer_and_their_order(tmp_path: Path) -> None:
-    found = sources(open_checkpoint(copy_checkpoint(tmp_path)), "by_neuron")
+    found = found_sources(copy_checkpoint(tmp_path), "by_neuron")
     shapes = {source.name: source.shape for source in found}
     assert list(shapes)[:10] == [
         "token_embd.weight", "blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight",
@@ -220,19 +277,19 @@ def test_tensors_of_a_layer_and_their_order(tmp_path: Path) -> None:
     assert list(shapes)[-2:] == ["output_norm.weight", "output.weight"]
     assert shapes["blk.2.attn_k.weight"] == (32, 64)
     assert shapes["blk.2.ffn_down.weight"] == (160, 64)
-    by_output = sources(open_checkpoint(tmp_path / "tiny-llama"), "by_output")
+    by_output = found_sources(tmp_path / "tiny-llama")
     assert {source.name: source.shape for source in by_output}["blk.2.ffn_down.weight"] == (64, 160)
 
 
 def test_redundant_tensors_are_left_out(tmp_path: Path) -> None:
     folder = copy_checkpoint(tmp_path, "tiny-llama3")
-    before = sources(open_checkpoint(folder), "by_output")
+    before = found_sources(folder)
     change_tensors(
         folder,
         lm_head__weight=np.zeros((288, 64), "<u2"),  # a copy of the embedding, which the config ties
         model__layers__0__self_attn__rotary_emb__inv_freq=np.zeros(8, "<f4"),
     )
-    assert sources(open_checkpoint(folder), "by_output") == before
+    assert found_sources(folder) == before
     change_tensors(folder, model__layers__0__self_attn__q_norm__weight=np.ones(16, "<f4"))
     with pytest.raises(ConvertError, match=r"does not have \(1, such as '.*q_norm.weight'\)"):
-        sources(open_checkpoint(folder), "by_output")
+        found_sources(folder)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB = 288
 STEPS = 24
@@ -33,6 +33,14 @@ COMMON: dict[str, Any] = {
     "hidden_size": 64, "vocab_size": VOCAB, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
     "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
 }  # fmt: skip
+
+SMALL = COMMON | {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "torch_dtype": "bfloat16",
+    "rope_theta": 10000.0,
+}
 
 #: Folder -> stored dtype, prompt length, and config.json as the model's publishers write it.
 GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
@@ -57,6 +65,33 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                          "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
     }),
+    # The window is as long as all that is run: up to it, attention with one is attention without.
+    "tiny-mistral": (torch.bfloat16, 40, SMALL | {
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_act": "silu",
+        "intermediate_size": 96, "num_key_value_heads": 2, "sliding_window": 64, "head_dim": 12,
+    }),
+    "tiny-qwen2": (torch.bfloat16, 40, SMALL | {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
+        "intermediate_size": 96, "num_key_value_heads": 2, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6,
+        "use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1,
+    }),
+    "tiny-qwen3": (torch.bfloat16, 40, SMALL | {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu",
+        "intermediate_size": 96, "num_key_value_heads": 2, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6,
+        "head_dim": 16, "tie_word_embeddings": True, "attention_bias": False,
+    }),
+    # Falcon 40B's grouped queries and two norms, with biases; ReLU-fied.
+    "tiny-falcon40": (torch.bfloat16, 40, SMALL | {
+        "architectures": ["FalconForCausalLM"], "model_type": "falcon", "activation": "relu",
+        "multi_query": True, "new_decoder_architecture": True, "parallel_attn": True, "bias": True,
+        "num_kv_heads": 2, "alibi": False, "layer_norm_epsilon": 1e-5, "ffn_hidden_size": 96,
+    }),
+    # One kv head, one norm for both halves of a layer; GELU in the form that GGUF's models have.
+    "tiny-falcon": (torch.bfloat16, 40, SMALL | {
+        "architectures": ["FalconForCausalLM"], "model_type": "falcon", "activation": "gelu_pytorch_tanh",
+        "multi_query": True, "new_decoder_architecture": False, "parallel_attn": True, "bias": False,
+        "alibi": False, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
+    }),
 }  # fmt: skip
 
 
@@ -71,21 +106,21 @@ class DReluMLP(nn.Module):
         return self.down_proj(torch.relu(self.gate_proj(x)) * torch.relu(self.up_proj(x)))
 
 
-def build(config: dict[str, Any], dtype: torch.dtype, seed: int) -> LlamaForCausalLM:
+def build(config: dict[str, Any], dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """A float32 model with random weights that ``dtype`` holds exactly; each part matters."""
     settings = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
-    model = LlamaForCausalLM(
-        LlamaConfig(**settings | {"torch_dtype": "float32"}, attn_implementation="eager")
-    )
+    implementation = config["model_type"].replace("bamboo", "llama")  # transformers has none
+    settings = AutoConfig.for_model(implementation, **settings | {"torch_dtype": "float32"})
+    model = AutoModelForCausalLM.from_config(settings, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name:
-                values = 1 + 0.3 * noise
-            elif name.endswith("bias"):
+            if name.endswith("bias"):
                 values = 0.3 * noise
-            elif "embed_tokens" in name:
+            elif parameter.ndim == 1:  # norms
+                values = 1 + 0.3 * noise
+            elif "embed" in name:
                 values = 0.25 * noise
             else:
                 values = 1.6 * noise / parameter.shape[1] ** 0.5
@@ -97,7 +132,7 @@ def build(config: dict[str, Any], dtype: torch.dtype, seed: int) -> LlamaForCaus
 
 
 @torch.no_grad()
-def golden(model: LlamaForCausalLM, prompt_length: int, seed: int) -> dict[str, np.ndarray]:
+def golden(model: PreTrainedModel, prompt_length: int, seed: int) -> dict[str, np.ndarray]:
     ids = np.random.default_rng(seed).integers(3, VOCAB, prompt_length)
     ids[0] = 1
     prompt = torch.tensor(ids)[None]
@@ -161,7 +196,7 @@ def main() -> None:
         (folder / "tokenizer.model").write_bytes(tokenizer_model())
         tensors = {key: value.to(dtype).contiguous() for key, value in model.state_dict().items()}
         if config["tie_word_embeddings"]:
-            del tensors["lm_head.weight"]
+            tensors.pop("lm_head.weight")
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         arrays = golden(model, prompt_length, seed)
         np.savez_compressed(folder / "golden.npz", **arrays)

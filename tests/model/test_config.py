@@ -65,12 +65,7 @@ def test_what_a_file_may_leave_out() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "magic", "activation"),
-    [
-        ("llama", "GGUF", "silu"),
-        ("llama", "PWRI", "relu"),
-        ("bamboo", "GGUF", "drelu"),
-        ("bamboo", "PWRI", "drelu"),
-    ],
+    [("llama", "PWRI", "relu"), ("bamboo", "GGUF", "drelu"), ("bamboo", "PWRI", "drelu")],
 )
 def test_the_activation_follows_from_the_magic_unless_the_file_says_it(
     architecture: str, magic: str, activation: str
@@ -89,25 +84,32 @@ def test_the_activation_follows_from_the_magic_unless_the_file_says_it(
 
 def test_rope_scaling() -> None:
     assert read(metadata(rope__scaling__type="none")).rope.linear_factor == 1
-    linear = read(metadata(rope__scaling__type="linear", rope__scaling__factor=4.0))
-    assert linear.rope.linear_factor == 4 and linear.rope.llama3 is None
+    assert read(metadata(rope__scaling__type="linear", rope__scaling__factor=4.0)).rope.linear_factor == 4
     assert read(metadata(rope__scale_linear=2.0)).rope.linear_factor == 2
-    llama3 = read(
-        metadata(
-            rope__scaling__type="llama3",
-            rope__scaling__factor=8.0,
-            rope__scaling__low_freq_factor=1.0,
-            rope__scaling__high_freq_factor=4.0,
-            rope__scaling__original_context_length=8192,
-        )
-    ).rope
-    assert llama3.linear_factor == 1 and llama3.llama3 is not None
-    assert (llama3.llama3.factor, llama3.llama3.original_context) == (8.0, 8192)
+
+
+def test_an_attention_window_limits_the_context() -> None:
+    config = read(metadata(attention__sliding_window=32))
+    assert config.context == 32
+    assert config.notes == ("context is 32 of 96 positions: attention beyond its window is not supported",)
+    assert read(metadata(attention__sliding_window=96)).notes == read(metadata()).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "activation", "interleaved"),
+    [("qwen2", "silu", False), ("qwen3", "silu", False), ("falcon", "gelu", False), ("llama", "silu", True)],
+)
+def test_a_familys_facts(architecture: str, activation: str, interleaved: bool) -> None:
+    layer_norm = architecture == "falcon"
+    config = read(Model(architecture, activation=activation, layer_norm=layer_norm).metadata())
+    assert (config.architecture, config.activation) == (architecture, activation)
+    assert config.rope.interleaved is interleaved
+    assert (config.family.norm == "layer") is config.family.parallel is layer_norm
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"general__architecture": None}, "general.architecture is missing"),
-    ({"general__architecture": "mamba"}, "architecture 'mamba' is not supported: choose from llama, bamboo"),
+    ({"general__architecture": "mamba"}, "architecture 'mamba' is not supported: choose from llama, bamboo,"),
     ({"general__architecture": 7}, "architecture 7 is not supported"),
     ({"general__architecture": "x\n" * 5000}, "architecture 'x.n"),
     ({"block_count": None}, "llama.block_count is missing"),
@@ -148,13 +150,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rope__dimension_count": 0}, "llama.rope.dimension_count is 0"),
     ({"rope__freq_base": 0.0}, "llama.rope.freq_base is 0.0"),
     ({"rope__freq_base": float("inf")}, "llama.rope.freq_base is inf"),
-    ({"rope__scaling__type": "yarn"}, "llama.rope.scaling.type is 'yarn': choose from none, linear, llama3"),
+    ({"rope__scaling__type": "yarn"}, "llama.rope.scaling.type is 'yarn': choose from none, linear"),
     ({"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}, "llama.rope.scaling.factor is 0.0"),
-    ({"rope__scaling__type": "llama3"}, "llama.rope.scaling.factor is missing"),
-    ({"rope__scaling__type": "llama3", "rope__scaling__factor": 8.0, "rope__scaling__low_freq_factor": 4.0,
-      "rope__scaling__high_freq_factor": 4.0}, "llama.rope.scaling.high_freq_factor is 4.0: above 4"),
     ({"expert_count": 8}, "llama.expert_count is 8: this is not supported yet"),
-    ({"attention__sliding_window": 32}, "llama.attention.sliding_window is 32: this is not supported yet"),
+    ({"attention__causal": False}, "llama.attention.causal is False: this is not supported yet"),
+    ({"attention__clamp_kqv": np.array([0, 0])}, "llama.attention.clamp_kqv is an array of 2: this is not"),
+    ({"attention__sliding_window": -1}, "llama.attention.sliding_window is -1: a whole number from 0"),
     ({"logit_scale": 0.5}, "llama.logit_scale is 0.5: this is not supported yet"),
     ({"hotcold__ffn__activation": "swish"}, "hotcold.ffn.activation is 'swish': choose from relu, drelu"),
     ({"hotcold__ffn__activation": np.array([1, 2])}, "hotcold.ffn.activation is an array of 2"),

@@ -15,7 +15,7 @@ from hotcold.model.kv_cache import KVCache, KVCacheFull
 from hotcold.model.rope import Rope
 
 CONFIG = Config(
-    architecture="llama", family=FAMILIES["llama"], layers=3, dim=16, heads=4, kv_heads=2, head_dim=4,
+    family=FAMILIES["llama"], layers=3, dim=16, heads=4, kv_heads=2, head_dim=4,
     neurons=(8,) * 3, vocab=10, context=64, norm_eps=1e-5, rope=Rope(4, 1e4, True), activation="silu",
     threshold=0.0, gated=True, down_layout="by_output",
 )  # fmt: skip

@@ -10,8 +10,6 @@ from pathlib import Path
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 
-TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -24,7 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to write (default: ./NAME-TYPE.gguf)",
     )
-    parser.add_argument("--type", choices=TYPES, default="f16", help="block type of the matrices (f16)")
+    parser.add_argument(
+        "--type",
+        type=str.lower,
+        default="f16",
+        help="block type of the matrices: f32, f16, q8_0, q4_0 ... (f16)",
+    )
     parser.add_argument(
         "--down", choices=("by_neuron", "by_output"),
         help="rows of the down matrix: one per neuron, which sparse modes need, or one per output, as other "

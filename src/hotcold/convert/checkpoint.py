@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotcold.formats.safetensors import Array, SafetensorsFile, SafetensorsInfo, open_safetensors
+from hotcold.formats.safetensors import SafetensorsFile, open_safetensors
 
 MAX_JSON = 64 << 20
 
@@ -29,10 +29,10 @@ class Settings:
         """Whether the key has a value; ``null`` counts as absent."""
         return self.values.get(key) is not None
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None) -> int:
         value = self._value(key, default)
-        if type(value) is not int or not least <= value < 1 << 31:
-            raise self.error(key, f"an integer from {least} to 2^31 - 1")
+        if type(value) is not int or not 1 <= value < 1 << 31:
+            raise self.error(key, "an integer from 1 to 2^31 - 1")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -103,16 +103,6 @@ class Checkpoint:
     folder: Path
     config: Settings
     files: dict[str, SafetensorsFile]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.files
-
-    def info(self, name: str) -> SafetensorsInfo:
-        return self.files[name].tensors[name]
-
-    def load(self, name: str) -> Array:
-        """The tensor as :meth:`SafetensorsFile.load` gives it."""
-        return self.files[name].load(name)
 
     def settings(self, name: str) -> Settings:
         """Another JSON file of the folder; empty when there is none."""

@@ -6,35 +6,28 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import Checkpoint, ConvertError, clip, open_checkpoint
-from hotcold.convert.huggingface import (
-    Source,
-    activation,
-    find_layout,
-    load_source,
-    model_metadata,
-    rope_factors,
-    sources,
-)
+from hotcold.convert.checkpoint import ConvertError, clip, open_checkpoint
+from hotcold.convert.huggingface import Source, activation, find_layout, model_metadata, sources
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
 from hotcold.formats.gguf import write_gguf
 from hotcold.formats.safetensors import Array, as_float32
 
 #: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.
-FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2}
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "IQ4_NL": 25,
+    "MXFP4": 38,
+}  # fmt: skip
 DOWN_LAYOUTS = ("by_neuron", "by_output")
 
 #: Activations under which most neurons are exactly zero; their down rows are worth keeping together.
 _SPARSE = ("relu", "drelu", "relu2")
-#: The head decides every token: a coarser type than this costs more quality than it saves bytes.
-_HEAD_TYPES = {"Q4_0": "Q8_0"}
 _CHUNK = 1 << 22  # weights in float32 at a time
 
 Progress = Callable[[int, int], None]
@@ -74,26 +67,20 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversion that is checked and ready: metadata, and every tensor's name, shape, type and origin."""
+    """A conversion that is checked and ready."""
 
-    checkpoint: Checkpoint
     metadata: dict[str, Any]
     sources: dict[str, Source]
     types: dict[str, BlockType]
-    made: dict[str, Tensor] = field(default_factory=dict)  # tensors computed from config.json
-    notes: list[str] = field(default_factory=list)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.made[name].shape if name in self.made else self.sources[name].shape
-
-    @property
-    def names(self) -> list[str]:
-        return [*self.sources, *self.made]
+    notes: list[str]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(_nbytes(self.shape(name), self.types[name]) for name in self.names)
+        return sum(
+            math.prod(source.shape[:-1]) * self.types[name].row_bytes(source.shape[-1])
+            for name, source in self.sources.items()
+        )
 
 
 def convert(
@@ -129,12 +116,15 @@ def convert(
 def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     """Reads all headers, checks what can be checked without the weights, and decides every type."""
     if options.type not in FILE_TYPES:
-        raise ConvertError(f"type {options.type!r} is not one of {', '.join(FILE_TYPES)}")
+        raise ConvertError(
+            f"type {clip(options.type)} is not one of {', '.join(FILE_TYPES)}: llama.cpp's quantiser makes "
+            "others, such as the K types, from an F16 file"
+        )
     if options.down not in (None, *DOWN_LAYOUTS):
         raise ConvertError(f"down layout {options.down!r} is not one of {', '.join(DOWN_LAYOUTS)}")
     checkpoint = open_checkpoint(folder)
-    config = checkpoint.config
-    layout = find_layout(config)
+    layout, config = find_layout(checkpoint.config)
+    checkpoint = replace(checkpoint, config=config)
     kind, threshold = activation(config, layout)
     down_layout = options.down or ("by_neuron" if kind in _SPARSE else "by_output")
     metadata: dict[str, Any] = {
@@ -144,8 +134,8 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     }
     if options.license:
         metadata["general.license"] = options.license
-    metadata |= model_metadata(config, layout)
-    metadata["general.file_type"] = FILE_TYPES[options.type]
+    network = model_metadata(config, layout)
+    metadata |= network | {"general.file_type": FILE_TYPES[options.type]}
     if block_type(options.type).weights > 1:
         metadata["general.quantization_version"] = 2
     metadata["hotcold.ffn.activation"] = kind
@@ -153,36 +143,39 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
         metadata["hotcold.ffn.threshold"] = np.float32(threshold)
     metadata["hotcold.ffn.down_layout"] = down_layout
     metadata |= vocabulary_metadata(checkpoint, config.integer("vocab_size"))
-    plan = Plan(
-        checkpoint, metadata, {source.name: source for source in sources(checkpoint, down_layout)}, {}
+    found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
+    types, notes = _choose_types(found, block_type(options.type))
+    context, trained = (
+        network[f"{layout.architecture}.context_length"],
+        config.integer("max_position_embeddings"),
     )
-    factors = rope_factors(config)
-    if factors is not None:
-        plan.made["rope_freqs.weight"] = quantise(factors, "F32")
-    _choose_types(plan, options.type)
-    return plan
-
-
-def _choose_types(plan: Plan, wanted: str) -> None:
-    head = "output.weight" if "output.weight" in plan.sources else "token_embd.weight"
-    too_narrow: list[str] = []
-    for name in plan.names:
-        shape = plan.shape(name)
-        type = block_type(_HEAD_TYPES.get(wanted, wanted) if name == head else wanted)
-        if len(shape) == 1:
-            type = block_type("F32")
-        elif shape[-1] % type.weights:
-            too_narrow.append(name)
-            type = block_type("F16")
-        plan.types[name] = type
-    if wanted in _HEAD_TYPES:
-        plan.notes.append(f"{head} is {plan.types[head].name}, since the head decides every token")
-    if too_narrow:
-        others = f" and {len(too_narrow) - 1} others stay" if len(too_narrow) > 1 else " stays"
-        plan.notes.append(
-            f"{too_narrow[0]}{others} F16: rows of {plan.shape(too_narrow[0])[-1]} weights, "
-            f"where {wanted} needs a multiple of {block_type(wanted).weights}"
+    if context < trained:
+        notes.append(
+            f"context is {context} of {trained} positions: attention beyond its window is not supported"
         )
+    if config.text("hidden_act") == "gelu":
+        notes.append("GELU is computed in its tanh form, as llama.cpp does; the checkpoint's is exact")
+    return Plan(metadata, found, types, notes)
+
+
+def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[str, BlockType], list[str]]:
+    """The type of each tensor, and notes on those that are not as wanted."""
+    types = {name: wanted if len(source.shape) > 1 else block_type("F32") for name, source in found.items()}
+    notes: list[str] = []
+    head = "output.weight" if "output.weight" in found else "token_embd.weight"
+    if wanted.nbytes < wanted.weights:
+        # The head decides every token: less than a byte a weight costs more quality than it saves.
+        types[head] = block_type("Q8_0")
+        notes.append(f"{head} is Q8_0, since the head decides every token")
+    narrow = [name for name, type in types.items() if found[name].shape[-1] % type.weights]
+    types |= dict.fromkeys(narrow, block_type("F16"))
+    if narrow:
+        others = f" and {len(narrow) - 1} others stay" if len(narrow) > 1 else " stays"
+        notes.append(
+            f"{narrow[0]}{others} F16: rows of {found[narrow[0]].shape[-1]} weights, "
+            f"where {wanted.name} needs a multiple of {wanted.weights}"
+        )
+    return types, notes
 
 
 def _check_output(output: Path, plan: Plan, force: bool) -> None:
@@ -208,32 +201,24 @@ class _Stream(Mapping[str, Tensor]):
         self._done, self._total = 0, plan.nbytes
 
     def __len__(self) -> int:
-        return len(self._plan.names)
+        return len(self._plan.sources)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._plan.names)
+        return iter(self._plan.sources)
 
     def __getitem__(self, name: str) -> Tensor:
-        shape, type = self._plan.shape(name), self._plan.types[name]
+        source, type = self._plan.sources[name], self._plan.types[name]
         if name not in self._laid_out:
             self._laid_out.add(name)
-            return _empty(shape, type)
+            return _empty(source.shape, type)
         self._progress(self._done, self._total)
-        tensor = (
-            self._plan.made[name]
-            if name in self._plan.made
-            else self._convert(self._plan.sources[name], type)
-        )
+        try:
+            tensor = _pack(source.load(), type)
+        except BlockTypeError as error:
+            raise ConvertError(f"tensor {clip(source.origin)} as {type.name}: {error}") from None
         self._done += tensor.nbytes
         self._progress(self._done, self._total)
         return tensor
-
-    def _convert(self, source: Source, type: BlockType) -> Tensor:
-        values = load_source(self._plan.checkpoint, source)
-        try:
-            return _pack(values, type)
-        except BlockTypeError as error:
-            raise ConvertError(f"tensor {clip(source.origin)} as {type.name}: {error}") from None
 
 
 def _pack(values: Array, type: BlockType) -> Tensor:
@@ -252,7 +237,3 @@ def _pack(values: Array, type: BlockType) -> Tensor:
 
 def _empty(shape: tuple[int, ...], type: BlockType) -> Tensor:
     return Tensor(type, shape, np.empty((math.prod(shape[:-1]), type.row_bytes(shape[-1])), np.uint8))
-
-
-def _nbytes(shape: tuple[int, ...], type: BlockType) -> int:
-    return math.prod(shape[:-1]) * type.row_bytes(shape[-1])

@@ -5,121 +5,168 @@ Names and keys are those of llama.cpp's files. Facts that GGUF has no key for go
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from hotcold.convert.checkpoint import Checkpoint, ConvertError, Settings, clip
 from hotcold.formats.safetensors import Array
+from hotcold.model.families import FAMILIES
+from hotcold.model.rope import frequencies, llama3_factors
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of a layer: HF's name, GGUF's name, and the shape in letters of :func:`dimensions`.
+    """A weight with its bias: HF's name, GGUF's name, and the shape in letters of :func:`dimensions`.
 
-    ``rotary`` names the dimension that counts its heads when rotary positions apply to its rows. ``flag`` is
-    the config key that must be true for the tensor to exist.
+    ``{}`` in a name is the layer. ``heads`` is the letter that counts the rows' heads where rotary positions
+    apply to them. ``bias`` and ``when`` say whether the bias exists, and the two: a bool, or the key of one.
     """
 
     source: str
     target: str
     shape: str
-    rotary: str | None = None
-    flag: str | None = None
+    heads: str = ""
+    bias: bool | str = False
+    when: bool | str = True
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A ``model_type``: the class that implements it, GGUF's architecture, and hidden_act -> activation."""
+    """What a ``model_type`` becomes: GGUF's architecture, and hidden_act -> activation.
 
-    model_type: str
-    implementation: str
+    ``adapt`` gives config.json's facts under Llama's keys where the publishers chose other ones, or left
+    them to the class.
+    """
+
     architecture: str
     activations: Mapping[str, str]
+    rules: tuple[Rule, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    adapt: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a GGUF tensor comes from: ``load`` its values with :func:`load_source`.
+    """A GGUF tensor, its shape in NumPy order, and the checkpoint's name for it.
 
-    ``name`` and ``shape`` are GGUF's (NumPy order); ``origin`` is the checkpoint's name.
+    ``load`` reads the values in GGUF's order, as :meth:`SafetensorsFile.load` gives them.
     """
 
     name: str
     shape: tuple[int, ...]
     origin: str
-    rotary_heads: int = 0
-    transpose: bool = False
+    load: Callable[[], Array] = field(compare=False)
 
 
-LAYOUTS = (
+def _like_llama(qkv_bias: bool | str, o_bias: bool | str = False, qk_norm: bool = False) -> tuple[Rule, ...]:
+    layer = "model.layers.{}."
+    return (
+        Rule("model.embed_tokens", "token_embd", "VD"),
+        Rule("model.norm", "output_norm", "D"),
+        Rule("lm_head", "output", "VD", when="own_head"),
+        Rule(layer + "input_layernorm", "blk.{}.attn_norm", "D"),
+        Rule(layer + "self_attn.q_proj", "blk.{}.attn_q", "QD", "H", qkv_bias),
+        Rule(layer + "self_attn.k_proj", "blk.{}.attn_k", "KD", "G", qkv_bias),
+        Rule(layer + "self_attn.v_proj", "blk.{}.attn_v", "KD", "", qkv_bias),
+        Rule(layer + "self_attn.o_proj", "blk.{}.attn_output", "DQ", "", o_bias),
+        Rule(layer + "self_attn.q_norm", "blk.{}.attn_q_norm", "d", when=qk_norm),
+        Rule(layer + "self_attn.k_norm", "blk.{}.attn_k_norm", "d", when=qk_norm),
+        Rule(layer + "post_attention_layernorm", "blk.{}.ffn_norm", "D"),
+        Rule(layer + "mlp.gate_proj", "blk.{}.ffn_gate", "ND", bias="mlp_bias"),
+        Rule(layer + "mlp.up_proj", "blk.{}.ffn_up", "ND", bias="mlp_bias"),
+        Rule(layer + "mlp.down_proj", "blk.{}.ffn_down", "DN", bias="mlp_bias"),
+    )
+
+
+_FALCON = (
+    Rule("transformer.word_embeddings", "token_embd", "VD"),
+    Rule("transformer.ln_f", "output_norm", "D", bias=True),
+    Rule("lm_head", "output", "VD", when="own_head"),
+    Rule("transformer.h.{}.input_layernorm", "blk.{}.attn_norm", "D", bias=True, when="one_norm"),
+    Rule("transformer.h.{}.ln_mlp", "blk.{}.attn_norm", "D", bias=True, when="two_norms"),
+    Rule("transformer.h.{}.ln_attn", "blk.{}.attn_norm_2", "D", bias=True, when="two_norms"),
+    Rule("transformer.h.{}.self_attention.query_key_value", "blk.{}.attn_qkv", "FD", bias="bias"),
+    Rule("transformer.h.{}.self_attention.dense", "blk.{}.attn_output", "DQ", bias="bias"),
+    Rule("transformer.h.{}.mlp.dense_h_to_4h", "blk.{}.ffn_up", "ND", bias="bias"),
+    Rule("transformer.h.{}.mlp.dense_4h_to_h", "blk.{}.ffn_down", "DN", bias="bias"),
+)
+
+
+def _falcon(config: Settings) -> dict[str, Any]:
+    for key, needed in (("alibi", False), ("parallel_attn", True)):
+        if config.flag(key, needed) is not needed:
+            raise config.error(key, str(needed).lower())
+    grouped, heads = config.flag("new_decoder_architecture", False), config.integer("num_attention_heads")
+    shared = config.flag("multi_query", True) and not grouped
+    two_norms = grouped and config.integer("num_ln_in_parallel_attn", 2) == 2
+    return {
+        "num_key_value_heads": 1 if shared else config.integer("num_kv_heads", heads),
+        "intermediate_size": config.integer("ffn_hidden_size", 4 * config.integer("hidden_size")),
+        "max_position_embeddings": config.integer("max_position_embeddings", 2048),
+        "hidden_act": config.text("activation", "gelu"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+        "one_norm": not two_norms,
+        "two_norms": two_norms,
+    }
+
+
+_SILU = {"silu": "silu"}
+#: GGUF's gelu is the tanh form; where a checkpoint means the exact one, conversion notes the difference.
+_GELU = {"gelu": "gelu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+
+_LLAMA = _like_llama("attention_bias", "attention_bias")
+_QWEN3 = _like_llama("attention_bias", "attention_bias", qk_norm=True)
+_JPLOSKI = {"tensor_data_layout": "jploski"}  # llama.cpp's name of how q, k and v follow one another
+
+LAYOUTS = {
     # FATReLU (arXiv 2402.13516) is a ReLU whose threshold is hidden_act_param.
-    Layout("llama", "LlamaForCausalLM", "llama", {"silu": "silu", "relu": "relu", "fatrelu": "relu"}),
+    "llama": Layout("llama", _SILU | {"relu": "relu", "fatrelu": "relu"}, _LLAMA),
     # Bamboo's code applies hidden_act to gate and up alike.
-    Layout("bamboo", "BambooForCausalLM", "bamboo", {"relu": "drelu"}),
-)
-
-_LAYER_RULES = (
-    Rule("input_layernorm.weight", "attn_norm.weight", "D"),
-    Rule("self_attn.q_proj.weight", "attn_q.weight", "QD", rotary="H"),
-    Rule("self_attn.q_proj.bias", "attn_q.bias", "Q", rotary="H", flag="attention_bias"),
-    Rule("self_attn.k_proj.weight", "attn_k.weight", "KD", rotary="G"),
-    Rule("self_attn.k_proj.bias", "attn_k.bias", "K", rotary="G", flag="attention_bias"),
-    Rule("self_attn.v_proj.weight", "attn_v.weight", "KD"),
-    Rule("self_attn.v_proj.bias", "attn_v.bias", "K", flag="attention_bias"),
-    Rule("self_attn.o_proj.weight", "attn_output.weight", "DQ"),
-    Rule("self_attn.o_proj.bias", "attn_output.bias", "D", flag="attention_bias"),
-    Rule("post_attention_layernorm.weight", "ffn_norm.weight", "D"),
-    Rule("mlp.gate_proj.weight", "ffn_gate.weight", "ND"),
-    Rule("mlp.gate_proj.bias", "ffn_gate.bias", "N", flag="mlp_bias"),
-    Rule("mlp.up_proj.weight", "ffn_up.weight", "ND"),
-    Rule("mlp.up_proj.bias", "ffn_up.bias", "N", flag="mlp_bias"),
-    Rule("mlp.down_proj.weight", "ffn_down.weight", "DN"),
-    Rule("mlp.down_proj.bias", "ffn_down.bias", "D", flag="mlp_bias"),
-)
+    "bamboo": Layout("bamboo", {"relu": "drelu"}, _LLAMA),
+    "mistral": Layout("llama", _SILU | {"relu": "relu"}, _like_llama(False)),
+    "qwen2": Layout("qwen2", _SILU, _like_llama(True)),
+    "qwen3": Layout("qwen3", _SILU, _QWEN3),
+    "falcon": Layout("falcon", _GELU, _FALCON, _JPLOSKI, _falcon),
+}
 
 #: Tensors that hold nothing which config.json does not say.
-_REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$")
+_REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attention\.masked_bias$")
 
 
-def find_layout(config: Settings) -> Layout:
-    """The layout that ``model_type`` and ``architectures`` name; else the error lists those supported."""
-    choices = ", ".join(f"{layout.model_type} ({layout.implementation})" for layout in LAYOUTS)
+def find_layout(config: Settings) -> tuple[Layout, Settings]:
+    """The layout that ``model_type`` names, and config.json under Llama's keys."""
     model_type = config.text("model_type")
-    for layout in LAYOUTS:
-        if layout.model_type == model_type:
-            break
-    else:
-        raise ConvertError(
-            f"{config.path}: model_type {clip(model_type)} is not supported: choose from {choices}"
-        )
-    implementations = config.values.get("architectures") or [layout.implementation]
-    if implementations != [layout.implementation]:
-        raise ConvertError(
-            f"{config.path}: architectures {clip(implementations)} is not supported: choose from {choices}"
-        )
+    if model_type not in LAYOUTS:
+        raise config.error("model_type", f"one of {', '.join(LAYOUTS)}")
+    layout = LAYOUTS[model_type]
+    implementation = f"{model_type.capitalize()}ForCausalLM"
+    if config.values.get("architectures") not in (None, [implementation]):
+        raise config.error("architectures", f"[{implementation!r}]")
     if "quantization_config" in config:
         raise ConvertError(f"{config.path} describes quantised weights: convert the original checkpoint")
-    return layout
+    config = Settings(config.path, {**config.values, **layout.adapt(config)})
+    own_head = not config.flag("tie_word_embeddings", False)
+    return layout, Settings(config.path, {**config.values, "own_head": own_head})
 
 
 def activation(config: Settings, layout: Layout) -> tuple[str, float]:
     """The FFN's activation, and the threshold that a gate must exceed."""
     hidden_act = config.text("hidden_act")
     if hidden_act not in layout.activations:
-        raise config.error("hidden_act", f"for {layout.model_type} one of {', '.join(layout.activations)}")
+        raise config.error("hidden_act", f"one of {', '.join(layout.activations)}")
     threshold = config.number("hidden_act_param") if hidden_act == "fatrelu" else 0.0
     return layout.activations[hidden_act], threshold
 
 
 def dimensions(config: Settings) -> dict[str, int]:
-    """D model dim, H heads, G kv heads, Q and K the rows of query and key, N neurons, V vocabulary, L layers.
-
-    ``head_dim`` is under ``d``. Raises :class:`ConvertError` where they do not fit together.
+    """D model dim, H heads, G kv heads, d head_dim, Q, K, F rows of query, of key, of query, key and value, N
+    neurons, V vocabulary, L layers. Raises :class:`ConvertError` where they do not fit together.
     """
     dim, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -132,16 +179,18 @@ def dimensions(config: Settings) -> dict[str, int]:
         raise config.error("head_dim", "an even number (rotary positions turn pairs)")
     return {
         "D": dim, "H": heads, "G": kv_heads, "d": head_dim, "Q": heads * head_dim, "K": kv_heads * head_dim,
-        "N": config.integer("intermediate_size"), "V": config.integer("vocab_size"),
-        "L": config.integer("num_hidden_layers"),
+        "F": (heads + 2 * kv_heads) * head_dim, "N": config.integer("intermediate_size"),
+        "V": config.integer("vocab_size"), "L": config.integer("num_hidden_layers"),
     }  # fmt: skip
 
 
 def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
     """The keys of GGUF that describe the network."""
     sizes = dimensions(config)
-    prefix = layout.architecture
+    rms = FAMILIES[layout.architecture].norm == "rms"
+    eps = np.float32(config.number("rms_norm_eps" if rms else "layer_norm_epsilon"))
     metadata: dict[str, Any] = {
+        **layout.metadata,
         "vocab_size": sizes["V"],
         "context_length": _context(config),
         "embedding_length": sizes["D"],
@@ -149,7 +198,7 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
         "feed_forward_length": sizes["N"],
         "attention.head_count": sizes["H"],
         "attention.head_count_kv": sizes["G"],
-        "attention.layer_norm_rms_epsilon": np.float32(config.number("rms_norm_eps")),
+        "attention.layer_norm_rms_epsilon" if rms else "attention.layer_norm_epsilon": eps,
         "rope.dimension_count": sizes["d"],
     }
     if "head_dim" in config:
@@ -159,13 +208,14 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
     if kind == "linear":
         metadata["rope.scaling.type"] = "linear"
         metadata["rope.scaling.factor"] = np.float32(scaling.number("factor"))
-    return {f"{prefix}.{key}": value for key, value in metadata.items()}
+    return {f"{layout.architecture}.{key}": value for key, value in metadata.items()}
 
 
 def _context(config: Settings) -> int:
     context = config.integer("max_position_embeddings")
     # Up to its window, attention with one is attention without.
-    return min(context, config.integer("sliding_window", context))
+    windowed = config.flag("use_sliding_window", True)
+    return min(context, config.integer("sliding_window", context)) if windowed else context
 
 
 def _rope(config: Settings) -> tuple[float, str, Settings]:
@@ -173,11 +223,10 @@ def _rope(config: Settings) -> tuple[float, str, Settings]:
     parameters = config.section("rope_parameters")
     scaling = config.section("rope_scaling") if "rope_scaling" in config else parameters
     theta = config.number("rope_theta", parameters.number("rope_theta", 10000.0))
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    key = "rope_type" if "rope_type" in scaling else "type"
+    kind = scaling.text(key, "default")
     if kind not in ("default", "linear", "llama3"):
-        raise scaling.error(
-            "rope_type" if "rope_type" in scaling else "type", "one of default, linear, llama3"
-        )
+        raise scaling.error(key, "one of default, linear, llama3")
     for settings in (config, parameters):
         if settings.values.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise settings.error("partial_rotary_factor", "1")
@@ -185,84 +234,88 @@ def _rope(config: Settings) -> tuple[float, str, Settings]:
 
 
 def rope_factors(config: Settings) -> Array | None:
-    """``rope_freqs.weight``: what Llama 3's scaling divides each pair's frequency by; ``[head_dim / 2]``.
-
-    None without such scaling. Wavelengths beyond ``original / low_freq_factor`` are stretched by
-    ``factor``, those below ``original / high_freq_factor`` not at all, those between in proportion (as the
-    Llama 3.1 release does).
-    """
+    """``rope_freqs.weight`` ``[head_dim / 2]``, or None without Llama 3's scaling."""
     theta, kind, scaling = _rope(config)
     if kind != "llama3":
         return None
-    factor, original = scaling.number("factor"), scaling.number("original_max_position_embeddings")
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     if not low < high:
         raise scaling.error("high_freq_factor", f"a number above low_freq_factor {low:g}")
-    head_dim = dimensions(config)["d"]
-    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    smooth = np.clip((original / wavelengths - low) / (high - low), 0, 1)
-    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    factor, original = scaling.number("factor"), scaling.number("original_max_position_embeddings")
+    steps = frequencies(dimensions(config)["d"], theta)
+    return llama3_factors(steps, factor, low, high, original).astype(np.float32)
 
 
-def sources(checkpoint: Checkpoint, down_layout: str) -> list[Source]:
-    """Every GGUF tensor that comes from the checkpoint, in file order, with names and shapes checked.
+def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[Source]:
+    """Every GGUF tensor in file order, with names and shapes checked.
 
     Raises:
         ConvertError: a tensor is missing, has another shape than config.json implies, or is not known.
     """
     config = checkpoint.config
     sizes = dimensions(config)
-    found = [_source(checkpoint, Rule("model.embed_tokens.weight", "token_embd.weight", "VD"), sizes)]
-    for layer in range(sizes["L"]):
-        for rule in _active(config):
-            named = Rule(
-                f"model.layers.{layer}.{rule.source}", f"blk.{layer}.{rule.target}", rule.shape, rule.rotary
-            )
-            transpose = rule.target == "ffn_down.weight" and down_layout == "by_neuron"
-            found.append(_source(checkpoint, named, sizes, transpose))
-    found.append(_source(checkpoint, Rule("model.norm.weight", "output_norm.weight", "D"), sizes))
-    if not config.flag("tie_word_embeddings", False):
-        found.append(_source(checkpoint, Rule("lm_head.weight", "output.weight", "VD"), sizes))
+    rules = [rule for rule in layout.rules if _holds(config, rule.when)]
+    each = [rule for rule in rules if "{}" in rule.target]
+    first, *last = (rule for rule in rules if rule not in each)
+    found = []
+    for layer, rule in [(0, first), *product(range(sizes["L"]), each), *product([0], last)]:
+        rearrange = _rearrangement(rule, layout, sizes, down_layout)
+        parts = {"weight": rule.shape} | ({"bias": rule.shape[0]} if _holds(config, rule.bias) else {})
+        for part, letters in parts.items():
+            origin = f"{rule.source.format(layer)}.{part}"
+            shape = tuple(sizes[letter] for letter in letters)
+            _check_shape(checkpoint, origin, shape)
+            if rearrange is np.transpose:
+                shape = shape[::-1]
+            load = partial(_load, checkpoint, origin, rearrange)
+            found.append(Source(f"{rule.target.format(layer)}.{part}", shape, origin, load))
     _refuse_others(checkpoint, {source.origin for source in found})
+    factors = rope_factors(config)
+    if factors is not None:
+        found.append(Source("rope_freqs.weight", factors.shape, "rope_scaling", lambda: factors))
     return found
 
 
-def _active(config: Settings) -> Iterator[Rule]:
-    return (rule for rule in _LAYER_RULES if rule.flag is None or config.flag(rule.flag, False))
+def _load(checkpoint: Checkpoint, origin: str, rearrange: Callable[[Array], Array]) -> Array:
+    return rearrange(checkpoint.files[origin].load(origin))
 
 
-def _source(checkpoint: Checkpoint, rule: Rule, sizes: Mapping[str, int], transpose: bool = False) -> Source:
-    if rule.source not in checkpoint:
-        raise ConvertError(
-            f"{checkpoint.folder} has no tensor {rule.source!r}: the checkpoint is not complete"
-        )
-    shape = checkpoint.info(rule.source).shape
-    expected = tuple(sizes[letter] for letter in rule.shape)
+def _holds(config: Settings, condition: bool | str) -> bool:
+    return config.flag(condition, False) if isinstance(condition, str) else condition
+
+
+def _rearrangement(
+    rule: Rule, layout: Layout, sizes: Mapping[str, int], down_layout: str
+) -> Callable[[Array], Array]:
+    if rule.shape == "FD":
+        return partial(ungroup_heads, kv_heads=sizes["G"], head_dim=sizes["d"])
+    if rule.heads and FAMILIES[layout.architecture].rope_interleaved:
+        return partial(interleave_rotary, heads=sizes[rule.heads])
+    if rule.shape == "DN" and down_layout == "by_neuron":
+        return np.transpose
+    return lambda values: values
+
+
+def _check_shape(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) -> None:
+    if name not in checkpoint.files:
+        raise ConvertError(f"{checkpoint.folder} has no tensor {name!r}: the checkpoint is not complete")
+    shape = checkpoint.files[name].tensors[name].shape
     if shape != expected:
         raise ConvertError(
-            f"{checkpoint.folder}: tensor {rule.source!r} has shape {list(shape)}: "
+            f"{checkpoint.folder}: tensor {name!r} has shape {list(shape)}: "
             f"config.json implies {list(expected)}"
         )
-    heads = sizes[rule.rotary] if rule.rotary else 0
-    return Source(rule.target, expected[::-1] if transpose else expected, rule.source, heads, transpose)
 
 
 def _refuse_others(checkpoint: Checkpoint, used: set[str]) -> None:
-    tied = {"lm_head.weight"} if checkpoint.config.flag("tie_word_embeddings", False) else set()
-    others = [name for name in checkpoint.files if name not in used | tied and not _REDUNDANT.search(name)]
+    if not checkpoint.config.flag("own_head", True):
+        used.add("lm_head.weight")
+    others = [name for name in checkpoint.files if name not in used and not _REDUNDANT.search(name)]
     if others:
         raise ConvertError(
             f"{checkpoint.folder} has tensors that this layout does not have ({len(others)}, "
             f"such as {clip(others[0])}): leaving them out would give another model"
         )
-
-
-def load_source(checkpoint: Checkpoint, source: Source) -> Array:
-    """The tensor as GGUF wants it, in the checkpoint's own dtype (see :meth:`SafetensorsFile.load`)."""
-    values = checkpoint.load(source.origin)
-    if source.rotary_heads:
-        values = interleave_rotary(values, source.rotary_heads)
-    return values.T if source.transpose else values
 
 
 def interleave_rotary(values: Array, heads: int) -> Array:
@@ -272,3 +325,10 @@ def interleave_rotary(values: Array, heads: int) -> Array:
     """
     paired = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
     return paired.swapaxes(1, 2).reshape(values.shape)
+
+
+def ungroup_heads(values: Array, kv_heads: int, head_dim: int) -> Array:
+    """Rows of a fused q, k, v from groups (heads of q, the k and the v they share) to q, then k, then v."""
+    groups = values.reshape(kv_heads, -1, head_dim, *values.shape[1:])
+    parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import ACTIVATIONS
 from hotcold.kernels.checks import DOWN_LAYOUTS, check_activation
 from hotcold.model.families import FAMILIES, Family
-from hotcold.model.rope import Llama3Scaling, Rope
+from hotcold.model.rope import Rope
 
 #: More than any model has; what lies beyond is a broken file, refused before anything is sized by it.
 MAX_LAYERS = 1024
@@ -24,16 +26,10 @@ MAX_CONTEXT = 1 << 24
 
 #: Keys that ask for arithmetic that is not implemented, and the value of each that asks for nothing.
 _NOT_COMPUTED = {
-    "attention.clamp_kqv": 0,
-    "attention.max_alibi_bias": 0,
-    "attention.scale": 0,
-    "attn_logit_softcapping": 0,
-    "embedding_scale": 1,
-    "expert_count": 0,
-    "final_logit_softcapping": 0,
-    "logit_scale": 1,
-    "residual_scale": 1,
-}
+    "attention.causal": True, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0, "attention.scale": 0,
+    "attn_logit_softcapping": 0, "embedding_scale": 1, "expert_count": 0, "final_logit_softcapping": 0,
+    "logit_scale": 1, "residual_scale": 1,
+}  # fmt: skip
 
 
 class ModelError(ValueError):
@@ -45,17 +41,14 @@ class Config:
     """What a Transformer computes. Shapes: D ``dim``, H ``heads``, K ``kv_heads``, V ``vocab``.
 
     Attributes:
-        layers: how many.
-        head_dim: values of one head of q, k and v.
         neurons: N of each layer.
-        context: positions that the model was trained for.
-        gated: whether the FFN has a gate.
+        context: positions that the model was trained for, or those of its attention window.
         threshold: a gate fires when it is greater than this (FATReLU).
         down_layout: of tensors named ``ffn_down``: ``by_output`` ``(D, N)`` or ``by_neuron`` ``(N, D)``.
             Those named ``ffn_down_t`` always lie by neuron.
+        notes: what the user should know, a line each.
     """
 
-    architecture: str
     family: Family
     layers: int
     dim: int
@@ -71,6 +64,11 @@ class Config:
     threshold: float
     gated: bool
     down_layout: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def architecture(self) -> str:
+        return self.family.name
 
     @classmethod
     def from_metadata(
@@ -89,21 +87,16 @@ class Config:
         family = _family(metadata)
         keys = _Keys(metadata, family.name)
         for key, harmless in _NOT_COMPUTED.items():
-            if keys.get(key, harmless) != harmless:
-                raise ModelError(f"{keys.name(key)} is {keys.get(key)!r}: this is not supported yet")
+            value = keys.get(key, harmless)
+            if isinstance(value, np.ndarray | list) or value != harmless:
+                raise ModelError(f"{keys.name(key)} is {_shown(value)}: this is not supported yet")
         layers = keys.whole("block_count", 1, MAX_LAYERS)
         dim = keys.whole("embedding_length", 1, MAX_DIM)
         heads, kv_heads, head_dim = _heads(keys, dim)
-        context = keys.whole("context_length", 1, MAX_CONTEXT)
-        window = keys.whole("attention.sliding_window", 0, 1 << 32, default=0)
-        if 0 < window < context:
-            raise ModelError(
-                f"{keys.name('attention.sliding_window')} is {window}: this is not supported yet"
-            )
+        context, notes = _context(keys)
         gated = "blk.0.ffn_gate.weight" in tensors
         activation, threshold, down_layout = _ffn(_Keys(metadata, "hotcold"), family, magic, gated)
         return cls(
-            architecture=family.name,
             family=family,
             layers=layers,
             dim=dim,
@@ -113,12 +106,13 @@ class Config:
             neurons=_neurons(keys, layers),
             vocab=_vocab(metadata, tensors),
             context=context,
-            norm_eps=_norm_eps(keys, family),
+            norm_eps=keys.number(f"attention.layer_norm_{'rms_' * (family.norm == 'rms')}epsilon", 0, 0.1),
             rope=_rope(keys, head_dim, family),
             activation=activation,
             threshold=threshold,
             gated=gated,
             down_layout=down_layout,
+            notes=notes,
         )
 
 
@@ -136,11 +130,11 @@ class _Keys:
         return self._metadata.get(self.name(key), default)
 
     def whole(self, key: str, low: int, high: int, default: int | None = None) -> int:
-        return _whole(self.name(key), self._value(key, default, "a whole number"), low, high)
+        return _whole(self.name(key), self._value(key, default), low, high)
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         """A number above ``low`` and at most ``high``."""
-        value = self._value(key, default, "a number")
+        value = self._value(key, default)
         if not _is_number(value) or not low < value <= high:
             raise ModelError(
                 f"{self.name(key)} is {_shown(value)}: above {low:g} and at most {high:g} is needed"
@@ -153,10 +147,10 @@ class _Keys:
             raise ModelError(f"{self.name(key)} is {_shown(value)}: choose from {', '.join(allowed)}")
         return value
 
-    def _value(self, key: str, default: Any, kind: str) -> Any:
+    def _value(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         if value is None:
-            raise ModelError(f"{self.name(key)} is missing: the model file must give {kind}")
+            raise ModelError(f"{self.name(key)} is missing: the model file must give a number")
         return value
 
 
@@ -227,9 +221,15 @@ def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> in
     return vocab
 
 
-def _norm_eps(keys: _Keys, family: Family) -> float:
-    kind = "layer_norm_rms_epsilon" if family.norm == "rms" else "layer_norm_epsilon"
-    return keys.number(f"attention.{kind}", 0, 0.1)
+def _context(keys: _Keys) -> tuple[int, tuple[str, ...]]:
+    """Positions, and a note where a window limits them: up to it attention with one is attention without."""
+    context = keys.whole("context_length", 1, MAX_CONTEXT)
+    window = keys.whole("attention.sliding_window", 0, 1 << 32, default=0)
+    if not 0 < window < context:
+        return context, ()
+    return window, (
+        f"context is {window} of {context} positions: attention beyond its window is not supported",
+    )
 
 
 def _ffn(keys: _Keys, family: Family, magic: str, gated: bool) -> tuple[str, float, str]:
@@ -252,16 +252,6 @@ def _rope(keys: _Keys, head_dim: int, family: Family) -> Rope:
         raise ModelError(f"{keys.name('rope.dimension_count')} is {dim}: an even number is needed")
     base = keys.number("rope.freq_base", 1, 1e12, default=10000.0)
     linear = keys.number("rope.scale_linear", 0, 1e6, default=1.0)  # an old name of the linear factor
-    kind = keys.choice("rope.scaling.type", ("none", "linear", "llama3"), "none")
-    if kind == "linear":
+    if keys.choice("rope.scaling.type", ("none", "linear"), "none") == "linear":
         linear = keys.number("rope.scaling.factor", 0, 1e6, default=linear)
-    llama3 = _llama3(keys) if kind == "llama3" else None
-    return Rope(dim, base, family.rope_interleaved, linear, llama3)
-
-
-def _llama3(keys: _Keys) -> Llama3Scaling:
-    factor = keys.number("rope.scaling.factor", 0, 1e6)
-    low = keys.number("rope.scaling.low_freq_factor", 0, 1e6, default=1.0)
-    high = keys.number("rope.scaling.high_freq_factor", low, 1e6, default=4.0)
-    original = keys.whole("rope.scaling.original_context_length", 1, MAX_CONTEXT)
-    return Llama3Scaling(factor, low, high, original)
+    return Rope(dim, base, family.rope_interleaved, linear)

@@ -1,7 +1,7 @@
 """Model families as data: what a GGUF file implies by its architecture's name and does not state.
 
-What a file does state (biases, gating, q/k norms, a tied head, shapes) is read from the file. A new family is
-an entry here, and its layout in ``convert/``; nothing else in the package asks for a family by name.
+What a file does state (biases, gating, q/k norms, fused q/k/v, a tied head, shapes) is read from the file. A
+new family is an entry here, and its layout in ``convert/``; nothing else asks for a family by name.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ class Family:
 
     Attributes:
         name: GGUF's ``general.architecture``.
-        norm: ``rms`` (RMSNorm) or ``layer`` (LayerNorm).
         activation: of the FFN, in an ordinary GGUF file that has no ``hotcold.ffn.activation``.
         powerinfer_activation: the same for PowerInfer's files (magic ``PWRI``), whose models are ReLU-fied.
+        norm: ``rms`` (RMSNorm) or ``layer`` (LayerNorm).
         rope_interleaved: whether rotary pairs are (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
-        parallel: whether attention and FFN both read the layer's input (Falcon), not one after the other.
+        parallel: whether attention and FFN both read the layer's input, not one after the other.
     """
 
     name: str
-    norm: str
-    activation: str
-    powerinfer_activation: str
-    rope_interleaved: bool
+    activation: str = "silu"
+    powerinfer_activation: str = "relu"
+    norm: str = "rms"
+    rope_interleaved: bool = False
     parallel: bool = False
 
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("llama", norm="rms", activation="silu", powerinfer_activation="relu", rope_interleaved=True),
-        Family(
-            "bamboo", norm="rms", activation="drelu", powerinfer_activation="drelu", rope_interleaved=True
-        ),
+        Family("llama", rope_interleaved=True),  # Llama 2 and 3, Mistral
+        Family("bamboo", activation="drelu", powerinfer_activation="drelu", rope_interleaved=True),
+        Family("qwen2"),
+        Family("qwen3"),
+        Family("falcon", activation="gelu", norm="layer", parallel=True),
     )
 }

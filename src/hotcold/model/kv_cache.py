@@ -39,7 +39,7 @@ class KVCache:
         ]
         self.pages = pages
         self._free = list(range(pages - 1, -1, -1))  # a stack, so that warm pages are used again first
-        self._taken = [False] * pages
+        self._taken: set[int] = set()
 
     @staticmethod
     def page_bytes(config: Config) -> int:
@@ -61,8 +61,7 @@ class KVCache:
         if n > len(self._free):
             raise KVCacheFull(f"{n} pages asked for: {len(self._free)} of {self.pages} are free")
         taken = [self._free.pop() for _ in range(n)]
-        for page in taken:
-            self._taken[page] = True
+        self._taken.update(taken)
         return taken
 
     def release(self, pages: Sequence[int]) -> None:
@@ -71,11 +70,11 @@ class KVCache:
         Raises:
             ValueError: a page is not taken (given back twice, for instance); then none is given back.
         """
-        for page in pages:
-            if not 0 <= page < self.pages or not self._taken[page]:
-                raise ValueError(f"page {page} is not taken: only pages that allocate() gave can be released")
         if len(set(pages)) < len(pages):
             raise ValueError("a page is named twice: each page can be released once")
-        for page in reversed(pages):
-            self._taken[page] = False
-            self._free.append(page)
+        if lost := set(pages) - self._taken:
+            raise ValueError(
+                f"page {min(lost)} is not taken: only pages that allocate() gave can be released"
+            )
+        self._taken.difference_update(pages)
+        self._free.extend(reversed(pages))

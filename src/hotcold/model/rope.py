@@ -14,16 +14,6 @@ Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Llama3Scaling:
-    """Llama 3.1's: long waves are stretched by ``factor``, short ones kept, those between interpolated."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
-
-
-@dataclass(frozen=True)
 class Rope:
     """Attributes:
     dim: values of each head that are rotated; even, at most the head's.
@@ -36,7 +26,6 @@ class Rope:
     base: float
     interleaved: bool
     linear_factor: float = 1.0
-    llama3: Llama3Scaling | None = None
 
 
 def frequencies(dim: int, base: float) -> Doubles:
@@ -45,31 +34,24 @@ def frequencies(dim: int, base: float) -> Doubles:
     return result
 
 
-def llama3_factors(dim: int, base: float, scaling: Llama3Scaling) -> Doubles:
-    """What each pair's frequency is divided by, ``[dim / 2]``: as in GGUF's ``rope_freqs.weight``."""
-    waves_in_context = scaling.original_context * frequencies(dim, base) / (2 * math.pi)
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = np.clip((waves_in_context - scaling.low_freq_factor) / span, 0, 1)
-    factors: Doubles = 1 / (kept + (1 - kept) / scaling.factor)
+def llama3_factors(steps: Doubles, factor: float, low: float, high: float, original: float) -> Doubles:
+    """What Llama 3.1 divides each of the frequencies ``steps`` by: GGUF's ``rope_freqs.weight``.
+
+    Waves that fit fewer than ``low`` times in ``original`` positions are stretched by ``factor``, those that
+    fit more than ``high`` times are kept, those between interpolated.
+    """
+    kept = np.clip((original * steps / (2 * math.pi) - low) / (high - low), 0, 1)
+    factors: Doubles = 1 / (kept + (1 - kept) / factor)
     return factors
 
 
 def rope_table(rope: Rope, positions: int, factors: Floats | None = None) -> tuple[Floats, Floats]:
-    """Cosines and sines of positions 0..``positions`` - 1.
+    """Cosines and sines of positions 0..``positions`` - 1, ``[positions, dim / 2]`` each.
 
-    Computed in float64: at position 100,000 a float32 angle would be off by 0.004.
-
-    Args:
-        rope: the model's.
-        positions: rows of the tables.
-        factors: what the file divides each frequency by, ``[dim / 2]``, or None.
-
-    Returns:
-        cos, sin: ``[positions, dim / 2]`` float32 each.
+    Computed in float64: at position 100,000 a float32 angle would be off by 0.004. ``factors`` are what the
+    file divides each frequency by, ``[dim / 2]``.
     """
     steps = frequencies(rope.dim, rope.base) / rope.linear_factor
-    if rope.llama3 is not None:
-        steps = steps / llama3_factors(rope.dim, rope.base, rope.llama3)
     if factors is not None:
         steps = steps / factors.astype(np.float64)
     angles = np.arange(positions, dtype=np.float64)[:, None] * steps

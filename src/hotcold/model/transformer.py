@@ -15,7 +15,6 @@ from hotcold.kernels.backend import (
     BatchLimits,
     Buffer,
     FFNWeights,
-    Norm,
     RopeTable,
     Rows,
 )
@@ -118,17 +117,17 @@ class Transformer:
         ops, batch, weights = self._backend, self.batch, self._weights
         x, normed, ffn_normed = self._x[:rows], self._normed[:rows], self._ffn_normed[:rows]
 
+        parallel = self.config.family.parallel
         ops.embed(weights.embedding, batch, x)
         for layer, ffn, kv_cache in zip(weights.layers, self._ffns, self._cache.layers, strict=True):
             ops.norm(x, layer.attn_norm, batch, normed)
-            if self.config.family.parallel:
-                ops.norm(x, layer.ffn_norm or layer.attn_norm, batch, ffn_normed)
-                ffn(ffn_normed, x, batch, x)
+            if not parallel:
                 self._attention(layer, normed, kv_cache, x)
-            else:
+            if layer.ffn_norm is not None:
+                ops.norm(x, layer.ffn_norm, batch, ffn_normed)
+            ffn(normed if layer.ffn_norm is None else ffn_normed, x, batch, x)
+            if parallel:
                 self._attention(layer, normed, kv_cache, x)
-                ops.norm(x, _required(layer.ffn_norm), batch, ffn_normed)
-                ffn(ffn_normed, x, batch, x)
 
         ops.gather(x, batch, self._last)
         ops.norm(self._last, weights.norm, batch, self._last, Rows.LOGITS)
@@ -153,8 +152,3 @@ class Transformer:
         ops.store_kv(k_heads, v_heads, batch, *kv_cache)
         ops.attention(q_heads, *kv_cache, batch, mixed_heads, self._scale)
         ops.linear(mixed, [layer.o], batch, [x], accumulate=True)
-
-
-def _required(norm: Norm | None) -> Norm:
-    assert norm is not None  # a sequential block has one; loading saw to it
-    return norm

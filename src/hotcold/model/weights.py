@@ -7,7 +7,7 @@ own blocks; only float ``ffn_down`` is transposed, which changes no value, where
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ _IGNORED = re.compile(r"(blk\.\d+\.)?attn_rot_embd(\.weight)?|rope\.inv_freq")
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. ``ffn_norm`` is None where the FFN shares ``attn_norm`` (a parallel block)."""
+    """One layer. ``ffn_norm`` is None where the FFN shares ``attn_norm`` (some parallel blocks)."""
 
     attn_norm: Norm
     q: Matrix  # (H * head_dim, D)
@@ -51,14 +51,6 @@ class Weights:
     head: Matrix  # (V, D)
     rope_factors: Floats | None  # [rotary_dim / 2]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of matrices in the backend (norms, a few kilobytes, not counted)."""
-        total = self.embedding.nbytes + (0 if self.head is self.embedding else self.head.nbytes)
-        for layer in self.layers:
-            total += sum(m.nbytes for m in (layer.q, layer.k, layer.v, layer.o)) + layer.ffn.nbytes
-        return total
-
 
 def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -> int:
     """Checks that the file has exactly the tensors that the model needs, in the right shapes.
@@ -75,21 +67,25 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
         ModelError: a tensor is missing, has a wrong shape or an unsupported type, or is not known here: it
             would have changed what the model computes.
     """
-    shapes = _expected(config, file.tensors)
-    for name, shape in shapes.items():
-        info = file.tensors.get(name)
-        if info is None:
+    required, optional = _expected(config, file.tensors)
+    for name, shape in required.items():
+        if name not in file.tensors:
             raise ModelError(f"tensor {name} is missing: {config.architecture} needs it, shape {shape}")
-        if info.shape != shape:
-            raise ModelError(f"tensor {name} has shape {info.shape}: the metadata asks for {shape}")
+    total = 0
+    shapes = required | optional
+    for name, info in file.tensors.items():
+        if name not in shapes:
+            if name in others or _IGNORED.fullmatch(name):
+                continue
+            raise ModelError(f"tensor {printable(name, 80)} has no place in a {config.architecture} model")
+        if info.shape != shapes[name]:
+            raise ModelError(f"tensor {name} has shape {info.shape}: the metadata asks for {shapes[name]}")
         try:
             block_type(info.type)
         except BlockTypeError as error:
             raise ModelError(f"tensor {name}: {error}") from None
-    for name in file.tensors:
-        if name not in shapes and name not in others and not _IGNORED.fullmatch(name):
-            raise ModelError(f"tensor {printable(name, 80)} has no place in a {config.architecture} model")
-    return sum(file.tensors[name].nbytes for name in shapes)
+        total += info.nbytes
+    return total
 
 
 def load_weights(
@@ -108,7 +104,7 @@ def load_weights(
     total = check_tensors(file, config, others)
     reader = _Reader(file, backend, config, progress or (lambda done, total: None), total)
     embedding = reader.matrix("token_embd")
-    layers = tuple(reader.layer(i) for i in range(config.layers))
+    layers = tuple(reader.layer(f"blk.{i}.") for i in range(config.layers))
     return Weights(
         embedding=embedding,
         layers=layers,
@@ -118,45 +114,47 @@ def load_weights(
     )
 
 
-def _expected(config: Config, present: Iterable[str]) -> dict[str, Shape]:
-    """Shapes by name of what the model needs and of what it may have and the file has."""
+def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Shapes by name of what the model needs, and of what it may have."""
     d, v = config.dim, config.vocab
     required: dict[str, Shape] = {"token_embd.weight": (v, d), "output_norm.weight": (d,)}
-    optional: dict[str, Shape] = {
-        "output.weight": (v, d),
-        "output_norm.bias": (d,),
-        "rope_freqs.weight": (config.rope.dim // 2,),
-    }
+    optional: dict[str, Shape] = {"output.weight": (v, d), "output_norm.bias": (d,)}
+    optional["rope_freqs.weight"] = (config.rope.dim // 2,)
     for i, n in enumerate(config.neurons):
-        layer_required, layer_optional = _expected_in_layer(
-            config, n, f"blk.{i}.ffn_down_t.weight" in present
-        )
-        required |= {f"blk.{i}.{name}": shape for name, shape in layer_required.items()}
-        optional |= {f"blk.{i}.{name}": shape for name, shape in layer_optional.items()}
-    return required | {name: optional[name] for name in present if name in optional}
-
-
-def _expected_in_layer(config: Config, n: int, transposed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    d, head_dim = config.dim, config.head_dim
-    q, kv = config.heads * head_dim, config.kv_heads * head_dim
-    by_neuron = transposed or config.down_layout == "by_neuron"
-    down = "ffn_down_t" if transposed else "ffn_down"
-    matrices: dict[str, Shape] = {
-        "attn_q": (q, d),
-        "attn_k": (kv, d),
-        "attn_v": (kv, d),
-        "attn_output": (d, q),
-        "ffn_up": (n, d),
-        down: (n, d) if by_neuron else (d, n),
-    }
-    if config.gated:
-        matrices["ffn_gate"] = (n, d)
-    required = {f"{name}.weight": shape for name, shape in matrices.items()} | {"attn_norm.weight": (d,)}
-    optional: dict[str, Shape] = {f"{name}.bias": (shape[0],) for name, shape in matrices.items()}
-    optional |= {f"{down}.bias": (d,), "attn_norm.bias": (d,), "ffn_norm.bias": (d,)}
-    optional |= {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
-    (optional if config.family.parallel else required)["ffn_norm.weight"] = (d,)
+        blk = f"blk.{i}."
+        down, layout = _down(config, blk, present)
+        matrices = {f"attn_{part}": (rows, d) for part, rows in _attention_inputs(config, blk, present)}
+        matrices |= {"attn_output": (d, config.heads * config.head_dim), "ffn_up": (n, d)}
+        if config.gated:
+            matrices["ffn_gate"] = (n, d)
+        required |= {f"{blk}{name}.weight": shape for name, shape in matrices.items()}
+        required[f"{blk}{down}.weight"] = (n, d) if layout == "by_neuron" else (d, n)
+        optional |= {f"{blk}{name}.bias": (shape[0],) for name, shape in matrices.items()}
+        attn_norm, ffn_norm = _norms(config, blk, present)
+        required[f"{blk}{attn_norm}.weight"] = (d,)
+        (optional if config.family.parallel else required)[f"{blk}{ffn_norm}.weight"] = (d,)
+        optional |= {f"{blk}{name}.bias": (d,) for name in (down, attn_norm, ffn_norm)}
+        optional |= {f"{blk}attn_{part}_norm.weight": (config.head_dim,) for part in "qk"}
     return required, optional
+
+
+def _attention_inputs(config: Config, blk: str, present: Container[str]) -> list[tuple[str, int]]:
+    """The matrices that q, k and v come from, and their rows: one each, or one for all (Falcon)."""
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    fused = f"{blk}attn_qkv.weight" in present
+    return [("qkv", q + 2 * kv)] if fused else [("q", q), ("k", kv), ("v", kv)]
+
+
+def _norms(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
+    """Names of the norms before attention and before the FFN; Falcon 40B has them the other way round."""
+    swapped = config.family.parallel and f"{blk}attn_norm_2.weight" in present
+    return ("attn_norm_2", "attn_norm") if swapped else ("attn_norm", "ffn_norm")
+
+
+def _down(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
+    """Name and layout of down."""
+    by_neuron = f"{blk}ffn_down_t.weight" in present
+    return ("ffn_down_t", "by_neuron") if by_neuron else ("ffn_down", config.down_layout)
 
 
 class _Reader:
@@ -172,32 +170,21 @@ class _Reader:
         self._total = total
         self._done = 0
 
-    def layer(self, i: int) -> LayerWeights:
-        blk = f"blk.{i}."
-        down = self._down(blk)
+    def layer(self, blk: str) -> LayerWeights:
+        attn_norm, ffn_norm = _norms(self._config, blk, self._file.tensors)
+        q, k, v = self._attention_inputs(blk)
+        ffn = self._ffn(blk)
         return LayerWeights(
-            attn_norm=self.norm(blk + "attn_norm"),
-            q=self.matrix(blk + "attn_q"),
-            k=self.matrix(blk + "attn_k"),
-            v=self.matrix(blk + "attn_v"),
+            attn_norm=self.norm(blk + attn_norm),
+            q=q,
+            k=k,
+            v=v,
             o=self.matrix(blk + "attn_output"),
             q_norm=self._optional_norm(blk + "attn_q_norm"),
             k_norm=self._optional_norm(blk + "attn_k_norm"),
-            ffn_norm=self._optional_norm(blk + "ffn_norm"),
-            ffn=self._backend.ffn_weights(
-                FFNTensors(
-                    gate=self._tensor(blk + "ffn_gate.weight") if self._config.gated else None,
-                    up=self._tensor(blk + "ffn_up.weight"),
-                    down=down[0],
-                    down_layout=down[1],
-                    activation=self._config.activation,
-                    threshold=self._config.threshold,
-                    gate_bias=self._vector(blk + "ffn_gate.bias"),
-                    up_bias=self._vector(blk + "ffn_up.bias"),
-                    down_bias=down[2],
-                )
-            ),
-            down_layout=down[1],
+            ffn_norm=self._optional_norm(blk + ffn_norm),
+            ffn=self._backend.ffn_weights(ffn),
+            down_layout=ffn.down_layout,
         )
 
     def matrix(self, name: str) -> Matrix:
@@ -215,27 +202,38 @@ class _Reader:
 
     def rope_factors(self) -> Floats | None:
         factors = self._vector("rope_freqs.weight")
-        if factors is not None and self._config.rope.llama3 is not None:
-            raise ModelError(
-                "rope_freqs.weight and rope.scaling.type llama3 ask for the same scaling: keep one"
-            )
         if factors is not None and not (factors > 0).all():
             raise ModelError(f"rope_freqs.weight holds {factors.min():g}: numbers above 0 are needed")
         return factors
 
+    def _attention_inputs(self, blk: str) -> list[Matrix]:
+        names = [name for name, _ in _attention_inputs(self._config, blk, self._file.tensors)]
+        if len(names) == 3:
+            return [self.matrix(f"{blk}attn_{name}") for name in names]
+        fused, bias = self._tensor(f"{blk}attn_qkv.weight"), self._vector(f"{blk}attn_qkv.bias")
+        kv = self._config.kv_heads * self._config.head_dim
+        parts = (slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None))
+        return [
+            self._backend.matrix(
+                Tensor(fused.type, (len(fused.data[part]), self._config.dim), fused.data[part]),
+                None if bias is None else bias[part],
+            )
+            for part in parts
+        ]
+
+    def _ffn(self, blk: str) -> FFNTensors:
+        config = self._config
+        gate = self._tensor(f"{blk}ffn_gate.weight") if config.gated else None
+        up = self._tensor(f"{blk}ffn_up.weight")
+        name, layout = _down(config, blk, self._file.tensors)
+        down = self._tensor(f"{blk}{name}.weight")
+        if layout == "by_output" and config.activation in SPARSE_ACTIVATIONS and down.type.weights == 1:
+            down, layout = transposed(down), "by_neuron"
+        biases = (self._vector(f"{blk}{part}.bias") for part in ("ffn_gate", "ffn_up", name))
+        return FFNTensors(gate, up, down, layout, config.activation, config.threshold, *biases)
+
     def _optional_norm(self, name: str) -> Norm | None:
         return self.norm(name) if f"{name}.weight" in self._file.tensors else None
-
-    def _down(self, blk: str) -> tuple[Tensor, str, Floats | None]:
-        """Down, its layout and its bias."""
-        if blk + "ffn_down_t.weight" in self._file.tensors:
-            name, layout = blk + "ffn_down_t", "by_neuron"
-        else:
-            name, layout = blk + "ffn_down", self._config.down_layout
-        down, bias = self._tensor(f"{name}.weight"), self._vector(f"{name}.bias")
-        if layout == "by_output" and self._config.activation in SPARSE_ACTIVATIONS and down.type.weights == 1:
-            return transposed(down), "by_neuron", bias
-        return down, layout, bias
 
     def _tensor(self, name: str) -> Tensor:
         tensor = self._file.load(name)
