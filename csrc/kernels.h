@@ -16,7 +16,8 @@ constexpr int kMaxDecodeRows = 16;  // rows of a step that may follow the decode
 constexpr int kBlock = 32;          // weights of one scale
 constexpr int kLanes = 16;          // blocks of one group
 constexpr int kGroup = kBlock * kLanes;
-constexpr int kMaxRanges = 32;  // pieces that one layer's neurons are cut into
+constexpr int kPromptTile = 64;  // the most prompt rows of one piece of an FFN's down sums
+constexpr int kMaxRanges = 32;   // pieces that one layer's neurons are cut into
 
 enum Type : int {
     F32 = 0,
@@ -122,9 +123,10 @@ struct Ffn {
     float* out;  // [T, D]
 
     // Shared scratch, laid out when the op is recorded.
-    float* partial;          // [ranges, T, padded(D)]
-    int64_t* range_stats;    // [ranges, 4]
-    float* hidden;           // [T, N] for prompt rows, or for all rows when down lies by output
+    float* partial;        // [ranges, T, padded(D)]
+    int64_t* range_stats;  // [ranges, 4]
+    float* hidden;         // prompt rows by neuron [N, hidden_tokens]; all rows by output [T, N]
+    int64_t hidden_tokens;
     Input hidden_quantised;  // by output
 
     int64_t neurons() const { return up.count; }

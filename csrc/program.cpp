@@ -11,8 +11,6 @@ namespace hc {
 
 namespace {
 
-constexpr int kPromptTile = 64;  // tokens of one piece of the prompt's down product
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows of one piece of a product: about 64 KB of weights, so that a piece stays in L2 for all its tokens.
@@ -216,6 +214,7 @@ void Program::predict(const float* x, const Rows& first, const Rows& second, boo
 void Program::ffn(Ffn args, const float* x) {
     ScratchPlan plan(*this);
     auto f = std::make_shared<Ffn>(args);
+    f->hidden_tokens = bounds_.tokens;
     const bool quantised = is_quantised(f->up.type) || (f->gate.base && is_quantised(f->gate.type));
     auto in = input(plan, x, f->dim(), bounds_.tokens, quantised);
     f->x = *in;

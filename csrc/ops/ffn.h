@@ -153,53 +153,81 @@ void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group) {
             for (int i = 0; i < 4; ++i) f.stats[i] += f.range_stats[r * 4 + i];
 }
 
-// hidden[t][first..] = act(gate) * up for rows [first, first + count) and tokens [t0, t1).
+// hidden = act(gate) * up for rows [first, first + count) and tokens [t0, t1): neuron by neuron for the sums
+// of prompt rows, token by token where down is a dot.
 void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint8_t* local) {
     constexpr int kTokens = 64;  // so that the tile of up values stays in L2
-    const Product gate{f.gate.base ? f.gate : f.up, f.gate.base ? f.gate_bias : f.up_bias, f.hidden,
-                       f.neurons(), false};
-    float* up = (float*)local;  // [kTokens, count]
+    const Rows& gate = f.gate.base ? f.gate : f.up;
+    const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
+    const int64_t row_step = f.by_output ? 1 : f.hidden_tokens, token_step = f.by_output ? f.neurons() : 1;
+    float* up = (float*)local;  // one tile, in the order of hidden
+    const int64_t up_row = f.by_output ? 1 : kTokens, up_token = f.by_output ? count : 1;
     for (int t = t0; t < t1; t += kTokens) {
         const int end = smaller(t + kTokens, t1);
-        product(gate, f.x, first, count, t, end);
-        if (f.gate.base)
-            product({f.up, f.up_bias, up - t * count - first, count, false}, f.x, first, count, t, end);
-        for (int i = t; i < end; ++i) {
-            float* h = f.hidden + i * f.neurons() + first;
-            activate_rows(f.activation, f.threshold, h, f.gate.base ? up + (i - t) * count : nullptr, h,
-                          count);
+        float* h = f.hidden + first * row_step + t * token_step;
+        Stream ahead = stream_of(gate, nullptr, first, count);
+        dots(gate, nullptr, first, count, f.x, t, end, ahead, {h, row_step, token_step, bias});
+        if (f.gate.base) {
+            Stream more = stream_of(f.up, nullptr, first, count);
+            dots(f.up, nullptr, first, count, f.x, t, end, more, {up, up_row, up_token, f.up_bias});
         }
+        const int64_t runs = f.by_output ? end - t : count, length = f.by_output ? count : end - t;
+        for (int64_t i = 0; i < runs; ++i, h += f.by_output ? token_step : row_step)
+            activate_rows(f.activation, f.threshold, h,
+                          f.gate.base ? up + i * (f.by_output ? up_token : up_row) : nullptr, h, length);
     }
 }
 
 constexpr int kTile = 32;  // neurons decoded at once for a tile of tokens
 
-// acc += h[k] * down[k] over a tile of decoded neurons, for one token: axpy's products, in axpy's order.
-// Scaled tiles hold codes whose lanes still want their scale; sums lie as axpy leaves them, or in plain order
-// where none is scaled.
-template <bool Scaled> inline void add_tile(const float* tile, const float* scales, const int* list,
-                                            int count, const float* h, float* acc) {
+// The neurons of a tile that count for each token, with their coefficients.
+struct TileLists {
+    int count[kPromptTile];
+    int neuron[kPromptTile][kTile];
+    float c[kPromptTile][kTile];
+
+    // h[k * step + t]: n neurons, `tokens` tokens.
+    void build(const float* h, int64_t step, int n, int tokens, bool all) {
+        for (int t = 0; t < tokens; ++t) count[t] = 0;
+        for (int k = 0; k < n; ++k, h += step)
+            for (int t = 0; t < tokens; ++t) {
+                const int at = count[t];
+                neuron[t][at] = k, c[t][at] = h[t];
+                count[t] = at + (h[t] != 0 || all);
+            }
+    }
+};
+
+// acc += c * down over a tile of decoded neurons, for each token: axpy's products, in axpy's order. Scaled
+// tiles hold codes whose lanes still want their scale; sums lie as axpy leaves them, or in plain order where
+// none is scaled. A slice of the tile stays in L1 for all tokens.
+template <bool Scaled>
+inline void add_tile(const float* tile, const float* scales, const TileLists& lists, int tokens, float* acc) {
     constexpr int DT = Vec::down_tile;
     for (int l = 0; l < kLanes; l += Vec::width)
-        for (int e = 0; e < kBlock; e += DT) {
-            float* to = acc + e * kLanes + l;
-            F sum[DT];
-            for (int i = 0; i < DT; ++i) sum[i] = Vec::load(to + i * kLanes);
-            for (int k = 0; k < count; ++k) {
-                F c = Vec::set1(h[list[k]]);
-                if (Scaled) c = Vec::mul(Vec::load(scales + list[k] * kLanes + l), c);
-                const float* from = tile + list[k] * kGroup + e * kLanes + l;
-                for (int i = 0; i < DT; ++i) sum[i] = Vec::fma(Vec::load(from + i * kLanes), c, sum[i]);
+        for (int e = 0; e < kBlock; e += DT)
+            for (int t = 0; t < tokens; ++t) {
+                if (!lists.count[t]) continue;
+                float* to = acc + t * kGroup + e * kLanes + l;
+                F sum[DT];
+                for (int i = 0; i < DT; ++i) sum[i] = Vec::load(to + i * kLanes);
+                for (int k = 0; k < lists.count[t]; ++k) {
+                    const int neuron = lists.neuron[t][k];
+                    F c = Vec::set1(lists.c[t][k]);
+                    if (Scaled) c = Vec::mul(Vec::load(scales + neuron * kLanes + l), c);
+                    const float* from = tile + neuron * kGroup + e * kLanes + l;
+                    for (int i = 0; i < DT; ++i) sum[i] = Vec::fma(Vec::load(from + i * kLanes), c, sum[i]);
+                }
+                for (int i = 0; i < DT; ++i) Vec::store(to + i * kLanes, sum[i]);
             }
-            for (int i = 0; i < DT; ++i) Vec::store(to + i * kLanes, sum[i]);
-        }
 }
 
 // Decodes one group of one down row: codes and, apart, the lanes' scales, where there is one per block; else
 // weights.
 template <class B>
 inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float* tile, float* scales) {
-    for (int i = 0; i < kGroup; i += Vec::width) Vec::store(tile + i, Vec::zero());
+    if (cols < (group + 1) * kGroup)
+        for (int i = 0; i < kGroup; i += Vec::width) Vec::store(tile + i, Vec::zero());
     if constexpr (B::quantised) {
         const int64_t blocks = cols / kBlock, block = group * kLanes;
         const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
@@ -258,6 +286,7 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
     float* total = acc + tokens * kGroup;
     float* tile = total + tokens * kGroup;
     float* scales = tile + kTile * kGroup;
+    TileLists& lists = *(TileLists*)(scales + kTile * kLanes);
     for (int i = 0; i < tokens * kGroup; ++i) total[i] = 0;
     with_type(f.down.type, [&](auto type) {
         using B = decltype(type);
@@ -269,15 +298,9 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
                 for (int k = 0; k < n; ++k)
                     decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup,
                                     scales + k * kLanes);
-                for (int t = 0; t < tokens; ++t) {
-                    const float* h = f.hidden + (t0 + t) * f.neurons() + first;
-                    int list[kTile], count = 0;
-                    for (int k = 0; k < n; ++k) {
-                        list[count] = k;
-                        count += h[k] != 0 || !can_skip(f.activation);
-                    }
-                    if (count) add_tile<tile_is_scaled<B>()>(tile, scales, list, count, h, acc + t * kGroup);
-                }
+                lists.build(f.hidden + first * f.hidden_tokens + t0, f.hidden_tokens, n, tokens,
+                            !can_skip(f.activation));
+                add_tile<tile_is_scaled<B>()>(tile, scales, lists, tokens, acc);
             }
             for (int i = 0; i < tokens * kGroup; i += Vec::width)
                 Vec::store(total + i, Vec::add(Vec::load(total + i), Vec::load(acc + i)));
