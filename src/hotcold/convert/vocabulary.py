@@ -16,6 +16,9 @@ from hotcold.model.vocabulary import TokenType
 MAX_TEMPLATE = 1 << 20
 _ADDED_SCORE = -1000.0  # llama.cpp's score of tokens that were added after training
 _PAD_SCORE = -10000.0
+_ORDER = ("model", "pre", "tokens", "scores", "token_type", "merges") + tuple(
+    f"{name}_token_id" for name in ("unknown", "bos", "eos", "padding")
+)
 
 
 def vocabulary_metadata(checkpoint: Checkpoint, vocab_size: int) -> dict[str, Any]:
@@ -47,7 +50,9 @@ def vocabulary_metadata(checkpoint: Checkpoint, vocab_size: int) -> dict[str, An
         keys[name] = settings.flag(name, keys[name])
     keys["tokens"] = [token.text for token in tokens]
     keys["token_type"] = np.array([token.type for token in tokens], np.int32)
-    metadata = {f"tokenizer.ggml.{name}": value for name, value in keys.items() if value is not None}
+    # One order whatever the source: the same checkpoint gives the same bytes.
+    names = [*_ORDER, *sorted(keys.keys() - set(_ORDER))]
+    metadata = {f"tokenizer.ggml.{name}": keys[name] for name in names if keys.get(name) is not None}
     template = settings.values.get("chat_template")
     if isinstance(template, str) and template:
         if len(template) > MAX_TEMPLATE:
