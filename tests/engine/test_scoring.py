@@ -16,12 +16,13 @@ from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import (
     Divergence,
-    Score,
     Scorer,
     compare,
     cut_windows,
     join,
     log_softmax,
+    perplexity,
+    perplexity_error,
     score,
 )
 
@@ -56,15 +57,15 @@ def test_log_softmax_of_large_logits() -> None:
 
 
 def test_perplexity_of_a_uniform_guess() -> None:
-    total = Score(np.full(50, math.log(8)))
-    assert total.perplexity == pytest.approx(8)
-    assert total.standard_error == pytest.approx(0)
+    nll = np.full(50, math.log(8))
+    assert perplexity(nll) == pytest.approx(8)
+    assert perplexity_error(nll) == pytest.approx(0)
 
 
 def test_standard_error_by_the_delta_method() -> None:
     nll = np.array([1.0, 2.0, 3.0, 4.0])
     expected = math.exp(2.5) * math.sqrt(5 / 3) / 2
-    assert Score(nll).standard_error == pytest.approx(expected)
+    assert perplexity_error(nll) == pytest.approx(expected)
 
 
 def test_scores_are_those_of_the_goldens(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_the_card_of_the_built_in_model(test_data: Path) -> None:
     text = (test_data / "text/Heidi_heldout.txt").read_text(encoding="utf-8")
     scorer = Scorer(model := load(None, LoadOptions()))
     windows = cut_windows(model.tokenizer.encode(text, add_bos=False), 256, model.tokenizer.bos_id)
-    total = Score(np.concatenate([score(scorer, window) for window in windows[: card["windows"]]]))
-    assert len(total.nll) == card["tokens"]
-    assert total.perplexity == pytest.approx(card["perplexity"], rel=1e-3)
+    nll = np.concatenate([score(scorer, window) for window in windows[: card["windows"]]])
+    assert len(nll) == card["tokens"]
+    assert perplexity(nll) == pytest.approx(card["perplexity"], rel=1e-3)
     assert scorer.figures.active_share_by_layer == pytest.approx(card["active_share_per_layer"], abs=5e-4)

@@ -62,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
     write("\n")
     if request.context_full:
         print(f"note: stopped at the end of the context, {model.context} positions (see -c)", file=sys.stderr)
-    line = " | ".join(_figures(request, figures, model))
-    if sys.stderr.isatty():
+    line = "\N{NO-BREAK SPACE}| ".join(_figures(request, figures, model))
+    if sys.stderr.isatty():  # broken between figures only
         line = textwrap.fill(line, shutil.get_terminal_size().columns)
-    print(line, file=sys.stderr)
+    print(line.replace("\N{NO-BREAK SPACE}", " "), file=sys.stderr)
     report = {
         "text": "".join(pieces),
         "ids": request.output,
@@ -99,4 +99,4 @@ def _figures(request: Request, figures: Figures, model: LoadedModel) -> list[str
         parts.append(f"{options.scaled(figures.params_per_token)} parameters per token")
     if request.finish_reason == "cancelled":
         parts.append("interrupted")
-    return parts
+    return [part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.commands import options
+from hotcold.demo import model_path
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf, printable
 
@@ -35,12 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    path = args.file
-    if path is None:
-        from hotcold.demo import model_path
-
-        path = model_path()
-    with open_gguf(path) as file:
+    with open_gguf(args.file or model_path()) as file:
         report = describe(file)
         tensors = list(file.tensors.values()) if args.tensors else []
     if not args.json:

@@ -31,7 +31,7 @@ def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
         except ValueError:
             value = low - 1
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number from {low} to {high}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
         return value
 
     return parse
@@ -44,7 +44,7 @@ def number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a finite number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
     return value
 
 
@@ -53,10 +53,6 @@ def file_path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("'' is not a path: name a file")
     return Path(text)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +126,7 @@ def load_model(args: argparse.Namespace, **more: int) -> LoadedModel:
     from hotcold.engine.loading import LoadOptions, load
 
     flags = {"sparsity": args.sparsity, "threads": args.threads, "context": args.ctx_size}
-    options = LoadOptions(**flags | {"backend": args.backend} | more)
+    options = LoadOptions(backend=args.backend, **flags | more)
     with progress("loading", in_bytes=True) as advance:
         model = load(args.model, options, advance)
     for note in model.notes:

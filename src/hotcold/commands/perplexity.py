@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from hotcold.commands import options
 from hotcold.commands.progress import progress
 
 if TYPE_CHECKING:
-    from hotcold.engine.scoring import Divergence, Score, Scorer
+    from hotcold.engine.scoring import Divergence, Doubles, Scorer
 
 #: Window of long-context models, as is usual for this measurement.
 _DEFAULT_CONTEXT = 512
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from hotcold.engine.scoring import Scorer, cut_windows
+    from hotcold.engine.scoring import Scorer, cut_windows, perplexity, perplexity_error
 
     text = options.read_text(args.file)
     model = options.load_model(args, default_context=_DEFAULT_CONTEXT)
@@ -49,18 +48,18 @@ def run(args: argparse.Namespace) -> int:
     scorer = Scorer(model)
     base = Scorer(model.with_sparsity(args.compare)) if args.compare else None
     start = time.perf_counter()
-    total, divergence = _score_all(scorer, base, windows)
+    nll, divergence = _score_all(scorer, base, windows)
     seconds = time.perf_counter() - start
-    error, figures = total.standard_error, scorer.figures
+    figures = scorer.figures
     report = {
-        "ppl": total.perplexity,
-        "ppl_se": error if math.isfinite(error) else None,
-        "nll": float(total.nll.mean()),
-        "tokens": len(total.nll),
+        "ppl": perplexity(nll),
+        "ppl_se": perplexity_error(nll) if len(nll) > 1 else None,
+        "nll": float(nll.mean()),
+        "tokens": len(nll),
         "chunks": len(windows),
         "active_share": figures.active_share,
         "active_share_by_layer": figures.active_share_by_layer,
-        "tok_s": len(total.nll) / seconds,
+        "tok_s": len(nll) / seconds,
     } | options.facts(model)
     if divergence is not None:
         report["compare"] = {"sparsity": args.compare} | _comparison(divergence, args.seed)
@@ -70,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _score_all(
     scorer: Scorer, base: Scorer | None, windows: list[list[int]]
-) -> tuple[Score, Divergence | None]:
+) -> tuple[Doubles, Divergence | None]:
     import numpy as np
 
-    from hotcold.engine.scoring import Score, compare, join, score
+    from hotcold.engine.scoring import compare, join, score
 
     scores, parts = [], []
     with progress("windows") as advance:
@@ -82,17 +81,19 @@ def _score_all(
                 scores.append(score(scorer, window))
             else:
                 parts.append(compare(scorer, base, window))
-                scores.append(parts[-1].nll)
             advance(done, len(windows))
-    return Score(np.concatenate(scores)), join(parts) if parts else None
+    divergence = join(parts) if parts else None
+    return divergence.nll if divergence else np.concatenate(scores), divergence
 
 
 def _comparison(divergence: Divergence, seed: int) -> dict[str, Any]:
     import numpy as np
 
+    from hotcold.engine.scoring import perplexity
+
     low, high = divergence.ratio_interval(seed)
     return {
-        "ppl": float(np.exp(divergence.base_nll.mean())),
+        "ppl": perplexity(divergence.base_nll),
         "ppl_ratio": divergence.perplexity_ratio,
         "ppl_ratio_low": low,
         "ppl_ratio_high": high,
@@ -104,9 +105,8 @@ def _comparison(divergence: Divergence, seed: int) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    error = report["ppl_se"] or math.nan
     print(
-        f"perplexity {report['ppl']:.4f} +- {error:.4f} over {report['tokens']} tokens "
+        f"perplexity {report['ppl']:.4f} +- {report['ppl_se'] or 0:.4f} over {report['tokens']} tokens "
         f"(windows of {report['context']}: {report['chunks']}), sparsity {report['sparsity']}, "
         f"{report['tok_s']:.0f} tok/s"
     )

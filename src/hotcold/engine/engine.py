@@ -17,11 +17,7 @@ from hotcold.kernels.backend import Floats
 
 
 class Engine:
-    """Generates tokens for any number of requests, several in each step.
-
-    Args:
-        model: a loaded model. The engine fills its batch and takes pages of its cache.
-    """
+    """Generates tokens for any number of requests, several in each step of a model whose batch it fills."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model

@@ -177,11 +177,10 @@ class LLM:
         allowed = GenerationOptions.__annotations__
         if unknown := options.keys() - allowed.keys():
             raise TypeError(f"unknown option {min(unknown)!r}: allowed are {', '.join(allowed)}")
-        sampling: dict[str, Any] = dict(options)
-        max_tokens = sampling.pop("max_tokens", 200)
-        ignore_eos = sampling.pop("ignore_eos", False)
+        rest: dict[str, Any] = dict(options)
+        own = {name: rest.pop(name) for name in ("max_tokens", "ignore_eos") if name in rest}
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return Request(ids, SamplingParams(**sampling), max_tokens=max_tokens, ignore_eos=ignore_eos)
+        return Request(ids, SamplingParams(**rest), **own)
 
     def close(self) -> None:
         """Frees the model. Using the LLM afterwards is a ValueError."""

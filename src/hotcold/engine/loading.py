@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hotcold.demo import model_path
 from hotcold.engine.memory import available_memory
 from hotcold.engine.statistics import Counters, Footprint
 from hotcold.formats.gguf import GGUFFile, open_gguf
@@ -218,11 +219,7 @@ def load(path: Path | None, options: LoadOptions, progress: Progress | None = No
         ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options
             that do not fit it or the machine (LoadError). Weights are read last.
     """
-    if path is None:
-        from hotcold.demo import model_path
-
-        path = model_path()
-    with open_gguf(path) as file:
+    with open_gguf(path or model_path()) as file:
         return LoadedModel(file, options, progress)
 
 

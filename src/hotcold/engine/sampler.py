@@ -1,9 +1,8 @@
 """Choosing the next token from its logits.
 
-The steps come in llama.cpp's order: logit bias, repetition penalty, top-k, top-p, min-p, temperature.
-The backend ranks the whole vocabulary, bias and penalties included; Python sees at
-most :data:`MAX_CANDIDATES`. A random number depends on the request's seed and the token's position alone,
-so the same request gives the same text whatever runs beside it.
+The steps come in llama.cpp's order: logit bias, repetition penalty, top-k, top-p, min-p, temperature. The
+backend ranks the whole vocabulary; Python sees at most :data:`MAX_CANDIDATES`. A random number depends on the
+request's seed and the token's position alone, so a request gives the same text whatever runs beside it.
 """
 
 from __future__ import annotations

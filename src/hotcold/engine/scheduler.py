@@ -27,13 +27,9 @@ class Step:
 
 
 class Scheduler:
-    """Fills a :class:`Batch` from running requests and admits waiting ones.
+    """Fills a :class:`Batch` in place from running requests, and admits waiting ones as rows and pages allow.
 
-    Args:
-        batch: filled in place.
-        cache: gives and takes pages.
-        context: the most positions of one sequence.
-        chunk: the most prompt rows of one step.
+    ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step.
     """
 
     def __init__(self, batch: Batch, cache: KVCache, *, context: int, chunk: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -81,24 +80,6 @@ class Scorer:
         return Figures.of(self.model.counters.since(self._before), self.model.footprint)
 
 
-@dataclass
-class Score:
-    """Surprise of a text's tokens, in nats, ``[tokens]`` float64."""
-
-    nll: Doubles
-
-    @property
-    def perplexity(self) -> float:
-        return float(np.exp(self.nll.mean()))
-
-    @property
-    def standard_error(self) -> float:
-        """Of the perplexity, taking tokens as independent."""
-        if len(self.nll) < 2:
-            return float("nan")
-        return self.perplexity * float(self.nll.std(ddof=1)) / float(np.sqrt(len(self.nll)))
-
-
 class Divergence(NamedTuple):
     """How far one mode's distributions are from another's, token by token, all ``[tokens]``."""
 
@@ -109,7 +90,7 @@ class Divergence(NamedTuple):
 
     @property
     def perplexity_ratio(self) -> float:
-        return float(np.exp((self.nll - self.base_nll).mean()))
+        return perplexity(self.nll - self.base_nll)
 
     def ratio_interval(self, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
         """Of the perplexity ratio: paired bootstrap over blocks of 32 neighbouring tokens."""
@@ -121,6 +102,15 @@ class Divergence(NamedTuple):
         means = sums[chosen].sum(axis=1) / sizes[chosen].sum(axis=1)
         low, high = np.exp(np.quantile(means, [(1 - level) / 2, (1 + level) / 2]))
         return float(low), float(high)
+
+
+def perplexity(nll: Doubles) -> float:
+    return float(np.exp(nll.mean()))
+
+
+def perplexity_error(nll: Doubles) -> float:
+    """Standard error of the perplexity, taking tokens as independent; of two tokens or more."""
+    return perplexity(nll) * float(nll.std(ddof=1)) / float(np.sqrt(len(nll)))
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> Doubles:
