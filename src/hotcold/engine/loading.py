@@ -151,7 +151,8 @@ class LoadedModel:
 
     def _enter(self, requested: str) -> None:
         """Makes all that belongs to one sparsity mode."""
-        self.sparsity, self.notes = self._mode(requested)
+        self.sparsity, notes = self._mode(requested)
+        self.notes = [*self.config.notes, *notes]
         if self.sparsity == "predicted" and self._predictors is None:
             with open_gguf(self._path) as file:
                 self._predictors = load_predictors(file, self.config, self.backend)
