@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import settings
 
 # The reference backend's small products lose most of their time in an oversubscribed pool.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported, after this
+# A shell that starts the tests in the background has Ctrl-C ignored, and they would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run; and no deadline, because no test asserts a time.
 settings.register_profile("hotcold", deadline=None, derandomize=True, database=None)
 settings.load_profile("hotcold")
