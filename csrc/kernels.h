@@ -97,7 +97,7 @@ struct Input {
     int32_t* low_sums(int t) const { return sums(t) + padded(cols) / kBlock; }  // of each block's first half
 };
 
-// out[t * stride + first + r] (+)= rows[r] . x[t] + bias[r], for `tokens` tokens.
+// out[t * stride + r] (+)= rows[r] . x[t] + bias[r].
 struct Product {
     Rows rows;
     const float* bias = nullptr;
@@ -127,7 +127,6 @@ struct Ffn {
     int64_t* range_stats;  // [ranges, 4]
     float* hidden;         // prompt rows by neuron [N, hidden_tokens]; all rows by output [T, N]
     int64_t hidden_tokens;
-    Input hidden_quantised;  // by output
 
     int64_t neurons() const { return up.count; }
     int64_t dim() const { return up.cols; }

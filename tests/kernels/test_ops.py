@@ -414,3 +414,13 @@ def test_a_program_reads_its_numbers_anew(backend: Backend) -> None:
         if n:
             dot(x[:n], tensor).check(out[:n])
         assert (out[n:] == 7).all()
+
+
+def test_top_k_ranks_nan_last(backend: Backend) -> None:
+    """So that a model gone wrong is met only where nothing else is left; ties go to the lower id."""
+    logits = backend.zeros((6,))
+    logits[:] = (np.nan, 1.0, np.nan, 3.0, 3.0, -2.0)
+    for k in range(1, 7):
+        ids, values = backend.top_k(logits, k)
+        assert ids.tolist() == [3, 4, 1, 5, 0, 2][:k]
+        np.testing.assert_array_equal(values, logits[ids])

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import numpy as np
 
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import ACTIVATIONS, SPARSE_ACTIVATIONS, FFNTensors, Floats, PredictorTensors
 
+_W = TypeVar("_W")
+
 DOWN_LAYOUTS = ("by_neuron", "by_output")
+
+
+def own_weights(weights: object, kind: type[_W]) -> _W:
+    """The weights, refused with a TypeError unless the calling backend made them."""
+    if not isinstance(weights, kind):
+        raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
+    return weights
 
 
 def check_matrix(tensor: Tensor, bias: Floats | None = None) -> None:

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +35,7 @@ from hotcold.kernels.backend import (
     RopeTable,
     Rows,
 )
-from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor
-
-_W = TypeVar("_W")
+from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor, own_weights
 
 ISAS = ("avx512", "avx2", "neon", "scalar")
 MAX_THREADS = 1024
@@ -230,7 +227,7 @@ class CPUBackend:
     # Ops
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
-        w = _own(table, _Matrix)
+        w = own_weights(table, _Matrix)
         _check("out", out)
         self._op(batch, lambda p: p.embed(w.rows, out), w, out)
 
@@ -257,7 +254,7 @@ class CPUBackend:
         accumulate: bool = False,
         rows: Rows = Rows.TOKENS,
     ) -> None:
-        own = [_own(w, _Matrix) for w in weights]
+        own = [own_weights(w, _Matrix) for w in weights]
         for what, array in [("x", x), *(("out", out) for out in outs)]:
             _check(what, array)
         native, biases = [w.rows for w in own], [w.bias for w in own]
@@ -286,7 +283,7 @@ class CPUBackend:
         self._op(batch, lambda p: p.attention(q, *caches, out, scale), q, k_cache, v_cache, out)
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
-        w = _own(weights, _Predictor)
+        w = own_weights(weights, _Predictor)
         _check("x", x)
         _check("mask", mask, np.uint64)
         self._op(
@@ -308,7 +305,7 @@ class CPUBackend:
         stats: FFNStats | None = None,
         accumulate: bool = False,
     ) -> None:
-        w = _own(weights, _FFN)
+        w = own_weights(weights, _FFN)
         if skip and w.activation not in SPARSE_ACTIVATIONS:
             raise ValueError(f"skip with {w.activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
         _check("x", x)
@@ -368,12 +365,6 @@ class ReadProbe:
 def read_bandwidth(threads: int | None = None, seconds: float = 0.2) -> float:
     """GB/s at which ``threads`` (None: all that this process has) stream through memory."""
     return ReadProbe(CPUBackend(threads)).measure(seconds)
-
-
-def _own(weights: object, kind: type[_W]) -> _W:
-    if not isinstance(weights, kind):
-        raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
-    return weights
 
 
 def _check(what: str, array: Buffer, dtype: npt.DTypeLike = np.float32) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,11 +35,10 @@ from hotcold.kernels.backend import (
     RopeTable,
     Rows,
 )
-from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor
+from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor, own_weights
 
 Bools = npt.NDArray[np.bool_]
 Masks = npt.NDArray[np.uint64]
-_W = TypeVar("_W")
 
 INPUT_BLOCK = 32  #: values of a dot's input that share one scale
 #: A block whose largest magnitude is below this counts as zero: its inverse scale would overflow.
@@ -231,7 +230,7 @@ class ReferenceBackend:
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         """A row of the table per token, dequantised."""
-        table = _own(table, _Matrix)
+        table = own_weights(table, _Matrix)
         rows = _rows("out", out, batch, (table.shape[1],))
         rows[:] = table.values[batch.tokens[: len(rows)]]
 
@@ -261,7 +260,7 @@ class ReferenceBackend:
     ) -> None:
         """``x @ w.T + bias`` for several matrices that read the same input."""
         for matrix, out in zip(weights, outs, strict=True):
-            w = _own(matrix, _Matrix)
+            w = own_weights(matrix, _Matrix)
             values = _rows("x", x, batch, (w.shape[1],), rows=rows)
             _store(w.dot(values), _rows("out", out, batch, (w.shape[0],), rows=rows), accumulate)
 
@@ -319,7 +318,7 @@ class ReferenceBackend:
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
         """PowerInfer's predictor, arXiv 2312.12456; without the ReLU, two factors of a truncated SVD."""
-        p = _own(weights, _Predictor)
+        p = own_weights(weights, _Predictor)
         values = _rows("x", x, batch, (p.first.shape[1],))[: batch.n_decode]
         target = _rows("mask", mask, batch, (-(-p.second.shape[0] // 64),), np.uint64)
         hidden = p.first.dot(values)
@@ -344,7 +343,7 @@ class ReferenceBackend:
         A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what
         is zero, so it changes what is read (``stats``) and no value. ``fired`` is set for decode rows.
         """
-        w = _own(weights, _FFN)
+        w = own_weights(weights, _FFN)
         if skip and w.activation not in SPARSE_ACTIVATIONS:
             raise ValueError(f"skip with {w.activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
         n, words = w.neurons, -(-w.neurons // 64)
@@ -417,12 +416,6 @@ def _positions(pages: npt.NDArray[np.floating[Any]], length: int) -> Floats:
 
 def _store(values: Floats, out: Floats, accumulate: bool) -> None:
     out[:] = out + values if accumulate else values
-
-
-def _own(weights: object, kind: type[_W]) -> _W:
-    if not isinstance(weights, kind):
-        raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
-    return weights
 
 
 def _rows(
