@@ -47,10 +47,11 @@ template <class T> T* vector_of(const Maybe<T>& a, const char* name, int64_t n) 
     return a ? data_of(*a, name, n, 1) : nullptr;
 }
 
-// Rows that live in a Memory; keeps it alive.
+// Rows that live in a Memory, perhaps in panels; keeps it alive.
 struct WeightRows {
     std::shared_ptr<Memory> memory;
     Rows rows;
+    Panels panels;
 };
 
 WeightRows weight_rows(std::shared_ptr<Memory> memory, int64_t offset, int64_t stride, int64_t count,
@@ -60,20 +61,42 @@ WeightRows weight_rows(std::shared_ptr<Memory> memory, int64_t offset, int64_t s
         offset + (count - 1) * stride + bytes > int64_t(memory->size()))
         refuse("rows lie outside their memory");
     const Rows rows{memory->data() + offset, stride, count, cols, Type(type)};
-    return {std::move(memory), rows};
+    return {std::move(memory), rows, {}};
 }
 
-// Packs file rows [count, row_bytes] into weight rows, on the pool's threads.
+// A matrix (dim, neurons) as panels, which fill a memory of their own.
+WeightRows panel_rows(int64_t dim, int64_t neurons, int type) {
+    row_size(Type(type), neurons);
+    const Panels panels = panels_of(Type(type), dim);
+    const int64_t outputs = (dim + kBlock - 1) / kBlock * kBlock;
+    auto memory = std::make_shared<Memory>(size_t(neurons / panels.neurons * panels.bytes()));
+    const Rows rows{memory->data(), panels.row, neurons, outputs, Type(type)};
+    return {std::move(memory), rows, panels};
+}
+
+// Packs file rows [rows, row_bytes] on the pool's threads, `chunk` packed rows or panels a piece.
 void pack(const WeightRows& to, const Array<const uint8_t>& from, Pool& pool) {
     const Rows& r = to.rows;
-    const int64_t bytes = row_size(r.type, r.cols);
-    const uint8_t* source = data_of(from, "tensor", r.count, bytes);
-    const int64_t chunk = std::max<int64_t>(1, (1 << 20) / bytes);
+    const int64_t neurons = to.panels.neurons, count = neurons ? r.count / neurons : r.count;
+    const int64_t dim = neurons ? int64_t(from.shape(0)) : r.count;
+    if (neurons && (dim + kBlock - 1) / kBlock * kBlock != r.cols)
+        refuse("the tensor does not fit the panels");
+    const int64_t bytes = row_size(r.type, neurons ? r.count : r.cols);
+    const uint8_t* source = data_of(from, "tensor", dim, bytes);
+    const int64_t chunk = std::max<int64_t>(1, (1 << 20) / (neurons ? to.panels.bytes() : bytes));
+    const auto pack_one = [&](int64_t i) {
+        auto* memory = const_cast<uint8_t*>(r.base);
+        if (neurons)
+            pack_panel(r.type, source + i * block_size(r.type).bytes, bytes, dim,
+                       memory + i * to.panels.bytes());
+        else
+            pack_row(r.type, source + i * bytes, r.cols, memory + i * r.stride);
+    };
     nb::gil_scoped_release release;
-    pool.run({Step{[&] { return (r.count + chunk - 1) / chunk; },
+    pool.run({Step{[&] { return (count + chunk - 1) / chunk; },
                    [&](int64_t piece, const Scratch&) {
-                       for (int64_t i = piece * chunk; i < std::min((piece + 1) * chunk, r.count); ++i)
-                           pack_row(r.type, source + i * bytes, r.cols, const_cast<uint8_t*>(r.row(i)));
+                       for (int64_t i = piece * chunk; i < std::min((piece + 1) * chunk, count); ++i)
+                           pack_one(i);
                    }}},
              nullptr);
 }
@@ -211,7 +234,7 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
               bool accumulate) {
     Ffn f{};
     if (w.gate) f.gate = w.gate->rows;
-    f.up = w.up.rows, f.down = w.down.rows;
+    f.up = w.up.rows, f.down = w.down.rows, f.panels = w.down.panels;
     const int64_t n = f.neurons(), dim = f.dim(), rows = p.rows(kTokens);
     const int64_t decode = std::min<int64_t>(rows, kMaxDecodeRows);
     f.gate_bias = vector_of(w.gate_bias, "ffn: gate_bias", n);
@@ -221,19 +244,21 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
     f.skip = skip, f.accumulate = accumulate;
     f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.words()) : nullptr;
     f.fired = fired ? data_of(*fired, "ffn: fired", decode, f.words()) : nullptr;
-    f.stats = vector_of(stats, "ffn: stats", 4);
+    f.stats = vector_of(stats, "ffn: stats", kStats);
     f.out = data_of(out, "ffn: out", rows, dim);
     p.program.ffn(f, data_of(x, "ffn: x", rows, dim));
 }
 
 void check_ffn(const FfnWeights& w) {
     const Rows &up = w.up.rows, &down = w.down.rows;
+    const int64_t cols = w.down.panels.neurons ? (up.cols + kBlock - 1) / kBlock * kBlock : up.cols;
     const bool fits = w.by_output ? down.count == up.cols && down.cols == up.count
-                                  : down.count == up.count && down.cols == up.cols;
+                                  : down.count == up.count && down.cols == cols;
     if (!fits || (w.gate && (w.gate->rows.count != up.count || w.gate->rows.cols != up.cols)))
         refuse("ffn: gate, up and down do not fit each other");
     if (w.activation < 0 || w.activation > kGelu) refuse("ffn: unknown activation");
-    if (up.count > int64_t(kLocalBytes) / 4) refuse("ffn: more neurons than a layer may have here");
+    if (up.count > 1 << 18)
+        refuse("ffn: more neurons than a layer may have here");  // a range must fit kLocalBytes
 }
 
 nb::tuple bind_top_k(const Array<const float>& logits, int64_t k, const Maybe<const float>& bias,
@@ -288,6 +313,8 @@ NB_MODULE(_cpu, m) {
                 new (self) WeightRows(weight_rows(std::move(memory), offset, stride, count, cols, type));
             },
             "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)
+        .def_static("panels", &panel_rows, "dim"_a, "neurons"_a, "type"_a)
+        .def_prop_ro("panel_header", [](const WeightRows& w) { return w.panels.header; })
         .def("pack", &pack, "tensor"_a.noconvert(), "pool"_a);
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(

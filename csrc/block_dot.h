@@ -5,19 +5,28 @@
 namespace hc {
 namespace {
 
-// What to bring into L2 ahead of its use. A stream walks the rows that will be read, in their order; whoever
-// reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units work.
+// What will be read: `count` runs of `bytes`, `step` apart.
+struct Segment {
+    const uint8_t* at;
+    int64_t bytes, step = 0, count = 1;
+};
+
+// What to bring into L2 ahead of its use. A stream walks segments in the order in which they will be read;
+// whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units work.
 class Stream {
   public:
-    // Rows list[0..count) (or first, first + 1, ... without a list), `bytes` of each.
-    Stream(const Rows& rows, const int32_t* list, int64_t first, int64_t count, int64_t bytes)
-        : rows_(rows), list_(list), next_(first), end_(first + count), bytes_(bytes) {}
+    Stream() = default;
+    explicit Stream(const Segment& one) : segment_(one) {}
+    Stream(const Segment* first, const Segment* end) : next_(first), end_(end) {}
     void fetch(int64_t bytes) {
         for (; bytes > 0; bytes -= 64) {
             if (left_ <= 0) {
-                if (next_ == end_) return;
-                at_ = rows_.row(list_ ? list_[next_] : next_);
-                left_ = bytes_ + 63, ++next_;
+                if (segment_.count == 0) {
+                    if (next_ == end_) return;
+                    segment_ = *next_++;
+                }
+                at_ = segment_.at, left_ = segment_.bytes + 63;
+                segment_.at += segment_.step, --segment_.count;
             }
             Vec::prefetch(at_);
             at_ += 64, left_ -= 64;
@@ -25,10 +34,26 @@ class Stream {
     }
 
   private:
-    const Rows rows_;
-    const int32_t* list_;
-    int64_t next_, end_, bytes_, left_ = 0;
+    Segment segment_{nullptr, 0, 0, 0};
     const uint8_t* at_ = nullptr;
+    int64_t left_ = 0;
+    const Segment *next_ = nullptr, *end_ = nullptr;
+};
+
+// Collects segments; neighbours in memory become one.
+class Segments {
+  public:
+    explicit Segments(Segment* room) : first_(room), end_(room) {}
+    void add(const uint8_t* at, int64_t bytes) {
+        if (end_ != first_ && end_[-1].at + end_[-1].bytes == at)
+            end_[-1].bytes += bytes;
+        else
+            *end_++ = {at, bytes};
+    }
+    Stream stream() const { return {first_, end_}; }
+
+  private:
+    Segment *first_, *end_;
 };
 
 // The units of one type's lanes, from a group of `lanes` blocks whose codes start at `codes`.
@@ -206,6 +231,49 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
                 if (P + W * B::parts < B::units) stream.fetch(K * 4 * n);
             });
             stream.fetch(K * n * B::header_quarters / 4);
+        }
+    }
+}
+
+// One panel: y += sum of c[k] code[k] over the neurons of run `r`, times the scales of the outputs. The sum
+// is kept in registers, a few parts of the codes at a time, and goes to y once; both in the packed order of
+// axpy.
+template <class B> inline void panel_axpy(const uint8_t* panel, int r, const uint8_t* const* rows,
+                                          const float* c, int count, int64_t blocks, float* y,
+                                          Stream& stream) {
+    constexpr int words = B::words_per_part, parts = Vec::panel_vectors / 4 / words;
+    F total = Vec::zero();
+    for (int k = 0; k < count; ++k) total = Vec::add(total, Vec::set1(c[k]));
+    for (int64_t block = 0; block < blocks; block += kLanes) {
+        const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
+        for (int l = 0; l < lanes; l += Vec::width) {
+            const int n = smaller(Vec::width, lanes - l);
+            unroll<0, B::parts / parts>([&](auto chunk) {
+                constexpr int first = decltype(chunk)::value * parts;
+                F sum[parts * words * 4];
+                for (F& s : sum) s = Vec::zero();
+                for (int k = 0; k < count; ++k) {
+                    I unit[B::units];
+                    load_units<B>(rows[k] + block * 4 * B::units + 4 * l, lanes, n, unit);
+                    const F factor = Vec::set1(c[k]);
+                    unroll<0, parts * words * 4>([&](auto j) {
+                        constexpr int J = decltype(j)::value, P = first + J / 4 / words, W = J / 4 % words;
+                        sum[J] = Vec::fma(B::template value<P, W, J % 4>(unit), factor, sum[J]);
+                    });
+                }
+                unroll<0, parts * words * 4>([&](auto j) {
+                    constexpr int J = decltype(j)::value, P = first + J / 4 / words, W = J / 4 % words;
+                    constexpr int e = 4 * (P + W * B::parts) + J % 4;
+                    const Head head =
+                        panel_head<B>({panel, blocks * kBlock, block * kBlock + e * lanes + l, n}, r);
+                    float* to = y + block * kBlock + e * kLanes + l;
+                    F v = Vec::fma(sum[J], head.scale, Vec::load(to));
+                    if constexpr (B::has_minimum) v = Vec::fma(head.minimum, total, v);
+                    Vec::store(to, v);
+                });
+                stream.fetch((count * 4 * B::units * n + (n * kBlock * B::header_quarters / 128)) * parts /
+                             B::parts);
+            });
         }
     }
 }

@@ -50,6 +50,8 @@ struct TypeBase {
     static constexpr int shift = 0;              // codes are 1 << shift too large, when not 0
     static constexpr bool halves = false;        // two scales in a block, of 16 weights each
     static constexpr bool has_minimum = false;
+    static constexpr bool super =
+        false;  // blocks of 256: a panel's scales depend on where in it a neuron lies
     template <int W> static I nibbles(I part) {
         return Vec::bit_and(W ? Vec::shr<4>(part) : part, Vec::set1_i(0x0f0f0f0f));
     }
@@ -121,35 +123,46 @@ struct BlockQ5_1 : FiveBits {
     }
 };
 
-// Scales and minima of 6 bits in super-blocks of 8 blocks. Regions: d, dmin (float16 per super-block), a byte
-// per block (low nibbles of scale and minimum), 4 bytes per super-block (per block: two high bits of each).
-inline Head k_head(const Lanes& s) {
-    const int64_t supers = s.blocks / 8;
-    const uint16_t* d = (const uint16_t*)s.row;
-    const I low = Vec::load_u8(s.row + 4 * supers + s.at, s.n);
-    const I high = Vec::spread_nibbles(s.row + 12 * supers, s.at, s.n);
+// Scales and minima of 6 bits: low nibbles of both in a byte, two high bits of each in another.
+inline Head k_scales(F d, F dmin, I low, I high) {
     const I four = Vec::set1_i(15), two = Vec::set1_i(3);
     const I scale = Vec::bit_or(Vec::bit_and(low, four), Vec::shl<4>(Vec::bit_and(high, two)));
     const I minimum = Vec::bit_or(Vec::shr<4>(low), Vec::shl<4>(Vec::bit_and(Vec::shr<2>(high), two)));
-    const F negative = Vec::sub(Vec::zero(), Vec::spread_f16(d + supers, s.at, s.n));
-    return {Vec::mul(Vec::spread_f16(d, s.at, s.n), Vec::to_float(scale)), Vec::zero(),
-            Vec::mul(negative, Vec::to_float(minimum))};
+    return {Vec::mul(d, Vec::to_float(scale)), Vec::zero(),
+            Vec::mul(Vec::sub(Vec::zero(), dmin), Vec::to_float(minimum))};
 }
 
-struct BlockQ4_K : TypeBase {
+struct KBlock {
     static constexpr int header_quarters = 8;
-    static constexpr bool has_minimum = true;
-    static Head head(const Lanes& s) { return k_head(s); }
+    static constexpr bool has_minimum = true, super = true;
+    // Super-blocks of 8 blocks. Regions: d, dmin (float16 per super-block), a byte per block (low nibbles), 4
+    // bytes per super-block (high bits).
+    static Head head(const Lanes& s) {
+        const int64_t supers = s.blocks / 8;
+        const uint16_t* d = (const uint16_t*)s.row;
+        return k_scales(Vec::spread_f16(d, s.at, s.n), Vec::spread_f16(d + supers, s.at, s.n),
+                        Vec::load_u8(s.row + 4 * supers + s.at, s.n),
+                        Vec::spread_nibbles(s.row + 12 * supers, s.at, s.n));
+    }
+    // The same of outputs [at, at + n) of a panel, run `r` of its neurons.
+    static Head panel_head(const Lanes& s, int r) {
+        const I high = Vec::load_u8(s.row + (12 + r / 2) * s.blocks + s.at, s.n);
+        return k_scales(f16_lanes(s, 0), f16_lanes(s, 2),
+                        Vec::load_u8(s.row + (4 + r) * s.blocks + s.at, s.n),
+                        r % 2 ? Vec::shr<4>(high) : high);
+    }
+};
+
+struct BlockQ4_K : TypeBase, KBlock {
+    using KBlock::has_minimum, KBlock::super;
     template <int P, int W> static I word(const I* unit) { return nibbles<W>(unit[P]); }
     template <int P, int W, int Byte> static F value(const I* unit) {
         return byte_value<BlockQ4_K, P, W, Byte>(unit);
     }
 };
 
-struct BlockQ5_K : FiveBits {
-    static constexpr int header_quarters = 8;
-    static constexpr bool has_minimum = true;
-    static Head head(const Lanes& s) { return k_head(s); }
+struct BlockQ5_K : FiveBits, KBlock {
+    using KBlock::has_minimum, KBlock::super;
     template <int P, int W, int Byte> static F value(const I* unit) {
         return byte_value<BlockQ5_K, P, W, Byte>(unit);
     }
@@ -158,13 +171,17 @@ struct BlockQ5_K : FiveBits {
 // Two high bits: byte c of unit 4 + w / 4 holds those of element 4w + c at bit 2 (w % 4).
 struct BlockQ6_K : TypeBase {
     static constexpr int header_quarters = 9, units = 6, shift = 5;
-    static constexpr bool halves = true;
+    static constexpr bool halves = true, super = true;
     static Head head(const Lanes& s) {
         const int64_t supers = s.blocks / 8;
         const F d = Vec::spread_f16((const uint16_t*)s.row, s.at, s.n);
         const uint8_t* scales = s.row + 2 * supers + s.at;
         return {Vec::mul(d, Vec::to_float(Vec::load_i8(scales, s.n))),
                 Vec::mul(d, Vec::to_float(Vec::load_i8(scales + s.blocks, s.n))), Vec::zero()};
+    }
+    static Head panel_head(const Lanes& s, int r) {
+        const I scale = Vec::load_i8(s.row + (2 + r) * s.blocks + s.at, s.n);
+        return {Vec::mul(f16_lanes(s, 0), Vec::to_float(scale)), Vec::zero(), Vec::zero()};
     }
     template <int P, int W> static I word(const I* unit) {
         const I high = P < 2 ? Vec::shl < P<2 ? 4 - 2 * P : 0>(unit[4 + W])
@@ -208,6 +225,14 @@ struct BlockMXFP4 : TableBlock<BlockMXFP4> {
         return {Vec::mul(power(half), power(rest)), Vec::zero(), Vec::zero()};
     }
 };
+
+// Scales of outputs [at, at + n) of a panel of `blocks` outputs, for run `r` of its neurons.
+template <class B> inline Head panel_head(const Lanes& s, int r) {
+    if constexpr (B::super)
+        return B::panel_head(s, r);
+    else
+        return B::head(s);
+}
 
 struct FloatF32 {
     static constexpr bool quantised = false;

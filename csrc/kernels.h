@@ -3,7 +3,8 @@
 // A quantised row is packed for the vector unit as [scales of all blocks][codes], the codes in groups of
 // kLanes blocks with lane = block: word j (4 codes) of the group's blocks lie side by side. The last group
 // may hold fewer blocks. The row keeps its size in the file and nothing is rounded: packing is a permutation
-// of bytes.
+// of bytes. A quantised down by output is packed into panels (struct Panels), so that there too a neuron is a
+// row.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,7 @@ constexpr int kLanes = 16;          // blocks of one group
 constexpr int kGroup = kBlock * kLanes;
 constexpr int kPromptTile = 64;  // the most prompt rows of one piece of an FFN's down sums
 constexpr int kMaxRanges = 32;   // pieces that one layer's neurons are cut into
+constexpr int kStats = 5;        // numbers of hotcold.kernels.backend.FFNStats
 
 enum Type : int {
     F32 = 0,
@@ -73,6 +75,17 @@ struct Rows {
     const uint8_t* row(int64_t i) const { return base + i * stride; }
 };
 
+// Down by output, its blocks along the neurons: each panel holds the neurons of one block. First the scales
+// of all outputs, in the order of packed codes; then for each neuron a row of codes, packed like any row's.
+struct Panels {
+    int64_t neurons = 0;  // 32 or 256; 0: no panels
+    int64_t header = 0;   // bytes of scales
+    int64_t row = 0;      // bytes of one neuron's codes
+    int64_t bytes() const { return header + neurons * row; }
+};
+// Neurons whose weights of one output share one scale; panels of 256 hold several such runs.
+static inline int scale_run(Type type) { return type == Q6_K ? 16 : kBlock; }
+
 // One step's numbers; see hotcold.kernels.backend.Batch.
 struct Batch {
     const int32_t *counts, *tokens, *positions, *sequence, *slots, *pages, *lengths, *logits_rows;
@@ -110,26 +123,35 @@ enum Activation : int { kRelu = 0, kDRelu = 1, kRelu2 = 2, kSilu = 3, kGelu = 4 
 inline bool can_skip(Activation a) { return a == kRelu || a == kDRelu || a == kRelu2; }
 
 struct Ffn {
-    Rows gate, up, down;  // gate.base is null without gating; down by neuron (N, D) or by output (D, N)
+    Rows gate, up,
+        down;       // gate.base is null without gating; down (N, D), also in panels, or (D, N) by output
+    Panels panels;  // of down
     const float *gate_bias, *up_bias, *down_bias;
-    bool by_output;
+    bool by_output;  // down is a dot over all neurons
     Activation activation;
     float threshold;
     bool skip, accumulate;
     const uint64_t* mask;  // [T, words] candidates, or null
     uint64_t* fired;       // [T, words], or null
-    int64_t* stats;        // [4], or null
+    int64_t* stats;        // [kStats], or null
     Input x;
     float* out;  // [T, D]
 
     // Shared scratch, laid out when the op is recorded.
     float* partial;        // [ranges, T, padded(D)]
-    int64_t* range_stats;  // [ranges, 4]
+    int64_t* range_stats;  // [ranges, kStats]
     float* hidden;         // prompt rows by neuron [N, hidden_tokens]; all rows by output [T, N]
     int64_t hidden_tokens;
 
     int64_t neurons() const { return up.count; }
     int64_t dim() const { return up.cols; }
+    const uint8_t* panel(int64_t neuron) const {
+        return down.base + neuron / panels.neurons * panels.bytes();
+    }
+    const uint8_t* down_row(int64_t neuron) const {
+        if (!panels.neurons) return down.row(neuron);
+        return panel(neuron) + panels.header + neuron % panels.neurons * panels.row;
+    }
     int64_t words() const { return (neurons() + 63) / 64; }
     int ranges() const { return words() < kMaxRanges ? int(words()) : kMaxRanges; }
     int64_t range_begin(int r) const { return words() * r / ranges() * 64; }
@@ -166,7 +188,7 @@ struct RopeArgs {
 };
 
 // Bytes of thread-local scratch that each kernel may use.
-constexpr size_t kLocalBytes = 1 << 20;
+constexpr size_t kLocalBytes = 2 << 20;
 
 struct Kernels {
     const char* name;

@@ -1,4 +1,4 @@
-// Rows of a GGUF tensor -> rows as the kernels want them: a permutation of each row's bytes (see kernels.h).
+// A GGUF tensor's bytes -> bytes as the kernels want them: a permutation, nothing is rounded (see kernels.h).
 #pragma once
 #include "kernels.h"
 
@@ -9,5 +9,11 @@ int64_t row_size(Type type, int64_t cols);
 
 // Packs one row; for float types a copy. `from` and `to` do not overlap.
 void pack_row(Type type, const uint8_t* from, int64_t cols, uint8_t* to);
+
+// The layout of the panels of a matrix of `dim` outputs. Throws std::invalid_argument for a float type.
+Panels panels_of(Type type, int64_t dim);
+
+// Packs one panel: `from` is its first output's block; further outputs lie `stride` bytes apart.
+void pack_panel(Type type, const uint8_t* from, int64_t stride, int64_t dim, uint8_t* to);
 
 }  // namespace hc

@@ -175,8 +175,9 @@ def ffn(x: Floats, tensors: FFNTensors, candidates: Bools | None = None) -> FFNA
     coefficients = activate(tensors.activation, gate, tensors.threshold) * up
     if candidates is not None:
         coefficients = np.where(candidates, coefficients, 0.0)
-    if tensors.down_layout == "by_neuron":
-        out = Answer(coefficients @ tensors.down.dequantise().astype(np.float64))
+    if tensors.down_layout == "by_neuron" or sparse:
+        down = tensors.down.dequantise().astype(np.float64)
+        out = Answer(coefficients @ (down if tensors.down_layout == "by_neuron" else down.T))
     else:
         out = dot(coefficients, tensors.down, exact_input=False)
     if tensors.down_bias is not None:

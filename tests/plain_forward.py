@@ -192,4 +192,7 @@ class _Pass:
         hidden = op_truth.activate(model.activation, gate, model.threshold)
         if model.gated:
             hidden = hidden * (np.maximum(up, 0) if model.activation == "drelu" else up)
-        return self.linear(blk + "ffn_down", hidden)
+        if model.activation not in ("relu", "drelu", "relu2"):
+            return self.linear(blk + "ffn_down", hidden)
+        bias = self.tensors.get(blk + "ffn_down.bias")  # coefficients are not rounded where they can be zero
+        return hidden @ self.values(blk + "ffn_down.weight").T + (0 if bias is None else bias.dequantise())

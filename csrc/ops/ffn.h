@@ -6,7 +6,8 @@
 namespace hc {
 namespace {
 
-constexpr int kChunk = 8;  // neurons whose up rows are read before their down rows are added
+constexpr int kChunk = 32;      // the most neurons whose up rows are read before their down rows are added
+constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead
 
 inline bool named(const Ffn& f, int token, int64_t neuron) {
     return !f.mask || (f.mask[token * f.words() + neuron / 64] >> (neuron % 64) & 1);
@@ -25,12 +26,19 @@ inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, 
     return count;
 }
 
-// Adds c[k] * down[neurons[k]] for the coefficients that count, a few rows per pass, in ascending order.
+// y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run.
 void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, Stream& ahead) {
+    if (!count) return;
     const uint8_t* rows[kChunk];
-    for (int k = 0; k < count; ++k) rows[k] = f.down.row(neurons[k]);
+    for (int k = 0; k < count; ++k) rows[k] = f.down_row(neurons[k]);
     with_type(f.down.type, [&](auto type) {
         using B = decltype(type);
+        if constexpr (B::quantised)
+            if (f.panels.neurons) {
+                const int run = int(neurons[0] % f.panels.neurons) / scale_run(f.down.type);
+                return panel_axpy<B>(f.panel(neurons[0]), run, rows, c, count, f.down.cols / kBlock, y,
+                                     ahead);
+            }
         int k = 0;
         for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y, ahead);
         if (k + 2 <= count) axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead), k += 2;
@@ -38,13 +46,48 @@ void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, f
     });
 }
 
-// Scratch of one range: gates [neuron, token], and the neurons still in play.
+// Scratch of one range: gates [neuron, token], the neurons still in play, and what will be read of them.
 struct RangeScratch {
     float* gate;
     int32_t* list;
+    Segment* segments;
     RangeScratch(uint8_t* local, int64_t neurons, int tokens)
-        : gate((float*)local), list((int32_t*)(gate + neurons * tokens)) {}
+        : gate((float*)local),
+          list((int32_t*)(gate + neurons * tokens)),
+          segments((Segment*)(list + (neurons + 1) / 2 * 2)) {}
 };
+
+// Neurons of the chunk that begins a list: a few rows, or those of one run of a panel.
+inline int chunk_of(const Ffn& f, const int32_t* list, int64_t count) {
+    if (!f.panels.neurons) return int(smaller<int64_t>(kRowsAtOnce, count));
+    const int run = scale_run(f.down.type);
+    int n = 1;
+    while (n < count && list[n] / run == list[0] / run) ++n;
+    return n;
+}
+
+// What the neurons of a list read, chunk by chunk: up rows, a panel's scales, down rows.
+inline Stream rows_ahead(const Ffn& f, const int32_t* list, int64_t count, Segment* room) {
+    Segments segments(room);
+    // A neuron's up and down rows may lie side by side.
+    const bool pairs = f.gate.base && f.down.base == f.up.base + row_bytes(f.up);
+    for (int64_t k = 0; k < count;) {
+        const int n = chunk_of(f, list + k, count - k);
+        if (f.gate.base)
+            for (int i = 0; i < n; ++i)
+                segments.add(f.up.row(list[k + i]), row_bytes(f.up) + (pairs ? row_bytes(f.down) : 0));
+        if (f.panels.neurons) {
+            // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
+            // regions.
+            const int64_t part = f.panels.header * scale_run(f.down.type) / f.panels.neurons;
+            segments.add(f.panel(list[k]) + list[k] % f.panels.neurons / scale_run(f.down.type) * part, part);
+        }
+        for (int i = 0; i < n && !pairs; ++i)
+            segments.add(f.down_row(list[k + i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
+        k += n;
+    }
+    return segments.stream();
+}
 
 // Keeps the neurons whose gate fires for some token that names them; gates move along.
 inline int64_t keep_fired(const Ffn& f, int tokens, int64_t count, const RangeScratch& s) {
@@ -85,7 +128,9 @@ inline void run_chunk(const Ffn& f, int tokens, int n, const int32_t* list, cons
         stats[3] += count;
         add_down(f, neurons, c, count, partial + t * padded(f.dim()), ahead);
     }
-    for (int k = 0; k < n; ++k) stats[2] += used[k];
+    int rows = 0;
+    for (int k = 0; k < n; ++k) rows += used[k];
+    stats[2] += rows, stats[4] += f.panels.neurons && rows;
 }
 
 // Gates of the candidates: one contiguous stream when all are.
@@ -94,7 +139,11 @@ inline void run_gates(const Ffn& f, int tokens, int64_t begin, int64_t end, int6
     const Rows& first = f.gate.base ? f.gate : f.up;
     const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
     const int32_t* list = count == end - begin ? nullptr : s.list;
-    Stream ahead = stream_of(first, list, list ? 0 : begin, count);
+    Segments segments(s.segments);
+    if (list)
+        for (int64_t k = 0; k < count; ++k) segments.add(first.row(list[k]), row_bytes(first));
+    Stream ahead = list ? segments.stream() : stream_of(first, begin, count);
+    if (list) ahead.fetch(kAhead);
     dots(first, list, begin, count, f.x, 0, tokens, ahead, {s.gate, tokens, 1, bias});
 }
 
@@ -107,20 +156,20 @@ void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
         for (int t = 0; t < tokens; ++t)
             for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired[t * f.words() + w] = 0;
 
-    int64_t* stats = f.range_stats + range * 4;
+    int64_t* stats = f.range_stats + range * kStats;
     int64_t count = candidates(f, tokens, begin, end, s.list);
-    stats[0] = count, stats[1] = stats[2] = stats[3] = 0;
+    for (int i = 0; i < kStats; ++i) stats[i] = 0;
+    stats[0] = count;
     run_gates(f, tokens, begin, end, count, s);
     if (f.skip && can_skip(f.activation)) count = keep_fired(f, tokens, count, s);
 
-    // A neuron's up and down rows lie side by side; each chunk fetches the next one while it computes.
-    const bool pairs = f.gate.base && f.down.base == f.up.base + row_bytes(f.up);
-    const int64_t bytes = row_bytes(f.down) + (pairs ? row_bytes(f.up) : 0);
-    Stream ahead(pairs ? f.up : f.down, s.list, 0, count, bytes);
-    ahead.fetch(kChunk * bytes);
-    for (int64_t k = 0; k < count; k += kChunk)
-        run_chunk(f, tokens, int(smaller<int64_t>(kChunk, count - k)), s.list + k, s.gate + k * tokens,
-                  partial, stats, ahead);
+    Stream ahead = rows_ahead(f, s.list, count, s.segments);
+    ahead.fetch(kRowsAtOnce * (row_bytes(f.up) + row_bytes(f.down.type, f.down.cols)));
+    for (int64_t k = 0; k < count;) {
+        const int n = chunk_of(f, s.list + k, count - k);
+        run_chunk(f, tokens, n, s.list + k, s.gate + k * tokens, partial, stats, ahead);
+        k += n;
+    }
 }
 
 inline void write_out(const Ffn& f, int token, int64_t group, const float* sum) {
@@ -128,7 +177,7 @@ inline void write_out(const Ffn& f, int token, int64_t group, const float* sum) 
     const int64_t n = smaller<int64_t>(kGroup, f.dim() - group * kGroup);
     float plain[kGroup];
     if (is_quantised(f.down.type)) {
-        unpack_group(sum, plain, f.dim(), group);
+        unpack_group(sum, plain, f.down.cols, group);
         sum = plain;
     }
     for (int64_t i = 0; i < n; ++i) {
@@ -150,7 +199,7 @@ void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group) {
     write_out(f, token, group, sum);
     if (f.stats && token == 0 && group == 0)
         for (int r = 0; r < f.ranges(); ++r)
-            for (int i = 0; i < 4; ++i) f.stats[i] += f.range_stats[r * 4 + i];
+            for (int i = 0; i < kStats; ++i) f.stats[i] += f.range_stats[r * kStats + i];
 }
 
 // hidden = act(gate) * up for rows [first, first + count) and tokens [t0, t1): neuron by neuron for the sums
@@ -165,10 +214,10 @@ void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint
     for (int t = t0; t < t1; t += kTokens) {
         const int end = smaller(t + kTokens, t1);
         float* h = f.hidden + first * row_step + t * token_step;
-        Stream ahead = stream_of(gate, nullptr, first, count);
+        Stream ahead = stream_of(gate, first, count);
         dots(gate, nullptr, first, count, f.x, t, end, ahead, {h, row_step, token_step, bias});
         if (f.gate.base) {
-            Stream more = stream_of(f.up, nullptr, first, count);
+            Stream more = stream_of(f.up, first, count);
             dots(f.up, nullptr, first, count, f.x, t, end, more, {up, up_row, up_token, f.up_bias});
         }
         const int64_t runs = f.by_output ? end - t : count, length = f.by_output ? count : end - t;
@@ -222,6 +271,23 @@ inline void add_tile(const float* tile, const float* scales, const TileLists& li
             }
 }
 
+// The values of one group's codes, or its weights where scales cannot be kept apart.
+template <class B, bool Weights>
+inline void decode_codes(const uint8_t* codes, int lanes, int l, int n, const Head& head, float* tile) {
+    I unit[B::units];
+    load_units<B>(codes + 4 * l, lanes, n, unit);
+    unroll<0, B::parts * B::words_per_part * 4>([&](auto j) {
+        constexpr int Byte = decltype(j)::value % 4, word = decltype(j)::value / 4;
+        constexpr int P = word / B::words_per_part, W = word % B::words_per_part;
+        F v;
+        if constexpr (Weights)
+            v = weight<B, P, W, Byte>(unit, head);
+        else
+            v = B::template value<P, W, Byte>(unit);
+        Vec::store(tile + (4 * (P + W * B::parts) + Byte) * kLanes + l, v);
+    });
+}
+
 // Decodes one group of one down row: codes and, apart, the lanes' scales, where there is one per block; else
 // weights.
 template <class B>
@@ -235,18 +301,7 @@ inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float*
             const int n = smaller(Vec::width, lanes - l);
             const Head head = B::head({row, blocks, block + l, n});
             Vec::store(scales + l, head.scale);
-            I unit[B::units];
-            load_units<B>(row + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit);
-            unroll<0, B::parts * B::words_per_part * 4>([&](auto j) {
-                constexpr int Byte = decltype(j)::value % 4, word = decltype(j)::value / 4;
-                constexpr int P = word / B::words_per_part, W = word % B::words_per_part;
-                F v;
-                if constexpr (one_scale<B>)
-                    v = B::template value<P, W, Byte>(unit);
-                else
-                    v = weight<B, P, W, Byte>(unit, head);
-                Vec::store(tile + (4 * (P + W * B::parts) + Byte) * kLanes + l, v);
-            });
+            decode_codes<B, !one_scale<B>>(row + codes_of<B>(blocks, block), lanes, l, n, head, tile);
         }
     } else {
         const int64_t n = smaller<int64_t>(kGroup, cols - group * kGroup);
@@ -254,6 +309,49 @@ inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float*
             const int m = int(smaller<int64_t>(Vec::width, n - i));
             Vec::store(tile + i, B::load(row, group * kGroup + i, m), m);
         }
+    }
+}
+
+// One group of a panel's run: what panel_axpy does for one token, for many. `tile` has room for kTile + 2
+// rows; the last two take scales and minima.
+template <class B> void add_panel(const Ffn& f, int64_t first, int64_t group, const TileLists& lists,
+                                  int tokens, float* tile, float* acc) {
+    constexpr int DT = Vec::down_tile;
+    const int64_t blocks = f.down.cols / kBlock, block = group * kLanes;
+    const int lanes = int(smaller<int64_t>(kLanes, blocks - block)), rows = scale_run(f.down.type);
+    const int run = int(first % f.panels.neurons) / rows;
+    float *scales = tile + kTile * kGroup, *minima = scales + kGroup;
+    const Head none{Vec::zero(), Vec::zero(), Vec::zero()};
+    for (int l = 0; l < lanes; l += Vec::width) {
+        const int n = smaller(Vec::width, lanes - l);
+        for (int k = 0; k < rows; ++k)
+            decode_codes<B, false>(f.down_row(first + k) + block * 4 * B::units, lanes, l, n, none,
+                                   tile + k * kGroup);
+        for (int e = 0; e < kBlock; ++e) {
+            const Head head =
+                panel_head<B>({f.panel(first), f.down.cols, block * kBlock + e * lanes + l, n}, run);
+            Vec::store(scales + e * kLanes + l, head.scale);
+            Vec::store(minima + e * kLanes + l, head.minimum);
+        }
+        for (int e = 0; e < kBlock; e += DT)
+            for (int t = 0; t < tokens; ++t) {
+                if (!lists.count[t]) continue;
+                F sum[DT], total = Vec::zero();
+                for (F& s : sum) s = Vec::zero();
+                for (int k = 0; k < lists.count[t]; ++k) {
+                    const F c = Vec::set1(lists.c[t][k]);
+                    const float* from = tile + lists.neuron[t][k] * kGroup + e * kLanes + l;
+                    for (int i = 0; i < DT; ++i) sum[i] = Vec::fma(Vec::load(from + i * kLanes), c, sum[i]);
+                    if constexpr (B::has_minimum) total = Vec::add(total, c);
+                }
+                for (int i = 0; i < DT; ++i) {
+                    const int64_t at = (e + i) * kLanes + l;
+                    float* to = acc + t * kGroup + at;
+                    F v = Vec::fma(sum[i], Vec::load(scales + at), Vec::load(to));
+                    if constexpr (B::has_minimum) v = Vec::fma(Vec::load(minima + at), total, v);
+                    Vec::store(to, v);
+                }
+            }
     }
 }
 
@@ -266,16 +364,20 @@ template <class B> constexpr bool tile_is_scaled() {
 
 // Brings one group of rows [first, end) into L2: slices of rows that lie far apart, which no hardware
 // foresees.
-template <class B> inline void fetch_groups(const Rows& rows, int64_t group, int64_t first, int64_t end) {
+template <class B> inline void fetch_groups(const Ffn& f, int64_t group, int64_t first, int64_t end) {
+    const Rows& rows = f.down;
     for (int64_t i = first; i < end; ++i) {
         int64_t at = group * kGroup * row_bytes(rows) / rows.cols,
                 bytes = kGroup * row_bytes(rows) / rows.cols;
         if constexpr (B::quantised) {
-            const int64_t blocks = rows.cols / kBlock, head = B::header_quarters * kLanes / 4;
-            Vec::prefetch(rows.row(i) + group * head);
-            at = codes_of<B>(blocks, group * kLanes), bytes -= head;
+            const int64_t head = B::header_quarters * kLanes / 4;
+            at = codes_of<B>(f.panels.neurons ? 0 : rows.cols / kBlock, group * kLanes), bytes -= head;
+            if (f.panels.neurons)
+                at = group * kLanes * 4 * B::units;
+            else
+                Vec::prefetch(rows.row(i) + group * head);
         }
-        for (int64_t b = 0; b < bytes; b += 64) Vec::prefetch(rows.row(i) + at + b);
+        for (int64_t b = 0; b < bytes; b += 64) Vec::prefetch(f.down_row(i) + at + b);
     }
 }
 
@@ -286,20 +388,26 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
     float* total = acc + tokens * kGroup;
     float* tile = total + tokens * kGroup;
     float* scales = tile + kTile * kGroup;
-    TileLists& lists = *(TileLists*)(scales + kTile * kLanes);
+    TileLists& lists = *(TileLists*)(scales + 2 * kGroup);
+    const int rows = f.panels.neurons ? scale_run(f.down.type) : kTile;
     for (int i = 0; i < tokens * kGroup; ++i) total[i] = 0;
     with_type(f.down.type, [&](auto type) {
         using B = decltype(type);
         for (int r = 0; r < f.ranges(); ++r) {
             for (int i = 0; i < tokens * kGroup; i += Vec::width) Vec::store(acc + i, Vec::zero());
-            for (int64_t first = f.range_begin(r); first < f.range_end(r); first += kTile) {
-                const int n = int(smaller<int64_t>(kTile, f.range_end(r) - first));
-                fetch_groups<B>(f.down, group, first + n, smaller(first + n + kTile, f.neurons()));
+            for (int64_t first = f.range_begin(r); first < f.range_end(r); first += rows) {
+                const int n = int(smaller<int64_t>(rows, f.range_end(r) - first));
+                fetch_groups<B>(f, group, first + n, smaller(first + n + rows, f.neurons()));
+                lists.build(f.hidden + first * f.hidden_tokens + t0, f.hidden_tokens, n, tokens,
+                            !can_skip(f.activation));
+                if constexpr (B::quantised)
+                    if (f.panels.neurons) {
+                        add_panel<B>(f, first, group, lists, tokens, tile, acc);
+                        continue;
+                    }
                 for (int k = 0; k < n; ++k)
                     decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup,
                                     scales + k * kLanes);
-                lists.build(f.hidden + first * f.hidden_tokens + t0, f.hidden_tokens, n, tokens,
-                            !can_skip(f.activation));
                 add_tile<tile_is_scaled<B>()>(tile, scales, lists, tokens, acc);
             }
             for (int i = 0; i < tokens * kGroup; i += Vec::width)

@@ -29,7 +29,7 @@ template <class B> inline void dots_of(const Rows& rows, const int32_t* list, in
                                        const Input& in, int t0, int t1, Stream& stream, const Sink& sink) {
     constexpr int RT = Vec::row_tile, TT = Vec::token_tile;
     const auto row = [&](int64_t r) { return list ? list[r] : first + r; };
-    Stream idle(rows, nullptr, 0, 0, 0);
+    Stream idle;
     const auto tile = [&](auto row_count, auto token_count, int64_t r, int t) {
         constexpr int R = decltype(row_count)::value, T = decltype(token_count)::value;
         const uint8_t* w[R];
@@ -56,15 +56,18 @@ void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t count, c
     });
 }
 
-// The stream of whole rows, already kAhead bytes ahead.
-inline Stream stream_of(const Rows& rows, const int32_t* list, int64_t first, int64_t count) {
-    Stream s(rows, list, first, count, row_bytes(rows));
+// The stream of rows [first, first + count), already kAhead bytes ahead.
+inline Stream stream_of(const Rows& rows, int64_t first, int64_t count) {
+    const int64_t bytes = row_bytes(rows);
+    const bool close = rows.stride == bytes;
+    Stream s(close ? Segment{rows.row(first), count * bytes}
+                   : Segment{rows.row(first), bytes, rows.stride, count});
     s.fetch(kAhead);
     return s;
 }
 
 void product(const Product& p, const Input& in, int64_t first, int64_t count, int t0, int t1) {
-    Stream ahead = stream_of(p.rows, nullptr, first, count);
+    Stream ahead = stream_of(p.rows, first, count);
     const Sink sink{p.out + t0 * p.stride + first, 1, p.stride, p.bias, p.accumulate};
     dots(p.rows, nullptr, first, count, in, t0, t1, ahead, sink);
 }
@@ -74,7 +77,7 @@ void predict(const Rows& rows, const Input& in, const float* threshold, int64_t 
     const int64_t words = (rows.count + 63) / 64, first = word * 64;
     const int64_t count = smaller<int64_t>(64, rows.count - first);
     float score[64 * kMaxDecodeRows];
-    Stream ahead = stream_of(rows, nullptr, first, count);
+    Stream ahead = stream_of(rows, first, count);
     dots(rows, nullptr, first, count, in, 0, tokens, ahead, {score, 1, 64});
     for (int t = 0; t < tokens; ++t) {
         uint64_t bits = 0;

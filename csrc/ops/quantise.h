@@ -51,7 +51,7 @@ void quantise(const Input& in, int token) {
 void decode_row(const Rows& rows, int64_t row, float* out, uint8_t* local) {
     const uint8_t* w = rows.row(row);
     const float one = 1.0f;
-    Stream none(rows, nullptr, 0, 0, 0);
+    Stream none;
     with_type(rows.type, [&](auto type) {
         using B = decltype(type);
         if constexpr (!B::quantised) {

@@ -13,7 +13,7 @@ FOOTPRINT = Footprint(
     token_bytes=8,
     neurons=(10, 20),
     dim=4,
-    row_bytes=((5, 5, 6), (7, 7, 8)),
+    row_bytes=((5, 5, 6, 9), (7, 7, 8, 0)),
     kv_bytes=3,
 )
 
@@ -21,7 +21,7 @@ FOOTPRINT = Footprint(
 def counters() -> Counters:
     """Three decode steps, one of them with two rows."""
     return Counters(
-        rows=np.array([[30, 9, 6, 8], [60, 12, 10, 20]]),
+        rows=np.array([[30, 9, 6, 8, 2], [60, 12, 10, 20, 3]]),
         prompt_tokens=100,
         prompt_s=2.0,
         decode_tokens=4,
@@ -34,7 +34,7 @@ def counters() -> Counters:
 
 def test_figures() -> None:
     figures = Figures.of(counters(), FOOTPRINT)
-    layers = 30 * 5 + 9 * 5 + 6 * 6 + 60 * 7 + 12 * 7 + 10 * 8
+    layers = 30 * 5 + 9 * 5 + 6 * 6 + 2 * 9 + 60 * 7 + 12 * 7 + 10 * 8
     total = 3 * 1000 + 4 * 8 + layers + 50 * 3
     assert figures.prompt_tok_s == 50
     assert figures.tok_s == 8
@@ -47,7 +47,7 @@ def test_figures() -> None:
 
 
 def test_nothing_decoded_has_no_figures() -> None:
-    figures = Figures.of(Counters(np.zeros((2, 4), np.int64), prompt_tokens=6, prompt_s=3.0), FOOTPRINT)
+    figures = Figures.of(Counters(np.zeros((2, 5), np.int64), prompt_tokens=6, prompt_s=3.0), FOOTPRINT)
     assert figures.prompt_tok_s == 2
     assert figures.tok_s is figures.gb_s is figures.active_share is figures.params_per_token is None
 

@@ -290,10 +290,22 @@ def test_ffn(backend: Backend, layout: str, types: tuple[str, str, str], kind: F
         check_ffn(backend, random_ffn(random, (n, d), types, kind, layout), random)
 
 
+@pytest.mark.parametrize("down", ["Q5_1", "Q6_K"])
+def test_ffn_in_panels_of_odd_width(backend: Backend, down: str) -> None:
+    """A float gate allows any width; a panel's lanes are then not all in use."""
+    random = rng("odd", down)
+    for n, d in ((512, 50), (256, 1030)):
+        check_ffn(
+            backend, random_ffn(random, (n, d), ("F32", "F32", down), FFNKind("relu"), "by_output"), random
+        )
+
+
 def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator) -> None:
     weights = backend.ffn_weights(tensors)
     n, d = tensors.up.shape
     assert weights.neurons == n
+    read = [count * size for count, size in zip((n, n, n, weights.runs), weights.row_bytes, strict=True)]
+    assert sum(read) == sum(t.nbytes for t in (tensors.gate, tensors.up, tensors.down) if t)
     sparse = tensors.activation in ("relu", "drelu", "relu2")
     for skip, masked, (decode, prompt) in (
         (False, False, (1, 0)), (sparse, False, (16, 0)), (False, False, (0, 33)), (sparse, True, (3, 5)),
@@ -324,9 +336,13 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
             int(rows.any(axis=0).sum())
             for rows in (candidates[:decode], counted if gated else counted[:0], added)
         ]
-        if tensors.down_layout == "by_output" and decode:  # all of it is read, whatever fires
+        runs = 0
+        if tensors.down_layout == "by_output" and not sparse and decode:  # all is read, whatever fires
             read = [n, n * gated, n]
-        assert stats.counts.tolist() == [*read, added.sum()]
+        elif tensors.down_layout == "by_output" and tensors.down.type.weights > 1:
+            per_run = 16 if tensors.down.type.name == "Q6_K" else 32
+            runs = len({int(i) // per_run for i in np.flatnonzero(added.any(axis=0))})
+        assert stats.counts.tolist() == [*read, added.sum(), runs]
 
 
 def test_ffn_whose_mask_names_nothing_is_its_bias(backend: Backend) -> None:

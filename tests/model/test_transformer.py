@@ -20,9 +20,9 @@ from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Backend, Batch
+from hotcold.kernels.cpu import transposed
 from hotcold.model.families import FAMILIES, Family
 from hotcold.model.tokenizer import Tokenizer
-from hotcold.model.weights import transposed
 
 TOKENS = [int(t) for t in rng("tokens").integers(0, 61, 45)]
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from plain_forward import Model, fuse_qkv
 
-from hotcold.formats.blocks import BLOCK_TYPES, GGML_TYPES, Tensor, quantise
+from hotcold.formats.blocks import GGML_TYPES, Tensor, quantise
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import Backend, Floats, Matrix
+from hotcold.kernels.cpu import transposed
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.config import Config, ModelError
-from hotcold.model.weights import Weights, check_tensors, load_weights, transposed
+from hotcold.model.weights import Weights, check_tensors, load_weights
 
 Tensors = dict[str, Tensor]
 
@@ -142,16 +143,6 @@ def test_a_tied_head_is_the_embedding(load: Callable[..., Weights]) -> None:
     assert tied.head is tied.embedding and own.head is not own.embedding
 
 
-@pytest.mark.parametrize("type", [name for name, type in BLOCK_TYPES.items() if type.weights <= 32])
-@pytest.mark.parametrize("activation", ["relu", "silu"])
-def test_down_by_output_becomes_by_neuron_where_that_is_lossless_and_of_use(
-    load: Callable[..., Weights], type: str, activation: str
-) -> None:
-    weights = load(Model(dim=96, heads=2, head_dim=32, neurons=(64,), type=type, activation=activation))
-    use = activation == "relu" and BLOCK_TYPES[type].weights == 1
-    assert weights.layers[0].down_layout == ("by_neuron" if use else "by_output")
-
-
 @pytest.mark.parametrize("named", ["ffn_down_t", "ffn_down"])
 def test_down_stored_by_neuron(load: Callable[..., Weights], named: str) -> None:
     """Under PowerInfer's name, or under the usual one with our key."""
@@ -161,7 +152,7 @@ def test_down_stored_by_neuron(load: Callable[..., Weights], named: str) -> None
 
     extra = {} if named == "ffn_down_t" else {"hotcold.ffn.down_layout": "by_neuron"}
     weights = load(Model(neurons=(70,), extra=extra), change)
-    assert weights.layers[0].down_layout == "by_neuron"
+    assert weights.layers[0].ffn.down_layout == "by_neuron"
 
 
 @pytest.mark.parametrize("type", ["F32", "F16", "BF16"])

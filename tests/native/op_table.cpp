@@ -47,7 +47,7 @@ double from_half(uint16_t h) {
 // A weight matrix: packed rows for the kernels, values for the truth.
 struct Weights {
     Rows rows;
-    std::vector<uint8_t> bytes;
+    std::vector<uint8_t> plain, bytes;
     std::vector<double> values;
     double at(int64_t r, int64_t c) const { return values[size_t(r * rows.cols + c)]; }
 };
@@ -98,7 +98,8 @@ Weights random_weights(Type type, int64_t count, int64_t cols) {
     Weights w;
     const int64_t size = row_size(type, cols);
     const BlockSize block = block_size(type);
-    std::vector<uint8_t> plain(static_cast<size_t>(count * size));
+    std::vector<uint8_t>& plain = w.plain;
+    plain.resize(static_cast<size_t>(count * size));
     for (uint8_t& b : plain) b = uint8_t(random_bits());
     for (int64_t b = 0; b < count * cols / block.weights; ++b) {
         uint8_t* p = &plain[size_t(b * block.bytes)];
@@ -222,7 +223,8 @@ double activate(Activation a, double g) {
 void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, int64_t n, int64_t d) {
     Step1 s(c.tokens, c.decode, c.tokens);
     const Weights gate = random_weights(c.type, n, d), up = random_weights(c.type, n, d);
-    const Weights down = c.by_output ? random_weights(c.type, d, n) : random_weights(c.type, n, d);
+    Weights down = c.by_output ? random_weights(c.type, d, n) : random_weights(c.type, n, d);
+    const bool panels = c.by_output && can_skip(c.activation) && is_quantised(c.type);
     const auto x = random_floats(c.tokens * d);
     std::vector<float> out(size_t(c.tokens * d));
     const int64_t words = (n + 63) / 64;
@@ -230,8 +232,18 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
     for (uint64_t& m : mask) m = uint64_t(random_bits()) << 32 | random_bits();
     Ffn f{};
     if (c.gated) f.gate = gate.rows;
-    f.up = up.rows, f.down = down.rows, f.by_output = c.by_output, f.activation = c.activation,
+    f.up = up.rows, f.down = down.rows, f.by_output = c.by_output && !panels, f.activation = c.activation,
     f.skip = c.skip;
+    std::vector<uint8_t> packed;
+    if (panels) {
+        f.panels = panels_of(c.type, d);
+        const int64_t count = n / f.panels.neurons;
+        packed.resize(size_t(count * f.panels.bytes()));
+        for (int64_t p = 0; p < count; ++p)
+            pack_panel(c.type, &down.plain[size_t(p * block_size(c.type).bytes)], row_size(c.type, n), d,
+                       &packed[size_t(p * f.panels.bytes())]);
+        f.down = {packed.data(), f.panels.row, n, (d + 31) / 32 * 32, c.type};
+    }
     f.mask = mask.data(), f.fired = fired.data(), f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());
@@ -250,10 +262,10 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
                       h[size_t(i)] != 0, 1);
         }
         const auto coefficients =
-            c.by_output ? seen(c.type, h.data(), n) : std::vector<double>(h.begin(), h.end());
+            c.by_output && !panels ? seen(c.type, h.data(), n) : std::vector<double>(h.begin(), h.end());
         // By output a code of h may round the other way than here: allow one code's worth.
-        const double size =
-            magnitude(coefficients) * magnitude(down.values) * (c.by_output ? 1000 : double(n) / 4);
+        const double size = magnitude(coefficients) * magnitude(down.values) *
+                            (c.by_output && !panels ? 1000 : double(n) / 4);
         for (int64_t j = 0; j < d; ++j) {
             double want = 0;
             for (int64_t i = 0; i < n; ++i)

@@ -73,7 +73,7 @@ def test_exact_counts_what_it_reads(tmp_path: Path, backend: Backend) -> None:
     rows = 7
     runner.run(TOKENS[20 : 20 + rows], decode=True)
     for ffn, neurons in zip(runner.ffns, runner.config.neurons, strict=True):
-        gate, up, down, pairs = ffn.stats.counts.tolist()
+        gate, up, down, pairs, _ = ffn.stats.counts.tolist()
         assert gate == neurons and up <= gate and down <= up
         assert 0 < down <= pairs < rows * neurons / 2  # dReLU: a quarter, for random weights
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from hotcold.demo import model_path
 from hotcold.engine.memory import available_memory
@@ -33,7 +34,6 @@ from hotcold.sparse.hybrid_ffn import hybrid_ffns
 from hotcold.sparse.predictor import check_predictors, load_predictors, predictor_names
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
-_DENSE_DOWN = "ffn_down lies by output in blocks along the neurons, and runs dense until panels are built"
 
 
 class LoadError(ValueError):
@@ -122,7 +122,7 @@ class LoadedModel:
         last = batch.positions[0] if rows == 1 else batch.positions[:rows].sum()
         counters.kv_positions += rows + int(last)
         if self._dense_rows is not None:
-            counters.rows += self._dense_rows if rows == 1 else self._dense_rows * (1, 1, 1, rows)
+            counters.rows += self._dense_rows if rows == 1 else self._dense_rows * (1, 1, 1, rows, 1)
 
     def with_sparsity(self, sparsity: str) -> LoadedModel:
         """The same weights in another mode, with a KV cache of its own.
@@ -156,27 +156,28 @@ class LoadedModel:
         if self.sparsity == "predicted" and self._predictors is None:
             with open_gguf(self._path) as file:
                 self._predictors = load_predictors(file, self.config, self.backend)
-        self.counters = Counters(np.zeros((self.config.layers, 4), np.int64))
+        self.counters = Counters(np.zeros((self.config.layers, 5), np.int64))
         self.footprint = self._footprint()
         pages = self._limits.sequences * self._limits.pages_per_sequence
         self.cache = KVCache(self.backend, self.config, pages)
         self.transformer = Transformer(
             self.config, self._weights, self.backend, self._ffns(), self._limits, self.cache
         )
-        # What a dense step of one token reads, [layers, 4]; the other modes' FFNs count for themselves.
-        columns = (1, int(self.config.gated), 1, 1)
-        self._dense_rows = np.outer(self.config.neurons, columns) if self.sparsity == "off" else None
+        # What a dense step of one token reads, [layers, 5]; the other modes' FFNs count for themselves.
+        self._dense_rows: npt.NDArray[np.int64] | None = None
+        if self.sparsity == "off":
+            runs = [layer.ffn.runs for layer in self._weights.layers]
+            columns = (1, int(self.config.gated), 1, 1)
+            rows = np.outer(self.config.neurons, columns)
+            self._dense_rows = np.column_stack([rows, runs]).astype(np.int64)
 
     def _mode(self, requested: str) -> tuple[str, list[str]]:
         """The mode in force, and notes that say what was chosen and what runs a slower way."""
         activation = self.config.activation
-        by_neuron = all(layer.down_layout == "by_neuron" for layer in self._weights.layers)
         if requested != "auto":
-            return requested, [] if requested == "off" or by_neuron else [_DENSE_DOWN]
+            return requested, []
         if activation not in SPARSE_ACTIVATIONS:
             return "off", [f"sparsity auto is off: activation {activation} gives no zeros"]
-        if not by_neuron:
-            return "off", [f"sparsity auto is off: {_DENSE_DOWN}"]
         note = "sparsity auto is exact: --sparsity predicted uses the predictor"
         return "exact", [note] if self._predictor_params else []
 
@@ -208,7 +209,7 @@ class LoadedModel:
             neurons=config.neurons,
             dim=config.dim,
             # As in FFNStats: without a gate the up rows count as gate rows.
-            row_bytes=tuple((gate, up, down) if gate else (up, 0, down) for gate, up, down in row_bytes),
+            row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
             kv_bytes=KVCache.page_bytes(config) // PAGE,
         )
 

@@ -21,7 +21,7 @@ class Footprint:
     token_bytes: int  #: one row of the embedding table; it has ``dim`` parameters
     neurons: tuple[int, ...]  #: of each layer
     dim: int  #: the model's width D, the parameters of one gate, up or down row
-    row_bytes: tuple[tuple[int, int, int], ...]  #: of one gate, up and down row of each layer
+    row_bytes: tuple[tuple[int, ...], ...]  #: of one gate, up and down row and one run's scales, by layer
     kv_bytes: int  #: K and V of one position in all layers
 
 
@@ -29,7 +29,7 @@ class Footprint:
 class Counters:
     """Sums over the steps of an engine; the difference of two snapshots describes what lay between."""
 
-    rows: npt.NDArray[np.int64]  #: ``[layers, 4]`` as in FFNStats, of the steps without a prompt row
+    rows: npt.NDArray[np.int64]  #: ``[layers, 5]`` as in FFNStats, of the steps without a prompt row
     prompt_tokens: int = 0
     prompt_s: float = 0.0  #: of the steps that had any prompt row
     decode_tokens: int = 0  #: of the steps without a prompt row, as all that follows
@@ -80,7 +80,7 @@ class Figures:
         total_bytes = (
             steps * footprint.step_bytes
             + tokens * footprint.token_bytes
-            + int((read * np.asarray(footprint.row_bytes, np.int64)).sum())
+            + int((counters.rows[:, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)).sum())
             + counters.kv_positions * footprint.kv_bytes
         )
         params = tokens * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim

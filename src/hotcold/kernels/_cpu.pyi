@@ -25,6 +25,10 @@ class WeightRows:
     def __init__(
         self, memory: Memory, offset: int, stride: int, count: int, cols: int, type: int
     ) -> None: ...
+    @staticmethod
+    def panels(dim: int, neurons: int, type: int) -> WeightRows: ...
+    @property
+    def panel_header(self) -> int: ...  # bytes of one panel's scales; 0 without panels
     def pack(self, tensor: npt.NDArray[np.uint8], pool: Pool) -> None: ...
 
 class FfnWeights:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import Tensor
+from hotcold.formats.blocks import BlockType, Tensor
 
 #: NumPy array on a CPU backend, torch tensor on a GPU.
 Buffer: TypeAlias = Any
@@ -114,6 +114,8 @@ class FFNTensors:
     """One layer's FFN as read from a file. ``gate`` is None without gating; then ``up`` plays its part.
 
     ``down`` is ``(N, D)`` when ``down_layout`` is ``by_neuron`` and ``(D, N)`` when it is ``by_output``.
+    Where the activation gives zeros, a backend makes rows by neuron of the latter too: it transposes float
+    types and packs quantised ones into panels.
     """
 
     gate: Tensor | None
@@ -137,6 +139,18 @@ class PredictorTensors:
     relu: bool  #: ReLU between the factors (PowerInfer's), or nothing (a truncated SVD)
 
 
+def scale_run(type: BlockType) -> int:
+    """Neurons whose down weights of one output share a scale, where blocks lie along the neurons."""
+    return 16 if type.name == "Q6_K" else 32
+
+
+def panel_bytes(type: BlockType, dim: int) -> tuple[int, int]:
+    """Bytes of one neuron's codes, and of the scales that a run shares, for blocks along the neurons."""
+    bits = int(next(filter(str.isdigit, type.name)))  # ggml names a type after the bits of its codes
+    header = type.nbytes - type.weights * bits // 8
+    return dim * bits // 8, dim * header * scale_run(type) // type.weights
+
+
 class Matrix(Protocol):
     """A weight matrix that a backend holds in its own layout."""
 
@@ -154,7 +168,12 @@ class FFNWeights(Protocol):
     @property
     def nbytes(self) -> int: ...
     @property
-    def row_bytes(self) -> tuple[int, int, int]: ...  # bytes of one gate, up and down row; 0 without a gate
+    def row_bytes(self) -> tuple[int, int, int, int]: ...
+
+    """Bytes of one gate, up and down row, and of the scales that one run of down rows shares; 0 without."""
+
+    @property
+    def runs(self) -> int: ...  # of down rows that share scales; 0 where each has its own
 
 
 class PredictorWeights(Protocol):
@@ -164,13 +183,14 @@ class PredictorWeights(Protocol):
 
 @dataclass
 class FFNStats:
-    """What the FFN op did for decode rows since it was cleared; int64 ``[4]``.
+    """What the FFN op did for decode rows since it was cleared; int64 ``[5]``.
 
     0: gate rows read, 1: up rows read, 2: down rows read (a row that serves several tokens of a step is read
-    once), 3: (token, neuron) pairs whose down row was added. Without a gate the up rows count as gate rows.
+    once), 3: (token, neuron) pairs whose down row was added, 4: runs of :func:`scale_run` neurons that any of
+    those down rows lies in, where down lies in panels. Without a gate the up rows count as gate rows.
     """
 
-    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(4, np.int64))
+    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(5, np.int64))
 
 
 class Program(Protocol):
@@ -266,7 +286,8 @@ class Backend(Protocol):
         Decode rows: only the candidates of ``mask`` are computed (all when None); with ``skip`` a neuron
         whose gate does not fire reads no further row. ``fired`` ``[T, ceil(N / 64)]`` uint64 gets the neurons
         with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients
-        when down lies by neuron; by output it is a dot, which quantises them like ``linear``.
+        where the activation gives zeros or down lies by neuron; else it is a dot, which quantises them like
+        ``linear``.
         """
         ...
 

@@ -2,7 +2,8 @@
 
 Weights are packed once into 64-byte aligned huge-page memory (csrc/kernels.h says how). A layer's FFN that
 lies by neuron takes two arenas: the gate rows, one contiguous stream, and for each neuron its up row then its
-down row.
+down row. Where the activation gives zeros, down by output is transposed if its type is a float, and packed
+into panels if it is quantised.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from hotcold.kernels.backend import (
     PredictorWeights,
     RopeTable,
     Rows,
+    panel_bytes,
+    scale_run,
 )
 from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor, own_weights
 
@@ -99,7 +102,8 @@ class _FFN:
     neurons: int
     dim: int
     nbytes: int
-    row_bytes: tuple[int, int, int]
+    row_bytes: tuple[int, int, int, int]
+    runs: int
     activation: str
 
 
@@ -193,31 +197,38 @@ class CPUBackend:
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
         check_ffn(tensors)
         neurons, dim = tensors.up.shape
-        sizes = [
-            _cpu.row_size(t.type.id, t.shape[1]) if t else 0 for t in (tensors.gate, tensors.up, tensors.down)
-        ]
+        down, by_output = tensors.down, tensors.down_layout == "by_output"
+        sparse = tensors.activation in SPARSE_ACTIVATIONS
+        if by_output and sparse and down.type.weights == 1:
+            down, by_output = transposed(down), False
+        sizes = [t.nbytes // neurons if t else 0 for t in (tensors.gate, tensors.up, down)]
+        row_bytes, runs = (sizes[0], sizes[1], sizes[2], 0), 0
         gate = self._matrix(tensors.gate) if tensors.gate else None
-        by_output = tensors.down_layout == "by_output"
-        if by_output or gate is None:  # without a gate up is the stream
-            up, down = self._matrix(tensors.up).rows, self._matrix(tensors.down).rows
+        if by_output and sparse:
+            up_rows = self._matrix(tensors.up).rows
+            down_rows = _cpu.WeightRows.panels(dim, neurons, down.type.id)
+            down_rows.pack(down.data, self._pool)
+            row_bytes = (*row_bytes[:2], *panel_bytes(down.type, dim))
+            runs = neurons // scale_run(down.type)
+        elif by_output or gate is None:  # without a gate up is the stream
+            up_rows, down_rows = self._matrix(tensors.up).rows, self._matrix(down).rows
         else:  # one arena: a neuron's up row, then its down row
             stride = sizes[1] + sizes[2]
             memory = _cpu.Memory(neurons * stride)
-            up = self._packed(memory, 0, stride, tensors.up)
-            down = self._packed(memory, sizes[1], stride, tensors.down)
+            up_rows = self._packed(memory, 0, stride, tensors.up)
+            down_rows = self._packed(memory, sizes[1], stride, down)
         biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
         native = _cpu.FfnWeights(
             gate.rows if gate else None,
-            up,
-            down,
+            up_rows,
+            down_rows,
             *biases,
-            by_output,
+            by_output and not sparse,
             ACTIVATIONS.index(tensors.activation),
             tensors.threshold,
         )
-        nbytes = sum(t.nbytes for t in (tensors.gate, tensors.up, tensors.down, *biases) if t is not None)
-        per_neuron = (sizes[0], sizes[1], tensors.down.nbytes // neurons)
-        return _FFN(native, neurons, dim, nbytes, per_neuron, tensors.activation)
+        nbytes = sum(t.nbytes for t in (tensors.gate, tensors.up, down, *biases) if t is not None)
+        return _FFN(native, neurons, dim, nbytes, row_bytes, runs, tensors.activation)
 
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights:
         check_predictor(tensors)
@@ -340,6 +351,13 @@ class CPUBackend:
         if k < 1:
             raise ValueError(f"k is {k}: at least 1 is needed")
         return _cpu.top_k(logits, k, bias, allowed)
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """A matrix of a float type with rows and columns exchanged; no value changes."""
+    rows, columns = tensor.shape
+    values = tensor.data.view(f"u{tensor.type.nbytes}")  # one element per weight
+    return Tensor(tensor.type, (columns, rows), np.ascontiguousarray(values.T).view(np.uint8))
 
 
 class ReadProbe:

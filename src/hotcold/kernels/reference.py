@@ -34,6 +34,8 @@ from hotcold.kernels.backend import (
     Program,
     RopeTable,
     Rows,
+    panel_bytes,
+    scale_run,
 )
 from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor, own_weights
 
@@ -121,7 +123,7 @@ class _FFN:
     gate: _Matrix | None
     up: _Matrix
     down: _Matrix
-    by_neuron: bool
+    down_layout: str
     activation: str
     threshold: np.float32
     down_bias: Floats | None
@@ -136,10 +138,24 @@ class _FFN:
         return (self.gate.nbytes if self.gate else 0) + self.up.nbytes + self.down.nbytes + bias
 
     @property
-    def row_bytes(self) -> tuple[int, int, int]:
-        gate = self.gate.tensor.nbytes if self.gate else 0
-        sizes = (gate, self.up.tensor.nbytes, self.down.tensor.nbytes)
-        return sizes[0] // self.neurons, sizes[1] // self.neurons, sizes[2] // self.neurons
+    def dense(self) -> bool:
+        """Whether down is a dot over all neurons."""
+        return self.down_layout == "by_output" and self.activation not in SPARSE_ACTIVATIONS
+
+    @property
+    def runs(self) -> int:
+        """Of neurons that share scales: down by output, quantised, and summed by neuron."""
+        panels = self.down_layout == "by_output" and not self.dense and self.down.quantised
+        return self.neurons // scale_run(self.down.tensor.type) if panels else 0
+
+    @property
+    def row_bytes(self) -> tuple[int, int, int, int]:
+        gate, up, down = (
+            m.tensor.nbytes // self.neurons if m else 0 for m in (self.gate, self.up, self.down)
+        )
+        if not self.runs:
+            return gate, up, down, 0
+        return gate, up, *panel_bytes(self.down.tensor.type, self.down.shape[0])
 
     def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
         """Which neurons' gates fire, and what multiplies their down rows; both ``[T, N]``.
@@ -158,7 +174,10 @@ class _FFN:
         return np.ones_like(fires), _smooth(self.activation, gate) * value
 
     def down_sum(self, coefficients: Floats) -> Floats:
-        y = coefficients @ self.down.values if self.by_neuron else self.down.dot(coefficients)
+        if self.dense:
+            y = self.down.dot(coefficients)
+        else:
+            y = coefficients @ (self.down.values if self.down_layout == "by_neuron" else self.down.values.T)
         return y if self.down_bias is None else y + self.down_bias
 
 
@@ -218,7 +237,7 @@ class ReferenceBackend:
             gate=None if tensors.gate is None else _Matrix(tensors.gate, tensors.gate_bias),
             up=_Matrix(tensors.up, tensors.up_bias),
             down=_Matrix(tensors.down),
-            by_neuron=tensors.down_layout == "by_neuron",
+            down_layout=tensors.down_layout,
             activation=tensors.activation,
             threshold=np.float32(tensors.threshold),
             down_bias=tensors.down_bias,
@@ -399,9 +418,10 @@ def _count(stats: FFNStats, w: _FFN, candidates: Bools, gated: Bools, added: Boo
         return
     rows = (candidates, gated if w.gate else candidates[:0], added)
     read = [int(which.any(axis=0).sum()) for which in rows]
-    if not w.by_neuron:  # down by output runs dense, whatever fires
+    if w.dense:
         read = [w.neurons, w.neurons if w.gate else 0, w.neurons]
-    stats.counts += (*read, int(added.sum()))
+    runs = int(added.any(axis=0).reshape(w.runs, -1).any(axis=1).sum()) if w.runs else 0
+    stats.counts += (*read, int(added.sum()), runs)
 
 
 def _cache_dtype(cache: Buffer) -> type[np.floating[Any]]:

@@ -1,7 +1,6 @@
 """From the tensors of a GGUF file to a backend's weights, layer by layer.
 
-Every name and shape is checked before anything is read. Quantised tensors reach the backend with the file's
-own blocks; only float ``ffn_down`` is transposed, which changes no value, where rows by neuron are of use.
+Every name and shape is checked before anything is read. Tensors reach the backend with the file's own blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 
 from hotcold.formats.blocks import BlockTypeError, Tensor, block_type
 from hotcold.formats.gguf import GGUFFile, printable
-from hotcold.kernels.backend import SPARSE_ACTIVATIONS, Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
+from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
 from hotcold.model.config import Config, ModelError
 
 #: Called with the bytes read so far and in all.
@@ -38,7 +37,6 @@ class LayerWeights:
     k_norm: Norm | None
     ffn_norm: Norm | None
     ffn: FFNWeights
-    down_layout: str  #: how the backend holds down: ``by_neuron`` or ``by_output``
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,6 @@ class _Reader:
     def layer(self, blk: str) -> LayerWeights:
         attn_norm, ffn_norm = _norms(self._config, blk, self._file.tensors)
         q, k, v = self._attention_inputs(blk)
-        ffn = self._ffn(blk)
         return LayerWeights(
             attn_norm=self.norm(blk + attn_norm),
             q=q,
@@ -183,8 +180,7 @@ class _Reader:
             q_norm=self._optional_norm(blk + "attn_q_norm"),
             k_norm=self._optional_norm(blk + "attn_k_norm"),
             ffn_norm=self._optional_norm(blk + ffn_norm),
-            ffn=self._backend.ffn_weights(ffn),
-            down_layout=ffn.down_layout,
+            ffn=self._backend.ffn_weights(self._ffn(blk)),
         )
 
     def matrix(self, name: str) -> Matrix:
@@ -227,8 +223,6 @@ class _Reader:
         up = self._tensor(f"{blk}ffn_up.weight")
         name, layout = _down(config, blk, self._file.tensors)
         down = self._tensor(f"{blk}{name}.weight")
-        if layout == "by_output" and config.activation in SPARSE_ACTIVATIONS and down.type.weights == 1:
-            down, layout = transposed(down), "by_neuron"
         biases = (self._vector(f"{blk}{part}.bias") for part in ("ffn_gate", "ffn_up", name))
         return FFNTensors(gate, up, down, layout, config.activation, config.threshold, *biases)
 
@@ -248,13 +242,6 @@ class _Reader:
         if not np.isfinite(values).all():
             raise ModelError(f"tensor {name} holds values that are not finite: the file is damaged")
         return values
-
-
-def transposed(tensor: Tensor) -> Tensor:
-    """A matrix of a float type with rows and columns exchanged; no value changes."""
-    rows, columns = tensor.shape
-    values = tensor.data.view(f"u{tensor.type.nbytes}")  # one element per weight
-    return Tensor(tensor.type, (columns, rows), np.ascontiguousarray(values.T).view(np.uint8))
 
 
 def upload(backend: Backend, values: Floats | None) -> Floats | None:
