@@ -1,6 +1,8 @@
 // The block types: how a packed row's scales and codes become vectors. A new type is one struct here, one
 // line in `with_type`, and its packing in pack.cpp.
 #pragma once
+#include <utility>
+
 #include "kernels.h"
 #include "vec.h"
 
@@ -12,14 +14,21 @@ namespace {
 using F = Vec::F;
 using I = Vec::I;
 
+// A step that is left as a call of its own would move a kernel's registers to memory and back.
+#if defined(_MSC_VER)
+#define HC_INLINE __forceinline
+#else
+#define HC_INLINE inline __attribute__((always_inline))
+#endif
+
 template <int N> struct Index {
     static constexpr int value = N;
 };
-template <int Begin, int End, class Fn> inline void unroll(Fn&& fn) {
-    if constexpr (Begin < End) {
-        fn(Index<Begin>{});
-        unroll<Begin + 1, End>(fn);
-    }
+template <int Begin, class Fn, int... N> HC_INLINE void unroll(Fn&& fn, std::integer_sequence<int, N...>) {
+    (fn(Index<Begin + N>{}), ...);
+}
+template <int Begin, int End, class Fn> HC_INLINE void unroll(Fn&& fn) {
+    unroll<Begin>(fn, std::make_integer_sequence<int, End - Begin>{});
 }
 template <class T> inline T smaller(T a, T b) { return a < b ? a : b; }
 template <class T> inline T larger(T a, T b) { return a > b ? a : b; }

@@ -305,7 +305,8 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
     n, d = tensors.up.shape
     assert weights.neurons == n
     read = [count * size for count, size in zip((n, n, n, weights.runs), weights.row_bytes, strict=True)]
-    assert sum(read) == sum(t.nbytes for t in (tensors.gate, tensors.up, tensors.down) if t)
+    unread = sum(t.nbytes for t in (tensors.gate, tensors.up, tensors.down) if t) - sum(read)
+    assert unread == 0 if d % 8 == 0 else 0 <= unread < 2 * n  # bytes are whole numbers
     sparse = tensors.activation in ("relu", "drelu", "relu2")
     for skip, masked, (decode, prompt) in (
         (False, False, (1, 0)), (sparse, False, (16, 0)), (False, False, (0, 33)), (sparse, True, (3, 5)),
