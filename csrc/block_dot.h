@@ -19,24 +19,30 @@ class Stream {
     explicit Stream(const Segment& one) : segment_(one) {}
     Stream(const Segment* first, const Segment* end) : next_(first), end_(end) {}
     void fetch(int64_t bytes) {
-        for (; bytes > 0; bytes -= 64) {
-            if (left_ <= 0) {
-                if (segment_.count == 0) {
-                    if (next_ == end_) return;
-                    segment_ = *next_++;
-                }
-                at_ = segment_.at, left_ = segment_.bytes + 63;
-                segment_.at += segment_.step, --segment_.count;
-            }
-            Vec::prefetch(at_);
-            at_ += 64, left_ -= 64;
+        owed_ += bytes;
+        while (owed_ >= 64) {
+            if (at_ >= stop_ && !advance()) return;
+            const int64_t left = stop_ - at_, now = smaller(owed_ & ~int64_t(63), (left + 63) & ~int64_t(63));
+            const uint8_t* const stop = at_ + now;
+            for (; at_ < stop; at_ += 64) Vec::prefetch(at_);
+            owed_ -= now;
         }
     }
 
   private:
+    bool advance() {
+        if (segment_.count == 0) {
+            if (next_ == end_) return false;
+            segment_ = *next_++;
+        }
+        at_ = segment_.at, stop_ = at_ + segment_.bytes;
+        segment_.at += segment_.step, --segment_.count;
+        return true;
+    }
+
+    const uint8_t *at_ = nullptr, *stop_ = nullptr;
+    int64_t owed_ = 0;
     Segment segment_{nullptr, 0, 0, 0};
-    const uint8_t* at_ = nullptr;
-    int64_t left_ = 0;
     const Segment *next_ = nullptr, *end_ = nullptr;
 };
 
@@ -69,6 +75,16 @@ template <class B> inline int64_t codes_of(int64_t blocks, int64_t block) {
     return blocks * B::header_quarters / 4 + block * B::units * 4;
 }
 
+// Calls fn(lanes, l, n) for the vectors of the group that starts at `block`: lanes [l, l + n) of `lanes`.
+// Full groups get constants, which are worth a copy of the code.
+template <class Fn> HC_INLINE void for_lanes(int64_t blocks, int64_t block, Fn&& fn) {
+    const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
+    if (lanes == kLanes)
+        for (int l = 0; l < kLanes; l += Vec::width) fn(kLanes, l, Vec::width);
+    else
+        for (int l = 0; l < lanes; l += Vec::width) fn(lanes, l, smaller(Vec::width, lanes - l));
+}
+
 // What codes that are too large have added to a dot.
 template <class B> inline I start_of(const Input& in, int t, int64_t at, bool high) {
     constexpr int shift = B::signed_codes ? Vec::signed_shift : B::shift;
@@ -82,10 +98,10 @@ template <class B> inline I start_of(const Input& in, int t, int64_t at, bool hi
 }
 
 // One group of R rows and T tokens: lanes [l, l + n) of a group of `lanes` blocks that starts at `block`.
-template <class B, int R, int T> inline void dot_group(const uint8_t* const* rows, const Input& in, int t0,
-                                                       int64_t blocks, int64_t block, int lanes, int l, int n,
-                                                       F (&sum)[R][T]) {
-    constexpr int H = B::halves ? 2 : 1;
+template <class B, int R, int T> HC_INLINE void dot_group(const uint8_t* const* rows, const Input& in, int t0,
+                                                          int64_t blocks, int64_t block, int lanes, int l,
+                                                          int n, F (&sum)[R][T]) {
+    constexpr int H = B::halves ? 2 : 1, M = smaller(Vec::words_at_once(B::code_bits), B::parts);
     I acc[R][T][H], unit[R][B::units];
     for (int t = 0; t < T; ++t)
         for (int h = 0; h < H; ++h) {
@@ -94,16 +110,19 @@ template <class B, int R, int T> inline void dot_group(const uint8_t* const* row
         }
     for (int r = 0; r < R; ++r)
         load_units<B>(rows[r] + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit[r]);
-    unroll<0, B::parts * B::words_per_part>([&](auto k) {
-        constexpr int P = decltype(k)::value / B::words_per_part, W = decltype(k)::value % B::words_per_part;
-        I codes[R];
-        for (int r = 0; r < R; ++r) codes[r] = B::template word<P, W>(unit[r]);
+    unroll<0, B::parts / M * B::words_per_part>([&](auto k) {
+        constexpr int W = decltype(k)::value / (B::parts / M),
+                      first = decltype(k)::value % (B::parts / M) * M;
+        I codes[R][M];
+        unroll<0, M>([&](auto m) {
+            for (int r = 0; r < R; ++r)
+                codes[r][decltype(m)::value] = B::template word<first + decltype(m)::value, W>(unit[r]);
+        });
         for (int t = 0; t < T; ++t) {
-            const I x =
-                Vec::load_i(in.codes(t0 + t) + block * kBlock + (P + W * B::parts) * 4 * kLanes + 4 * l);
+            const int8_t* x = in.codes(t0 + t) + block * kBlock + (first + W * B::parts) * 4 * kLanes + 4 * l;
             for (int r = 0; r < R; ++r) {
                 I& a = acc[r][t][W * (H - 1)];
-                a = B::signed_codes ? Vec::dot4_signed(a, codes[r], x) : Vec::dot4(a, codes[r], x);
+                a = Vec::template dot4<B::signed_codes, M>(a, codes[r], x, 4 * kLanes);
             }
         }
     });
@@ -131,13 +150,10 @@ template <class B, int R, int T> inline void dot_quantised(const uint8_t* const*
         for (int t = 0; t < T; ++t) sum[r][t] = Vec::zero();
     const int64_t blocks = in.cols / kBlock;
     for (int64_t block = 0; block < blocks; block += kLanes) {
-        const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
-        for (int l = 0; l < lanes; l += Vec::width)
-            if (l + Vec::width <= lanes)
-                dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, Vec::width, sum);
-            else
-                dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, lanes - l, sum);
-        stream.fetch(R * lanes * (B::header_quarters + 16 * B::units) / 4);
+        for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
+            dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, n, sum);
+        });
+        stream.fetch(R * smaller<int64_t>(kLanes, blocks - block) * (B::header_quarters + 16 * B::units) / 4);
     }
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
@@ -200,92 +216,108 @@ template <class B, int P, int W, int Byte> inline F weight(const I* unit, const 
 // element e of the block in lane l of group g is y[g * kGroup + e * kLanes + l], so y holds whole groups.
 template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t cols,
                                                      float* y, Stream& stream) {
+    constexpr int words = B::words_per_part;
     const int64_t blocks = cols / kBlock;
-    for (int64_t block = 0; block < blocks; block += kLanes) {
-        const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
-        for (int l = 0; l < lanes; l += Vec::width) {
-            const int n = smaller(Vec::width, lanes - l);
-            F factor[K];
-            Head head[K];
-            I unit[K][B::units];
-            for (int k = 0; k < K; ++k) {
-                head[k] = B::head({rows[k], blocks, block + l, n});
-                factor[k] = one_scale<B> ? Vec::mul(head[k].scale, Vec::set1(c[k])) : Vec::set1(c[k]);
-                load_units<B>(rows[k] + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit[k]);
-            }
-            float* group = y + block * kBlock + l;
-            unroll<0, B::parts * B::words_per_part>([&](auto j) {
-                constexpr int P = decltype(j)::value / B::words_per_part,
-                              W = decltype(j)::value % B::words_per_part;
-                unroll<0, 4>([&](auto byte) {
-                    constexpr int Byte = decltype(byte)::value;
-                    float* to = group + (4 * (P + W * B::parts) + Byte) * kLanes;
-                    F sum = Vec::load(to);
-                    for (int k = 0; k < K; ++k)
-                        if constexpr (one_scale<B>)
-                            sum = Vec::fma(B::template value<P, W, Byte>(unit[k]), factor[k], sum);
-                        else
-                            sum = Vec::fma(weight<B, P, W, Byte>(unit[k], head[k]), factor[k], sum);
-                    Vec::store(to, sum);
-                });
-                if (P + W * B::parts < B::units) stream.fetch(K * 4 * n);
-            });
-            stream.fetch(K * n * B::header_quarters / 4);
+    const auto lanes_of = [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
+        F factor[K];
+        Head head[K];
+        I unit[K][B::units];
+        for (int k = 0; k < K; ++k) {
+            head[k] = B::head({rows[k], blocks, block + l, n});
+            factor[k] = one_scale<B> ? Vec::mul(head[k].scale, Vec::set1(c[k])) : Vec::set1(c[k]);
+            load_units<B>(rows[k] + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit[k]);
         }
-    }
+        float* group = y + block * kBlock + l;
+        unroll<0, B::parts * words>([&](auto j) HC_INLINE_LAMBDA {
+            constexpr int P = decltype(j)::value / words, W = decltype(j)::value % words;
+            unroll<0, 4>([&](auto byte) HC_INLINE_LAMBDA {
+                constexpr int Byte = decltype(byte)::value;
+                float* to = group + (4 * (P + W * B::parts) + Byte) * kLanes;
+                F sum = Vec::load(to);
+                for (int k = 0; k < K; ++k)
+                    if constexpr (one_scale<B>)
+                        sum = Vec::fma(B::template value<P, W, Byte>(unit[k]), factor[k], sum);
+                    else
+                        sum = Vec::fma(weight<B, P, W, Byte>(unit[k], head[k]), factor[k], sum);
+                Vec::store(to, sum);
+            });
+            if (P + W * B::parts < B::units) stream.fetch(K * 4 * n);
+        });
+        stream.fetch(K * n * B::header_quarters / 4);
+    };
+    for (int64_t block = 0; block < blocks; block += kLanes)
+        for_lanes(blocks, block,
+                  [&](int lanes, int l, int n) HC_INLINE_LAMBDA { lanes_of(block, lanes, l, n); });
 }
 
-// One panel: y += sum of c[k] code[k] over the neurons of run `r`, times the scales of the outputs. The sum
-// is kept in registers, a few parts of the codes at a time, and goes to y once; both in the packed order of
-// axpy.
-template <class B> inline void panel_axpy(const uint8_t* panel, int r, const uint8_t* const* rows,
-                                          const float* c, int count, int64_t blocks, float* y,
-                                          Stream& stream) {
-    constexpr int words = B::words_per_part, parts = Vec::panel_vectors / 4 / words;
+// The neurons of one run of a panel: `scales` is the panel, y as in axpy.
+struct PanelRun {
+    const uint8_t* scales;
+    int run;
+    const uint8_t* const* rows;
+    const float* c;
+    int count;
+    int64_t blocks;  // of 32 outputs
+};
+
+// Parts [first, first + parts) of some lanes' codes: y += (sum of c[k] code[k]) * scale + (sum of c[k]) *
+// minimum.
+template <class B, int first, int parts>
+HC_INLINE void panel_parts(const PanelRun& p, int64_t block, int lanes, int l, int n, F total, float* y) {
+    constexpr int words = B::words_per_part;
+    F sum[parts * words * 4];
+    for (F& s : sum) s = Vec::zero();
+    for (int k = 0; k < p.count; ++k) {
+        I unit[B::units];
+        load_units<B>(p.rows[k] + block * 4 * B::units + 4 * l, lanes, n, unit);
+        const F factor = Vec::set1(p.c[k]);
+        unroll<0, parts * words * 4>([&](auto j) HC_INLINE_LAMBDA {
+            constexpr int J = decltype(j)::value, P = first + J / 4 / words, W = J / 4 % words;
+            sum[J] = Vec::fma(B::template value<P, W, J % 4>(unit), factor, sum[J]);
+        });
+    }
+    unroll<0, parts * words * 4>([&](auto j) HC_INLINE_LAMBDA {
+        constexpr int J = decltype(j)::value, P = first + J / 4 / words, W = J / 4 % words;
+        constexpr int e = 4 * (P + W * B::parts) + J % 4;
+        const int64_t at = block * kBlock + e * lanes + l;
+        const Head head = panel_head<B>({p.scales, p.blocks * kBlock, at, n}, p.run);
+        float* to = y + block * kBlock + e * kLanes + l;
+        F v = Vec::fma(sum[J], head.scale, Vec::load(to));
+        if constexpr (B::has_minimum) v = Vec::fma(head.minimum, total, v);
+        Vec::store(to, v);
+    });
+}
+
+// y += what the neurons of one run add. Their sum is kept in registers, a few parts of the codes at a time,
+// and goes to y once.
+template <class B> inline void panel_axpy(const PanelRun& p, float* y, Stream& stream) {
+    constexpr int parts = Vec::panel_vectors / 4 / B::words_per_part;
     F total = Vec::zero();
-    for (int k = 0; k < count; ++k) total = Vec::add(total, Vec::set1(c[k]));
-    for (int64_t block = 0; block < blocks; block += kLanes) {
-        const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
-        for (int l = 0; l < lanes; l += Vec::width) {
-            const int n = smaller(Vec::width, lanes - l);
-            unroll<0, B::parts / parts>([&](auto chunk) {
-                constexpr int first = decltype(chunk)::value * parts;
-                F sum[parts * words * 4];
-                for (F& s : sum) s = Vec::zero();
-                for (int k = 0; k < count; ++k) {
-                    I unit[B::units];
-                    load_units<B>(rows[k] + block * 4 * B::units + 4 * l, lanes, n, unit);
-                    const F factor = Vec::set1(c[k]);
-                    unroll<0, parts * words * 4>([&](auto j) {
-                        constexpr int J = decltype(j)::value, P = first + J / 4 / words, W = J / 4 % words;
-                        sum[J] = Vec::fma(B::template value<P, W, J % 4>(unit), factor, sum[J]);
-                    });
-                }
-                unroll<0, parts * words * 4>([&](auto j) {
-                    constexpr int J = decltype(j)::value, P = first + J / 4 / words, W = J / 4 % words;
-                    constexpr int e = 4 * (P + W * B::parts) + J % 4;
-                    const Head head =
-                        panel_head<B>({panel, blocks * kBlock, block * kBlock + e * lanes + l, n}, r);
-                    float* to = y + block * kBlock + e * kLanes + l;
-                    F v = Vec::fma(sum[J], head.scale, Vec::load(to));
-                    if constexpr (B::has_minimum) v = Vec::fma(head.minimum, total, v);
-                    Vec::store(to, v);
-                });
-                stream.fetch((count * 4 * B::units * n + (n * kBlock * B::header_quarters / 128)) * parts /
-                             B::parts);
+    for (int k = 0; k < p.count; ++k) total = Vec::add(total, Vec::set1(p.c[k]));
+    for (int64_t block = 0; block < p.blocks; block += kLanes) {
+        for_lanes(p.blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
+            unroll<0, B::parts / parts>([&](auto chunk) HC_INLINE_LAMBDA {
+                panel_parts<B, decltype(chunk)::value * parts, parts>(p, block, lanes, l, n, total, y);
+                stream.fetch(n * (p.count * 4 * B::units + B::header_quarters / 4) * parts / B::parts);
             });
-        }
+        });
     }
 }
 
 template <class P, int K>
 inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols, float* y, Stream& stream) {
-    for (int64_t i = 0; i < cols; i += Vec::width) {
+    int64_t i = 0;
+    for (; i + Vec::width <= cols; i += Vec::width) {
+        F sum = Vec::load(y + i);
+        for (int k = 0; k < K; ++k) sum = Vec::fma(P::load(rows[k], i), Vec::set1(c[k]), sum);
+        Vec::store(y + i, sum);
+        stream.fetch(K * Vec::width * P::bytes);
+    }
+    for (; i < cols; i += Vec::width) {
         const int n = int(smaller<int64_t>(Vec::width, cols - i));
         F sum = Vec::load(y + i, n);
         for (int k = 0; k < K; ++k) sum = Vec::fma(P::load(rows[k], i, n), Vec::set1(c[k]), sum);
         Vec::store(y + i, sum, n);
-        stream.fetch(K * Vec::width * P::bytes);
     }
 }
 

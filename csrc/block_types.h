@@ -14,13 +14,6 @@ namespace {
 using F = Vec::F;
 using I = Vec::I;
 
-// A step that is left as a call of its own would move a kernel's registers to memory and back.
-#if defined(_MSC_VER)
-#define HC_INLINE __forceinline
-#else
-#define HC_INLINE inline __attribute__((always_inline))
-#endif
-
 template <int N> struct Index {
     static constexpr int value = N;
 };
@@ -30,8 +23,8 @@ template <int Begin, class Fn, int... N> HC_INLINE void unroll(Fn&& fn, std::int
 template <int Begin, int End, class Fn> HC_INLINE void unroll(Fn&& fn) {
     unroll<Begin>(fn, std::make_integer_sequence<int, End - Begin>{});
 }
-template <class T> inline T smaller(T a, T b) { return a < b ? a : b; }
-template <class T> inline T larger(T a, T b) { return a > b ? a : b; }
+template <class T> constexpr T smaller(T a, T b) { return a < b ? a : b; }
+template <class T> constexpr T larger(T a, T b) { return a > b ? a : b; }
 
 // Lanes [at, at + n) of a row: `at` counts blocks.
 struct Lanes {
@@ -45,7 +38,7 @@ struct Head {
     F scale, high_scale, minimum;
 };
 
-inline F f16_lanes(const Lanes& s, int64_t region) {
+HC_INLINE F f16_lanes(const Lanes& s, int64_t region) {
     return Vec::load_f16((const uint16_t*)(s.row + region * s.blocks) + s.at, s.n);
 }
 
@@ -56,6 +49,7 @@ struct TypeBase {
     static constexpr bool quantised = true;
     static constexpr int parts = 4, words_per_part = 2, units = 4;
     static constexpr bool signed_codes = false;  // whether word() gives int8 or codes 0..127
+    static constexpr int code_bits = 4;          // of the largest magnitude that word() gives
     static constexpr int shift = 0;              // codes are 1 << shift too large, when not 0
     static constexpr bool halves = false;        // two scales in a block, of 16 weights each
     static constexpr bool has_minimum = false;
@@ -64,14 +58,14 @@ struct TypeBase {
     template <int W> static I nibbles(I part) {
         return Vec::bit_and(W ? Vec::shr<4>(part) : part, Vec::set1_i(0x0f0f0f0f));
     }
-    static Head f16_head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), Vec::zero()}; }
+    static HC_INLINE Head f16_head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), Vec::zero()}; }
 };
 
 struct BlockQ8_0 : TypeBase {
     static constexpr int header_quarters = 8;  // bytes of scales for 4 blocks
-    static constexpr int parts = 8, words_per_part = 1, units = 8;
+    static constexpr int parts = 8, words_per_part = 1, units = 8, code_bits = 7;
     static constexpr bool signed_codes = true;
-    static Head head(const Lanes& s) { return f16_head(s); }
+    static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
     template <int P, int W> static I word(const I* unit) { return unit[P]; }
     template <int P, int W, int Byte> static F value(const I* unit) {
         return Vec::to_float(Vec::sar<24>(Vec::shl<24 - 8 * Byte>(unit[P])));
@@ -80,7 +74,7 @@ struct BlockQ8_0 : TypeBase {
 
 struct BlockQ4_0 : TypeBase {
     static constexpr int header_quarters = 8, shift = 3;
-    static Head head(const Lanes& s) { return f16_head(s); }
+    static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
     template <int P, int W> static I word(const I* unit) { return nibbles<W>(unit[P]); }
     template <int P, int W, int Byte> static F value(const I* unit) {
         return Vec::nibble<2 * Byte + W>(unit[P]);
@@ -97,7 +91,7 @@ template <class B, int P, int W, int Byte> inline F byte_value(const I* unit) {
 struct BlockQ4_1 : TypeBase {
     static constexpr int header_quarters = 16;
     static constexpr bool has_minimum = true;
-    static Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
+    static HC_INLINE Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
     template <int P, int W> static I word(const I* unit) { return nibbles<W>(unit[P]); }
     template <int P, int W, int Byte> static F value(const I* unit) {
         return byte_value<BlockQ4_1, P, W, Byte>(unit);
@@ -106,7 +100,7 @@ struct BlockQ4_1 : TypeBase {
 
 // A fifth bit: byte c of unit 4 holds, for word w, the high bit of element 4w + c as its bit w.
 struct FiveBits : TypeBase {
-    static constexpr int units = 5;
+    static constexpr int units = 5, code_bits = 5;
     template <int P, int W> static I word(const I* unit) {
         constexpr int w = P + 4 * W;
         const I high =
@@ -117,7 +111,7 @@ struct FiveBits : TypeBase {
 
 struct BlockQ5_0 : FiveBits {
     static constexpr int header_quarters = 8, shift = 4;
-    static Head head(const Lanes& s) { return f16_head(s); }
+    static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
     template <int P, int W, int Byte> static F value(const I* unit) {
         return byte_value<BlockQ5_0, P, W, Byte>(unit);
     }
@@ -126,14 +120,14 @@ struct BlockQ5_0 : FiveBits {
 struct BlockQ5_1 : FiveBits {
     static constexpr int header_quarters = 16;
     static constexpr bool has_minimum = true;
-    static Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
+    static HC_INLINE Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
     template <int P, int W, int Byte> static F value(const I* unit) {
         return byte_value<BlockQ5_1, P, W, Byte>(unit);
     }
 };
 
 // Scales and minima of 6 bits: low nibbles of both in a byte, two high bits of each in another.
-inline Head k_scales(F d, F dmin, I low, I high) {
+HC_INLINE Head k_scales(F d, F dmin, I low, I high) {
     const I four = Vec::set1_i(15), two = Vec::set1_i(3);
     const I scale = Vec::bit_or(Vec::bit_and(low, four), Vec::shl<4>(Vec::bit_and(high, two)));
     const I minimum = Vec::bit_or(Vec::shr<4>(low), Vec::shl<4>(Vec::bit_and(Vec::shr<2>(high), two)));
@@ -146,7 +140,7 @@ struct KBlock {
     static constexpr bool has_minimum = true, super = true;
     // Super-blocks of 8 blocks. Regions: d, dmin (float16 per super-block), a byte per block (low nibbles), 4
     // bytes per super-block (high bits).
-    static Head head(const Lanes& s) {
+    static HC_INLINE Head head(const Lanes& s) {
         const int64_t supers = s.blocks / 8;
         const uint16_t* d = (const uint16_t*)s.row;
         return k_scales(Vec::spread_f16(d, s.at, s.n), Vec::spread_f16(d + supers, s.at, s.n),
@@ -154,7 +148,7 @@ struct KBlock {
                         Vec::spread_nibbles(s.row + 12 * supers, s.at, s.n));
     }
     // The same of outputs [at, at + n) of a panel, run `r` of its neurons.
-    static Head panel_head(const Lanes& s, int r) {
+    static HC_INLINE Head panel_head(const Lanes& s, int r) {
         const I high = Vec::load_u8(s.row + (12 + r / 2) * s.blocks + s.at, s.n);
         return k_scales(f16_lanes(s, 0), f16_lanes(s, 2),
                         Vec::load_u8(s.row + (4 + r) * s.blocks + s.at, s.n),
@@ -179,16 +173,16 @@ struct BlockQ5_K : FiveBits, KBlock {
 
 // Two high bits: byte c of unit 4 + w / 4 holds those of element 4w + c at bit 2 (w % 4).
 struct BlockQ6_K : TypeBase {
-    static constexpr int header_quarters = 9, units = 6, shift = 5;
+    static constexpr int header_quarters = 9, units = 6, code_bits = 6, shift = 5;
     static constexpr bool halves = true, super = true;
-    static Head head(const Lanes& s) {
+    static HC_INLINE Head head(const Lanes& s) {
         const int64_t supers = s.blocks / 8;
         const F d = Vec::spread_f16((const uint16_t*)s.row, s.at, s.n);
         const uint8_t* scales = s.row + 2 * supers + s.at;
         return {Vec::mul(d, Vec::to_float(Vec::load_i8(scales, s.n))),
                 Vec::mul(d, Vec::to_float(Vec::load_i8(scales + s.blocks, s.n))), Vec::zero()};
     }
-    static Head panel_head(const Lanes& s, int r) {
+    static HC_INLINE Head panel_head(const Lanes& s, int r) {
         const I scale = Vec::load_i8(s.row + (2 + r) * s.blocks + s.at, s.n);
         return {Vec::mul(f16_lanes(s, 0), Vec::to_float(scale)), Vec::zero(), Vec::zero()};
     }
@@ -214,17 +208,17 @@ template <class T> struct TableBlock : TypeBase {
 };
 
 struct BlockIQ4_NL : TableBlock<BlockIQ4_NL> {
-    static constexpr int header_quarters = 8;
+    static constexpr int header_quarters = 8, code_bits = 7;
     static constexpr int8_t table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                          1,    13,   25,  38,  53,  69,  89,  113};
-    static Head head(const Lanes& s) { return f16_head(s); }
+    static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
 };
 
 // OCP Microscaling FP4 (E2M1), values doubled; the scale is half of 2^(e - 127).
 struct BlockMXFP4 : TableBlock<BlockMXFP4> {
     static constexpr int header_quarters = 4;
     static constexpr int8_t table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    static Head head(const Lanes& s) {
+    static HC_INLINE Head head(const Lanes& s) {
         const I e = Vec::load_u8(s.row + s.at, s.n);
         // 2^(e - 128) as the product of two powers of two, because for e < 2 it is subnormal.
         const I half = Vec::shr<1>(e), rest = Vec::sub_i(e, half);
@@ -236,7 +230,7 @@ struct BlockMXFP4 : TableBlock<BlockMXFP4> {
 };
 
 // Scales of outputs [at, at + n) of a panel of `blocks` outputs, for run `r` of its neurons.
-template <class B> inline Head panel_head(const Lanes& s, int r) {
+template <class B> HC_INLINE Head panel_head(const Lanes& s, int r) {
     if constexpr (B::super)
         return B::panel_head(s, r);
     else

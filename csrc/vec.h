@@ -1,5 +1,14 @@
 // The vector type of the ISA that this file is being compiled for.
 #pragma once
+
+// A step that is left as a call of its own would move a kernel's registers to memory and back.
+#if defined(_MSC_VER)
+#define HC_INLINE __forceinline
+#define HC_INLINE_LAMBDA
+#else
+#define HC_INLINE inline __attribute__((always_inline))
+#define HC_INLINE_LAMBDA __attribute__((always_inline))
+#endif
 #if defined(HC_ISA_AVX512)
 #include "vec_avx512.h"
 #elif defined(HC_ISA_AVX2)

@@ -10,8 +10,8 @@ namespace {
 struct Vec {
     static constexpr const char* name = "avx2";
     static constexpr int width = 8;
-    static constexpr int accumulators = 2;
-    static constexpr int row_tile = 1, token_tile = 4, down_tile = 4;
+    static constexpr int accumulators = 4;
+    static constexpr int row_tile = 1, token_tile = 4, plain_tile = 2, down_tile = 4;
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
     static constexpr int signed_shift = 0;
     using F = __m256;
@@ -107,11 +107,19 @@ struct Vec {
     static I to_int(F a) { return _mm256_cvtps_epi32(a); }
     static F as_float(I a) { return _mm256_castsi256_ps(a); }
 
-    // Codes up to 127: the pairwise int16 sums of maddubs stay below 2 * 127 * 127.
-    static I dot4(I acc, I w, I x) {
-        return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+    // acc + four products of bytes in each lane of M words; those of x lie `step` bytes apart. Sums of pairs
+    // stay in 16 bits while they fit: a pair is below 2 * 127 * 2^bits.
+    static constexpr int words_at_once(int bits) { return bits <= 7 ? 1 << (7 - bits) : 1; }
+    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
+        I pairs[M];
+        for (int i = 0; i < M; ++i) {
+            const I v = load_i(x + i * step);
+            const I pair = Signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(v, w[i]))
+                                  : _mm256_maddubs_epi16(w[i], v);
+            pairs[i] = i ? _mm256_add_epi16(pairs[i - 1], pair) : pair;
+        }
+        return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs[M - 1], _mm256_set1_epi16(1)));
     }
-    static I dot4_signed(I acc, I w, I x) { return dot4(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w)); }
     template <int P> static F nibble(I w) {
         const I flipped = _mm256_xor_si256(w, _mm256_set1_epi32(int(0x88888888)));
         return to_float(sar<28>(shl<28 - 4 * P>(flipped)));

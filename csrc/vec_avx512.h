@@ -9,10 +9,10 @@ struct Vec {
     static constexpr const char* name = "avx512";
     static constexpr int width = 16;
     static constexpr int accumulators = 4;  // independent sums of one float dot
-    static constexpr int row_tile = 2, token_tile = 4, down_tile = 8;
+    static constexpr int row_tile = 2, token_tile = 4, plain_tile = 4, down_tile = 8;
     static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
     static constexpr int signed_shift =
-        7;  // dot4_signed adds (1 << signed_shift) * sum(x); 0: it adds nothing
+        7;  // a signed dot4 adds (1 << signed_shift) * sum(x); 0: it adds nothing
     using F = __m512;
     using I = __m512i;
 
@@ -96,10 +96,14 @@ struct Vec {
     static I to_int(F a) { return _mm512_cvtps_epi32(a); }
     static F as_float(I a) { return _mm512_castsi512_ps(a); }
 
-    // acc + four products of bytes in each lane; w holds codes 0..127.
-    static I dot4(I acc, I w, I x) { return _mm512_dpbusd_epi32(acc, w, x); }
-    static I dot4_signed(I acc, I w, I x) {
-        return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(w, _mm512_set1_epi8(char(0x80))), x);
+    // acc + four products of bytes in each lane of M words; those of x lie `step` bytes apart.
+    static constexpr int words_at_once(int) { return 8; }
+    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
+        for (int i = 0; i < M; ++i) {
+            const I u = Signed ? _mm512_xor_si512(w[i], _mm512_set1_epi8(char(0x80))) : w[i];
+            acc = _mm512_dpbusd_epi32(acc, u, load_i(x + i * step));
+        }
+        return acc;
     }
     // Nibble P of each lane less 8, as a float: a table of 16 floats is one register.
     template <int P> static F nibble(I w) {

@@ -11,7 +11,7 @@ struct Vec {
     static constexpr const char* name = "neon";
     static constexpr int width = 4;
     static constexpr int accumulators = 4;
-    static constexpr int row_tile = 1, token_tile = 4, down_tile = 8;
+    static constexpr int row_tile = 1, token_tile = 4, plain_tile = 4, down_tile = 8;
     static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
     static constexpr int signed_shift = 0;
     using F = float32x4_t;
@@ -119,10 +119,11 @@ struct Vec {
     static I to_int(F a) { return vcvtnq_s32_f32(a); }
     static F as_float(I a) { return vreinterpretq_f32_s32(a); }
 
-    static I dot4(I acc, I w, I x) {
-        return vdotq_s32(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
+    static constexpr int words_at_once(int) { return 8; }
+    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
+        for (int i = 0; i < M; ++i) acc = vdotq_s32(acc, vreinterpretq_s8_s32(w[i]), vld1q_s8(x + i * step));
+        return acc;
     }
-    static I dot4_signed(I acc, I w, I x) { return dot4(acc, w, x); }
     template <int P> static F nibble(I w) {
         const I flipped = veorq_s32(w, vdupq_n_s32(int(0x88888888)));
         return to_float(sar<28>(shl<28 - 4 * P>(flipped)));

@@ -11,7 +11,7 @@ struct Vec {
     static constexpr const char* name = "scalar";
     static constexpr int width = 4;
     static constexpr int accumulators = 1;
-    static constexpr int row_tile = 1, token_tile = 2, down_tile = 4;
+    static constexpr int row_tile = 1, token_tile = 2, plain_tile = 2, down_tile = 4;
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
     static constexpr int signed_shift = 0;
     struct F {
@@ -192,14 +192,13 @@ struct Vec {
         return r;
     }
 
-    static I dot4(I acc, I w, I x) {
-        return each<I>([&](int i) {
-            int32_t s = acc.v[i];
-            for (int k = 0; k < 4; ++k) s += int32_t(byte(w.v[i], k)) * byte(x.v[i], k);
-            return s;
-        });
+    static constexpr int words_at_once(int) { return 8; }
+    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
+        for (int j = 0; j < M; ++j)
+            for (int i = 0; i < 16; ++i)
+                acc.v[i / 4] += int32_t(byte(w[j].v[i / 4], i % 4)) * x[j * step + i];
+        return acc;
     }
-    static I dot4_signed(I acc, I w, I x) { return dot4(acc, w, x); }
     template <int P> static F nibble(I w) {
         return each<F>([&](int i) { return float(int(uint32_t(w.v[i]) >> (4 * P) & 15) - 8); });
     }

@@ -36,7 +36,7 @@ void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, f
         if constexpr (B::quantised)
             if (f.panels.neurons) {
                 const int run = int(neurons[0] % f.panels.neurons) / scale_run(f.down.type);
-                return panel_axpy<B>(f.panel(neurons[0]), run, rows, c, count, f.down.cols / kBlock, y,
+                return panel_axpy<B>({f.panel(neurons[0]), run, rows, c, count, f.down.cols / kBlock}, y,
                                      ahead);
             }
         int k = 0;
@@ -273,7 +273,7 @@ inline void add_tile(const float* tile, const float* scales, const TileLists& li
 
 // The values of one group's codes, or its weights where scales cannot be kept apart.
 template <class B, bool Weights>
-inline void decode_codes(const uint8_t* codes, int lanes, int l, int n, const Head& head, float* tile) {
+HC_INLINE void decode_codes(const uint8_t* codes, int lanes, int l, int n, const Head& head, float* tile) {
     I unit[B::units];
     load_units<B>(codes + 4 * l, lanes, n, unit);
     unroll<0, B::parts * B::words_per_part * 4>([&](auto j) {
@@ -296,13 +296,11 @@ inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float*
         for (int i = 0; i < kGroup; i += Vec::width) Vec::store(tile + i, Vec::zero());
     if constexpr (B::quantised) {
         const int64_t blocks = cols / kBlock, block = group * kLanes;
-        const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
-        for (int l = 0; l < lanes; l += Vec::width) {
-            const int n = smaller(Vec::width, lanes - l);
+        for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
             const Head head = B::head({row, blocks, block + l, n});
             Vec::store(scales + l, head.scale);
             decode_codes<B, !one_scale<B>>(row + codes_of<B>(blocks, block), lanes, l, n, head, tile);
-        }
+        });
     } else {
         const int64_t n = smaller<int64_t>(kGroup, cols - group * kGroup);
         for (int64_t i = 0; i < n; i += Vec::width) {
@@ -312,27 +310,31 @@ inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float*
     }
 }
 
-// One group of a panel's run: what panel_axpy does for one token, for many. `tile` has room for kTile + 2
-// rows; the last two take scales and minima.
-template <class B> void add_panel(const Ffn& f, int64_t first, int64_t group, const TileLists& lists,
-                                  int tokens, float* tile, float* acc) {
-    constexpr int DT = Vec::down_tile;
+// Decodes one group of a panel's run: `tile` gets a row of codes for each neuron, then one of scales and one
+// of minima.
+template <class B> void decode_panel(const Ffn& f, int64_t first, int64_t group, float* tile) {
     const int64_t blocks = f.down.cols / kBlock, block = group * kLanes;
-    const int lanes = int(smaller<int64_t>(kLanes, blocks - block)), rows = scale_run(f.down.type);
-    const int run = int(first % f.panels.neurons) / rows;
-    float *scales = tile + kTile * kGroup, *minima = scales + kGroup;
+    const int rows = scale_run(f.down.type), run = int(first % f.panels.neurons) / rows;
     const Head none{Vec::zero(), Vec::zero(), Vec::zero()};
-    for (int l = 0; l < lanes; l += Vec::width) {
-        const int n = smaller(Vec::width, lanes - l);
+    for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
         for (int k = 0; k < rows; ++k)
             decode_codes<B, false>(f.down_row(first + k) + block * 4 * B::units, lanes, l, n, none,
                                    tile + k * kGroup);
         for (int e = 0; e < kBlock; ++e) {
-            const Head head =
-                panel_head<B>({f.panel(first), f.down.cols, block * kBlock + e * lanes + l, n}, run);
-            Vec::store(scales + e * kLanes + l, head.scale);
-            Vec::store(minima + e * kLanes + l, head.minimum);
+            const int64_t at = block * kBlock + e * lanes + l;
+            const Head head = panel_head<B>({f.panel(first), f.down.cols, at, n}, run);
+            Vec::store(tile + rows * kGroup + e * kLanes + l, head.scale);
+            Vec::store(tile + (rows + 1) * kGroup + e * kLanes + l, head.minimum);
         }
+    });
+}
+
+// What panel_axpy does for one token, for many: a tile of `rows` neurons as decode_panel leaves it.
+template <class B>
+void add_panel(const float* tile, int rows, const TileLists& lists, int tokens, float* acc) {
+    constexpr int DT = Vec::down_tile;
+    const float *scales = tile + rows * kGroup, *minima = scales + kGroup;
+    for (int l = 0; l < kLanes; l += Vec::width)
         for (int e = 0; e < kBlock; e += DT)
             for (int t = 0; t < tokens; ++t) {
                 if (!lists.count[t]) continue;
@@ -345,14 +347,13 @@ template <class B> void add_panel(const Ffn& f, int64_t first, int64_t group, co
                     if constexpr (B::has_minimum) total = Vec::add(total, c);
                 }
                 for (int i = 0; i < DT; ++i) {
-                    const int64_t at = (e + i) * kLanes + l;
+                    const int at = (e + i) * kLanes + l;
                     float* to = acc + t * kGroup + at;
                     F v = Vec::fma(sum[i], Vec::load(scales + at), Vec::load(to));
                     if constexpr (B::has_minimum) v = Vec::fma(Vec::load(minima + at), total, v);
                     Vec::store(to, v);
                 }
             }
-    }
 }
 
 template <class B> constexpr bool tile_is_scaled() {
@@ -402,7 +403,8 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
                             !can_skip(f.activation));
                 if constexpr (B::quantised)
                     if (f.panels.neurons) {
-                        add_panel<B>(f, first, group, lists, tokens, tile, acc);
+                        decode_panel<B>(f, first, group, tile);
+                        add_panel<B>(tile, rows, lists, tokens, acc);
                         continue;
                     }
                 for (int k = 0; k < n; ++k)

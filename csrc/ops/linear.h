@@ -27,7 +27,7 @@ struct Sink {
 // fetches ahead.
 template <class B> inline void dots_of(const Rows& rows, const int32_t* list, int64_t first, int64_t count,
                                        const Input& in, int t0, int t1, Stream& stream, const Sink& sink) {
-    constexpr int RT = Vec::row_tile, TT = Vec::token_tile;
+    constexpr int RT = Vec::row_tile, TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
     const auto row = [&](int64_t r) { return list ? list[r] : first + r; };
     Stream idle;
     const auto tile = [&](auto row_count, auto token_count, int64_t r, int t) {
