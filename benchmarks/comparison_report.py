@@ -133,7 +133,10 @@ def _speeds(samples: Sequence[Sample]) -> list[str]:
 
 
 def _ratio_table(samples: Sequence[Sample]) -> list[str]:
-    lines = ["| paired ratio: median (pairs) | two_core | smt | any state |", "|---|---|---|---|"]
+    lines = [
+        f"| paired ratio: median (pairs) | {' | '.join(STATES)} | any state |",
+        "|---" * (len(STATES) + 2) + "|",
+    ]
     figures, all_pairs = summary(samples), paired(samples)
     for name in (*RATIOS, *WORST_OF):
         if figures["any_state"][name] is None:

@@ -5,8 +5,9 @@
 A virtual machine's two processors may be two cores of the host at one moment and the two hardware threads of
 one core at the next; everything that is limited by arithmetic or by one core's bandwidth then runs at another
 speed. The guest is not told. The time that two threads take to meet at a barrier tells it: a cache line
-travels between two cores in some 100 ns (``two_core``) and stays within one core in some 30 ns (``smt``). The
-probe is a few lines of C, compiled by the system's compiler when it is first used; it needs no privileges.
+travels between two cores in some 100 ns (``two_core``), between cores that share no cache in some 450 ns
+(``far``), and stays within one core in some 30 ns (``smt``). The probe is a few lines of C, compiled by the
+system's compiler when it is first used; it needs no privileges.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ import numpy as np
 
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 
-STATES = ("two_core", "smt")  #: and ``busy`` and ``mixed``, which say that a sample is of no use
+STATES = ("two_core", "smt", "far")  #: and ``busy`` and ``mixed``, which say that a sample is of no use
 #: Barriers faster than this, in ns, mean two hardware threads of one core. Measured on AMD Zen 4 and 5:
-#: 30 to 33 against 110 to 200.
-THRESHOLD_NS = 70.0
-
-#: Slower than this, in ns, mean that some other process has one of the processors.
-BUSY_NS = 1000.0
+#: 30 to 34 against 79 to 200.
+THRESHOLD_NS = 60.0
+FAR_NS = 270.0  #: slower ones, that the cores share no cache: 440 to 460 were measured
+BUSY_NS = 1000.0  #: and those slower than this, that another process has one of the processors
 
 _RUNS, _ROUNDS, _MOST_NS = 24, 1000, 20e6
 _SOURCE = r"""
@@ -137,7 +137,7 @@ class Conditions:
     """Under which something was measured.
 
     Attributes:
-        state: ``two_core``, ``smt``, or ``busy`` where another process has one of the processors; ``mixed``
+        state: one of :data:`STATES`, or ``busy`` where another process has one of the processors; ``mixed``
             where it was not the same before and after.
         barrier_ns: before and after.
         read_gb_s: at which all threads streamed through memory just before, 1e9 bytes a second.
@@ -164,6 +164,8 @@ class MachineState:
     def state_of(self, barrier_ns: float) -> str:
         if barrier_ns > BUSY_NS:
             return "busy"
+        if barrier_ns > FAR_NS:
+            return "far"
         return "smt" if barrier_ns < self.threshold_ns else "two_core"
 
     def around(self, run: Callable[[], T], seconds: float = 0.1) -> tuple[T, Conditions]:

@@ -299,11 +299,11 @@ class Weights(Mapping[str, Tensor]):
         values[:, -CONSTANT:] = 0
         as_stored = quantise(values, self.type).dequantise()
         sample = quantise(self._features[rng.integers(0, shape.vocab, 2000)], self.type).dequantise()
-        gates = sample @ as_stored.T  # [tokens, N], before the bias
+        gates = as_stored @ sample.T  # [N, tokens], before the bias
         assert self.recipe.active is not None
         shares = rng.permutation(power_law(shape.neurons, self.recipe.active))
         rank = np.clip(((1 - shares) * len(sample)).astype(int), 0, len(sample) - 1)
-        bias = -np.take_along_axis(np.sort(gates, axis=0), rank[None], axis=0)[0]
+        bias = -np.take_along_axis(np.sort(gates), rank[:, None], axis=1)[:, 0]
         values[:, -CONSTANT:] = (bias / sample[:, -CONSTANT:].sum(axis=1).mean())[:, None]
         set_reserved(rows, values, self.type)
         self._gate = (prefix, quantise(values, self.type).dequantise())

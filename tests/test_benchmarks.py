@@ -165,18 +165,20 @@ def test_ratios_pair_samples_of_one_round_and_one_state(report: ModuleType) -> N
         sample(2, "dense", 90, "mixed"), sample(2, "llama_cpp", 10, "mixed"),
         sample(3, "dense", 50, "two_core"),
     ]  # fmt: skip
-    summary = report.summary(samples)
-    assert summary["ratios"]["dense_over_llama_cpp"] == {"two_core": None, "smt": 1.5}
-    assert summary["pairs"]["dense_over_llama_cpp"] == {"two_core": 0, "smt": 1}
+    summary, none = report.summary(samples), dict.fromkeys(("two_core", "smt", "far"))
+    assert summary["ratios"]["dense_over_llama_cpp"] == none | {"smt": 1.5}
+    assert summary["pairs"]["dense_over_llama_cpp"] == dict.fromkeys(none, 0) | {"smt": 1}
     assert summary["any_state"]["dense_over_llama_cpp"] == 8
-    assert summary["ratios"]["predicted_over_powerinfer"] == {"two_core": None, "smt": None}
-    assert summary["ratios"]["prompt_over_llama_cpp"] == {"two_core": None, "smt": None}
-    assert "| dense_over_llama_cpp | - | 1.50 (1) | 8.00 (3; 1.50 to 9.00) |" in report.markdown(samples, {})
+    assert summary["ratios"]["predicted_over_powerinfer"] == none
+    assert summary["ratios"]["prompt_over_llama_cpp"] == none
+    assert "| dense_over_llama_cpp | - | 1.50 (1) | - | 8.00 (3; 1.50 to 9.00) |" in report.markdown(
+        samples, {}
+    )
 
 
 def test_a_sample_between_two_states_belongs_to_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     machine_state = importlib.import_module("machine_state")
-    barriers = iter([31.0, 32.0, 31.0, 150.0, 150.0, 140.0, 150.0, 5000.0, 5000.0, 5000.0])
+    barriers = iter([31.0, 32.0, 31.0, 150.0, 150.0, 140.0, 150.0, 5000.0, 5000.0, 5000.0, 450.0, 460.0])
 
     class Scripted:
         def measure(self, *seconds: float) -> float:
@@ -185,8 +187,8 @@ def test_a_sample_between_two_states_belongs_to_neither(monkeypatch: pytest.Monk
     monkeypatch.setattr(machine_state, "BarrierProbe", Scripted)
     monkeypatch.setattr(machine_state, "ReadProbe", lambda backend: Scripted())
     machine = machine_state.MachineState(1)
-    states = [machine.around(lambda: None)[1].state for _ in range(5)]
-    assert states == ["smt", "mixed", "two_core", "mixed", "busy"]
+    states = [machine.around(lambda: None)[1].state for _ in range(6)]
+    assert states == ["smt", "mixed", "two_core", "mixed", "busy", "far"]
 
 
 def test_the_barrier_of_two_threads_is_timed() -> None:
