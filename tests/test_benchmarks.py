@@ -1,11 +1,15 @@
-"""The synthetic models that speed is measured on: complete, and as sparse as they claim."""
+"""Benchmarks: models that are complete and as sparse as they claim, and figures that mean what they say."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +18,31 @@ from gguf import GGUFReader
 from hotcold.engine.loading import LoadOptions, load
 from hotcold.engine.scoring import Scorer, score
 from hotcold.formats.blocks import Tensor, block_type
+from hotcold.formats.gguf import open_gguf
+
+
+@pytest.fixture(scope="module", autouse=True)
+def benchmarks(repository: Path) -> Iterator[None]:
+    """Scripts import each other by name, as they do when one of them is run."""
+    folder = str(repository / "benchmarks")
+    sys.path.insert(0, folder)
+    yield
+    sys.path.remove(folder)
 
 
 @pytest.fixture(scope="module")
-def synthetic(repository: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("synthetic", repository / "benchmarks/synthetic.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def synthetic() -> ModuleType:
+    return importlib.import_module("synthetic")
+
+
+@pytest.fixture(scope="module")
+def contestants() -> ModuleType:
+    return importlib.import_module("contestants")
+
+
+@pytest.fixture(scope="module")
+def report() -> ModuleType:
+    return importlib.import_module("comparison_report")
 
 
 @pytest.mark.parametrize("active", [0.05, 0.2])
@@ -34,12 +53,14 @@ def test_the_share_of_neurons_that_fires(
     """Counted while the model runs, on the bytes of the file, against the share that was asked for."""
     shape = synthetic.Shape(512, 1408, 3, 8, 4, 2000, 512)
     path = tmp_path / "sparse.gguf"
-    synthetic.write(path, shape, type, active=active, vocabulary=None, seed=3)
+    synthetic.write(path, synthetic.Recipe(shape, type, active, "by_neuron", seed=3))
     model = load(path, LoadOptions())
     assert model.sparsity == "exact"
     scorer = Scorer(model)
     score(scorer, np.random.default_rng(0).integers(259, 2000, 200).tolist())
+    counted = [figures.active for figures in synthetic.verify(path)]
     assert scorer.figures.active_share_by_layer == pytest.approx([active] * 3, rel=0.1)
+    assert counted == pytest.approx([active] * 3, rel=0.1)
 
 
 def test_a_stock_file_runs_dense_and_has_all_that_llama_cpp_wants(
@@ -47,7 +68,7 @@ def test_a_stock_file_runs_dense_and_has_all_that_llama_cpp_wants(
 ) -> None:
     path = tmp_path / "dense.gguf"
     shape = synthetic.Shape(512, 1408, 2, 8, 8, 1000, 256)
-    synthetic.write(path, shape, "Q4_0", active=None, vocabulary=None, seed=1)
+    synthetic.write(path, synthetic.Recipe(shape))
     assert load(path, LoadOptions()).sparsity == "off"
     fields = GGUFReader(path).fields
     assert not any(name.startswith("hotcold.") for name in fields)
@@ -69,3 +90,136 @@ def test_shares_follow_a_power_law_of_the_right_mean(synthetic: ModuleType) -> N
     assert shares.mean() == pytest.approx(0.1) and (np.diff(shares) <= 0).all() and shares.max() <= 1
     tail = shares[shares < 1]
     assert tail[0] / tail[-1] > 20
+
+
+@pytest.mark.parametrize("type", ["Q4_0", "Q8_0", "F16"])
+def test_layouts_hold_the_same_weights(synthetic: ModuleType, tmp_path: Path, type: str) -> None:
+    shape = synthetic.Shape(512, 1376, 1, 8, 8, 1000, 256)
+    weights = {}
+    for layout in synthetic.LAYOUTS:
+        path = tmp_path / layout
+        synthetic.write(path, synthetic.Recipe(shape, type, 0.1, layout))
+        with open_gguf(path) as file:
+            assert file.magic == ("PWRI" if layout == "pwri" else "GGUF")
+            assert ("hotcold.ffn.activation" in file.metadata) == (layout != "pwri")
+            assert ("hotcold.ffn.down_layout" in file.metadata) == (layout == "by_neuron")
+            weights[layout] = {name: file.load(name).dequantise() for name in file.tensors}
+    stock = weights["by_output"]
+    assert not stock["blk.0.ffn_down.weight"][-synthetic.RESERVED :].any()
+    assert stock["blk.0.ffn_down.weight"].std() > 0
+    by_neuron = stock | {"blk.0.ffn_down.weight": stock["blk.0.ffn_down.weight"].T}
+    np.testing.assert_equal(weights["by_neuron"], by_neuron)
+    pwri = {name.replace("down_t", "down"): values for name, values in weights["pwri"].items()}
+    np.testing.assert_equal({name: pwri[name] for name in by_neuron}, by_neuron)
+    assert pwri.keys() - by_neuron.keys() == {"blk.0.fc1.weight", "blk.0.fc2.weight"}
+
+
+@pytest.mark.parametrize("predictor", ["F16", "Q8_0", "Q4_0"])
+def test_a_predictor_finds_the_neurons_that_fire(
+    synthetic: ModuleType, tmp_path: Path, predictor: str
+) -> None:
+    """What was counted from the file, against what the engine computes with it."""
+    shape = synthetic.Shape(512, 1376, 2, 8, 8, 1000, 256)
+    path = tmp_path / "model.gguf"
+    synthetic.write(path, synthetic.Recipe(shape, "Q4_0", 0.1, "pwri", predictor))
+    figures = synthetic.verify(path)
+    assert all(each.recall > 0.97 and each.marked == pytest.approx(0.1, rel=0.1) for each in figures)
+    tokens = np.random.default_rng(0).integers(259, 1000, 200).tolist()
+    shares = {}
+    for mode in ("exact", "predicted"):
+        scorer = Scorer(load(path, LoadOptions(mode)))
+        score(scorer, tokens)
+        shares[mode] = np.array(scorer.figures.active_share_by_layer)
+    recall = [each.recall for each in figures]
+    np.testing.assert_allclose(shares["predicted"] / shares["exact"], recall, atol=0.01)
+
+
+def test_bytes_read_are_those_of_the_file(
+    synthetic: ModuleType, contestants: ModuleType, tmp_path: Path
+) -> None:
+    """A dense step reads every matrix once, a row of the embedding for each token, and K and V before it."""
+    path, lengths = tmp_path / "model.gguf", contestants.Lengths(40, 5, 3, 7, 4)
+    shape = synthetic.Shape(512, 1376, 2, 8, 4, 1000, 256)
+    synthetic.write(path, synthetic.Recipe(shape))
+    model = load(path, LoadOptions("off", context=lengths.context, sequences=3))
+    found = {measure: run() for measure, run in contestants.Ours(model, lengths).phases(0)}
+    assert {name: each.tokens for name, each in found.items()} == {
+        "prompt": 40, "generation": 5, "parallel": 12,
+    }  # fmt: skip
+    tensors = GGUFReader(path).tensors
+    step = sum(int(each.n_bytes) for each in tensors if each.name != "token_embd.weight")
+    row, position = 512 // 32 * 18, 2 * 2 * 2 * 256
+    assert found["generation"].bytes == 5 * (step + row) + sum(range(41, 46)) * position
+    assert found["parallel"].bytes == 4 * step + 12 * row + 3 * sum(range(8, 12)) * position
+
+
+def test_ratios_pair_samples_of_one_round_and_one_state(report: ModuleType) -> None:
+    def sample(round: int, contestant: str, tok_s: float, state: str) -> Any:
+        return report.Sample(
+            "Q4_0", 0.1, round, contestant, "generation", tok_s, 10.0, 1.0, state, (0.0, 0.0), 50.0
+        )
+
+    samples = [
+        sample(0, "dense", 30, "smt"), sample(0, "llama_cpp", 20, "smt"),
+        sample(1, "dense", 80, "two_core"), sample(1, "llama_cpp", 10, "smt"),
+        sample(2, "dense", 90, "mixed"), sample(2, "llama_cpp", 10, "mixed"),
+        sample(3, "dense", 50, "two_core"),
+    ]  # fmt: skip
+    summary, none = report.summary(samples), dict.fromkeys(("two_core", "smt", "far"))
+    assert summary["ratios"]["dense_over_llama_cpp"] == none | {"smt": 1.5}
+    assert summary["pairs"]["dense_over_llama_cpp"] == dict.fromkeys(none, 0) | {"smt": 1}
+    assert summary["any_state"]["dense_over_llama_cpp"] == 8
+    assert summary["ratios"]["predicted_over_powerinfer"] == none
+    assert summary["ratios"]["prompt_over_llama_cpp"] == none
+    assert "| dense_over_llama_cpp | - | 1.50 (1) | - | 8.00 (3; 1.50 to 9.00) |" in report.markdown(
+        samples, {}
+    )
+
+
+def test_a_sample_between_two_states_belongs_to_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_state = importlib.import_module("machine_state")
+    barriers = iter([31.0, 32.0, 31.0, 150.0, 150.0, 140.0, 150.0, 5000.0, 5000.0, 5000.0, 450.0, 460.0])
+
+    class Scripted:
+        def measure(self, *seconds: float) -> float:
+            return 40.0 if seconds else next(barriers)
+
+    monkeypatch.setattr(machine_state, "BarrierProbe", Scripted)
+    monkeypatch.setattr(machine_state, "ReadProbe", lambda backend: Scripted())
+    machine = machine_state.MachineState(1)
+    states = [machine.around(lambda: None)[1].state for _ in range(6)]
+    assert states == ["smt", "mixed", "two_core", "mixed", "busy", "far"]
+
+
+def test_the_barrier_of_two_threads_is_timed() -> None:
+    machine_state = importlib.import_module("machine_state")
+    try:
+        probe = machine_state.BarrierProbe()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    assert 1 < probe.measure() < 1e9
+
+
+def test_every_contestant_goes_first_and_last() -> None:
+    compare_cpu = importlib.import_module("compare_cpu")
+    names = ["a", "b", "c"]
+    rounds = [compare_cpu.order(names, round) for round in range(6)]
+    assert all(sorted(each) == names for each in rounds)
+    assert {each[0] for each in rounds} == {each[-1] for each in rounds} == set(names)
+    assert all(first == second[::-1] for first, second in list(pairwise(rounds))[::2])
+
+
+def test_the_report_of_powerinfer_is_read(contestants: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = b"""
+llama_print_timings:      sample time =       0.96 ms /    40 runs   (    0.02 ms per token, 41493.78 tokens per second)
+llama_print_timings: prompt eval time =     423.72 ms /    13 tokens (   32.59 ms per token,    30.68 tokens per second)
+llama_print_timings:        eval time =   15712.27 ms /    39 runs   (  402.88 ms per token,     2.48 tokens per second)
+"""  # noqa: E501
+    done = subprocess.CompletedProcess([], 0, b"", report)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: done)
+    (measure, run), *more = contestants.PowerInfer(Path("main"), Path("model"), 2, 39).phases(0)
+    assert (measure, more) == ("generation", [])
+    assert run().tok_s == pytest.approx(2.48, abs=0.01) and run().tokens == 39
+    done.returncode = 1
+    with pytest.raises(RuntimeError, match="PowerInfer ended with 1"):
+        run()
