@@ -375,9 +375,9 @@ def _check(what: str, array: Buffer, dtype: npt.DTypeLike = np.float32) -> None:
 
 
 def _cache(what: str, cache: Buffer) -> Buffer:
-    """A KV cache as the extension takes it: float32, or the bits of float16."""
-    if cache.dtype == np.float32:
-        _check(what, cache)
+    """A KV cache as the extension takes it: float32, Q8_0 blocks, or the bits of float16."""
+    if cache.dtype in (np.float32, np.uint8):
+        _check(what, cache, cache.dtype)
         return cache
     _check(what, cache, np.float16)
     return cache.view(np.uint16)
