@@ -60,7 +60,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: built in)")
     group.add_argument(
-        "-t", "--threads", type=whole_number(1, 1024), metavar="N", help="default: the cores we may use"
+        "-t", "--threads", type=whole_number(1, 1024), metavar="N", help="default: physical cores we may use"
     )
     group.add_argument(
         "-c", "--ctx-size", type=whole_number(2), metavar="N",

@@ -7,10 +7,8 @@ down row.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +34,7 @@ from hotcold.kernels.backend import (
     Rows,
 )
 from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor, own_weights
+from hotcold.kernels.cores import available_cores
 
 ISAS = ("avx512", "avx2", "neon", "scalar")
 MAX_THREADS = 1024
@@ -44,18 +43,6 @@ MAX_THREADS = 1024
 def supported_isas() -> tuple[str, ...]:
     """The instruction sets that this build has kernels for and this processor can run, best first."""
     return tuple(isa for isa in ISAS if _cpu.has_isa(isa))
-
-
-def available_cores() -> int:
-    """Cores that this process may keep busy: its affinity, lowered to the cgroup's CPU quota (rounded up)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, -(-int(quota) // int(period))))
-    except (OSError, ValueError):
-        pass  # no cgroup v2 quota to respect
-    return max(1, cores)
 
 
 class _Recorder:
