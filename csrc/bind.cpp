@@ -172,18 +172,26 @@ void bind_rope(BoundProgram& p, const Floats& x, const Array<const float>& cos, 
                    head_dim);
 }
 
-// Caches are [page, K, kPage, head_dim], float32, or float16 handed over as uint16.
+// Caches are [page, K, kPage, head_dim], float32, or float16 handed over as uint16; or Q8_0 blocks as bytes.
 using CacheArray = nb::ndarray<nb::c_contig, nb::device::cpu, nb::ndim<4>>;
 
 Cache cache_of(const CacheArray& k, const CacheArray& v) {
-    const bool f32 = k.dtype() == nb::dtype<float>();
-    if (k.dtype() != v.dtype() || (!f32 && k.dtype() != nb::dtype<uint16_t>()))
-        refuse("the KV cache must be float16 or float32");
+    const auto is = [&](nb::dlpack::dtype type) { return k.dtype() == type; };
+    if (k.dtype() != v.dtype() ||
+        !(is(nb::dtype<float>()) || is(nb::dtype<uint16_t>()) || is(nb::dtype<uint8_t>())))
+        refuse("the KV cache must be float16, float32 or uint8");
+    const Type type = is(nb::dtype<float>()) ? F32 : is(nb::dtype<uint16_t>()) ? F16 : Q8_0;
     if (k.shape(2) != size_t(kPage)) refuse("the KV cache must be [page, K, 32, head_dim]");
     for (size_t i = 0; i < 4; ++i)
         if (k.shape(i) != v.shape(i)) refuse("the K and V caches differ in shape");
-    return {k.data(),           v.data(), f32 ? F32 : F16, int64_t(k.shape(0)), int64_t(k.shape(1)),
-            int64_t(k.shape(3))};
+    const auto width = int64_t(k.shape(3)), block = int64_t(block_size(Q8_0).bytes);
+    if (type == Q8_0 && width % block) refuse("a row of the Q8_0 KV cache must be blocks of 34 bytes");
+    return {static_cast<uint8_t*>(k.data()),
+            static_cast<uint8_t*>(v.data()),
+            type,
+            int64_t(k.shape(0)),
+            int64_t(k.shape(1)),
+            type == Q8_0 ? width / block * kBlock : width};
 }
 
 void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const CacheArray& k_cache,

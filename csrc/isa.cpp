@@ -24,7 +24,7 @@ const Kernels HC_CONCAT(kernels_, HC_ISA) = {
     attention_row,
     norm,
     rope,
-    to_half,
+    store_row,
     add,
     relu,
     read,

@@ -163,8 +163,8 @@ struct Ffn {
 
 struct Attention {
     const float* q;                 // [T, H, head_dim]
-    const void *k_cache, *v_cache;  // [page, K, kPage, head_dim]
-    Type cache_type;                // F16 or F32
+    const void *k_cache, *v_cache;  // [page, K, kPage] rows of head_dim values
+    Type cache_type;                // F16, F32 or Q8_0, its blocks as in a file
     float* out;
     int heads, kv_heads, head_dim;
     float scale;
@@ -209,7 +209,7 @@ struct Kernels {
     void (*attention_row)(const Attention&, const Batch&, int token, int kv_head, uint8_t* local);
     void (*norm)(const NormArgs&, const float* x, float* out);
     void (*rope)(const RopeArgs&, float* head, int position);
-    void (*to_half)(const float* x, uint16_t* out, int64_t n);
+    void (*store_row)(Type, const float* x, uint8_t* out, int64_t n);  // of a KV cache
     void (*add)(float* x, const float* y, int64_t n);
     void (*relu)(float* x, int64_t n);
     double (*read)(const uint8_t* data, size_t bytes);  // streams through memory, for the bandwidth probe

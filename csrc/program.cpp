@@ -145,14 +145,12 @@ void Program::store_kv(const float* k, const float* v, const Cache& c) {
     step([this] { return count(kTokens); },
          [=, this_ = this](int64_t t, const Scratch&) {
              const int64_t page = this_->batch_.slots[t] / kPage, offset = this_->batch_.slots[t] % kPage;
+             const int64_t bytes = row_bytes(c.type, c.head_dim);
              for (int64_t h = 0; h < c.kv_heads; ++h) {
                  const int64_t from = (t * c.kv_heads + h) * c.head_dim;
-                 const int64_t to = ((page * c.kv_heads + h) * kPage + offset) * c.head_dim;
-                 for (auto [x, cache] : {std::pair{k, c.k}, {v, c.v}})
-                     if (c.type == F32)
-                         std::memcpy(static_cast<float*>(cache) + to, x + from, size_t(c.head_dim) * 4);
-                     else
-                         this_->k_.to_half(x + from, static_cast<uint16_t*>(cache) + to, c.head_dim);
+                 const int64_t to = ((page * c.kv_heads + h) * kPage + offset) * bytes;
+                 this_->k_.store_row(c.type, k + from, c.k + to, c.head_dim);
+                 this_->k_.store_row(c.type, v + from, c.v + to, c.head_dim);
              }
          });
 }

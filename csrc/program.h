@@ -17,10 +17,10 @@ struct BatchBounds {
     int64_t vocab = INT32_MAX, positions = INT32_MAX, pages = INT32_MAX;  // tightened by the ops recorded
 };
 
-// One layer's keys and values, [page, K, kPage, head_dim] each.
+// One layer's keys and values, [page, K, kPage] rows each.
 struct Cache {
-    void *k, *v;
-    Type type;  // F16 or F32
+    uint8_t *k, *v;
+    Type type;  // of a row: F16, F32 or Q8_0
     int64_t pages, kv_heads, head_dim;
 };
 

@@ -33,6 +33,7 @@ struct Vec {
     static void store(float* p, F v, int n) { _mm256_maskstore_ps(p, mask(n), v); }
     static F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
     static F load_f16(const uint16_t* p, int n) { return _mm256_cvtph_ps(load_u16(p, n)); }
+    static F set1_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_set1_epi16(short(*p))); }
     static F from_bf16(__m128i v) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
     }

@@ -27,6 +27,7 @@ struct Vec {
     static F load_f16(const uint16_t* p, int n) {
         return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(n), p));
     }
+    static F set1_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_set1_epi16(short(*p))); }
     static F from_bf16(__m256i v) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
     }

@@ -40,6 +40,7 @@ struct Vec {
         copy(v, p, n);
         return load_f16(v);
     }
+    static F set1_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(*p))); }
     static F load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
     static F load_bf16(const uint16_t* p, int n) {
         uint16_t v[4] = {};

@@ -82,6 +82,7 @@ struct Vec {
     static F load_f16(const uint16_t* p, int n) {
         return each<F>([&](int i) { return i < n ? half(p[i]) : 0.0f; });
     }
+    static F set1_f16(const uint16_t* p) { return set1(half(*p)); }
     static F load_bf16(const uint16_t* p) { return load_bf16(p, 4); }
     static F load_bf16(const uint16_t* p, int n) {
         return each<F>([&](int i) { return i < n ? brain(p[i]) : 0.0f; });

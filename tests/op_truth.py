@@ -5,13 +5,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import PAGE, Backend, Batch, BatchLimits, FFNTensors, PredictorTensors
+from hotcold.model.kv_cache import CACHE_TYPES
 from tests.random_blocks import random_blocks
 
 Doubles = npt.NDArray[np.float64]
@@ -78,6 +80,26 @@ def plain_batch(backend: Backend, decode: int, prompt: int = 0) -> Batch:
 
 def page_count(batch: Batch) -> int:
     return int(batch.pages.size)
+
+
+def random_cache(random: np.random.Generator, backend: Backend, shape: tuple[int, ...], type: str) -> Any:
+    """A KV cache ``[page, K, PAGE, head_dim]`` of random values, as the backend holds it."""
+    cache = backend.zeros(cache_shape(shape, type), CACHE_TYPES[type])
+    values = random.standard_normal(shape)
+    if type == "q8_0":
+        values = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+    cache[:] = values
+    return cache
+
+
+def cache_shape(shape: tuple[int, ...], type: str) -> tuple[int, ...]:
+    return (*shape[:-1], shape[-1] // 32 * 34) if type == "q8_0" else shape
+
+
+def cache_values(cache: npt.NDArray[Any]) -> Doubles:
+    if cache.dtype == np.uint8:
+        cache = gguf.quants.dequantize(cache, gguf.GGMLQuantizationType.Q8_0)
+    return cache.astype(np.float64)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Backend, BatchLimits
@@ -46,7 +45,7 @@ class Runner:
     """One sequence. ``run`` appends tokens and gives the logits ``[T, V]`` after each of them.
 
     Args:
-        kv_dtype: of the KV cache; float32 shows errors that float16's rounding would hide.
+        cache_type: of the KV cache; f32 shows errors that rounding to f16 would hide.
 
     Attributes:
         length: positions so far; lower it to roll back.
@@ -57,13 +56,13 @@ class Runner:
         path: Path,
         backend: Backend,
         make_ffns: MakeFFNs = dense,
-        kv_dtype: npt.DTypeLike = np.float16,
+        cache_type: str = "f16",
     ) -> None:
         with open_gguf(path) as file:
             self.config = Config.from_metadata(file.metadata, file.magic, file.tensors)
             self.weights = load_weights(file, self.config, backend, others=predictor_names(file))
         pages = -(-self.config.context // PAGE)
-        cache = KVCache(backend, self.config, pages + 3, kv_dtype)
+        cache = KVCache(backend, self.config, pages + 3, cache_type)
         cache.allocate(3)  # so that no page has the number of its place in the sequence
         self._pages = np.array(cache.allocate(pages)[::-1], np.int32)
         self.ffns = make_ffns(backend, self.config, self.weights)

@@ -6,80 +6,171 @@
 namespace hc {
 namespace {
 
-// One row of the cache. C is the struct of the cache's type.
-template <class C> inline const uint8_t* cache_row(const Attention& a, const void* cache, const Batch& b,
-                                                   int token, int kv_head, int position) {
-    const int64_t page = b.pages[b.sequence[token] * b.pages_per_sequence + position / kPage];
-    const int64_t row = (page * a.kv_heads + kv_head) * kPage + position % kPage;
-    return (const uint8_t*)cache + row * a.head_dim * C::bytes;
+constexpr int kCacheTile = 4;  // positions that are worked on together; they lie in one page
+
+// Positions [first, first + count) of one kv head, as one row of the batch sees them.
+struct Split {
+    int token, kv_head, first, count;
+};
+
+// The row of one position; those of the positions after it in its page follow.
+inline const uint8_t* cache_rows(const Attention& a, const void* cache, const Batch& b, const Split& s,
+                                 int position) {
+    const int64_t page = b.pages[b.sequence[s.token] * b.pages_per_sequence + position / kPage];
+    const int64_t row = (page * a.kv_heads + s.kv_head) * kPage + position % kPage;
+    return (const uint8_t*)cache + row * row_bytes(a.cache_type, a.head_dim);
 }
 
-template <class C> inline float dot_cached(const float* q, const uint8_t* k, int n) {
-    F sum = Vec::zero();
-    int i = 0;
-    for (; i + Vec::width <= n; i += Vec::width) sum = Vec::fma(Vec::load(q + i), C::load(k, i), sum);
-    if (i < n) sum = Vec::fma(Vec::load(q + i, n - i), C::load(k, i, n - i), sum);
-    return Vec::sum(sum);
-}
-
-// acc = sum over positions of p[position] * V, four vectors of the head at a time.
-template <class C> inline void add_values(const Attention& a, const Batch& b, int token, int kv_head,
-                                          int first, int count, const float* p, float* acc) {
-    constexpr int N = 4;
-    for (int d = 0; d < a.head_dim; d += N * Vec::width) {
-        F sum[N];
-        int n[N];
-        for (int i = 0; i < N; ++i) {
-            n[i] = larger(0, smaller(Vec::width, a.head_dim - d - i * Vec::width));
-            sum[i] = Vec::zero();
-        }
-        for (int j = 0; j < count; ++j) {
-            const uint8_t* v = cache_row<C>(a, a.v_cache, b, token, kv_head, first + j);
-            const F w = Vec::set1(p[j]);
-            for (int i = 0; i < N; ++i)
-                if (n[i] == Vec::width)
-                    sum[i] = Vec::fma(w, C::load(v, d + i * Vec::width), sum[i]);
-                else if (n[i])
-                    sum[i] = Vec::fma(w, C::load(v, d + i * Vec::width, n[i]), sum[i]);
-        }
-        for (int i = 0; i < N; ++i)
-            if (n[i]) Vec::store(acc + d + i * Vec::width, sum[i], n[i]);
+// kBlock values of a cached row from value i on, `at` a vector of them at a time; `rest` is what a row of
+// another width ends with.
+template <class P> struct CachedFloats {
+    const uint8_t* values;
+    static CachedFloats of(const uint8_t* row, int i) { return {row + i * P::bytes}; }
+    F at(int l) const { return P::load(values, l); }
+    static F rest(const uint8_t* row, int i, int n) { return P::load(row, i, n); }
+};
+struct CachedQ8_0 {
+    const uint8_t* codes;
+    F scale;
+    static CachedQ8_0 of(const uint8_t* row, int i) {
+        row += i / kBlock * (kBlock + 2);
+        return {row + 2, Vec::set1_f16((const uint16_t*)row)};
     }
+    F at(int l) const { return Vec::mul(scale, Vec::to_float(Vec::load_i8(codes + l, Vec::width))); }
+    static F rest(const uint8_t*, int, int) { return Vec::zero(); }  // never: its rows are whole blocks
+};
+
+// scores[g * kSplit + t] = scale q[g] . rows[t] for G heads and R rows.
+template <class C, int G, int R>
+inline void dot_cached(const Attention& a, const float* q, const uint8_t* rows, float* scores) {
+    const int n = a.head_dim;
+    const int64_t bytes = row_bytes(a.cache_type, n);
+    F sum[G][R];
+    for (auto& of_head : sum)
+        for (F& s : of_head) s = Vec::zero();
+    int i = 0;
+    for (; i + kBlock <= n; i += kBlock) {
+        C block[R];
+        for (int t = 0; t < R; ++t) block[t] = C::of(rows + t * bytes, i);
+        for (int l = 0; l < kBlock; l += Vec::width)
+            for (int t = 0; t < R; ++t) {
+                const F k = block[t].at(l);
+                for (int g = 0; g < G; ++g) sum[g][t] = Vec::fma(Vec::load(q + g * n + i + l), k, sum[g][t]);
+            }
+    }
+    for (; i < n; i += Vec::width) {
+        const int m = smaller(Vec::width, n - i);
+        for (int t = 0; t < R; ++t)
+            for (int g = 0; g < G; ++g)
+                sum[g][t] = Vec::fma(Vec::load(q + g * n + i, m), C::rest(rows + t * bytes, i, m), sum[g][t]);
+    }
+    for (int g = 0; g < G; ++g)
+        for (int t = 0; t < R; ++t) scores[g * kSplit + t] = Vec::sum(sum[g][t]) * a.scale;
+}
+
+// acc[g * (head_dim + 2)] += w[g * kSplit + t] rows[t], in the order of t < count, for G heads.
+template <class C, int G>
+inline void add_cached(const Attention& a, const float* w, const uint8_t* rows, int count, float* acc) {
+    constexpr int N = kBlock / Vec::width;
+    const int n = a.head_dim, stride = n + 2;
+    const int64_t bytes = row_bytes(a.cache_type, n);
+    int i = 0;
+    for (; i + kBlock <= n; i += kBlock, acc += kBlock) {
+        F sum[G][N];
+        for (int g = 0; g < G; ++g)
+            for (int l = 0; l < N; ++l) sum[g][l] = Vec::load(acc + g * stride + l * Vec::width);
+        for (int t = 0; t < count; ++t) {
+            const C block = C::of(rows + t * bytes, i);
+            for (int l = 0; l < N; ++l) {
+                const F v = block.at(l * Vec::width);
+                for (int g = 0; g < G; ++g) sum[g][l] = Vec::fma(Vec::set1(w[g * kSplit + t]), v, sum[g][l]);
+            }
+        }
+        for (int g = 0; g < G; ++g)
+            for (int l = 0; l < N; ++l) Vec::store(acc + g * stride + l * Vec::width, sum[g][l]);
+    }
+    for (; i < n; i += Vec::width, acc += Vec::width) {
+        const int m = smaller(Vec::width, n - i);
+        for (int g = 0; g < G; ++g) {
+            F sum = Vec::load(acc + g * stride, m);
+            for (int t = 0; t < count; ++t)
+                sum = Vec::fma(Vec::set1(w[g * kSplit + t]), C::rest(rows + t * bytes, i, m), sum);
+            Vec::store(acc + g * stride, sum, m);
+        }
+    }
+}
+
+// fn(Index<count>, first) for heads g and on, most of them G together: what is read of the cache serves all.
+template <int G, class Fn> inline void each_heads(int g, int group, Fn fn) {
+    for (; g + G <= group; g += G) fn(Index<G>{}, g);
+    if constexpr (G > 1) each_heads<G / 2>(g, group, fn);
+}
+
+// use(j, rows) for positions first + j of a cache, kCacheTile at a time. Meanwhile the next page is fetched,
+// and after the last one the first page of `after`.
+template <class Use> inline void each_tile(const Attention& a, const void* cache, const void* after,
+                                           const Batch& b, const Split& s, Use use) {
+    const int64_t bytes = kCacheTile * row_bytes(a.cache_type, a.head_dim);
+    for (int j = 0; j < s.count; j += kCacheTile) {
+        const bool more = j + kPage < s.count;
+        if (more || after) {
+            const uint8_t* next =
+                cache_rows(a, more ? cache : after, b, s, s.first + (more ? j + kPage : j % kPage));
+            for (int64_t i = 0; i < bytes; i += 64) Vec::prefetch(next + i);
+        }
+        use(j, cache_rows(a, cache, b, s, s.first + j));
+    }
+}
+
+// Scores become exponentials of what they are above the largest; `end` gets the largest and their sum.
+inline void softmax_terms(float* scores, int count, float* end) {
+    F largest = Vec::set1(scores[0]), sum = Vec::zero();
+    int j = 0;
+    for (; j + Vec::width <= count; j += Vec::width) largest = Vec::max(Vec::load(scores + j), largest);
+    float m = Vec::max_of(largest);
+    for (; j < count; ++j) m = larger(m, scores[j]);
+    for (j = 0; j < count; j += Vec::width) {
+        const int n = smaller(Vec::width, count - j);
+        const F e = exponential(Vec::sub(Vec::load(scores + j, n), Vec::set1(m)));
+        Vec::store(scores + j, e, n);
+        sum = Vec::add(sum, Vec::load(scores + j, n));  // reloaded so that lanes past the end count as 0
+    }
+    end[0] = m, end[1] = Vec::sum(sum);
 }
 
 // One partial per head of the group: acc[head_dim], the largest score, the sum of exponentials.
-template <class C> inline void split_of(const Attention& a, const Batch& b, int token, int kv_head, int split,
-                                        float* scores, float* partial) {
-    const int first = split * kSplit, count = smaller(kSplit, b.positions[token] + 1 - first);
-    const float* q = a.q + (int64_t(token) * a.heads + kv_head * a.group()) * a.head_dim;
-    for (int j = 0; j < count; ++j) {
-        const uint8_t* k = cache_row<C>(a, a.k_cache, b, token, kv_head, first + j);
-        for (int g = 0; g < a.group(); ++g)
-            scores[g * kSplit + j] = dot_cached<C>(q + g * a.head_dim, k, a.head_dim) * a.scale;
+template <class C>
+inline void split_of(const Attention& a, const Batch& b, const Split& s, float* scores, float* partial) {
+    const int n = a.head_dim, stride = n + 2, group = a.group();
+    const int64_t bytes = row_bytes(a.cache_type, n);
+    const float* q = a.q + (int64_t(s.token) * a.heads + s.kv_head * group) * n;
+    each_tile(a, a.k_cache, a.v_cache, b, s, [&](int j, const uint8_t* rows) {
+        each_heads<4>(0, group, [&](auto heads, int g) {
+            constexpr int G = decltype(heads)::value, R = G == 4 ? 2 : kCacheTile;  // eight sums in registers
+            for (int t = 0; t < kCacheTile; t += R)
+                dot_cached<C, G, R>(a, q + g * n, rows + t * bytes, scores + g * kSplit + j + t);
+        });
+    });
+    for (int g = 0; g < group; ++g) {
+        softmax_terms(scores + g * kSplit, s.count, partial + g * stride + n);
+        for (int d = 0; d < n; ++d) partial[g * stride + d] = 0;
     }
-    for (int g = 0; g < a.group(); ++g) {
-        float *s = scores + g * kSplit, *acc = partial + g * (a.head_dim + 2);
-        float m = s[0];
-        for (int j = 1; j < count; ++j) m = larger(m, s[j]);
-        F sum = Vec::zero();
-        for (int j = 0; j < count; j += Vec::width) {
-            const int n = smaller(Vec::width, count - j);
-            const F e = exponential(Vec::sub(Vec::load(s + j, n), Vec::set1(m)));
-            Vec::store(s + j, e, n);
-            sum = Vec::add(sum, Vec::load(s + j, n));  // reloaded so that lanes past the end count as 0
-        }
-        add_values<C>(a, b, token, kv_head, first, count, s, acc);
-        acc[a.head_dim] = m;
-        acc[a.head_dim + 1] = Vec::sum(sum);
-    }
+    each_tile(a, a.v_cache, nullptr, b, s, [&](int j, const uint8_t* rows) {
+        const int count = smaller(kCacheTile, s.count - j);
+        each_heads<2>(0, group, [&](auto heads, int g) {
+            add_cached<C, decltype(heads)::value>(a, scores + g * kSplit + j, rows, count,
+                                                  partial + g * stride);
+        });
+    });
 }
 
 inline void split_into(const Attention& a, const Batch& b, int token, int kv_head, int split, float* scores,
                        float* partial) {
-    if (a.cache_type == F32)
-        split_of<FloatF32>(a, b, token, kv_head, split, scores, partial);
-    else
-        split_of<FloatF16>(a, b, token, kv_head, split, scores, partial);
+    const int first = split * kSplit;
+    const Split s{token, kv_head, first, smaller(kSplit, b.positions[token] + 1 - first)};
+    if (a.cache_type == F32) return split_of<CachedFloats<FloatF32>>(a, b, s, scores, partial);
+    if (a.cache_type == F16) return split_of<CachedFloats<FloatF16>>(a, b, s, scores, partial);
+    split_of<CachedQ8_0>(a, b, s, scores, partial);
 }
 
 inline float exp1(float x) {

@@ -48,13 +48,6 @@ void rope(const RopeArgs& a, float* head, int position) {
     }
 }
 
-void to_half(const float* x, uint16_t* out, int64_t n) {
-    for (int64_t i = 0; i < n; i += Vec::width) {
-        const int m = int(smaller<int64_t>(Vec::width, n - i));
-        Vec::store_f16(out + i, Vec::load(x + i, m), m);
-    }
-}
-
 void add(float* x, const float* y, int64_t n) {
     for (int64_t i = 0; i < n; i += Vec::width) {
         const int m = int(smaller<int64_t>(Vec::width, n - i));

@@ -10,40 +10,68 @@ namespace {
 
 constexpr float kSmallestAmax = 0x1p-100f;  // below it 127 / amax could overflow: such a block counts as zero
 
+// One block: its codes, its scale (NaN when it holds a NaN or an infinity), the sums of all and of half its
+// codes.
+struct Codes {
+    int8_t code[kBlock];
+    float scale;
+    int32_t sum, low_sum;
+};
+
+inline Codes quantise_block(const float* x) {
+    Codes q;
+    F m = Vec::zero(), nan = Vec::zero(), total[2] = {Vec::zero(), Vec::zero()};
+    for (int i = 0; i < kBlock; i += Vec::width) {
+        const F v = Vec::load(x + i);
+        m = Vec::max(m, Vec::abs(v));
+        nan = Vec::fma(v, Vec::zero(), nan);
+    }
+    const float poison = Vec::sum(nan);
+    float amax = Vec::max_of(m);
+    if (!(amax >= kSmallestAmax)) amax = 0;
+    const F inverse = Vec::set1(amax > 0 ? 127.0f / amax : 0.0f);
+    for (int i = 0; i < kBlock; i += Vec::width) {
+        const I code = Vec::to_int(Vec::mul(Vec::load(x + i), inverse));
+        Vec::store_i8(q.code + i, code);
+        F& half = total[i / (kBlock / 2)];
+        half = Vec::add(half, Vec::to_float(code));
+    }
+    const float low = Vec::sum(total[0]), sum = low + Vec::sum(total[1]);
+    q.scale = amax / 127.0f + poison;
+    q.sum = poison == 0 ? int32_t(sum) : 0;
+    q.low_sum = poison == 0 ? int32_t(low) : 0;
+    return q;
+}
+
 void quantise(const Input& in, int token) {
     const float* x = in.x + token * in.stride;
-    int8_t* codes = in.codes(token);
-    float* scales = in.scales(token);
-    int32_t* sums = in.sums(token);
     const int64_t blocks = in.cols / kBlock, all = padded(in.cols) / kBlock;
     for (int64_t b = 0; b < all; ++b) {
-        int8_t* group =
-            codes + b / kLanes * kGroup + b % kLanes * 4;  // word w of this lane: + w * 4 * kLanes
-        int8_t q[kBlock] = {};
-        float amax = 0, poison = 0, sum = 0,
-              low = 0;  // poison is NaN when the block holds a NaN or an infinity
-        if (b < blocks) {
-            F m = Vec::zero(), nan = Vec::zero(), total[2] = {Vec::zero(), Vec::zero()};
-            for (int i = 0; i < kBlock; i += Vec::width) {
-                const F v = Vec::load(x + b * kBlock + i);
-                m = Vec::max(m, Vec::abs(v));
-                nan = Vec::fma(v, Vec::zero(), nan);
-            }
-            amax = Vec::max_of(m), poison = Vec::sum(nan);
-            if (!(amax >= kSmallestAmax)) amax = 0;
-            const F inverse = Vec::set1(amax > 0 ? 127.0f / amax : 0.0f);
-            for (int i = 0; i < kBlock; i += Vec::width) {
-                const I code = Vec::to_int(Vec::mul(Vec::load(x + b * kBlock + i), inverse));
-                Vec::store_i8(q + i, code);
-                F& half = total[i / (kBlock / 2)];
-                half = Vec::add(half, Vec::to_float(code));
-            }
-            low = Vec::sum(total[0]), sum = low + Vec::sum(total[1]);
+        const Codes q = b < blocks ? quantise_block(x + b * kBlock) : Codes{};
+        // Word w of this lane: + w * 4 * kLanes.
+        int8_t* group = in.codes(token) + b / kLanes * kGroup + b % kLanes * 4;
+        for (int w = 0; w < kBlock / 4; ++w) std::memcpy(group + w * 4 * kLanes, q.code + 4 * w, 4);
+        in.scales(token)[b] = q.scale;
+        in.sums(token)[b] = q.sum;
+        in.low_sums(token)[b] = q.low_sum;
+    }
+}
+
+// A row of the KV cache: floats, halves, or blocks of GGML's Q8_0.
+void store_row(Type type, const float* x, uint8_t* out, int64_t n) {
+    if (type == F32) {
+        std::memcpy(out, x, size_t(n) * 4);
+    } else if (type == F16) {
+        for (int64_t i = 0; i < n; i += Vec::width) {
+            const int m = int(smaller<int64_t>(Vec::width, n - i));
+            Vec::store_f16((uint16_t*)out + i, Vec::load(x + i, m), m);
         }
-        for (int w = 0; w < kBlock / 4; ++w) std::memcpy(group + w * 4 * kLanes, q + 4 * w, 4);
-        scales[b] = amax / 127.0f + poison;
-        sums[b] = poison == 0 ? int32_t(sum) : 0;
-        in.low_sums(token)[b] = poison == 0 ? int32_t(low) : 0;
+    } else {
+        for (int64_t i = 0; i < n; i += kBlock, out += kBlock + 2) {
+            const Codes q = quantise_block(x + i);
+            Vec::store_f16((uint16_t*)out, Vec::set1(q.scale), 1);
+            std::memcpy(out + 2, q.code, kBlock);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hotcold.commands.cli import main
+from tests.golden import golden
 
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "
@@ -44,6 +45,21 @@ def test_exact_compared_with_off_is_the_same(capsys: pytest.CaptureFixture[str],
     assert compare["ppl"] == result["ppl"]
     assert (compare["kl_mean"], compare["kl_p99"], compare["top1_agreement"]) == (0, 0, 1)
     assert compare["ppl_ratio"] == compare["ppl_ratio_low"] == compare["ppl_ratio_high"] == 1
+
+
+def test_a_smaller_kv_cache_is_named_and_costs_little(capsys: pytest.CaptureFixture[str], text: Path) -> None:
+    f16, f32, q8_0 = (
+        report(capsys, "-f", str(text), "--cache-type", type) for type in ("f16", "f32", "q8_0")
+    )
+    assert (f16["cache_type"], q8_0["cache_type"]) == ("f16", "q8_0")
+    assert abs(f16["nll"] - f32["nll"]) < abs(q8_0["nll"] - f32["nll"]) < 0.01
+
+
+def test_a_kv_cache_that_does_not_fit_the_heads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = golden("tiny-llama", tmp_path).path
+    assert main(["generate", "-m", str(path), "-p", "a", "--cache-type", "q8_0"]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1 and "its blocks of 32 do not fit heads of 16: use f16" in error[0]
 
 
 def test_lines_for_people(capsys: pytest.CaptureFixture[str], text: Path) -> None:

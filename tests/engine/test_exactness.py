@@ -57,10 +57,12 @@ def test_ten_thousand_greedy_tokens_are_the_same_exact_and_off() -> None:
     assert texts == greedy(off, few, 240) + greedy(off, many, 25)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_logits_are_bit_identical_exact_or_off_at_any_number_of_threads(threads: int) -> None:
-    exact = model(sparsity="exact", threads=threads)
-    expected = logits(model(sparsity="off", threads=1))
+@pytest.mark.parametrize(("threads", "cache_type"), [(1, "f16"), (2, "f16"), (3, "f16"), (3, "q8_0")])
+def test_logits_are_bit_identical_exact_or_off_at_any_number_of_threads(
+    threads: int, cache_type: str
+) -> None:
+    exact = model(sparsity="exact", threads=threads, cache_type=cache_type)
+    expected = logits(model(sparsity="off", threads=1, cache_type=cache_type))
     assert np.array_equal(logits(exact), expected)
     assert np.array_equal(logits(exact.with_sparsity("off")), expected)
 
@@ -77,10 +79,12 @@ def test_sampled_text_is_the_same_at_one_and_two_threads() -> None:
     assert sampled(1) == sampled(2)
 
 
-def test_the_cpu_follows_the_reference() -> None:
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+def test_the_cpu_follows_the_reference(cache_type: str) -> None:
     """Not bit by bit: float sums in another order now and then turn an int8 code of some dot's input."""
     window = model().tokenizer.encode(SENTENCE)
-    both = compare(Scorer(model()), Scorer(model(backend="reference")), window)
+    cpu, reference = (model(backend=backend, cache_type=cache_type) for backend in ("cpu", "reference"))
+    both = compare(Scorer(cpu), Scorer(reference), window)
     assert both.kl.max() < 1e-3 and both.same_top.all()
     assert both.perplexity_ratio == pytest.approx(1, abs=5e-3)
 

@@ -122,6 +122,7 @@ def test_enough_or_unknown_memory_is_no_reason_to_refuse(monkeypatch: pytest.Mon
         ({"sparsity": "fast"}, "sparsity 'fast': choose from auto, exact, predicted, off"),
         ({"sequences": 0}, "sequences is 0: at least 1"),
         ({"chunk": -1}, "chunk is -1: at least 1"),
+        ({"cache_type": "q4_0"}, "cache type 'q4_0': choose from f16, q8_0, f32"),
         ({"backend": "tpu"}, "backend 'tpu' does not exist"),
     ],
 )
@@ -170,6 +171,7 @@ def test_a_dense_step_reads_the_whole_file_once() -> None:
     assert read == tensors
     assert fp.step_params + int(counters.rows[:, :3].sum()) * fp.dim == weights
     assert fp.kv_bytes == 6 * 2 * 256 * 2
+    assert reference(sparsity="off", cache_type="q8_0").footprint.kv_bytes == 6 * 2 * 256 * 34 // 32
     assert (counters.rows == [1024, 1024, 1024, 1024, 0]).all()
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_truth import Row, make_batch, plain_batch, random_ffn, random_tensor, rng
+from op_truth import Row, cache_shape, make_batch, page_count, plain_batch, random_ffn, random_tensor, rng
 
 from hotcold.formats.blocks import quantise
 from hotcold.kernels import BACKENDS, open_backend
-from hotcold.kernels.backend import PAGE, Backend, FFNTensors, Norm, PredictorTensors, RopeTable
+from hotcold.kernels.backend import PAGE, Backend, Batch, FFNTensors, Norm, PredictorTensors, RopeTable
 from hotcold.kernels.reference import ReferenceBackend
+from hotcold.model.kv_cache import CACHE_TYPES
 
 
 def test_backends_open_by_name() -> None:
@@ -88,7 +89,27 @@ def test_skip_is_refused_where_nothing_is_zero(backend: Backend) -> None:
         backend.ffn(x, weights, batch, out, skip=True)
 
 
-def calls(backend: Backend) -> dict[str, tuple[Callable[..., None], dict[str, np.ndarray]]]:
+Calls = dict[str, tuple[Callable[..., None], dict[str, np.ndarray]]]
+
+
+def cache_calls(backend: Backend, batch: Batch, type: str) -> Calls:
+    """The ops on a KV cache with heads of 32."""
+    k, v, q, out = (backend.zeros((batch.limits.tokens, heads, 32)) for heads in (2, 2, 4, 4))
+    shape = cache_shape((page_count(batch), 2, PAGE, 32), type)
+    caches = {name: backend.zeros(shape, CACHE_TYPES[type]) for name in ("k_cache", "v_cache")}
+    return {
+        f"store_kv {type}": (
+            lambda k, v, k_cache, v_cache: backend.store_kv(k, v, batch, k_cache, v_cache),
+            {"k": k, "v": v, **caches},
+        ),
+        f"attention {type}": (
+            lambda q, k_cache, v_cache, out: backend.attention(q, k_cache, v_cache, batch, out, 1.0),
+            {"q": q, **caches, "out": out},
+        ),
+    }
+
+
+def calls(backend: Backend) -> Calls:
     """Every op as a function of its buffers, with buffers that fit."""
     batch = make_batch(backend, [Row(0), Row(1)], logits=[0])
     t, r, d = batch.limits.tokens, batch.limits.logits, 64
@@ -104,9 +125,6 @@ def calls(backend: Backend) -> dict[str, tuple[Callable[..., None], dict[str, np
     def rows(*shape: int) -> np.ndarray:
         return backend.zeros((t, *shape))
 
-    def cache() -> np.ndarray:
-        return backend.zeros((int(batch.pages.size), 2, PAGE, 8), np.float16)
-
     def words() -> np.ndarray:
         return backend.zeros((t, 2), np.uint64)
 
@@ -115,14 +133,8 @@ def calls(backend: Backend) -> dict[str, tuple[Callable[..., None], dict[str, np
         "norm": (lambda x, out: backend.norm(x, norm, batch, out), {"x": rows(d), "out": rows(d)}),
         "linear": (lambda x, out: backend.linear(x, [matrix], batch, [out]), {"x": rows(d), "out": rows(d)}),
         "rope": (lambda x: backend.rope(x, rope, batch), {"x": rows(2, 8)}),
-        "store_kv": (
-            lambda k, v, k_cache, v_cache: backend.store_kv(k, v, batch, k_cache, v_cache),
-            {"k": rows(2, 8), "v": rows(2, 8), "k_cache": cache(), "v_cache": cache()},
-        ),
-        "attention": (
-            lambda q, k_cache, v_cache, out: backend.attention(q, k_cache, v_cache, batch, out, 1.0),
-            {"q": rows(4, 8), "k_cache": cache(), "v_cache": cache(), "out": rows(4, 8)},
-        ),
+        **cache_calls(backend, batch, "f16"),
+        **cache_calls(backend, batch, "q8_0"),
         "predict": (
             lambda x, mask: backend.predict(x, predictor, batch, mask),
             {"x": rows(d), "mask": words()},
@@ -141,7 +153,10 @@ def calls(backend: Backend) -> dict[str, tuple[Callable[..., None], dict[str, np
     }
 
 
-OPS = ("embed", "norm", "linear", "rope", "store_kv", "attention", "predict", "ffn", "add", "gather")
+OPS = (
+    "embed", "norm", "linear", "rope", "store_kv f16", "attention f16", "store_kv q8_0", "attention q8_0",
+    "predict", "ffn", "add", "gather",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("op", OPS)

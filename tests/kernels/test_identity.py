@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from op_truth import (
     make_batch,
     page_count,
     plain_batch,
+    random_cache,
     random_ffn,
     random_rows,
     random_tensor,
@@ -138,40 +140,42 @@ def test_a_linear_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str) -> None:
         same_bits(run(x[:rows], decode), alone[:rows])
 
 
-def run_attention(backend: Backend, rows: Iterable[tuple[Row, bool]], heads: int = 4) -> np.ndarray:
+def run_attention(backend: Backend, rows: Iterable[tuple[Row, bool]], type: str = "f16") -> np.ndarray:
     """Rows with their queries; what one sees depends neither on the other rows nor on its pages."""
     rows = list(rows)
     batch = make_batch(backend, [r for r, decode in rows if decode], [r for r, decode in rows if not decode])
-    k_cache, v_cache = (backend.zeros((page_count(batch), 2, PAGE, 24), np.float16) for _ in range(2))
+    heads, shape = 6, (2, PAGE, 64 if type == "q8_0" else 24)
+    k_cache, v_cache = (random_cache(rng(), backend, (page_count(batch), *shape), type) for _ in range(2))
     for cache, name in ((k_cache, "k"), (v_cache, "v")):
         for sequence, pages in enumerate(batch.pages):
-            values = rng(name, sequence).standard_normal((20, *cache.shape[1:]))
-            cache[pages] = values[: len(pages)]
-    q, out = backend.zeros((batch.limits.tokens, heads, 24)), backend.zeros((batch.limits.tokens, heads, 24))
+            cache[pages] = random_cache(rng(name, sequence), backend, (20, *shape), type)[: len(pages)]
+    q, out = (backend.zeros((batch.limits.tokens, heads, shape[-1])) for _ in range(2))
     for t, (row, _) in enumerate(rows):
-        q[t] = random_rows(rng("q", row.sequence, row.position), heads, 24)
+        q[t] = random_rows(rng("q", row.sequence, row.position), heads, shape[-1])
     backend.attention(q, k_cache, v_cache, batch, out, 0.3)
     return out[: len(rows)].copy()
 
 
-def test_an_attention_row_is_the_same_in_any_batch(cpu: OpenCPU) -> None:
-    backend = cpu()
+@pytest.mark.parametrize("type", ["f16", "q8_0"])
+def test_an_attention_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str) -> None:
+    run = functools.partial(run_attention, cpu(), type=type)
     decode = [(Row(position, s), True) for s, position in enumerate((0, 31, 32, 255, 256, 511, 600))]
     prompt = [(Row(position, 7), False) for position in range(240, 290)]
-    alone = np.vstack([run_attention(backend, [row]) for row in decode])
-    same_bits(run_attention(backend, decode), alone)
-    same_bits(run_attention(backend, decode + prompt)[: len(decode)], alone)
-    whole = run_attention(backend, prompt)
-    same_bits(run_attention(backend, decode + prompt)[len(decode) :], whole)
+    alone = np.vstack([run([row]) for row in decode])
+    same_bits(run(decode), alone)
+    same_bits(run(decode + prompt)[: len(decode)], alone)
+    whole = run(prompt)
+    same_bits(run(decode + prompt)[len(decode) :], whole)
     for start, stop in pairwise((0, 1, 16, 33, 50)):
-        same_bits(run_attention(backend, prompt[start:stop]), whole[start:stop])
+        same_bits(run(prompt[start:stop]), whole[start:stop])
 
 
-def test_a_prompt_row_attends_as_a_decode_row(cpu: OpenCPU) -> None:
+@pytest.mark.parametrize("type", ["f16", "q8_0"])
+def test_a_prompt_row_attends_as_a_decode_row(cpu: OpenCPU, type: str) -> None:
     rows = [Row(position, 0) for position in (0, 33, 255, 256, 300)]
     same_bits(
-        run_attention(cpu(), [(row, True) for row in rows]),
-        run_attention(cpu(), [(row, False) for row in rows]),
+        run_attention(cpu(), [(row, True) for row in rows], type),
+        run_attention(cpu(), [(row, False) for row in rows], type),
     )
 
 

@@ -12,12 +12,15 @@ from op_truth import (
     FFNKind,
     Row,
     attention,
+    cache_shape,
+    cache_values,
     dot,
     ffn,
     ffn_rows,
     make_batch,
     page_count,
     plain_batch,
+    random_cache,
     random_ffn,
     random_rows,
     random_tensor,
@@ -207,8 +210,38 @@ def test_store_kv_rounds_to_float16_and_touches_nothing_else(backend: Backend) -
         np.testing.assert_array_equal(cache, expected)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (8, 2, 16), (6, 1, 24), (3, 3, 10)])
-def test_attention(backend: Backend, heads: int, kv_heads: int, head_dim: int) -> None:
+def test_store_kv_rounds_to_q8_0(backend: Backend) -> None:
+    """Within half a code of the input, codes to even; a block that is not finite does not become numbers."""
+    batch = make_batch(backend, [Row(40, 1)], [Row(31, 0), Row(32, 0)])
+    shape = (page_count(batch), 2, PAGE, 96)
+    k, v = random_rows(rng("q8_0"), 2, batch.limits.tokens, 2, 96)
+    k[0, 0] *= np.repeat(np.float32((1e3, 1e-3, 0)), 32)
+    v[0, 1, :6], v[0, 1, 6:32] = (127, 0.5, 1.5, 2.5, -0.5, -3.5), 0  # scale 1
+    v[1, 0, 40], v[1, 1, 70] = np.nan, -np.inf
+    caches = [backend.zeros(cache_shape(shape, "q8_0"), np.uint8) for _ in range(2)]
+    backend.store_kv(k, v, batch, *caches)
+    slots = [divmod(int(slot), PAGE) for slot in batch.slots[:3]]
+    for new, cache in zip((k[:3], v[:3]), caches, strict=True):
+        with np.errstate(invalid="ignore"):
+            stored = np.stack([cache_values(cache)[page, :, offset] for page, offset in slots])
+        largest = np.abs(new).reshape(3, 2, 3, 32).max(axis=-1).repeat(32, axis=-1)
+        lost = ~np.isfinite(largest)
+        np.testing.assert_array_equal(np.isnan(stored), lost)
+        # Half a code; and the scale has the 11 bits of a float16, or is a multiple of 2**-24.
+        bound = largest * (0.5 / 127 + 2**-11) + 127 * 2.0**-25
+        assert (np.abs(stored - new) <= bound)[~lost].all()
+        for page, offset in slots:
+            cache[page, :, offset] = 0
+        assert not cache.any()
+    np.testing.assert_array_equal(stored[0, 1, :6], (127, 0, 2, 2, 0, -4))
+
+
+@pytest.mark.parametrize(
+    ("type", "heads", "kv_heads", "head_dim"),
+    [("f16", 4, 4, 64), ("f16", 8, 2, 16), ("f16", 6, 1, 24), ("f16", 3, 3, 10), ("f16", 7, 1, 80)]
+    + [("q8_0", 4, 4, 64), ("q8_0", 14, 2, 32), ("q8_0", 6, 3, 96), ("f32", 6, 2, 40)],
+)
+def test_attention(backend: Backend, type: str, heads: int, kv_heads: int, head_dim: int) -> None:
     lengths = (1, 2, 31, 32, 33, 64, 255, 256, 257, 512, 600)
     decode = [Row(n - 1, sequence) for sequence, n in enumerate(lengths)] + [Row(20, 10), Row(300, 10)]
     prompt = [Row(position, 9) for position in range(230, 263)]
@@ -216,8 +249,7 @@ def test_attention(backend: Backend, heads: int, kv_heads: int, head_dim: int) -
     for rows in ((decode, prompt), (decode, []), ([], prompt), (decode[-4:-3], [])):
         batch = make_batch(backend, *rows)
         shape = (page_count(batch), kv_heads, PAGE, head_dim)
-        k_cache, v_cache = (backend.zeros(shape, np.float16) for _ in range(2))
-        k_cache[:], v_cache[:] = random.standard_normal((2, *shape))
+        k_cache, v_cache = (random_cache(random, backend, shape, type) for _ in range(2))
         q = random_rows(random, sum(map(len, rows)), heads, head_dim)
         out = filled(backend, batch.limits.tokens, heads, head_dim)
         scale = 1.5 * head_dim**-0.5
@@ -225,9 +257,7 @@ def test_attention(backend: Backend, heads: int, kv_heads: int, head_dim: int) -
         for t, row in enumerate([*rows[0], *rows[1]]):
             own = batch.pages[row.sequence, : row.position // PAGE + 1]
             k, v = (
-                np.concatenate([cache[page] for page in own], axis=1)[:, : row.position + 1].astype(
-                    np.float64
-                )
+                np.concatenate([*cache_values(cache[own])], axis=1)[:, : row.position + 1]
                 for cache in (k_cache, v_cache)
             )
             Answer(attention(q[t], k, v, scale)).check(out[t], row)

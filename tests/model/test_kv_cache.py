@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from hotcold.kernels.backend import PAGE
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.model.config import Config
+from hotcold.model.config import Config, ModelError
 from hotcold.model.families import FAMILIES
 from hotcold.model.kv_cache import KVCache, KVCacheFull
 from hotcold.model.rope import Rope
@@ -32,6 +34,24 @@ def test_shapes_and_bytes() -> None:
         assert k.shape == v.shape == (5, 2, PAGE, 4) and k.dtype == v.dtype == np.float16
         assert k is not v
     assert sum(k.nbytes + v.nbytes for k, v in layers) == 5 * KVCache.page_bytes(CONFIG)
+
+
+@pytest.mark.parametrize(("type", "dtype", "row"), [("f32", np.float32, 64), ("q8_0", np.uint8, 68)])
+def test_other_types(type: str, dtype: type, row: int) -> None:
+    config = replace(CONFIG, head_dim=64)
+    layers = KVCache(ReferenceBackend(), config, 5, type).layers
+    assert all(each.shape == (5, 2, PAGE, row) and each.dtype == dtype for kv in layers for each in kv)
+    assert sum(k.nbytes + v.nbytes for k, v in layers) == 5 * KVCache.page_bytes(config, type)
+
+
+@pytest.mark.parametrize("head_dim", [4, 48, 80])
+def test_heads_that_blocks_do_not_fit_are_refused(head_dim: int) -> None:
+    config = replace(CONFIG, head_dim=head_dim)
+    message = rf"type q8_0 \(--cache-type\): its blocks of 32 do not fit heads of {head_dim}: use f16"
+    with pytest.raises(ModelError, match=message):
+        KVCache.page_bytes(config, "q8_0")
+    with pytest.raises(ModelError, match=message):
+        KVCache(ReferenceBackend(), config, 1, "q8_0")
 
 
 def test_pages_are_taken_all_or_none() -> None:

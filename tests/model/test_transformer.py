@@ -49,7 +49,7 @@ def distance(actual: np.ndarray, expected: np.ndarray) -> float:
 
 def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> None:
     """With a float32 KV cache, as transformers has; prompt at once, in chunks, and step by step."""
-    runner = Runner(tiny.path, backend, kv_dtype=np.float32)
+    runner = Runner(tiny.path, backend, cache_type="f32")
     np.testing.assert_allclose(runner.run(tiny.prompt), tiny.prompt_logits, atol=1e-4, rtol=0)
     np.testing.assert_allclose(one_by_one(runner, tiny.steps), tiny.step_logits, atol=1e-4, rtol=0)
     runner.length = 0
@@ -96,7 +96,7 @@ def test_every_block_type_is_its_dequantised_twin(
 def test_stories260k_logits(test_data: Path, tmp_path: Path, backend: Backend) -> None:
     write_stories260k(tmp_path / "model.gguf", test_data)
     expected = reference(test_data)
-    runner = Runner(tmp_path / "model.gguf", backend, kv_dtype=np.float32)
+    runner = Runner(tmp_path / "model.gguf", backend, cache_type="f32")
     logits = runner.run([1, *expected.ids[:3]])
     np.testing.assert_allclose(logits, expected.logits, atol=1e-3, rtol=0)
 
@@ -160,10 +160,10 @@ def test_every_option_is_as_defined(
     model = Model(**options)
     monkeypatch.setitem(FAMILIES, "test", Family("test", "gelu", norm="layer", parallel=model.parallel))
     path = model.write(tmp_path / "model.gguf")
-    for kv_dtype, bound in ((np.float32, 1e-6), (np.float16, 2e-4)):
-        if kv_dtype == np.float32 and backend.name != "reference":
+    for cache_type, kv_dtype, bound in (("f32", np.float32, 1e-6), ("f16", np.float16, 2e-4)):
+        if cache_type == "f32" and backend.name != "reference":
             continue
-        runner = Runner(path, backend, kv_dtype=kv_dtype)
+        runner = Runner(path, backend, cache_type=cache_type)
         parts = [runner.run(TOKENS[:33]), one_by_one(runner, TOKENS[33:40]), runner.run(TOKENS[40:])]
         expected = forward(model, model.tensors(), TOKENS, kv_dtype)
         assert distance(np.vstack(parts), expected) < bound
@@ -204,7 +204,7 @@ def test_blocks_are_as_defined(type: str, backend: Backend, tmp_path: Path) -> N
     if backend.name == "reference":
         tokens = TOKENS[:4]  # whose values are on no edge
         expected = forward(model, model.tensors(), tokens)
-        assert distance(Runner(path, backend, kv_dtype=np.float32).run(tokens), expected) < 1e-6
+        assert distance(Runner(path, backend, cache_type="f32").run(tokens), expected) < 1e-6
 
 
 def test_a_powerinfer_falcon(backend: Backend, tmp_path: Path) -> None:

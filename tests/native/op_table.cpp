@@ -275,56 +275,77 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
     }
 }
 
-void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, int length, int head_dim, int tokens,
-                    int decode) {
-    const int kv_heads = 2, heads = 6;
+// A KV cache of random rows of head_dim values, F16 or Q8_0.
+struct CacheRows {
+    Type type;
+    int64_t head_dim;
+    std::vector<uint8_t> bytes;
+    CacheRows(Type type, int64_t rows, int64_t head_dim)
+        : type(type), head_dim(head_dim), bytes(static_cast<size_t>(rows * row_bytes(type, head_dim))) {
+        const auto block = size_t(block_size(type).bytes);
+        for (size_t i = 0; i < bytes.size(); i += block) {
+            const uint16_t h = to_half(type == F16 ? uniform() : 0.01);
+            std::memcpy(&bytes[i], &h, 2);
+            for (size_t k = 2; k < block; ++k) bytes[i + k] = uint8_t(random_bits());
+        }
+    }
+    double at(int64_t row, int64_t i) const {
+        const uint8_t* p = &bytes[size_t(row * row_bytes(type, head_dim))];
+        return type == F16 ? half_at(p + 2 * i)
+                           : half_at(p + i / 32 * 34) * int8_t(p[i / 32 * 34 + 2 + i % 32]);
+    }
+};
+
+void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int length, int head_dim,
+                    int tokens, int decode) {
+    const int kv_heads = 2, heads = 14;  // groups of seven
     Step1 s(tokens, decode, length);
-    const int64_t cells = int64_t(s.pages.size()) * kv_heads * kPage * head_dim;
-    std::vector<uint16_t> keys(static_cast<size_t>(cells)), values(keys.size());
-    for (size_t i = 0; i < keys.size(); ++i) keys[i] = to_half(uniform()), values[i] = to_half(uniform());
+    const auto pages = int64_t(s.pages.size());
+    CacheRows keys(type, pages * kv_heads * kPage, head_dim),
+        values(type, pages * kv_heads * kPage, head_dim);
     const auto q = random_floats(tokens * heads * head_dim),
                fresh = random_floats(tokens * kv_heads * head_dim);
     std::vector<float> out(q.size());
     Program program(k, pool, s.batch, s.bounds);
     program.store_kv(fresh.data(), fresh.data(),
-                     {keys.data(), values.data(), F16, int64_t(s.pages.size()), kv_heads, head_dim});
+                     {keys.bytes.data(), values.bytes.data(), type, pages, kv_heads, head_dim});
     Attention a{};
-    a.q = q.data(), a.k_cache = keys.data(), a.v_cache = values.data(), a.out = out.data(),
-    a.cache_type = F16;
+    a.q = q.data(), a.k_cache = keys.bytes.data(), a.v_cache = values.bytes.data(), a.out = out.data();
+    a.cache_type = type;
     a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim, a.scale = 0.3f;
-    program.attention(a, int64_t(s.pages.size()));
+    program.attention(a, pages);
     program.run();
     for (int t = 0; t < tokens; ++t)
         for (int h = 0; h < heads; ++h) {
             const int last = s.positions[size_t(t)];
             std::vector<double> score, sum(static_cast<size_t>(head_dim));
             double total = 0, top = -1e30;
-            const auto cell = [&](int p) {
-                return ((int64_t(s.pages[size_t(p / kPage)]) * kv_heads + h / 3) * kPage + p % kPage) *
-                       head_dim;
+            const auto row = [&](int p) {
+                return (int64_t(s.pages[size_t(p / kPage)]) * kv_heads + h / 7) * kPage + p % kPage;
             };
             for (int p = 0; p <= last; ++p) {
                 double v = 0;
                 for (int i = 0; i < head_dim; ++i)
-                    v += double(q[size_t((t * heads + h) * head_dim + i)]) *
-                         from_half(keys[size_t(cell(p) + i)]);
+                    v += double(q[size_t((t * heads + h) * head_dim + i)]) * keys.at(row(p), i);
                 score.push_back(v * double(0.3f)), top = std::max(top, score.back());
             }
             for (int p = 0; p <= last; ++p) {
                 const double e = std::exp(score[size_t(p)] - top);
                 total += e;
-                for (int i = 0; i < head_dim; ++i)
-                    sum[size_t(i)] += e * from_half(values[size_t(cell(p) + i)]);
+                for (int i = 0; i < head_dim; ++i) sum[size_t(i)] += e * values.at(row(p), i);
             }
             for (int i = 0; i < head_dim; ++i)
-                check("attention", 0, length, out[size_t((t * heads + h) * head_dim + i)],
+                check("attention", type, length, out[size_t((t * heads + h) * head_dim + i)],
                       sum[size_t(i)] / total, 1);
         }
     for (int i = 0; i < kv_heads * head_dim; ++i) {  // the last row's keys, as stored
         const int64_t page = s.slots.back() / kPage, offset = s.slots.back() % kPage;
-        const int64_t at = ((page * kv_heads + i / head_dim) * kPage + offset) * head_dim + i % head_dim;
+        const double got = keys.at((page * kv_heads + i / head_dim) * kPage + offset, i % head_dim);
         const double want = fresh[size_t((tokens - 1) * kv_heads * head_dim + i)];
-        check("store_kv", 0, head_dim, keys[size_t(at)], to_half(want), 1);
+        if (type == F16)
+            check("store_kv", type, head_dim, got, from_half(to_half(want)), 1);
+        else  // within half a code of the largest that random_floats gives
+            check("store_kv", type, head_dim, std::fabs(got - want) < 0.0045 ? 0 : 1, 0, 1);
     }
 }
 
@@ -406,8 +427,9 @@ int main(int argc, char** argv) {
     }
     for (int length : {1, 31, 33, 256, 257, 600})
         for (int head_dim : {8, 40, 64, 80}) {
-            test_attention(*k, pool, length, head_dim, 1, 1);
-            if (length > 5) test_attention(*k, pool, length, head_dim, 5, 2);
+            test_attention(*k, pool, F16, length, head_dim, 1, 1);
+            if (length > 5) test_attention(*k, pool, F16, length, head_dim, 5, 2);
+            if (head_dim == 64) test_attention(*k, pool, Q8_0, length, head_dim, 1, 1);
         }
     for (int64_t n : {8, 36, 64, 100, 4096})
         for (bool flag : {false, true}) test_norm_rope(*k, n, flag, flag);

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hotcold.engine.sampler import SamplingParams
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
+CACHE_TYPES = ("f16", "q8_0", "f32")
 _LARGEST = 2**31 - 1
 _LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memory
 
@@ -59,7 +60,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: built in)")
     group.add_argument(
-        "-t", "--threads", type=whole_number(1, 1024), metavar="N", help="default: the cores we may use"
+        "-t", "--threads", type=whole_number(1, 1024), metavar="N", help="default: physical cores we may use"
     )
     group.add_argument(
         "-c", "--ctx-size", type=whole_number(2), metavar="N",
@@ -68,6 +69,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sparsity", choices=SPARSITY_MODES, default="auto",
         help="which neurons are computed (default: auto, which says what it chose)",
+    )  # fmt: skip
+    group.add_argument(
+        "--cache-type", choices=CACHE_TYPES, default="f16",
+        help="what keys and values are rounded to (default: f16; q8_0 takes half of it)",
     )  # fmt: skip
     group.add_argument(
         "--backend", choices=("cpu", "reference"), default="cpu", help="reference is NumPy: slow, for checks"
@@ -126,7 +131,7 @@ def load_model(args: argparse.Namespace, **more: int) -> LoadedModel:
     from hotcold.engine.loading import LoadOptions, load
 
     flags = {"sparsity": args.sparsity, "threads": args.threads, "context": args.ctx_size}
-    options = LoadOptions(backend=args.backend, **flags | more)
+    options = LoadOptions(backend=args.backend, cache_type=args.cache_type, **flags | more)
     with progress("loading", in_bytes=True) as advance:
         model = load(args.model, options, advance)
     for note in model.notes:
@@ -141,6 +146,7 @@ def facts(model: LoadedModel) -> dict[str, Any]:
         "notes": model.notes,
         "threads": model.threads,
         "context": model.context,
+        "cache_type": model.cache_type,
         "backend": model.backend.name,
         "isa": getattr(model.backend, "isa", None),
         "processor": _processor(),

@@ -15,6 +15,18 @@ from hotcold.engine.sampler import SamplingParams
 from hotcold.model.tokenizer import Tokenizer
 
 
+class ModelOptions(TypedDict, total=False):
+    """What :class:`LLM` takes besides the file; all optional."""
+
+    #: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in ``llm.model.notes``.
+    sparsity: str
+    threads: int | None  #: None takes the cores that affinity and cgroup quota allow
+    context: int | None  #: positions of each sequence; None is the model's own, 4096 at most
+    backend: str  #: ``cpu``, or ``reference`` (NumPy; slow, for checks)
+    sequences: int  #: how many prompts of one ``generate`` call run at the same time; each has a KV cache (1)
+    cache_type: str  #: of that cache: ``f16``, ``q8_0`` (half as large, lossy) or ``f32``
+
+
 class GenerationOptions(TypedDict, total=False):
     """What :meth:`LLM.generate` and :meth:`LLM.stream` take besides the prompt; all optional."""
 
@@ -86,12 +98,7 @@ class LLM:
 
     Args:
         path: a GGUF file; None is the small built-in model.
-        sparsity: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in
-            ``llm.model.notes``.
-        threads: None takes the cores that affinity and cgroup quota allow.
-        context: positions of each sequence; None is the model's own, 4096 at most.
-        backend: ``cpu``, or ``reference`` (NumPy; slow, for checks).
-        sequences: how many prompts of one :meth:`generate` call run at the same time; each has a KV cache.
+        options: see :class:`ModelOptions`.
 
     Not for use from several threads at once.
 
@@ -99,20 +106,9 @@ class LLM:
         ValueError: a file that is not a model, or an option that does not fit it or the machine.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        sparsity: str = "auto",
-        threads: int | None = None,
-        context: int | None = None,
-        backend: str = "cpu",
-        sequences: int = 1,
-    ) -> None:
-        options = LoadOptions(
-            sparsity=sparsity, threads=threads, context=context, backend=backend, sequences=sequences
-        )
-        self._engine: Engine | None = Engine(load(None if path is None else Path(path), options))
+    def __init__(self, path: str | os.PathLike[str] | None = None, **options: Unpack[ModelOptions]) -> None:
+        file = None if path is None else Path(path)
+        self._engine: Engine | None = Engine(load(file, LoadOptions(**options)))
 
     @property
     def engine(self) -> Engine:

@@ -26,7 +26,7 @@ from hotcold.kernels.backend import (
     PredictorWeights,
 )
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import KVCache
+from hotcold.model.kv_cache import CACHE_TYPES, KVCache
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import FFN, DenseFFN, Transformer
 from hotcold.model.weights import Progress, check_tensors, load_weights
@@ -51,10 +51,13 @@ class LoadOptions:
     backend: str = "cpu"  #: or ``reference``
     sequences: int = 1  #: how many run at the same time; each has ``context`` positions of KV cache
     chunk: int = 128  #: the most prompt rows of one step
+    cache_type: str = "f16"  #: what keys and values are rounded to, one of :data:`CACHE_TYPES`
 
     def __post_init__(self) -> None:
         if self.sparsity not in SPARSITY_MODES:
             raise LoadError(f"sparsity {self.sparsity!r}: choose from {', '.join(SPARSITY_MODES)}")
+        if self.cache_type not in CACHE_TYPES:
+            raise LoadError(f"cache type {self.cache_type!r}: choose from {', '.join(CACHE_TYPES)}")
         for name in ("sequences", "chunk", "default_context"):
             if getattr(self, name) < 1:
                 raise LoadError(f"{name} is {getattr(self, name)}: at least 1 is needed")
@@ -70,6 +73,7 @@ class LoadedModel:
         notes: what ``auto`` chose and why, and whatever runs a slower way; a line each.
         context, chunk: the most positions of a sequence, and prompt rows of a step.
         threads: of the backend; None where it has no pool.
+        cache_type: of the KV cache.
         footprint: what a decode step reads.
         counters: what the steps so far did.
     """
@@ -97,7 +101,8 @@ class LoadedModel:
             logits=max(MAX_DECODE_ROWS, options.sequences),
         )
         self.tokenizer = Tokenizer.from_metadata(file.metadata)
-        check_memory(weight_bytes, config, self._limits)
+        self.cache_type = options.cache_type
+        check_memory(weight_bytes, KVCache.page_bytes(config, self.cache_type), config, self._limits)
         self.backend = open_backend(options.backend, options.threads)
         self.threads: int | None = getattr(self.backend, "threads", None)
         self._weights = load_weights(file, config, self.backend, progress, factors)
@@ -159,7 +164,7 @@ class LoadedModel:
         self.counters = Counters(np.zeros((self.config.layers, 5), np.int64))
         self.footprint = self._footprint()
         pages = self._limits.sequences * self._limits.pages_per_sequence
-        self.cache = KVCache(self.backend, self.config, pages)
+        self.cache = KVCache(self.backend, self.config, pages, self.cache_type)
         self.transformer = Transformer(
             self.config, self._weights, self.backend, self._ffns(), self._limits, self.cache
         )
@@ -210,7 +215,7 @@ class LoadedModel:
             dim=config.dim,
             # As in FFNStats: without a gate the up rows count as gate rows.
             row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
-            kv_bytes=KVCache.page_bytes(config) // PAGE,
+            kv_bytes=KVCache.page_bytes(config, self.cache_type) // PAGE,
         )
 
 
@@ -225,10 +230,10 @@ def load(path: Path | None, options: LoadOptions, progress: Progress | None = No
         return LoadedModel(file, options, progress)
 
 
-def check_memory(weight_bytes: int, config: Config, limits: BatchLimits) -> None:
+def check_memory(weight_bytes: int, page_bytes: int, config: Config, limits: BatchLimits) -> None:
     """Raises LoadError when weights, KV cache and buffers are more than this process may still take."""
     pages = limits.sequences * limits.pages_per_sequence
-    cache_bytes = pages * KVCache.page_bytes(config)
+    cache_bytes = pages * page_bytes
     row_bytes = 4 * (4 * config.dim + 2 * (config.heads + config.kv_heads) * config.head_dim)
     buffers = limits.tokens * row_bytes + limits.logits * 4 * config.vocab
     free = available_memory()

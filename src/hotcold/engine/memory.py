@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+
+from hotcold.kernels.cores import cgroups, read_text
 
 #: A cgroup v1 limit at or above this means "no limit" (the kernel rounds 2**63 down to a page).
 _UNLIMITED = 1 << 60
@@ -18,41 +19,25 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
 
     The smaller of the kernel's ``MemAvailable`` and what every enclosing cgroup (version 1 or 2) has left.
     """
-    limits = [_mem_available(proc / "meminfo"), *_cgroup_rooms(proc / "self" / "cgroup", cgroup)]
+    limits = [_mem_available(proc / "meminfo")]
+    for version, folder in cgroups(proc / "self" / "cgroup", cgroup, "memory"):
+        limits.append(_room(folder, *(_V2 if version == 2 else _V1)))
     known = [limit for limit in limits if limit is not None]
     return max(0, min(known)) if known else None
 
 
 def _mem_available(meminfo: Path) -> int | None:
-    for line in _read(meminfo).splitlines():
+    for line in read_text(meminfo).splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
 
 
-def _cgroup_rooms(membership: Path, root: Path) -> Iterator[int | None]:
-    """Limit minus use of each cgroup that this process is in; None for those without a limit."""
-    for line in _read(membership).splitlines():
-        hierarchy, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            if hierarchy == "0":
-                yield _room(root.joinpath(*parts[:depth]), *_V2)
-            elif "memory" in controllers.split(","):
-                yield _room(root.joinpath("memory", *parts[:depth]), *_V1)
-
-
 def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> int | None:
-    limit, usage = _read(group / limit_name).strip(), _read(group / usage_name).strip()
+    """Limit minus use; None without a limit."""
+    limit, usage = read_text(group / limit_name).strip(), read_text(group / usage_name).strip()
     if not limit.isdigit() or not usage.isdigit() or int(limit) >= _UNLIMITED:
         return None  # "max", or no such file
     # File cache counts as use, but the kernel drops it before it kills.
-    counts = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines() if " " in line)
+    counts = dict(line.split(" ", 1) for line in read_text(group / "memory.stat").splitlines() if " " in line)
     return int(limit) - int(usage) + int(counts.get(reclaimable_name, 0))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

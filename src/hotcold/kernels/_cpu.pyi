@@ -9,7 +9,7 @@ import numpy.typing as npt
 _F32 = npt.NDArray[np.float32]
 _I32 = npt.NDArray[np.int32]
 _U64 = npt.NDArray[np.uint64]
-_Cache = npt.NDArray[np.uint16] | _F32
+_Cache = npt.NDArray[np.uint16] | npt.NDArray[np.uint8] | _F32  # float16 bits, Q8_0 blocks
 
 class Pool:
     def __init__(self, threads: int) -> None: ...

@@ -252,7 +252,11 @@ class Backend(Protocol):
         ...
 
     def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
-        """Writes k, v ``[T, K, head_dim]`` to the rows' slots; caches ``[page, K, PAGE, head_dim]`` f16."""
+        """Writes k, v ``[T, K, head_dim]`` to the rows' slots of the caches, rounded to their type.
+
+        Caches are float16 or float32 ``[page, K, PAGE, head_dim]``, or uint8 ``[page, K, PAGE, head_dim / 32
+        * 34]``: blocks of GGML's Q8_0, with codes as in :meth:`linear` and their scale rounded to float16.
+        """
         ...
 
     def attention(
@@ -260,6 +264,7 @@ class Backend(Protocol):
     ) -> None:
         """Causal attention by position: row t sees positions 0..positions[t]. q, out ``[T, H, head_dim]``.
 
+        Caches are those of :meth:`store_kv`; sums are float32 over the values that they stand for.
         Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order.
         """
         ...

@@ -8,10 +8,8 @@ into panels if it is quantised.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +37,7 @@ from hotcold.kernels.backend import (
     scale_run,
 )
 from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor, own_weights
+from hotcold.kernels.cores import available_cores
 
 ISAS = ("avx512", "avx2", "neon", "scalar")
 MAX_THREADS = 1024
@@ -47,18 +46,6 @@ MAX_THREADS = 1024
 def supported_isas() -> tuple[str, ...]:
     """The instruction sets that this build has kernels for and this processor can run, best first."""
     return tuple(isa for isa in ISAS if _cpu.has_isa(isa))
-
-
-def available_cores() -> int:
-    """Cores that this process may keep busy: its affinity, lowered to the cgroup's CPU quota (rounded up)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, -(-int(quota) // int(period))))
-    except (OSError, ValueError):
-        pass  # no cgroup v2 quota to respect
-    return max(1, cores)
 
 
 class _Recorder:
@@ -393,9 +380,9 @@ def _check(what: str, array: Buffer, dtype: npt.DTypeLike = np.float32) -> None:
 
 
 def _cache(what: str, cache: Buffer) -> Buffer:
-    """A KV cache as the extension takes it: float32, or the bits of float16."""
-    if cache.dtype == np.float32:
-        _check(what, cache)
+    """A KV cache as the extension takes it: float32, Q8_0 blocks, or the bits of float16."""
+    if cache.dtype in (np.float32, np.uint8):
+        _check(what, cache, cache.dtype)
         return cache
     _check(what, cache, np.float16)
     return cache.view(np.uint16)

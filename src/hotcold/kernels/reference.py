@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import Tensor
+from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.kernels.backend import (
     PAGE,
     SPARSE_ACTIVATIONS,
@@ -305,15 +305,16 @@ class ReferenceBackend:
     def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
         """K and V to their slots of a paged cache (PagedAttention, arXiv 2309.06180), rounded to its dtype.
 
-        That is float16; float32 is taken as well, to tell rounding of the cache from errors.
+        A block of Q8_0 that holds a NaN or an infinity reads back as NaN.
         """
         for what, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
             values = _rows(what, new, batch, new.shape[1:])
             heads, head_dim = new.shape[1:]
-            _check(f"{what}_cache", cache, (len(cache), heads, PAGE, head_dim), _cache_dtype(cache))
+            _check_cache(f"{what}_cache", cache, (len(cache), heads), head_dim)
             slots = batch.slots[: len(values)]
-            with np.errstate(over="ignore"):
-                cache[slots // PAGE, :, slots % PAGE] = values
+            with np.errstate(over="ignore", invalid="ignore"):
+                rows = _q8_0_rows(values) if cache.dtype == np.uint8 else values
+                cache[slots // PAGE, :, slots % PAGE] = rows
 
     def attention(
         self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
@@ -321,11 +322,10 @@ class ReferenceBackend:
         """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head."""
         queries = _rows("q", q, batch, q.shape[1:])
         target = _rows("out", out, batch, q.shape[1:])
-        pages, kv_heads, _, head_dim = k_cache.shape
+        (pages, kv_heads), (heads, head_dim) = k_cache.shape[:2], q.shape[1:]
         for what, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            _check(what, cache, (pages, kv_heads, PAGE, head_dim), _cache_dtype(cache))
-        heads = q.shape[1]
-        if heads % kv_heads or q.shape[2] != head_dim:
+            _check_cache(what, cache, (pages, kv_heads), head_dim)
+        if heads % kv_heads:
             raise ValueError(f"q of shape {q.shape} does not fit k_cache of shape {k_cache.shape}")
         for t, query in enumerate(queries):
             length = int(batch.positions[t]) + 1
@@ -424,14 +424,29 @@ def _count(stats: FFNStats, w: _FFN, candidates: Bools, gated: Bools, added: Boo
     stats.counts += (*read, int(added.sum()), runs)
 
 
-def _cache_dtype(cache: Buffer) -> type[np.floating[Any]]:
-    return np.float32 if cache.dtype == np.float32 else np.float16
+def _check_cache(what: str, cache: Buffer, pages: tuple[int, int], head_dim: int) -> None:
+    dtype = cache.dtype if cache.dtype in (np.float32, np.uint8) else np.float16
+    if dtype == np.uint8:
+        head_dim = BLOCK_TYPES["Q8_0"].row_bytes(head_dim)
+    _check(what, cache, (*pages, PAGE, head_dim), dtype)
 
 
-def _positions(pages: npt.NDArray[np.floating[Any]], length: int) -> Floats:
-    """``[P, K, PAGE, head_dim]`` -> the first ``length`` positions, ``[K, length, head_dim]`` float32."""
-    _, heads, _, head_dim = pages.shape
-    return pages.transpose(1, 0, 2, 3).reshape(heads, -1, head_dim)[:, :length].astype(np.float32)
+def _q8_0_rows(values: Floats) -> npt.NDArray[np.uint8]:
+    """``[..., n]`` -> blocks of Q8_0, ``[..., n / 32 * 34]``."""
+    codes, scales = quantise_input(values)
+    blocks = (scales.astype("<f2").view(np.uint8), np.nan_to_num(codes).astype(np.int8).view(np.uint8))
+    return np.concatenate(blocks, axis=-1).reshape(*values.shape[:-1], -1)
+
+
+def _positions(pages: npt.NDArray[Any], length: int) -> Floats:
+    """``[P, K, PAGE, row]`` -> the first ``length`` positions, ``[K, length, head_dim]`` float32."""
+    _, heads, _, width = pages.shape
+    rows = pages.transpose(1, 0, 2, 3).reshape(heads, -1, width)[:, :length]
+    if rows.dtype == np.uint8:
+        type = BLOCK_TYPES["Q8_0"]
+        blocks = np.ascontiguousarray(rows).reshape(heads * length, width)
+        return Tensor(type, (heads, length, width // type.nbytes * type.weights), blocks).dequantise()
+    return rows.astype(np.float32)
 
 
 def _store(values: Floats, out: Floats, accumulate: bool) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import PAGE, Backend, Buffer
-from hotcold.model.config import Config
+from hotcold.model.config import Config, ModelError
+
+#: What keys and values are rounded to, by the name of its block type, and what arrays hold it.
+CACHE_TYPES = {"f16": np.float16, "q8_0": np.uint8, "f32": np.float32}
 
 
 class KVCacheFull(ValueError):
@@ -22,18 +25,21 @@ class KVCache:
         backend: allocates the caches.
         config: the model's.
         pages: how many; position p of a sequence lies in the sequence's page ``p // PAGE``.
-        dtype: float16 or float32.
+        type: one of :data:`CACHE_TYPES`.
 
     Attributes:
-        layers: (K, V) of each layer, ``[pages, K, PAGE, head_dim]``.
+        layers: (K, V) of each layer, as ``Backend.store_kv`` has them.
+
+    Raises:
+        ModelError: the type's blocks do not fit the model's heads.
     """
 
-    def __init__(
-        self, backend: Backend, config: Config, pages: int, dtype: npt.DTypeLike = np.float16
-    ) -> None:
+    def __init__(self, backend: Backend, config: Config, pages: int, type: str = "f16") -> None:
         if pages < 1:
             raise ValueError(f"KV cache of {pages} pages: at least 1 is needed")
-        shape = (pages, config.kv_heads, PAGE, config.head_dim)
+        dtype = np.dtype(CACHE_TYPES[type])
+        row = self.page_bytes(config, type) // (config.layers * 2 * config.kv_heads * PAGE)
+        shape = (pages, config.kv_heads, PAGE, row // dtype.itemsize)
         self.layers: list[tuple[Buffer, Buffer]] = [
             (backend.zeros(shape, dtype), backend.zeros(shape, dtype)) for _ in range(config.layers)
         ]
@@ -42,9 +48,15 @@ class KVCache:
         self._taken: set[int] = set()
 
     @staticmethod
-    def page_bytes(config: Config) -> int:
-        """Bytes of one page, float16 K and V of all layers."""
-        return config.layers * 2 * config.kv_heads * PAGE * config.head_dim * np.dtype(np.float16).itemsize
+    def page_bytes(config: Config, type: str = "f16") -> int:
+        """Bytes of one page, K and V of all layers."""
+        block = BLOCK_TYPES[type.upper()]
+        if config.head_dim % block.weights:
+            raise ModelError(
+                f"KV cache of type {type} (--cache-type): its blocks of {block.weights} do not fit heads of "
+                f"{config.head_dim}: use f16"
+            )
+        return config.layers * 2 * config.kv_heads * PAGE * block.row_bytes(config.head_dim)
 
     @property
     def free_pages(self) -> int:

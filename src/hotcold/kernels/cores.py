@@ -1,0 +1,76 @@
+"""How many threads are worth starting: what affinity, physical cores and the CPU quotas of cgroups leave."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+
+def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
+    """Physical cores that this process may keep busy; two threads of one core wait for the same units.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie; what is not there (macOS, Windows) limits nothing.
+        cpus: logical CPUs that may be used; None takes this process's affinity.
+
+    Returns:
+        The cores of those CPUs, or the smallest quota of an enclosing cgroup, rounded up; at least 1.
+    """
+    if cpus is None:
+        if hasattr(os, "sched_getaffinity"):
+            cpus = os.sched_getaffinity(0)
+        else:
+            cpus = range(getattr(os, "process_cpu_count", os.cpu_count)() or 1)
+    topology = root / "sys/devices/system/cpu"
+    cores = {_core(topology / f"cpu{cpu}/topology/thread_siblings_list", cpu) for cpu in cpus}
+    groups = cgroups(root / "proc/self/cgroup", root / "sys/fs/cgroup", "cpu")
+    quotas = [quota for version, folder in groups if (quota := _quota(version, folder))]
+    return max(1, min([len(cores), *quotas]))
+
+
+def cgroups(membership: Path, mount: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """Version (1, 2) and folder of each cgroup around this process that may limit what a controller governs.
+
+    Args:
+        membership: ``/proc/self/cgroup``.
+        mount: ``/sys/fs/cgroup``; a container may see its own group there, and not the path that it is told.
+    """
+    for line in read_text(membership).splitlines():
+        hierarchy, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            if hierarchy == "0":
+                yield 2, mount.joinpath(*parts[:depth])
+            elif controller in controllers.split(","):
+                yield 1, mount.joinpath(controller, *parts[:depth])
+
+
+def read_text(path: Path) -> str:
+    """A file of ``/proc`` or ``/sys``; the empty text where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _core(siblings: Path, cpu: int) -> str:
+    """The same text for each CPU of one core: the list of them, as "0,4" or "0-1"."""
+    text = read_text(siblings).strip()
+    try:
+        ranges = [part.split("-") for part in text.split(",")]
+        return text if any(int(ends[0]) <= cpu <= int(ends[-1]) for ends in ranges) else str(cpu)
+    except ValueError:
+        return str(cpu)
+
+
+def _quota(version: int, folder: Path) -> int | None:
+    """CPUs' worth of time, rounded up; None without a limit."""
+    try:
+        if version == 2:
+            quota, period = map(int, read_text(folder / "cpu.max").split())
+        else:
+            quota, period = (int(read_text(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+        return -(-quota // period) if quota > 0 else None
+    except (ValueError, ZeroDivisionError):
+        return None  # "max", or no such file
