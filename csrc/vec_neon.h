@@ -98,7 +98,6 @@ struct Vec {
     static I lookup(I nibbles, const int8_t* table) {
         return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s32(nibbles)));
     }
-    static void store_i(void* p, I v) { vst1q_u8((uint8_t*)p, vreinterpretq_u8_s32(v)); }
     static void store_i8(int8_t* p, I v) {
         const int8x8_t bytes = vmovn_s16(vcombine_s16(vmovn_s32(v), vmovn_s32(v)));
         const uint32_t word = vget_lane_u32(vreinterpret_u32_s8(bytes), 0);
