@@ -7,11 +7,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from hotcold.formats.safetensors import SafetensorsFile, open_safetensors
+import numpy.typing as npt
+
+from hotcold.formats.files import printable
+
+Array: TypeAlias = npt.NDArray[Any]
 
 MAX_JSON = 64 << 20
+LOADABLE = ("F32", "F16", "BF16")  #: dtypes of the safetensors format that can be converted
 
 
 class ConvertError(ValueError):
@@ -98,11 +103,22 @@ def read_settings(path: Path) -> Settings:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that was opened: its ``config.json``, and which safetensors file holds each tensor."""
+    """A folder that was opened: its ``config.json``, and the open safetensors file of each tensor."""
 
     folder: Path
     config: Settings
-    files: dict[str, SafetensorsFile]
+    files: dict[str, Any]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.files[name].get_slice(name).get_shape())
+
+    def load(self, name: str) -> Array:
+        """Reads one tensor: float32, float16 or bfloat16, as it is stored; ConvertError for others."""
+        dtype = self.files[name].get_slice(name).get_dtype()
+        if dtype not in LOADABLE:
+            raise ConvertError(f"tensor {name!r} is {dtype}: only {', '.join(LOADABLE)} can be converted")
+        values: Array = self.files[name].get_tensor(name)
+        return values
 
     def settings(self, name: str) -> Settings:
         """Another JSON file of the folder; empty when there is none."""
@@ -125,11 +141,24 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, read_settings(folder / "config.json"), _open_tensors(folder))
 
 
-def _open_tensors(folder: Path) -> dict[str, SafetensorsFile]:
+def open_safetensors(path: Path) -> Any:
+    """The file as the safetensors library opens it, which reads and checks the header alone."""
+    try:
+        import ml_dtypes  # noqa: F401  (gives NumPy the type bfloat16)
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ConvertError(f"{error}: conversion needs pip install 'hotcold[convert]'") from None
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise ConvertError(f"{path} is not a whole safetensors file: {printable(str(error))}") from None
+
+
+def _open_tensors(folder: Path) -> dict[str, Any]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         file = open_safetensors(single)
-        return dict.fromkeys(file.tensors, file)
+        return dict.fromkeys(file.keys(), file)
     if not index.is_file():
         others = sorted(path.name for path in folder.glob("*.bin"))
         found = (
@@ -139,9 +168,9 @@ def _open_tensors(folder: Path) -> dict[str, SafetensorsFile]:
     return _open_shards(folder, read_settings(index))
 
 
-def _open_shards(folder: Path, index: Settings) -> dict[str, SafetensorsFile]:
-    shards: dict[str, SafetensorsFile] = {}
-    tensors: dict[str, SafetensorsFile] = {}
+def _open_shards(folder: Path, index: Settings) -> dict[str, Any]:
+    shards: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, shard in index.section("weight_map").values.items():
         # A shard is a plain name beside the index: a path could lead anywhere.
         if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
@@ -154,7 +183,7 @@ def _open_shards(folder: Path, index: Settings) -> dict[str, SafetensorsFile]:
                     f"{folder} has no {shard}, which {index.path.name} lists: download it as well"
                 )
             shards[shard] = open_safetensors(folder / shard)
-        if name not in shards[shard].tensors:
+        if name not in shards[shard].keys():  # noqa: SIM118  (no dict)
             raise ConvertError(
                 f"{folder / shard} has no tensor {clip(name)}, which {index.path.name} says it holds"
             )

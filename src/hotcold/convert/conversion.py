@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import ConvertError, clip, open_checkpoint
+from hotcold.convert.checkpoint import Array, ConvertError, clip, open_checkpoint
 from hotcold.convert.huggingface import Source, activation, find_layout, model_metadata, sources
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
 from hotcold.formats.gguf import write_gguf
-from hotcold.formats.safetensors import Array, as_float32
 
 #: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.
 FILE_TYPES = {
@@ -95,7 +94,7 @@ def convert(
 
     Raises:
         ConvertError: the checkpoint is not complete or not supported, or the options do not fit; one line.
-        SafetensorsError, SentencePieceError: a file of the checkpoint is not valid.
+        SentencePieceError: its tokenizer.model is not valid.
         GGUFError: the file cannot be written.
     """
     options = options or ConvertOptions()
@@ -227,7 +226,7 @@ def _pack(values: Array, type: BlockType) -> Tensor:
     step = max(1, _CHUNK // values.shape[-1]) if values.ndim > 1 else len(values)
     rows_each = math.prod(values.shape[1:-1])
     for start in range(0, len(values), step):
-        chunk = as_float32(values[start : start + step])
+        chunk = values[start : start + step].astype(np.float32)
         if not np.isfinite(chunk).all():
             raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
         at = slice(None) if values.ndim == 1 else slice(start * rows_each, (start + step) * rows_each)

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import Checkpoint, ConvertError, Settings, clip
-from hotcold.formats.safetensors import Array
+from hotcold.convert.checkpoint import Array, Checkpoint, ConvertError, Settings, clip
 from hotcold.model.families import FAMILIES
 from hotcold.model.rope import frequencies, llama3_factors
 
@@ -55,7 +54,7 @@ class Layout:
 class Source:
     """A GGUF tensor, its shape in NumPy order, and the checkpoint's name for it.
 
-    ``load`` reads the values in GGUF's order, as :meth:`SafetensorsFile.load` gives them.
+    ``load`` reads the values in GGUF's order, as :meth:`Checkpoint.load` gives them.
     """
 
     name: str
@@ -277,7 +276,7 @@ def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[So
 
 
 def _load(checkpoint: Checkpoint, origin: str, rearrange: Callable[[Array], Array]) -> Array:
-    return rearrange(checkpoint.files[origin].load(origin))
+    return rearrange(checkpoint.load(origin))
 
 
 def _holds(config: Settings, condition: bool | str) -> bool:
@@ -299,7 +298,7 @@ def _rearrangement(
 def _check_shape(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) -> None:
     if name not in checkpoint.files:
         raise ConvertError(f"{checkpoint.folder} has no tensor {name!r}: the checkpoint is not complete")
-    shape = checkpoint.files[name].tensors[name].shape
+    shape = checkpoint.shape(name)
     if shape != expected:
         raise ConvertError(
             f"{checkpoint.folder}: tensor {name!r} has shape {list(shape)}: "
