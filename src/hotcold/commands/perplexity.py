@@ -17,19 +17,12 @@ _DEFAULT_CONTEXT = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="the text, UTF-8"
-    )
-    parser.add_argument(
-        "--chunks", type=options.whole_number(1), metavar="N", help="score the first N windows (default: all)"
-    )
-    parser.add_argument(
-        "--compare", choices=("off", "exact", "predicted"), metavar="MODE",
-        help="score this sparsity mode too, and report how far --sparsity is from it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=options.whole_number(0), default=0, metavar="N", help="of the bootstrap (0)"
-    )
+    add, count, seed = parser.add_argument, options.whole_number(1), options.whole_number(0)
+    add("-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="the text, UTF-8")
+    add("--chunks", type=count, metavar="N", help="score the first N windows (default: all)")
+    compare = "score this sparsity mode too, and report how far --sparsity is from it"
+    add("--compare", choices=("off", "exact", "predicted"), metavar="MODE", help=compare)
+    add("--seed", type=seed, default=0, metavar="N", help="of the bootstrap (0)")
     options.add_model_options(parser)
     options.add_json_option(parser)
     parser.epilog = (
@@ -52,17 +45,13 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     figures = scorer.figures
     report = {
-        "ppl": perplexity(nll),
-        "ppl_se": perplexity_error(nll) if len(nll) > 1 else None,
-        "nll": float(nll.mean()),
-        "tokens": len(nll),
-        "chunks": len(windows),
-        "active_share": figures.active_share,
-        "active_share_by_layer": figures.active_share_by_layer,
+        "ppl": perplexity(nll), "ppl_se": perplexity_error(nll) if len(nll) > 1 else None,
+        "nll": float(nll.mean()), "tokens": len(nll), "chunks": len(windows),
+        "active_share": figures.active_share, "active_share_by_layer": figures.active_share_by_layer,
         "tok_s": len(nll) / seconds,
-    } | options.facts(model)
+    } | options.facts(model)  # fmt: skip
     if divergence is not None:
-        report["compare"] = {"sparsity": args.compare} | _comparison(divergence, args.seed)
+        report["compare"] = {"sparsity": args.compare, **divergence.summary(args.seed), "seed": args.seed}
     _print(report)
     return options.end(args, report)
 
@@ -84,24 +73,6 @@ def _score_all(
             advance(done, len(windows))
     divergence = join(parts) if parts else None
     return divergence.nll if divergence else np.concatenate(scores), divergence
-
-
-def _comparison(divergence: Divergence, seed: int) -> dict[str, Any]:
-    import numpy as np
-
-    from hotcold.engine.scoring import perplexity
-
-    low, high = divergence.ratio_interval(seed)
-    return {
-        "ppl": perplexity(divergence.base_nll),
-        "ppl_ratio": divergence.perplexity_ratio,
-        "ppl_ratio_low": low,
-        "ppl_ratio_high": high,
-        "kl_mean": float(divergence.kl.mean()),
-        "kl_p99": float(np.quantile(divergence.kl, 0.99)),
-        "top1_agreement": float(divergence.same_top.mean()),
-        "seed": seed,
-    }
 
 
 def _print(report: dict[str, Any]) -> None:

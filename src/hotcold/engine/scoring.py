@@ -92,6 +92,16 @@ class Divergence(NamedTuple):
     def perplexity_ratio(self) -> float:
         return perplexity(self.nll - self.base_nll)
 
+    def summary(self, seed: int = 0) -> dict[str, float]:
+        """Figures for people; the interval is that of :meth:`ratio_interval`."""
+        low, high = self.ratio_interval(seed)
+        return {
+            "ppl": perplexity(self.base_nll), "ppl_ratio": self.perplexity_ratio,
+            "ppl_ratio_low": low, "ppl_ratio_high": high,
+            "kl_mean": float(self.kl.mean()), "kl_p99": float(np.quantile(self.kl, 0.99)),
+            "top1_agreement": float(self.same_top.mean()),
+        }  # fmt: skip
+
     def ratio_interval(self, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
         """Of the perplexity ratio: paired bootstrap over blocks of 32 neighbouring tokens."""
         difference = self.nll - self.base_nll
