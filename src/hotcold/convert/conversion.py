@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,39 +34,31 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What the checkpoint does not say.
+    """What the checkpoint does not say."""
 
-    Attributes:
-        type: block type of matrices, one of :data:`FILE_TYPES`; vectors stay F32.
-        down: ``by_neuron`` or ``by_output``; None is by neuron for activations with zeros, else by output.
-        name: ``general.name``; None is the folder's.
-        license: ``general.license``, an SPDX identifier.
-        force: replace an existing file.
-    """
-
-    type: str = "F16"
-    down: str | None = None
-    name: str | None = None
-    license: str | None = None
-    force: bool = False
+    type: str = "F16"  #: block type of matrices, one of :data:`FILE_TYPES`; vectors stay F32
+    down: str | None = None  #: one of :data:`DOWN_LAYOUTS`; None: by neuron for activations with zeros
+    name: str | None = None  #: ``general.name``; None is the folder's
+    license: str | None = None  #: ``general.license``, an SPDX identifier
+    force: bool = False  #: replace an existing file
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written. ``types`` counts tensors by block type; ``notes`` are for the user."""
+    """What was written."""
 
     output: Path
     nbytes: int
     architecture: str
     activation: str
     down_layout: str
-    types: dict[str, int]
-    notes: list[str]
+    types: dict[str, int]  #: how many tensors of each block type
+    notes: list[str]  #: for the user
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversion that is checked and ready."""
+    """A conversion that is checked and ready; ``notes`` are for the user."""
 
     metadata: dict[str, Any]
     sources: dict[str, Source]
@@ -87,14 +79,10 @@ def convert(
 ) -> Conversion:
     """Converts a Hugging Face checkpoint. ``output`` appears whole or not at all; same input, same bytes.
 
-    Args:
-        folder: holds config.json, safetensors and tokenizer.model.
-        output: GGUF file to write.
-        progress: called with the bytes written so far and their total.
+    ``progress`` is called with the bytes written so far and their total.
 
     Raises:
         ConvertError: the checkpoint is not complete or not supported, or the options do not fit; one line.
-        SentencePieceError: its tokenizer.model is not valid.
         GGUFError: the file cannot be written.
     """
     options = options or ConvertOptions()
@@ -144,11 +132,8 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     metadata |= vocabulary_metadata(checkpoint, config.integer("vocab_size"))
     found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
     types, notes = _choose_types(found, block_type(options.type))
-    context, trained = (
-        network[f"{layout.architecture}.context_length"],
-        config.integer("max_position_embeddings"),
-    )
-    if context < trained:
+    context = network[f"{layout.architecture}.context_length"]
+    if context < (trained := config.integer("max_position_embeddings")):
         notes.append(
             f"context is {context} of {trained} positions: attention beyond its window is not supported"
         )
@@ -187,26 +172,22 @@ def _check_output(output: Path, plan: Plan, force: bool) -> None:
         raise ConvertError(f"{output} needs {plan.nbytes} bytes, and {free} are free in {output.parent}")
 
 
-class _Stream(Mapping[str, Tensor]):
+class _Stream(dict[str, Any]):
     """The plan's tensors for :func:`write_gguf`, which takes each twice: for its shape, then for its data.
 
     The first time gets memory that is never touched, so no weights are read or held for it.
     """
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
-        self._plan = plan
+        super().__init__(plan.sources)
+        self._types = plan.types
         self._progress = progress
         self._laid_out: set[str] = set()
         self._done, self._total = 0, plan.nbytes
 
-    def __len__(self) -> int:
-        return len(self._plan.sources)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._plan.sources)
-
     def __getitem__(self, name: str) -> Tensor:
-        source, type = self._plan.sources[name], self._plan.types[name]
+        source: Source = super().__getitem__(name)
+        type = self._types[name]
         if name not in self._laid_out:
             self._laid_out.add(name)
             return _empty(source.shape, type)

@@ -28,7 +28,7 @@ def vocabulary_metadata(checkpoint: Checkpoint, vocab_size: int) -> dict[str, An
     in llama.cpp's files.
 
     Raises:
-        ConvertError, SentencePieceError: a file is missing, not valid, or does not fit ``vocab_size``.
+        ConvertError: a file is missing, not valid, or does not fit ``vocab_size``.
     """
     settings = checkpoint.settings("tokenizer_config.json")
     tokens = [Piece(f"[PAD{id}]", _PAD_SCORE, TokenType.UNUSED) for id in range(vocab_size)]
