@@ -56,8 +56,7 @@ class RegularFile:
         """Fills ``view`` (bytes) from ``offset``; ``FileError`` if closed, changed in size or unreadable."""
         if not self.close.alive:
             raise FileError("the file is closed; open it again")
-        size = os.fstat(self._fd).st_size
-        if size != self.size:
+        if (size := os.fstat(self._fd).st_size) != self.size:
             raise FileError(f"changed from {self.size} to {size} bytes while in use; open it again")
         done = 0
         while done < len(view):
@@ -110,8 +109,7 @@ else:  # Windows
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file beside ``path`` that takes its place at the end, and vanishes on any error or interrupt.
 
-    Raises:
-        FileError: ``path`` is something other than a regular file, or it cannot be written.
+    ``FileError``: ``path`` is something other than a regular file, or it cannot be written.
     """
     try:
         if path.exists() and not path.is_file():

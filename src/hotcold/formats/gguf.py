@@ -37,26 +37,20 @@ _INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # the smallest tensor entry
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies.
-
-    ``shape`` is in NumPy order, outermost dimension first; ``type`` may be one that can only be listed;
-    ``offset`` is that of the first byte in the file; ``nbytes`` does not count padding.
-    """
+    """Where a tensor lies."""
 
     name: str
-    shape: tuple[int, ...]
-    type: BlockType
-    offset: int
-    nbytes: int
+    shape: tuple[int, ...]  #: in NumPy order, outermost dimension first
+    type: BlockType  #: perhaps one that can only be listed
+    offset: int  #: of the first byte in the file
+    nbytes: int  #: without padding
 
 
 class GGUFFile:
     """An open file: metadata and the list of tensors. Made by :func:`open_gguf`.
 
-    Attributes:
-        magic: ``GGUF``, or ``PWRI`` for PowerInfer's files; ``version`` is 2 or 3, ``size`` in bytes.
-        metadata: numbers, ``str``, ``list[str]`` or one-dimensional NumPy arrays of the stored type.
-        tensors: by name, in file order.
+    ``magic`` is ``GGUF``, or ``PWRI`` for PowerInfer's files. ``metadata`` holds numbers, str, list[str]
+    or one-dimensional NumPy arrays of the stored type; ``tensors`` are in file order.
     """
 
     def __init__(self, path: Path, file: RegularFile) -> None:
@@ -105,7 +99,11 @@ class GGUFFile:
             info = self.tensors[name]
             digest.update(f"{name} {info.type.name} {'x'.join(map(str, info.shape))}\n".encode())
             if ".ffn_" in name:
-                digest.update(self._samples(info))
+                length = min(_SAMPLE_BYTES, info.nbytes)
+                with naming(self.path, GGUFError):
+                    for i in range(_SAMPLES):
+                        at = info.offset + i * (info.nbytes - length) // (_SAMPLES - 1)
+                        digest.update(self._file.read(at, length))
         return digest.hexdigest()[:16]
 
     def close(self) -> None:
@@ -130,12 +128,6 @@ class GGUFFile:
             raise GGUFError(f"tensor {info.name}: no memory for its {info.nbytes} bytes") from None
         self._file.read_into(data.data.cast("B"), info.offset)
         return data
-
-    def _samples(self, info: TensorInfo) -> bytes:
-        length = min(_SAMPLE_BYTES, info.nbytes)
-        offsets = [info.offset + i * (info.nbytes - length) // (_SAMPLES - 1) for i in range(_SAMPLES)]
-        with naming(self.path, GGUFError):
-            return b"".join(self._file.read(offset, length) for offset in offsets)
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
@@ -235,10 +227,9 @@ def _check_layout(tensors: Mapping[str, TensorInfo], size: int) -> None:
     end, last = 0, ""
     for info in sorted(tensors.values(), key=lambda info: info.offset):
         if info.offset + info.nbytes > size:
-            raise GGUFError(
-                f"tensor {info.name} ({info.nbytes} bytes at {info.offset}) reaches beyond the end of the "
-                f"file ({size} bytes), which is cut short or damaged"
-            )
+            where = f"tensor {info.name} ({info.nbytes} bytes at {info.offset})"
+            beyond = f"reaches beyond the end of the file ({size} bytes), which is cut short or damaged"
+            raise GGUFError(f"{where} {beyond}")
         if info.offset < end:
             both = f"{last} and {info.name}"
             raise GGUFError(f"tensors {both} overlap at byte {info.offset}: the file is damaged")
@@ -262,19 +253,14 @@ def write_gguf(
 ) -> None:
     """Writes a file that :func:`open_gguf` accepts, atomically: whole under its name, or not at all.
 
-    Args:
-        metadata: :func:`~hotcold.formats.gguf_values.encode_value` says which types; ``general.alignment``
-            is obeyed (32 without it).
-        tensors: written in this order. Each is taken from the mapping twice, first for its shape and then for
-            its data, so a mapping that makes tensors on demand never holds more than one.
-
-    Raises:
-        GGUFError: something that the format does not allow, or the file cannot be written.
+    :func:`~hotcold.formats.gguf_values.encode_value` says what metadata may hold; ``general.alignment`` is
+    obeyed (32 without it). Each tensor is taken from the mapping twice, first for its shape and then for its
+    data, so a mapping that makes tensors on demand never holds more than one. ``GGUFError``: something that
+    the format does not allow, or the file cannot be written.
     """
     path = Path(path)
     if magic not in MAGICS or version not in VERSIONS:
-        seen = f"{magic!r} version {version}"
-        raise GGUFError(f"cannot write {seen}: GGUF or PWRI, version 2 or 3, are allowed")
+        raise GGUFError(f"cannot write {magic!r} {version}: GGUF or PWRI, version 2 or 3, are allowed")
     with naming(path, GGUFError):
         header, alignment = _encode_header(metadata, tensors, magic, version)
         with replacing(path) as file:

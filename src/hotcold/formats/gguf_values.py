@@ -67,10 +67,8 @@ class Cursor:
     def take(self, n: int, what: str) -> bytes:
         """The next ``n`` bytes; ``what`` names them in the error."""
         if n > self.remaining:
-            raise GGUFError(
-                f"the file ends inside {what}: {n} bytes needed at offset {self.position}, "
-                f"{self.remaining} remain; the file is cut short or damaged"
-            )
+            need = f"{n} bytes needed at offset {self.position}, {self.remaining} remain"
+            raise GGUFError(f"the file ends inside {what}: {need}; the file is cut short or damaged")
         if self.position + n > MAX_HEADER:
             raise GGUFError(f"{what} reaches beyond {MAX_HEADER >> 20} MiB, the most a header may take")
         at = self.position - self._start
@@ -90,25 +88,26 @@ class Cursor:
         """A 64-bit count of items of at least ``item_bytes`` each, checked against the file and ``most``."""
         n = self.u64(f"the number of {what}")
         if n > most or n * item_bytes > self.remaining:
-            raise GGUFError(
-                f"{n} {what} declared: at most {most} are allowed and the {self.remaining} bytes that remain "
-                f"hold at most {self.remaining // item_bytes}; the file is damaged"
-            )
+            fit = f"the {self.remaining} bytes that remain hold at most {self.remaining // item_bytes}"
+            raise GGUFError(f"{n} {what} declared: at most {most} are allowed and {fit}; the file is damaged")
         return n
 
     def string(self, what: str, most: int = MAX_STRING_BYTES) -> str:
         n = self.u64(f"the length of {what}")
         if n > most:
             raise GGUFError(f"{what} is {n} bytes long: at most {most} are allowed")
-        return _decode(self.take(n, what), what)
+        data = self.take(n, what)
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{data[error.start]:02x} at {error.start}"
+            raise GGUFError(f"{what} is not UTF-8: {byte}") from None
 
     def strings(self, n: int, what: str) -> list[str]:
         """``n`` strings, as fast as Python goes: a vocabulary has hundreds of thousands."""
         self._strings_left -= n
         if self._strings_left < 0:
-            raise GGUFError(
-                f"{what} brings the strings in arrays to more than {MAX_STRINGS}, the most allowed"
-            )
+            raise GGUFError(f"{what} brings the strings in arrays to more than {MAX_STRINGS}: too many")
         result: list[str] = []
         length = _U64.unpack_from
         while len(result) < n:
@@ -120,13 +119,6 @@ class Cursor:
                     at = stop
             self.position = self._start + at
         return result
-
-
-def _decode(data: bytes, what: str) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise GGUFError(f"{what} is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}") from None
 
 
 def read_value(cursor: Cursor, key: str) -> tuple[int, Any]:
@@ -179,10 +171,8 @@ def check_key(key: str) -> None:
 def check_name(name: str) -> None:
     plain = name.isascii() and name.isprintable() and not set(name) & set(" /\\")
     if not plain or not 1 <= len(name) <= MAX_NAME_BYTES:
-        raise GGUFError(
-            f"tensor name '{printable(name, 80)}': 1 to {MAX_NAME_BYTES} printable ASCII characters "
-            "without space, / and \\ are allowed"
-        )
+        allowed = f"1 to {MAX_NAME_BYTES} printable ASCII characters without space, / and \\ are allowed"
+        raise GGUFError(f"tensor name '{printable(name, 80)}': {allowed}")
 
 
 def check_alignment(kind: int, value: Any) -> int:
@@ -223,9 +213,7 @@ def encode_value(key: str, value: Any) -> tuple[int, bytes]:
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
         value = _typed([value], what, (np.uint32, np.int32, np.uint64, np.int64))[0]
     if not isinstance(value, np.generic):
-        raise GGUFError(
-            f"{what} is a {type(value).__name__}: a number, text or a flat list of one of them is needed"
-        )
+        raise GGUFError(f"{what} is a {type(value).__name__}: a number, text or a flat list is needed")
     return _stored(np.asarray(value), what)
 
 
@@ -248,10 +236,8 @@ def _typed(values: list[Any], what: str, integers: tuple[type[np.integer[Any]], 
     if all(isinstance(value, bool) for value in values):
         return np.array(values, np.bool_)
     if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
-        names = sorted({type(value).__name__ for value in values})
-        raise GGUFError(
-            f"{what} mixes or holds {', '.join(names)}: numbers, texts or truth values, one kind, are needed"
-        )
+        names = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise GGUFError(f"{what} holds {names}: numbers, texts or truth values, one kind, are needed")
     if all(isinstance(value, int) for value in values):
         for dtype in integers:
             limits = np.iinfo(dtype)
@@ -270,6 +256,5 @@ def _stored(values: npt.NDArray[Any], what: str) -> tuple[int, bytes]:
     for kind, dtype in DTYPES.items():
         if values.dtype.newbyteorder("<") == dtype:
             return kind, values.astype(dtype).tobytes()
-    raise GGUFError(
-        f"{what} has NumPy type {values.dtype}: allowed are bool, (u)int8 to (u)int64, float32 and float64"
-    )
+    allowed = "bool, (u)int8 to (u)int64, float32 and float64"
+    raise GGUFError(f"{what} has NumPy type {values.dtype}: allowed are {allowed}")
