@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
-from hotcold.formats.files import printable
+from hotcold.formats.files import printable, shown
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -78,7 +78,7 @@ class Settings:
         return value
 
     def error(self, key: str, needed: str) -> ConvertError:
-        seen = f"is {clip(self.values[key])}" if key in self else "is missing"
+        seen = f"is {shown(self.values[key])}" if key in self else "is missing"
         return ConvertError(f"{self.path}: {key} {seen}: {needed} is needed")
 
     def _value(self, key: str, default: Any) -> Any:
@@ -175,7 +175,7 @@ def _open_shards(folder: Path, index: Settings) -> dict[str, Any]:
         # A shard is a plain name beside the index: a path could lead anywhere.
         if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
             raise ConvertError(
-                f"{index.path}: {clip(name)} is in {clip(shard)}: a .safetensors file name is needed"
+                f"{index.path}: {shown(name)} is in {shown(shard)}: a .safetensors file name is needed"
             )
         if shard not in shards:
             if not (folder / shard).is_file():
@@ -185,15 +185,9 @@ def _open_shards(folder: Path, index: Settings) -> dict[str, Any]:
             shards[shard] = open_safetensors(folder / shard)
         if name not in shards[shard].keys():  # noqa: SIM118  (no dict)
             raise ConvertError(
-                f"{folder / shard} has no tensor {clip(name)}, which {index.path.name} says it holds"
+                f"{folder / shard} has no tensor {shown(name)}, which {index.path.name} says it holds"
             )
         tensors[name] = shards[shard]
     if not tensors:
         raise index.error("weight_map", "an object of tensor names and files")
     return tensors
-
-
-def clip(value: object) -> str:
-    """A value as an error message shows it: quoted, and never long."""
-    text = repr(value)
-    return text if len(text) <= 100 else text[:100] + "..."

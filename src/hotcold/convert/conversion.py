@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import Array, ConvertError, clip, open_checkpoint
+from hotcold.convert.checkpoint import Array, ConvertError, open_checkpoint
 from hotcold.convert.huggingface import Source, activation, find_layout, model_metadata, sources
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
+from hotcold.formats.files import shown
 from hotcold.formats.gguf import write_gguf
 
 #: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.
@@ -104,7 +105,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     """Reads all headers, checks what can be checked without the weights, and decides every type."""
     if options.type not in FILE_TYPES:
         raise ConvertError(
-            f"type {clip(options.type)} is not one of {', '.join(FILE_TYPES)}: llama.cpp's quantiser makes "
+            f"type {shown(options.type)} is not one of {', '.join(FILE_TYPES)}: llama.cpp's quantiser makes "
             "others, such as the K types, from an F16 file"
         )
     if options.down not in (None, *DOWN_LAYOUTS):
@@ -195,7 +196,7 @@ class _Stream(dict[str, Any]):
         try:
             tensor = _pack(source.load(), type)
         except BlockTypeError as error:
-            raise ConvertError(f"tensor {clip(source.origin)} as {type.name}: {error}") from None
+            raise ConvertError(f"tensor {shown(source.origin)} as {type.name}: {error}") from None
         self._done += tensor.nbytes
         self._progress(self._done, self._total)
         return tensor

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import Array, Checkpoint, ConvertError, Settings, clip
+from hotcold.convert.checkpoint import Array, Checkpoint, ConvertError, Settings
+from hotcold.formats.files import shown
 from hotcold.model.families import FAMILIES
 from hotcold.model.rope import frequencies, llama3_factors
 
@@ -313,7 +314,7 @@ def _refuse_others(checkpoint: Checkpoint, used: set[str]) -> None:
     if others:
         raise ConvertError(
             f"{checkpoint.folder} has tensors that this layout does not have ({len(others)}, "
-            f"such as {clip(others[0])}): leaving them out would give another model"
+            f"such as {shown(others[0])}): leaving them out would give another model"
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotcold.convert.checkpoint import ConvertError, Settings, clip
+from hotcold.convert.checkpoint import ConvertError, Settings
+from hotcold.formats.files import shown
 from hotcold.model.bpe import GPT2, IGNORES_MERGES, PRE_TOKENIZERS, PUNCTUATION
 
 
@@ -17,7 +18,7 @@ def bpe_metadata(tokenizer: Settings) -> tuple[dict[str, Any], dict[int, str]]:
     model = tokenizer.section("model")
     kind = "SentencePiece" if model.flag("byte_fallback", False) else model.text("type", "BPE")
     if kind != "BPE":
-        raise ConvertError(f"{tokenizer.path} is {clip(kind)}: byte-level BPE or tokenizer.model is needed")
+        raise ConvertError(f"{tokenizer.path} is {shown(kind)}: byte-level BPE or tokenizer.model is needed")
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.values.get(key):
             raise model.error(key, "null")
@@ -28,7 +29,7 @@ def bpe_metadata(tokenizer: Settings) -> tuple[dict[str, Any], dict[int, str]]:
     for text, id in model.section("vocab").values.items():
         if type(id) is not int or id < 0 or id in tokens:
             raise ConvertError(
-                f"{tokenizer.path}: token {clip(text)} has id {clip(id)}: one of its own is needed"
+                f"{tokenizer.path}: token {shown(text)} has id {shown(id)}: one of its own is needed"
             )
         tokens[id] = text
     merges = model.values.get("merges")
@@ -63,7 +64,7 @@ def _merge(tokenizer: Settings, merge: Any) -> str:
     match parts:
         case [str(left), str(right)] if left and right and " " not in left + right:
             return f"{left} {right}"
-    raise ConvertError(f"{tokenizer.path}: the merge {clip(merge)} is not a pair of tokens")
+    raise ConvertError(f"{tokenizer.path}: the merge {shown(merge)} is not a pair of tokens")
 
 
 def _pre_kind(tokenizer: Settings, ignore_merges: bool) -> str:
@@ -103,7 +104,7 @@ def _steps(step: Any) -> list[str]:
             return [_plain(PUNCTUATION)]
         case {"type": str(kind)}:
             return [kind if kind not in ("ByteLevel", "Split") else f"{kind} with more"]
-    return [clip(step)]
+    return [shown(step)]
 
 
 def _plain(expression: str) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import Checkpoint, ConvertError, Settings, clip
+from hotcold.convert.checkpoint import Checkpoint, ConvertError, Settings
 from hotcold.convert.sentencepiece_model import Piece, read_sentencepiece_model
 from hotcold.convert.tokenizer_json import added_tokens, adds, bpe_metadata
+from hotcold.formats.files import shown
 from hotcold.model.vocabulary import TokenType
 
 MAX_TEMPLATE = 1 << 20
@@ -118,7 +119,7 @@ def _add(tokens: list[Piece], source: Settings, entries: list[tuple[Any, Any]], 
         text = known.get("content")
         if not isinstance(text, str) or type(id) is not int or not 0 <= id < len(tokens):
             raise ConvertError(
-                f"{source.path}: added token {clip(text)} with id {clip(id)}: "
+                f"{source.path}: added token {shown(text)} with id {shown(id)}: "
                 f"a text and an id below {len(tokens)} are needed"
             )
         if id >= trained:

@@ -25,6 +25,13 @@ def printable(text: str, limit: int = 200) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
 
 
+def shown(value: object, limit: int = 60) -> str:
+    """A value that somebody else chose, as an error message shows it: plain ASCII, cut to ``limit``."""
+    if getattr(value, "ndim", 0):
+        return f"an array of {len(value)}"  # type: ignore[arg-type]
+    return printable(ascii(value[:limit] if isinstance(value, str | list) else value), limit)
+
+
 @contextlib.contextmanager
 def naming(path: Path, kind: type[ValueError]) -> Iterator[None]:
     """Puts the path before errors of this kind, and before ``FileError``, which become of this kind."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hotcold.formats.files import shown
 from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import ACTIVATIONS
 from hotcold.kernels.checks import DOWN_LAYOUTS, check_activation
@@ -89,7 +90,7 @@ class Config:
         for key, harmless in _NOT_COMPUTED.items():
             value = keys.get(key, harmless)
             if isinstance(value, np.ndarray | list) or value != harmless:
-                raise ModelError(f"{keys.name(key)} is {_shown(value)}: this is not supported yet")
+                raise ModelError(f"{keys.name(key)} is {shown(value)}: this is not supported yet")
         layers = keys.whole("block_count", 1, MAX_LAYERS)
         dim = keys.whole("embedding_length", 1, MAX_DIM)
         heads, kv_heads, head_dim = _heads(keys, dim)
@@ -137,14 +138,14 @@ class _Keys:
         value = self._value(key, default)
         if not _is_number(value) or not low < value <= high:
             raise ModelError(
-                f"{self.name(key)} is {_shown(value)}: above {low:g} and at most {high:g} is needed"
+                f"{self.name(key)} is {shown(value)}: above {low:g} and at most {high:g} is needed"
             )
         return float(value)
 
     def choice(self, key: str, allowed: Iterable[str], default: str) -> str:
         value = self.get(key, default)
         if not isinstance(value, str) or value not in allowed:
-            raise ModelError(f"{self.name(key)} is {_shown(value)}: choose from {', '.join(allowed)}")
+            raise ModelError(f"{self.name(key)} is {shown(value)}: choose from {', '.join(allowed)}")
         return value
 
     def _value(self, key: str, default: Any) -> Any:
@@ -156,7 +157,7 @@ class _Keys:
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
-        raise ModelError(f"{name} is {_shown(value)}: a whole number from {low} to {high} is needed")
+        raise ModelError(f"{name} is {shown(value)}: a whole number from {low} to {high} is needed")
     return int(value)
 
 
@@ -164,20 +165,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _shown(value: Any) -> str:
-    """A value for a one-line message, whatever a file put there."""
-    if hasattr(value, "__len__") and not isinstance(value, str):
-        return f"an array of {len(value)}"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _family(metadata: Mapping[str, Any]) -> Family:
     name = metadata.get("general.architecture")
     if name is None:
         raise ModelError("general.architecture is missing: this file holds no model")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ModelError(f"architecture {_shown(name)} is not supported: choose from {', '.join(FAMILIES)}")
+        raise ModelError(f"architecture {shown(name)} is not supported: choose from {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 
@@ -238,7 +231,7 @@ def _ffn(keys: _Keys, family: Family, magic: str, gated: bool) -> tuple[str, flo
     activation = keys.choice("ffn.activation", ACTIVATIONS, implied)
     threshold = keys.get("ffn.threshold", 0.0)
     if not _is_number(threshold):
-        raise ModelError(f"{keys.name('ffn.threshold')} is {_shown(threshold)}: a number is needed")
+        raise ModelError(f"{keys.name('ffn.threshold')} is {shown(threshold)}: a number is needed")
     try:
         check_activation(activation, float(threshold), gated=gated)
     except ValueError as error:

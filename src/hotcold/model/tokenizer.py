@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias
 
+from hotcold.formats.files import shown
 from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind
 from hotcold.model.spm import SentencePieceBPE
 from hotcold.model.unigram import Unigram
@@ -20,7 +21,6 @@ from hotcold.model.vocabulary import (
     TokenizerError,
     TokenType,
     Vocabulary,
-    quoted,
     read_vocabulary,
 )
 
@@ -88,7 +88,7 @@ class Tokenizer:
         """
         model = metadata.get(PREFIX + "model")
         if not isinstance(model, str) or model not in _ALGORITHMS:
-            seen = f"no {PREFIX}model" if model is None else f"{PREFIX}model {quoted(model)}"
+            seen = f"no {PREFIX}model" if model is None else f"{PREFIX}model {shown(model)}"
             raise TokenizerError(f"the file has {seen}: supported are {', '.join(_ALGORITHMS)}")
         algorithm, defaults = _ALGORITHMS[model]
         vocabulary = read_vocabulary(metadata, defaults(metadata))

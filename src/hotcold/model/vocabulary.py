@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.formats.files import shown
+
 PREFIX = "tokenizer.ggml."
 
 
@@ -142,12 +144,6 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     )
 
 
-def quoted(text: object, limit: int = 40) -> str:
-    """A value of an untrusted file, safe and short enough for a one-line message."""
-    shown = ascii(text[: limit + 1] if isinstance(text, (str, list)) else text)
-    return shown if len(shown) <= limit else shown[:limit] + "..."
-
-
 def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None = None) -> Any:
     """An array of the file or None: a list of strings for ``kinds`` "U", else values of these NumPy kinds.
 
@@ -158,13 +154,13 @@ def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None =
     if value is None:
         return None
     if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim == 1):
-        raise wrong(name, f"is {quoted(value)}: a flat array is needed")
+        raise wrong(name, f"is {shown(value)}: a flat array is needed")
     if size not in (None, len(value)):
         raise wrong(name, f"has {len(value)} entries for {size} tokens: one per token is needed")
     if kinds == "U":
         for i, text in enumerate(value):
             if not isinstance(text, str):
-                raise wrong(f"{name}[{i}]", f"is {quoted(text)}: only strings are allowed")
+                raise wrong(f"{name}[{i}]", f"is {shown(text)}: only strings are allowed")
         return list(value)
     try:
         values = np.asarray(value)
@@ -180,7 +176,7 @@ def flag(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """A true or false of the file; TokenizerError for anything else."""
     value = metadata.get(PREFIX + name, default)
     if not isinstance(value, (bool, np.bool_)):
-        raise wrong(name, f"is {quoted(value)}: true and false are allowed")
+        raise wrong(name, f"is {shown(value)}: true and false are allowed")
     return bool(value)
 
 
@@ -192,9 +188,7 @@ def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int] | No
         raise TokenizerError(f"{PREFIX}token_type[{id}] is {values[id]}: allowed are 0 to {max(TokenType)}")
     for id in np.flatnonzero(values == TokenType.BYTE).tolist():
         if not _BYTE_TOKEN.fullmatch(tokens[id]):
-            raise wrong(
-                f"tokens[{id}]", f"is {quoted(tokens[id])} of type byte: allowed are <0x00> to <0xFF>"
-            )
+            raise wrong(f"tokens[{id}]", f"is {shown(tokens[id])} of type byte: allowed are <0x00> to <0xFF>")
     types: list[int] = values.tolist()
     return types
 
@@ -216,9 +210,9 @@ def _id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise wrong(key, f"is {quoted(value)}: a token id is needed")
+        raise wrong(key, f"is {shown(value)}: a token id is needed")
     if not 0 <= value < size:
-        raise wrong(key, f"is {quoted(value)}: the {size} tokens have the ids 0 to {size - 1}")
+        raise wrong(key, f"is {shown(value)}: the {size} tokens have the ids 0 to {size - 1}")
     return int(value)
 
 
