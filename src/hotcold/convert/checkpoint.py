@@ -127,15 +127,9 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Opens ``config.json`` and ``model.safetensors``, or the shards that its index lists.
-
-    Raises:
-        ConvertError: no such folder, a file is missing, or one is not valid.
-    """
+    """Opens ``config.json`` and ``model.safetensors``, or the shards that its index lists."""
     if not folder.is_dir():
-        raise ConvertError(
-            f"{folder} is not a folder: a Hugging Face checkpoint folder with config.json is needed"
-        )
+        raise ConvertError(f"{folder} is not a folder: a Hugging Face checkpoint folder is needed")
     if not (folder / "config.json").is_file():
         raise ConvertError(f"{folder} has no config.json: a Hugging Face checkpoint folder is needed")
     return Checkpoint(folder, read_settings(folder / "config.json"), _open_tensors(folder))
@@ -160,10 +154,8 @@ def _open_tensors(folder: Path) -> dict[str, Any]:
         file = open_safetensors(single)
         return dict.fromkeys(file.keys(), file)
     if not index.is_file():
-        others = sorted(path.name for path in folder.glob("*.bin"))
-        found = (
-            f"; {others[0]} is a pickle, which is never read: save the model as safetensors" if others else ""
-        )
+        others = [f"; {path.name} is a pickle, which is never read" for path in folder.glob("*.bin")]
+        found = f"{min(others)}: save the model as safetensors" if others else ""
         raise ConvertError(f"{folder} has neither {single.name} nor {index.name}{found}")
     return _open_shards(folder, read_settings(index))
 
@@ -174,19 +166,15 @@ def _open_shards(folder: Path, index: Settings) -> dict[str, Any]:
     for name, shard in index.section("weight_map").values.items():
         # A shard is a plain name beside the index: a path could lead anywhere.
         if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
-            raise ConvertError(
-                f"{index.path}: {shown(name)} is in {shown(shard)}: a .safetensors file name is needed"
-            )
+            seen = f"{shown(name)} is in {shown(shard)}"
+            raise ConvertError(f"{index.path}: {seen}: a .safetensors file name is needed")
+        listed = f"which {index.path.name} lists"
         if shard not in shards:
             if not (folder / shard).is_file():
-                raise ConvertError(
-                    f"{folder} has no {shard}, which {index.path.name} lists: download it as well"
-                )
+                raise ConvertError(f"{folder} has no {shard}, {listed}: download it as well")
             shards[shard] = open_safetensors(folder / shard)
         if name not in shards[shard].keys():  # noqa: SIM118  (no dict)
-            raise ConvertError(
-                f"{folder / shard} has no tensor {shown(name)}, which {index.path.name} says it holds"
-            )
+            raise ConvertError(f"{folder / shard} has no tensor {shown(name)}, {listed} in it")
         tensors[name] = shards[shard]
     if not tensors:
         raise index.error("weight_map", "an object of tensor names and files")

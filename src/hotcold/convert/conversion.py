@@ -104,10 +104,9 @@ def convert(
 def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     """Reads all headers, checks what can be checked without the weights, and decides every type."""
     if options.type not in FILE_TYPES:
-        raise ConvertError(
-            f"type {shown(options.type)} is not one of {', '.join(FILE_TYPES)}: llama.cpp's quantiser makes "
-            "others, such as the K types, from an F16 file"
-        )
+        others = "llama.cpp's quantiser makes others, such as the K types, from an F16 file"
+        seen = f"type {shown(options.type)} is not one of {', '.join(FILE_TYPES)}"
+        raise ConvertError(f"{seen}: {others}")
     if options.down not in (None, *DOWN_LAYOUTS):
         raise ConvertError(f"down layout {options.down!r} is not one of {', '.join(DOWN_LAYOUTS)}")
     checkpoint = open_checkpoint(folder)
@@ -135,9 +134,8 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     types, notes = _choose_types(found, block_type(options.type))
     context = network[f"{layout.architecture}.context_length"]
     if context < (trained := config.integer("max_position_embeddings")):
-        notes.append(
-            f"context is {context} of {trained} positions: attention beyond its window is not supported"
-        )
+        seen = f"context is {context} of {trained} positions"
+        notes.append(f"{seen}: attention beyond its window is not supported")
     if config.text("hidden_act") == "gelu":
         notes.append("GELU is computed in its tanh form, as llama.cpp does; the checkpoint's is exact")
     return Plan(metadata, found, types, notes)
@@ -156,10 +154,9 @@ def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[
     types |= dict.fromkeys(narrow, block_type("F16"))
     if narrow:
         others = f" and {len(narrow) - 1} others stay" if len(narrow) > 1 else " stays"
-        notes.append(
-            f"{narrow[0]}{others} F16: rows of {found[narrow[0]].shape[-1]} weights, "
-            f"where {wanted.name} needs a multiple of {wanted.weights}"
-        )
+        rows = f"rows of {found[narrow[0]].shape[-1]} weights"
+        needed = f"where {wanted.name} needs a multiple of {wanted.weights}"
+        notes.append(f"{narrow[0]}{others} F16: {rows}, {needed}")
     return types, notes
 
 

@@ -12,8 +12,7 @@ from hotcold.model.bpe import GPT2, IGNORES_MERGES, PRE_TOKENIZERS, PUNCTUATION
 def bpe_metadata(tokenizer: Settings) -> tuple[dict[str, Any], dict[int, str]]:
     """The algorithm as ``tokenizer.ggml.`` keys, and id -> token of the trained vocabulary.
 
-    Raises:
-        ConvertError: another algorithm, or a part of this one that GGUF has no name for.
+    ``ConvertError``: another algorithm, or a part of this one that GGUF has no name for.
     """
     model = tokenizer.section("model")
     kind = "SentencePiece" if model.flag("byte_fallback", False) else model.text("type", "BPE")
@@ -28,9 +27,8 @@ def bpe_metadata(tokenizer: Settings) -> tuple[dict[str, Any], dict[int, str]]:
     tokens: dict[int, str] = {}
     for text, id in model.section("vocab").values.items():
         if type(id) is not int or id < 0 or id in tokens:
-            raise ConvertError(
-                f"{tokenizer.path}: token {shown(text)} has id {shown(id)}: one of its own is needed"
-            )
+            seen = f"token {shown(text)} has id {shown(id)}"
+            raise ConvertError(f"{tokenizer.path}: {seen}: one of its own is needed")
         tokens[id] = text
     merges = model.values.get("merges")
     if not isinstance(merges, list):

@@ -26,10 +26,7 @@ def vocabulary_metadata(checkpoint: Checkpoint, vocab_size: int) -> dict[str, An
     """``tokenizer.*`` keys for ``vocab_size`` tokens, from ``tokenizer.model`` or ``tokenizer.json``.
 
     Added tokens come from the JSON files beside it; ids that nobody names become unused ``[PADn]`` tokens, as
-    in llama.cpp's files.
-
-    Raises:
-        ConvertError: a file is missing, not valid, or does not fit ``vocab_size``.
+    in llama.cpp's files. ConvertError: a file is missing, not valid, or does not fit ``vocab_size``.
     """
     settings = checkpoint.settings("tokenizer_config.json")
     tokens = [Piece(f"[PAD{id}]", _PAD_SCORE, TokenType.UNUSED) for id in range(vocab_size)]
@@ -57,9 +54,7 @@ def vocabulary_metadata(checkpoint: Checkpoint, vocab_size: int) -> dict[str, An
     template = settings.values.get("chat_template")
     if isinstance(template, str) and template:
         if len(template) > MAX_TEMPLATE:
-            raise ConvertError(
-                f"{settings.path}: chat_template has {len(template)} characters: that is too long"
-            )
+            raise ConvertError(f"{settings.path}: chat_template has {len(template)} characters: too long")
         metadata["tokenizer.chat_template"] = template
     return metadata
 
@@ -118,10 +113,8 @@ def _add(tokens: list[Piece], source: Settings, entries: list[tuple[Any, Any]], 
         known = entry if isinstance(entry, dict) else {}
         text = known.get("content")
         if not isinstance(text, str) or type(id) is not int or not 0 <= id < len(tokens):
-            raise ConvertError(
-                f"{source.path}: added token {shown(text)} with id {shown(id)}: "
-                f"a text and an id below {len(tokens)} are needed"
-            )
+            needed = f"a text and an id below {len(tokens)} are needed"
+            raise ConvertError(f"{source.path}: added token {shown(text)} with id {shown(id)}: {needed}")
         if id >= trained:
             special = known.get("special") is True
             tokens[id] = Piece(text, _ADDED_SCORE, TokenType.CONTROL if special else TokenType.USER_DEFINED)

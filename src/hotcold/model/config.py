@@ -39,16 +39,7 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class Config:
-    """What a Transformer computes. Shapes: D ``dim``, H ``heads``, K ``kv_heads``, V ``vocab``.
-
-    Attributes:
-        neurons: N of each layer.
-        context: positions that the model was trained for, or those of its attention window.
-        threshold: a gate fires when it is greater than this (FATReLU).
-        down_layout: of tensors named ``ffn_down``: ``by_output`` ``(D, N)`` or ``by_neuron`` ``(N, D)``.
-            Those named ``ffn_down_t`` always lie by neuron.
-        notes: what the user should know, a line each.
-    """
+    """What a Transformer computes. Shapes: D ``dim``, H ``heads``, K ``kv_heads``, V ``vocab``."""
 
     family: Family
     layers: int
@@ -56,16 +47,18 @@ class Config:
     heads: int
     kv_heads: int
     head_dim: int
-    neurons: tuple[int, ...]
+    neurons: tuple[int, ...]  #: N of each layer
     vocab: int
-    context: int
+    context: int  #: positions that the model was trained for, or those of its attention window
     norm_eps: float
     rope: Rope
     activation: str
-    threshold: float
+    threshold: float  #: a gate fires when it is greater than this (FATReLU)
     gated: bool
-    down_layout: str
-    notes: tuple[str, ...] = ()
+    down_layout: (
+        str  #: of ``ffn_down``: ``by_output`` (D, N) or ``by_neuron`` (N, D), as ``ffn_down_t`` always is
+    )
+    notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
     @property
     def architecture(self) -> str:
@@ -75,15 +68,9 @@ class Config:
     def from_metadata(
         cls, metadata: Mapping[str, Any], magic: str, tensors: Mapping[str, TensorInfo]
     ) -> Config:
-        """Reads and checks the metadata of a GGUF file.
+        """Reads and checks the metadata of a GGUF file; ModelError has the key, the value, those allowed.
 
-        Args:
-            metadata: all keys of the file.
-            magic: ``GGUF``, or ``PWRI`` for PowerInfer's files.
-            tensors: the file's, which say the size of the vocabulary and whether the FFN has a gate.
-
-        Raises:
-            ModelError: one line: the key, the value seen, the values allowed.
+        ``magic`` is ``PWRI`` for PowerInfer's files; ``tensors`` say whether the FFN has a gate.
         """
         family = _family(metadata)
         keys = _Keys(metadata, family.name)
@@ -137,9 +124,8 @@ class _Keys:
         """A number above ``low`` and at most ``high``."""
         value = self._value(key, default)
         if not _is_number(value) or not low < value <= high:
-            raise ModelError(
-                f"{self.name(key)} is {shown(value)}: above {low:g} and at most {high:g} is needed"
-            )
+            needed = f"above {low:g} and at most {high:g} is needed"
+            raise ModelError(f"{self.name(key)} is {shown(value)}: {needed}")
         return float(value)
 
     def choice(self, key: str, allowed: Iterable[str], default: str) -> str:
@@ -178,9 +164,8 @@ def _heads(keys: _Keys, dim: int) -> tuple[int, int, int]:
     heads = keys.whole("attention.head_count", 1, MAX_HEADS)
     kv_heads = keys.whole("attention.head_count_kv", 1, MAX_HEADS, default=heads)
     if heads % kv_heads:
-        raise ModelError(
-            f"{keys.name('attention.head_count_kv')} is {kv_heads}: it must divide {heads} heads"
-        )
+        key = keys.name("attention.head_count_kv")
+        raise ModelError(f"{key} is {kv_heads}: it must divide {heads} heads")
     if keys.get("attention.key_length") is None and dim % heads:
         raise ModelError(f"{keys.name('attention.head_count')} is {heads}: it must divide {dim} dimensions")
     head_dim = keys.whole("attention.key_length", 1, MAX_HEAD_DIM, default=dim // heads)
@@ -206,11 +191,10 @@ def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> in
     if table is None:
         raise ModelError("tensor token_embd.weight is missing: this file holds no model (a vocabulary only?)")
     vocab = _whole("rows of token_embd.weight", table.shape[0], 1, MAX_VOCAB)
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if tokens is not None and hasattr(tokens, "__len__") and len(tokens) != vocab:
-        raise ModelError(
-            f"tokenizer.ggml.tokens has {len(tokens)} tokens: token_embd.weight has {vocab} rows"
-        )
+    tokens: Any = metadata.get("tokenizer.ggml.tokens")
+    if hasattr(tokens, "__len__") and len(tokens) != vocab:
+        wanted = f"token_embd.weight has {vocab} rows"
+        raise ModelError(f"tokenizer.ggml.tokens has {len(tokens)} tokens: {wanted}")
     return vocab
 
 
@@ -220,9 +204,8 @@ def _context(keys: _Keys) -> tuple[int, tuple[str, ...]]:
     window = keys.whole("attention.sliding_window", 0, 1 << 32, default=0)
     if not 0 < window < context:
         return context, ()
-    return window, (
-        f"context is {window} of {context} positions: attention beyond its window is not supported",
-    )
+    note = f"context is {window} of {context} positions: attention beyond its window is not supported"
+    return window, (note,)
 
 
 def _ffn(keys: _Keys, family: Family, magic: str, gated: bool) -> tuple[str, float, str]:

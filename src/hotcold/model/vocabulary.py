@@ -29,16 +29,10 @@ def wrong(key: str, what: str) -> TokenizerError:
     return TokenizerError(f"{PREFIX}{key} {what}")
 
 
-class TokenType(enum.IntEnum):
-    """``tokenizer.ggml.token_type``."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
+#: ``tokenizer.ggml.token_type``
+TokenType = enum.IntEnum(
+    "TokenType", ["UNDEFINED", "NORMAL", "UNKNOWN", "CONTROL", "USER_DEFINED", "UNUSED", "BYTE"], start=0
+)
 
 
 @dataclass(frozen=True)
@@ -54,26 +48,18 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens in id order and the settings around them.
+    """Tokens in id order and the settings around them."""
 
-    Attributes:
-        tokens: ``[V]`` texts as the file spells them.
-        types: ``[V]`` :class:`TokenType`, as plain integers.
-        scores: ``[V]`` float32, or None for kinds of tokenizer that have none.
-        stop_ids: tokens that end a text: EOS, end of turn, end of message.
-        add_space_prefix: whether text starts with a space that the user did not write.
-    """
-
-    tokens: list[str]
-    types: list[int]
-    scores: npt.NDArray[np.float32] | None
+    tokens: list[str]  #: ``[V]`` as the file spells them
+    types: list[int]  #: ``[V]`` :class:`TokenType`, as plain integers
+    scores: npt.NDArray[np.float32] | None  #: ``[V]``, for kinds of tokenizer that have them
     bos_id: int | None
     eos_id: int | None
     unknown_id: int | None
-    stop_ids: frozenset[int]
+    stop_ids: frozenset[int]  #: tokens that end a text: EOS, end of turn, end of message
     add_bos: bool
     add_eos: bool
-    add_space_prefix: bool
+    add_space_prefix: bool  #: whether text starts with a space that the user did not write
 
     def ordinary(self, *excluded: TokenType) -> dict[str, int]:
         """Ids of the tokens that text may become by their spelling; of equal tokens the last counts."""
@@ -105,11 +91,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabulary:
-    """Reads and checks the vocabulary of a GGUF file; no key outside ``tokenizer.ggml.`` is looked at.
-
-    Raises:
-        TokenizerError: a key is missing, has the wrong type, or does not fit the others.
-    """
+    """Reads and checks the vocabulary of a GGUF file; no key outside ``tokenizer.ggml.`` is looked at."""
     tokens = array(metadata, "tokens", "U")
     if not tokens:
         raise TokenizerError(f"the file has no {PREFIX}tokens, or 0 of them: use one with a vocabulary")
@@ -145,11 +127,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
 
 
 def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None = None) -> Any:
-    """An array of the file or None: a list of strings for ``kinds`` "U", else values of these NumPy kinds.
-
-    Raises:
-        TokenizerError: something else, or not ``size`` entries.
-    """
+    """An array of the file or None: a list of strings for ``kinds`` "U", else values of these NumPy kinds."""
     value = metadata.get(PREFIX + name)
     if value is None:
         return None
@@ -185,7 +163,7 @@ def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int] | No
     if values is None:
         return None
     for id in np.flatnonzero((values < 0) | (values > max(TokenType))).tolist():
-        raise TokenizerError(f"{PREFIX}token_type[{id}] is {values[id]}: allowed are 0 to {max(TokenType)}")
+        raise wrong(f"token_type[{id}]", f"is {values[id]}: allowed are 0 to {max(TokenType)}")
     for id in np.flatnonzero(values == TokenType.BYTE).tolist():
         if not _BYTE_TOKEN.fullmatch(tokens[id]):
             raise wrong(f"tokens[{id}]", f"is {shown(tokens[id])} of type byte: allowed are <0x00> to <0xFF>")
@@ -199,8 +177,8 @@ def _scores(metadata: Mapping[str, Any], size: int) -> npt.NDArray[np.float32]:
         raise TokenizerError(f"the file has no {PREFIX}scores: one per token is needed")
     with np.errstate(over="ignore"):
         values: npt.NDArray[np.float32] = scores.astype(np.float32)
-    if np.isnan(values).any():
-        raise wrong(f"scores[{int(np.isnan(values).argmax())}]", "is not a number")
+    for id in np.flatnonzero(np.isnan(values)).tolist():
+        raise wrong(f"scores[{id}]", "is not a number")
     return values
 
 
