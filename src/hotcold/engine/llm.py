@@ -131,12 +131,8 @@ class LLM:
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Iterator[str]:
         """Yields the continuation's text piece by piece. Leaving the loop early cancels the request.
 
-        Args:
-            prompt: a text, which BOS precedes where the model wants it, or token ids, taken as they are.
-            options: see :class:`GenerationOptions`.
-
-        Raises:
-            ValueError: the prompt does not fit in the context, or an option is out of range.
+        A text gets BOS where the model wants it, token ids are taken as they are; :class:`GenerationOptions`
+        has the options. ``ValueError``: the prompt does not fit in the context, or an option is out of range.
         """
         request = self.request(prompt, **options)
         self.engine.scheduler.check(request)  # now, not at the first piece
@@ -151,12 +147,7 @@ class LLM:
     ) -> Generation | list[Generation]:
         """Continues a text, or each of several, and returns when all are done.
 
-        Args:
-            prompt: one text or a list of texts; each gets the same text alone as among others.
-            options: see :class:`GenerationOptions`.
-
-        Raises:
-            ValueError: a prompt does not fit in the context, or an option is out of range.
+        Each gets the same text alone as among others. Options and errors are those of :meth:`stream`.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
         requests = [self.request(each, **options) for each in prompts]

@@ -22,10 +22,7 @@ _BOOTSTRAP_ROUNDS = 2000
 def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int]]:
     """Consecutive windows of ``size`` tokens in all, each begun by BOS where there is one.
 
-    An incomplete last window is dropped, unless it is the only one.
-
-    Raises:
-        ValueError: not one token is left to predict.
+    An incomplete last window is dropped, unless it is the only one; ``ValueError`` where no token is left.
     """
     first = [] if bos is None else [bos]
     step = size - len(first)
@@ -50,10 +47,8 @@ class Scorer:
     def logits(self, window: Sequence[int]) -> Iterator[Floats]:
         """Logits ``[rows, V]`` after each token of the window but the last, 16 rows at a time.
 
-        They are a view of the model's buffer: use them before the next ones are asked for.
-
-        Raises:
-            ValueError: the window is longer than the model's context.
+        They are a view of the model's buffer: use them before the next ones are asked for. A window that is
+        longer than the model's context is a ``ValueError``.
         """
         if len(window) > self.model.context:
             raise ValueError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
@@ -132,9 +127,8 @@ def log_softmax(logits: npt.NDArray[np.floating]) -> Doubles:
 
 def score(scorer: Scorer, window: Sequence[int]) -> Doubles:
     """Surprise of every token of a window but the first, ``[len(window) - 1]`` nats."""
-    return np.concatenate(
-        [_surprise(log_softmax(logits), targets) for targets, logits in _steps(scorer, window)]
-    )
+    steps = _steps(scorer, window)
+    return np.concatenate([_surprise(log_softmax(logits), targets) for targets, logits in steps])
 
 
 def compare(scorer: Scorer, base: Scorer, window: Sequence[int]) -> Divergence:
