@@ -52,10 +52,8 @@ def run(args: argparse.Namespace) -> int:
     need = args.n_prompt + lengths[0]
     if need > model.context:
         together = f", {args.parallel} sequences together," if args.parallel > 1 else ""
-        raise ValueError(
-            f"-p {args.n_prompt} and -n {args.n_gen}{together} need {need} positions: the context holds "
-            f"{model.context}"
-        )
+        asked = f"-p {args.n_prompt} and -n {args.n_gen}{together} need {need} positions"
+        raise ValueError(f"{asked}: the context holds {model.context}")
     engine, prompt = Engine(model), prompt_of(model, args.n_prompt)
     probe = ReadProbe(model.backend) if isinstance(model.backend, CPUBackend) else None
     with progress("rounds") as advance:
@@ -114,10 +112,7 @@ def measure(
         Request(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True)
         for i, length in enumerate(lengths)
     ]
-    for request in requests:
-        engine.add(request)
-    while not all(request.finished for request in requests):
-        engine.step()
+    engine.run(requests)
     round = asdict(Figures.of(engine.model.counters.since(before), engine.model.footprint))
     del round["active_share_by_layer"]
     return round | {

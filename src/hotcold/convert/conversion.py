@@ -59,7 +59,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversion that is checked and ready; ``notes`` are for the user."""
+    """A conversion that is checked and ready."""
 
     metadata: dict[str, Any]
     sources: dict[str, Source]
@@ -69,10 +69,7 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(
-            math.prod(source.shape[:-1]) * self.types[name].row_bytes(source.shape[-1])
-            for name, source in self.sources.items()
-        )
+        return sum(math.prod(type.data_shape(self.sources[name].shape)) for name, type in self.types.items())
 
 
 def convert(
@@ -80,25 +77,17 @@ def convert(
 ) -> Conversion:
     """Converts a Hugging Face checkpoint. ``output`` appears whole or not at all; same input, same bytes.
 
-    ``progress`` is called with the bytes written so far and their total.
-
-    Raises:
-        ConvertError: the checkpoint is not complete or not supported, or the options do not fit; one line.
-        GGUFError: the file cannot be written.
+    ``progress`` is called with the bytes written so far and their total. ConvertError: the checkpoint is not
+    complete or not supported, or the options do not fit; GGUFError: the file cannot be written.
     """
     options = options or ConvertOptions()
     plan = plan_conversion(folder, options)
     _check_output(output, plan, options.force)
     write_gguf(output, plan.metadata, _Stream(plan, progress or (lambda done, total: None)))
-    return Conversion(
-        output=output,
-        nbytes=output.stat().st_size,
-        architecture=plan.metadata["general.architecture"],
-        activation=plan.metadata["hotcold.ffn.activation"],
-        down_layout=plan.metadata["hotcold.ffn.down_layout"],
-        types=dict(Counter(type.name for type in plan.types.values())),
-        notes=plan.notes,
-    )
+    keys = ("general.architecture", "hotcold.ffn.activation", "hotcold.ffn.down_layout")
+    architecture, kind, down_layout = map(plan.metadata.__getitem__, keys)
+    types, nbytes = Counter(type.name for type in plan.types.values()), output.stat().st_size
+    return Conversion(output, nbytes, architecture, kind, down_layout, dict(types), plan.notes)
 
 
 def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
@@ -214,4 +203,4 @@ def _pack(values: Array, type: BlockType) -> Tensor:
 
 
 def _empty(shape: tuple[int, ...], type: BlockType) -> Tensor:
-    return Tensor(type, shape, np.empty((math.prod(shape[:-1]), type.row_bytes(shape[-1])), np.uint8))
+    return Tensor(type, shape, np.empty(type.data_shape(shape), np.uint8))

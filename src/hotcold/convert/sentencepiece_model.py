@@ -67,13 +67,9 @@ def _model(fields: _Fields) -> SentencePieceModel:
         ids[name] = None if id < 0 or id >= 1 << 63 else id  # negative in two's complement
         if len(raw) <= id < 1 << 63:
             raise ConvertError(f"{name}_id is {id}: there are {len(raw)} pieces")
-    return SentencePieceModel(
-        [_piece(read_fields(piece), index) for index, piece in enumerate(raw)],
-        ALGORITHMS[algorithm],
-        ids,
-        add_space_prefix=bool(_last(normaliser, 3, 1)),
-        remove_extra_whitespaces=bool(_last(normaliser, 4, 1)),
-    )
+    pieces = [_piece(read_fields(piece), index) for index, piece in enumerate(raw)]
+    space_prefix, single_spaces = (bool(_last(normaliser, number, 1)) for number in (3, 4))
+    return SentencePieceModel(pieces, ALGORITHMS[algorithm], ids, space_prefix, single_spaces)
 
 
 def _piece(fields: _Fields, index: int) -> Piece:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hotcold.engine.loading import LoadedModel
@@ -56,6 +57,17 @@ class Engine:
         else:
             counters.decode_s += seconds
         return accepted
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Runs these to their end, beside each other and whatever else is queued; cancelled on an error."""
+        try:
+            for request in requests:
+                self.add(request)
+            while not all(request.finished for request in requests):
+                self.step()
+        finally:
+            for request in requests:
+                self.abort(request)
 
     def abort(self, request: Request) -> None:
         """Ends a request as ``cancelled`` and gives its pages back; harmless when it has finished."""

@@ -34,7 +34,6 @@ class Generation:
 
     text: str  #: the continuation alone, without the prompt
     ids: tuple[int, ...]  #: its token ids, without the one that ended the text
-    #: ``stop`` (the model ended it), ``length`` (``max_tokens`` or the end of the context) or ``cancelled``.
     finish_reason: FinishReason
     context_full: bool  #: whether the end of the context is what stopped it
     prompt_tokens: int  #: BOS included
@@ -86,17 +85,14 @@ class LLM:
 
     Args:
         path: a GGUF file; None is the small built-in model.
-        sparsity: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in
-            ``llm.model.notes``.
+        sparsity: ``auto``, ``exact``, ``predicted`` or ``off``; ``llm.model.notes`` says what auto chose.
         threads: None takes the cores that affinity and cgroup quota allow.
         context: positions of each sequence; None is the model's own, 4096 at most.
         backend: ``cpu``, or ``reference`` (NumPy; slow, for checks).
         sequences: how many prompts of one :meth:`generate` call run at the same time; each has a KV cache.
 
-    Not for use from several threads at once.
-
-    Raises:
-        ValueError: a file that is not a model, or an option that does not fit it or the machine.
+    Not for use from several threads at once. ``ValueError``: a file that is no model, or an option that does
+    not fit it or the machine.
     """
 
     def __init__(
@@ -151,15 +147,7 @@ class LLM:
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
         requests = [self.request(each, **options) for each in prompts]
-        engine = self.engine
-        try:
-            for request in requests:
-                engine.add(request)
-            while not all(request.finished for request in requests):
-                engine.step()
-        finally:
-            for request in requests:
-                engine.abort(request)
+        self.engine.run(requests)
         done = [self._generation(request) for request in requests]
         return done[0] if isinstance(prompt, str) else done
 
@@ -186,11 +174,7 @@ class LLM:
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None
         return Generation(
-            text=TextStream(request, self.tokenizer).take(),
-            ids=tuple(request.output),
-            finish_reason=request.finish_reason,
-            context_full=request.context_full,
-            prompt_tokens=len(request.prompt),
-            seed=request.seed,
-            timings=request.timings,
-        )
+            text=TextStream(request, self.tokenizer).take(), ids=tuple(request.output),
+            finish_reason=request.finish_reason, context_full=request.context_full,
+            prompt_tokens=len(request.prompt), seed=request.seed, timings=request.timings,
+        )  # fmt: skip

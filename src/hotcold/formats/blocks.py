@@ -48,6 +48,10 @@ class BlockType:
         """Whether Hotcold computes with this type; the others can only be listed."""
         return self.decode is not None
 
+    def data_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Rows of a tensor of this shape, and the bytes of one."""
+        return math.prod(shape[:-1]), self.row_bytes(shape[-1])
+
     def row_bytes(self, n: int) -> int:
         """Bytes of a row of ``n`` weights; ``ValueError`` unless ``n`` is a multiple of the block."""
         if n <= 0 or n % self.weights:
@@ -71,7 +75,7 @@ class Tensor:
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"tensor shape {self.shape}: one or more dimensions, all positive, are needed")
-        expected = (math.prod(self.shape[:-1]), self.type.row_bytes(self.shape[-1]))
+        expected = self.type.data_shape(self.shape)
         if self.data.dtype != np.uint8 or self.data.shape != expected or not self.data.flags.c_contiguous:
             seen = f"data of {self.type.name} tensor {self.shape} is {self.data.dtype} {self.data.shape}"
             raise ValueError(f"{seen}: C-contiguous uint8 {expected} is needed")
@@ -103,10 +107,9 @@ def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
     array = np.asarray(values, dtype=np.float32, order="C")
     if array.ndim == 0 or array.size == 0:
         raise BlockTypeError(f"cannot quantise an array of shape {array.shape}: it holds no rows")
-    shape = tuple(int(n) for n in array.shape)
-    data = np.empty((math.prod(shape[:-1]), kind.row_bytes(shape[-1])), np.uint8)
+    data = np.empty(kind.data_shape(array.shape), np.uint8)
     _code(kind.encode, array.reshape(-1, kind.weights), data.reshape(-1, kind.nbytes), kind)
-    return Tensor(kind, shape, data)
+    return Tensor(kind, array.shape, data)
 
 
 def _code(code: Callable[[Any], Any], given: Any, out: Any, type: BlockType) -> None:

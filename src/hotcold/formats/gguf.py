@@ -123,7 +123,7 @@ class GGUFFile:
 
     def _read(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         try:
-            data = np.empty((math.prod(info.shape[:-1]), info.type.row_bytes(info.shape[-1])), np.uint8)
+            data = np.empty(info.type.data_shape(info.shape), np.uint8)
         except MemoryError:
             raise GGUFError(f"tensor {info.name}: no memory for its {info.nbytes} bytes") from None
         self._file.read_into(data.data.cast("B"), info.offset)
@@ -206,7 +206,7 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
         names = ", ".join(type.name for type in GGML_TYPES.values() if type.supported)
         raise GGUFError(f"tensor {name} has unknown block type number {number}: supported are {names}")
     try:
-        nbytes = math.prod(shape[:-1]) * kind.row_bytes(shape[-1])
+        nbytes = math.prod(kind.data_shape(shape))
     except BlockTypeError as error:
         raise GGUFError(f"tensor {name}: {error}") from None
     offset = cursor.u64(f"the offset of tensor {name}")

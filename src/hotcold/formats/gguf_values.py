@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.files import printable as printable
+from hotcold.formats.files import printable
 
 MAX_HEADER = 128 << 20  #: bytes before the tensor data
 MAX_KEYS = 1 << 16

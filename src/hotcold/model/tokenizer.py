@@ -15,14 +15,7 @@ from hotcold.formats.files import shown
 from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind
 from hotcold.model.spm import SentencePieceBPE
 from hotcold.model.unigram import Unigram
-from hotcold.model.vocabulary import (
-    PREFIX,
-    Defaults,
-    TokenizerError,
-    TokenType,
-    Vocabulary,
-    read_vocabulary,
-)
+from hotcold.model.vocabulary import PREFIX, Defaults, TokenizerError, TokenType, Vocabulary, read_vocabulary
 
 __all__ = ["StreamDecoder", "Tokenizer", "TokenizerError"]
 
@@ -96,8 +89,7 @@ class Tokenizer:
         ``parse_special`` the name of a control token, such as ``</s>``, becomes that token: only for text
         that the program wrote, since from a user it is an injection. User-defined tokens always match.
         """
-        surrogate = _SURROGATE.search(text)
-        if surrogate:
+        if surrogate := _SURROGATE.search(text):
             seen = f"a lone surrogate, U+{ord(surrogate[0]):04X}, at character {surrogate.start()}"
             raise ValueError(f"the text has {seen}: only valid Unicode is allowed (was the input UTF-8?)")
         ids: list[int] = []

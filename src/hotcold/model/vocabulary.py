@@ -112,18 +112,13 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
         types[id] = TokenType.CONTROL
     if unknown is not None and types[unknown] == TokenType.NORMAL:
         types[unknown] = TokenType.UNKNOWN
+    scores = _scores(metadata, len(tokens)) if defaults.scores else None
     return Vocabulary(
-        tokens=tokens,
-        types=types,
-        scores=_scores(metadata, len(tokens)) if defaults.scores else None,
-        bos_id=bos,
-        eos_id=eos,
-        unknown_id=unknown,
-        stop_ids=stop_ids,
+        tokens, types, scores, bos_id=bos, eos_id=eos, unknown_id=unknown, stop_ids=stop_ids,
         add_bos=_adds(metadata, "bos", bos, default=defaults.add_bos),
         add_eos=_adds(metadata, "eos", eos, default=defaults.add_eos),
         add_space_prefix=flag(metadata, "add_space_prefix", default=True) and defaults.space_prefix,
-    )
+    )  # fmt: skip
 
 
 def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None = None) -> Any:
