@@ -1,7 +1,5 @@
 """Turns a Hugging Face checkpoint (config.json, safetensors, tokenizer.model) into a GGUF file."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """Describes a model file: its shape, its sizes by block type, its tokenizer and its predictors."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

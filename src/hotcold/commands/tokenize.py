@@ -1,7 +1,5 @@
 """Turns text into token ids: one line per token, its id and its text. Needs a file's vocabulary only."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

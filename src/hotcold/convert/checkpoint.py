@@ -1,7 +1,5 @@
 """One folder of a Hugging Face checkpoint: its JSON files and the tensors of its safetensors files."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -59,7 +57,7 @@ class Settings:
             raise self.error(key, "a string")
         return value
 
-    def section(self, key: str) -> Settings:
+    def section(self, key: str) -> "Settings":
         """A nested object; an absent one is empty."""
         value = self._value(key, {})
         if not isinstance(value, dict):

@@ -1,7 +1,5 @@
 """A checkpoint folder -> one GGUF file, tensor by tensor: memory holds one tensor at a time."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections import Counter

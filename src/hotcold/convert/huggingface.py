@@ -3,8 +3,6 @@
 Names and keys are those of llama.cpp's files. Facts that GGUF has no key for go to ``hotcold.ffn.*``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

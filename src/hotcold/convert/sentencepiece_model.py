@@ -4,8 +4,6 @@ Only the fields that GGUF's ``llama`` tokenizer needs are decoded (``sentencepie
 SentencePiece project gives their numbers); all others are checked for length and skipped.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from pathlib import Path

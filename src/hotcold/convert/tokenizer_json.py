@@ -1,7 +1,5 @@
 """Reads Hugging Face's ``tokenizer.json`` where it describes a byte-level BPE."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hotcold.convert.checkpoint import ConvertError, Settings

@@ -1,7 +1,5 @@
 """The tokenizer of a checkpoint folder as GGUF's ``tokenizer.*`` metadata."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 An engine is pure token ids and knows no text. It is not safe for use from several threads at once.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The Python interface: text in, text out."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One text to continue: what was asked, what came out so far, and how long it took."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field

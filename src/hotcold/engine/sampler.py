@@ -5,13 +5,11 @@ backend ranks the whole vocabulary; Python sees at most :data:`MAX_CANDIDATES`. 
 request's seed and the token's position alone, so a request gives the same text whatever runs beside it.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +51,7 @@ class SamplingParams:
                 _check_number(f"logit_bias of token {id}", bias, -1e4, 1e4, "-inf forbids the token")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
-    def with_seed(self) -> SamplingParams:
+    def with_seed(self) -> Self:
         """These, with a random seed drawn from the system where there is none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 

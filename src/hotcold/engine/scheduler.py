@@ -4,8 +4,6 @@ A request reserves all the pages that it may ever need when it is admitted, so a
 for want of memory; one that does not fit yet waits, in order of arrival.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How well a model predicts a text, every token judged by the decode rule of the model's sparsity mode."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

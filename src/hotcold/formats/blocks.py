@@ -6,8 +6,6 @@ those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``
 for IQ4_NL. Types of 256 weights are only read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Files on disk: a regular file read at any position, and one written whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -5,8 +5,6 @@ was checked, so a file replaced or cut meanwhile gives an error and never a faul
 hostile: see ``gguf_values`` for the bounds, and docs/formats.md for the layout.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -14,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +108,7 @@ class GGUFFile:
         """Closes the file; loading raises afterwards. Also done when the object is collected."""
         self._file.close()
 
-    def __enter__(self) -> GGUFFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -4,8 +4,6 @@ Files come from strangers. Every length is checked against the bytes that remain
 in Python integers, which do not wrap; the limits below are far above real files and bound time and memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import struct

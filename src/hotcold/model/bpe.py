@@ -5,8 +5,6 @@ the order of ``tokenizer.ggml.merges``. ``tokenizer.ggml.pre`` says how words ar
 llama.cpp's. Where llama.cpp's expression only comes near what a model was trained with, that stands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

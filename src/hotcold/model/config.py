@@ -1,11 +1,9 @@
 """A model's shape and arithmetic, read from GGUF metadata that nobody has vouched for."""
 
-from __future__ import annotations
-
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -67,7 +65,7 @@ class Config:
     @classmethod
     def from_metadata(
         cls, metadata: Mapping[str, Any], magic: str, tensors: Mapping[str, TensorInfo]
-    ) -> Config:
+    ) -> Self:
         """Reads and checks the metadata of a GGUF file; ModelError has the key, the value, those allowed.
 
         ``magic`` is ``PWRI`` for PowerInfer's files; ``tensors`` say whether the FFN has a gate.

@@ -4,8 +4,6 @@ What a file does state (biases, gating, q/k norms, fused q/k/v, a tied head, sha
 new family is an entry here, and its layout in ``convert/``; nothing else asks for a family by name.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Rotary position tables (RoFormer, arXiv 2104.09864), with the scalings that GGUF files ask for."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ score (the leftmost on a tie) is merged, until none is left; a character without
 UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids as llama.cpp and SentencePiece.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from heapq import heapify, heappop, heappush

@@ -4,12 +4,10 @@
 text, whole UTF-8 characters. The algorithm in between is chosen by ``tokenizer.ggml.model``.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from hotcold.formats.files import shown
 from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind
@@ -69,7 +67,7 @@ class Tokenizer:
         self._user_defined = [(text, id) for text, id in self._special if id in user_defined]
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
         """The tokenizer that a GGUF file describes; its tensors and architecture do not matter.
 
         ``TokenizerError``: the vocabulary is missing, broken, or of a kind that is not supported.
@@ -119,7 +117,7 @@ class Tokenizer:
         stream = StreamDecoder(self)
         return b"".join(map(stream.next_bytes, ids)).decode(errors="replace")
 
-    def stream_decoder(self) -> StreamDecoder:
+    def stream_decoder(self) -> "StreamDecoder":
         """A decoder for tokens that come one by one. For a continuation push the prompt's tokens first."""
         return StreamDecoder(self)
 

@@ -1,7 +1,5 @@
 """The forward pass of a decoder-only Transformer (arXiv 1706.03762), recorded once and replayed per step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

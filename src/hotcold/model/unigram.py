@@ -4,8 +4,6 @@ Of all ways to cut a text into tokens the one with the highest sum of scores cou
 Before that comes SentencePiece's normalisation: a table of replacements where there is one, single spaces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

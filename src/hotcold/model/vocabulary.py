@@ -4,8 +4,6 @@ The keys are those of the GGUF specification. Files come from strangers, so noth
 has been looked at; whatever is wrong is a :class:`TokenizerError` of one line.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
