@@ -1,16 +1,11 @@
 """Measures how well a model predicts a text, every token judged by the sparsity mode's decode rule."""
 
-from __future__ import annotations
-
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hotcold.commands import options
 from hotcold.commands.progress import progress
-
-if TYPE_CHECKING:
-    from hotcold.engine.scoring import Divergence, Doubles, Scorer
 
 #: Window of long-context models, as is usual for this measurement.
 _DEFAULT_CONTEXT = 512
@@ -32,20 +27,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from hotcold.engine.scoring import Scorer, cut_windows, perplexity, perplexity_error
+    import numpy as np
+
+    from hotcold.engine import scoring
 
     text = options.read_text(args.file)
     model = options.load_model(args, default_context=_DEFAULT_CONTEXT)
     ids = model.tokenizer.encode(text, add_bos=False)
-    windows = cut_windows(ids, model.context, model.tokenizer.bos_id)[: args.chunks]
-    scorer = Scorer(model)
-    base = Scorer(model.with_sparsity(args.compare)) if args.compare else None
+    windows = scoring.cut_windows(ids, model.context, model.tokenizer.bos_id)[: args.chunks]
+    scorer = scoring.Scorer(model)
+    base = scoring.Scorer(model.with_sparsity(args.compare)) if args.compare else None
     start = time.perf_counter()
-    nll, divergence = _score_all(scorer, base, windows)
-    seconds = time.perf_counter() - start
-    figures = scorer.figures
+    parts: list[Any] = []
+    with progress("windows") as advance:
+        for done, window in enumerate(windows, 1):
+            parts.append(scoring.compare(scorer, base, window) if base else scoring.score(scorer, window))
+            advance(done, len(windows))
+    divergence = scoring.join(parts) if base else None
+    nll = divergence.nll if divergence else np.concatenate(parts)
+    seconds, figures = time.perf_counter() - start, scorer.figures
     report = {
-        "ppl": perplexity(nll), "ppl_se": perplexity_error(nll) if len(nll) > 1 else None,
+        "ppl": scoring.perplexity(nll), "ppl_se": scoring.perplexity_error(nll) if len(nll) > 1 else None,
         "nll": float(nll.mean()), "tokens": len(nll), "chunks": len(windows),
         "active_share": figures.active_share, "active_share_by_layer": figures.active_share_by_layer,
         "tok_s": len(nll) / seconds,
@@ -54,25 +56,6 @@ def run(args: argparse.Namespace) -> int:
         report["compare"] = {"sparsity": args.compare, **divergence.summary(args.seed), "seed": args.seed}
     _print(report)
     return options.end(args, report)
-
-
-def _score_all(
-    scorer: Scorer, base: Scorer | None, windows: list[list[int]]
-) -> tuple[Doubles, Divergence | None]:
-    import numpy as np
-
-    from hotcold.engine.scoring import compare, join, score
-
-    scores, parts = [], []
-    with progress("windows") as advance:
-        for done, window in enumerate(windows, 1):
-            if base is None:
-                scores.append(score(scorer, window))
-            else:
-                parts.append(compare(scorer, base, window))
-            advance(done, len(windows))
-    divergence = join(parts) if parts else None
-    return divergence.nll if divergence else np.concatenate(scores), divergence
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -21,12 +21,12 @@ class ConvertError(ValueError):
     """A checkpoint that cannot be converted, or options that do not fit it."""
 
 
+@dataclass(frozen=True)
 class Settings:
     """A JSON object whose values are checked as they are read; errors name file, key and value."""
 
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
-        self.path = path
-        self.values = values
+    path: Path
+    values: Mapping[str, Any]
 
     def __contains__(self, key: str) -> bool:
         """Whether the key has a value; ``null`` counts as absent."""
@@ -69,7 +69,7 @@ class Settings:
         value = self.values.get(key)
         if isinstance(value, list) and value:
             value = value[0]
-        if value is None or value == -1:
+        if value in (None, -1):
             return None
         if type(value) is not int or not 0 <= value < 1 << 31:
             raise self.error(key, "a token id")

@@ -4,6 +4,7 @@ Only the fields that GGUF's ``llama`` tokenizer needs are decoded (``sentencepie
 SentencePiece project gives their numbers); all others are checked for length and skipped.
 """
 
+import io
 import math
 import struct
 from pathlib import Path
@@ -21,7 +22,8 @@ ALGORITHMS = {1: "UNIGRAM", 2: "BPE", 3: "WORD", 4: "CHAR"}
 _Fields: TypeAlias = dict[int, list[int | bytes]]
 _Value = TypeVar("_Value", int, bytes)
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES = 0, 2
+_FIXED = {1: 8, 5: 4}  # bytes of the wire types of one width
 
 
 class Piece(NamedTuple):
@@ -105,37 +107,28 @@ def _all(fields: _Fields, number: int, like: _Value) -> list[_Value]:
 def read_fields(data: bytes) -> _Fields:
     """The fields of one message; protobuf's rules for lengths are enforced."""
     fields: _Fields = {}
-    position = 0
-    while position < len(data):
-        key, position = _varint(data, position)
-        number, wire = key >> 3, key & 7
-        values = fields.setdefault(number, [])
+    stream = io.BytesIO(data)
+    while (position := stream.tell()) < len(data):
+        number, wire = divmod(_varint(stream), 8)
         if wire == _VARINT:
-            value, position = _varint(data, position)
-            values.append(value)
+            fields.setdefault(number, []).append(_varint(stream))
             continue
-        if wire == _BYTES:
-            length, position = _varint(data, position)
-        elif wire in (_FIXED32, _FIXED64):
-            length = 4 if wire == _FIXED32 else 8
-        else:
+        if wire not in (_BYTES, *_FIXED):
             raise ConvertError(f"wire type {wire} at byte {position} is not known")
-        if length > len(data) - position:
-            raise ConvertError(f"field {number} claims {length} bytes where {len(data) - position} remain")
-        chunk = data[position : position + length]
-        position += length
-        values.append(chunk if wire == _BYTES else int.from_bytes(chunk, "little"))
+        length, rest = _FIXED.get(wire) or _varint(stream), len(data) - stream.tell()
+        if length > rest:
+            raise ConvertError(f"field {number} claims {length} bytes where {rest} remain")
+        chunk = stream.read(length)
+        fields.setdefault(number, []).append(chunk if wire == _BYTES else int.from_bytes(chunk, "little"))
     return fields
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(stream: io.BytesIO) -> int:
     value = 0
     for shift in range(0, 70, 7):
-        if position >= len(data):
+        if not (byte := stream.read(1)):
             raise ConvertError("it ends in the middle of a number")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & ((1 << 64) - 1), position
-    raise ConvertError(f"a number of more than 10 bytes at byte {position}")
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value & ((1 << 64) - 1)
+    raise ConvertError(f"a number of more than 10 bytes at byte {stream.tell()}")

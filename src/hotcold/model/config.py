@@ -91,18 +91,18 @@ class Config:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
 class _Keys:
     """Typed access to the keys under one prefix; an error names the key, what it holds and what it may."""
 
-    def __init__(self, metadata: Mapping[str, Any], prefix: str) -> None:
-        self._metadata = metadata
-        self._prefix = prefix
+    metadata: Mapping[str, Any]
+    prefix: str
 
     def name(self, key: str) -> str:
-        return f"{self._prefix}.{key}"
+        return f"{self.prefix}.{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self._metadata.get(self.name(key), default)
+        return self.metadata.get(self.name(key), default)
 
     def whole(self, key: str, low: int, high: int, default: int | None = None) -> int:
         return _whole(self.name(key), self._value(key, default), low, high)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -33,15 +34,15 @@ class FFN(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class DenseFFN:
     """Every neuron for every token."""
 
-    def __init__(self, backend: Backend, weights: FFNWeights) -> None:
-        self._backend = backend
-        self._weights = weights
+    backend: Backend
+    weights: FFNWeights
 
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
-        self._backend.ffn(normed, self._weights, batch, out, skip=False, accumulate=True)
+        self.backend.ffn(normed, self.weights, batch, out, skip=False, accumulate=True)
 
 
 class Transformer:

@@ -124,7 +124,7 @@ def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None =
     value = metadata.get(PREFIX + name)
     if value is None:
         return None
-    if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim == 1):
+    if not isinstance(value, list) and not (isinstance(value, np.ndarray) and value.ndim == 1):
         raise wrong(name, f"is {shown(value)}: a flat array is needed")
     if size not in (None, len(value)):
         raise wrong(name, f"has {len(value)} entries for {size} tokens: one per token is needed")
@@ -133,22 +133,17 @@ def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None =
             if not isinstance(text, str):
                 raise wrong(f"{name}[{i}]", f"is {shown(text)}: only strings are allowed")
         return list(value)
-    try:
-        values = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        values = np.empty(0, object)
-    if values.ndim != 1 or values.dtype.kind not in kinds:
-        allowed = "numbers" if "f" in kinds else "integers"
-        raise wrong(name, f"holds {values.dtype} values: only {allowed} are allowed")
-    return values
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:  # a list holds strings
+        raise wrong(name, f"is {shown(value)}: only {'numbers' if 'f' in kinds else 'integers'} are allowed")
+    return value
 
 
 def flag(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """A true or false of the file; TokenizerError for anything else."""
     value = metadata.get(PREFIX + name, default)
-    if not isinstance(value, (bool, np.bool_)):
+    if not isinstance(value, bool):
         raise wrong(name, f"is {shown(value)}: true and false are allowed")
-    return bool(value)
+    return value
 
 
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int] | None:
@@ -180,11 +175,11 @@ def _id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
     value = metadata.get(PREFIX + key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    if type(value) is not int:
         raise wrong(key, f"is {shown(value)}: a token id is needed")
     if not 0 <= value < size:
         raise wrong(key, f"is {shown(value)}: the {size} tokens have the ids 0 to {size - 1}")
-    return int(value)
+    return value
 
 
 def _adds(metadata: Mapping[str, Any], which: str, id: int | None, *, default: bool) -> bool:
