@@ -7,7 +7,9 @@ import contextlib
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hotcold.commands import options
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
     engine = Engine(model)
     engine.scheduler.check(request)
-    write = (lambda text: None) if args.json else _write
+    write: Callable[..., None] = (lambda _: None) if args.json else partial(print, end="", flush=True)
     write(prompt)
     pieces = []
     with contextlib.suppress(KeyboardInterrupt):
@@ -69,11 +71,6 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     options.end(args, report | asdict(figures) | options.facts(model))
     return EXIT_INTERRUPTED if request.finish_reason == "cancelled" else 0
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _figures(request: Request, figures: Figures, model: LoadedModel) -> list[str]:
