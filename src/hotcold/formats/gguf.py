@@ -55,12 +55,7 @@ class GGUFFile:
         self.path = path
         self.size = file.size
         self._file = file
-        cursor = Cursor(file.read, file.size)
-        self.magic, self.version = _read_magic(cursor)
-        n_tensors = cursor.count("tensors", _INFO_BYTES, values.MAX_TENSORS)
-        n_keys = cursor.count("metadata keys", _KEY_BYTES, values.MAX_KEYS)
-        self.metadata, alignment = _read_metadata(cursor, n_keys)
-        self.tensors = _read_infos(cursor, n_tensors, alignment)
+        self.magic, self.version, self.metadata, self.tensors = _read_header(Cursor(file.read, file.size))
         _check_layout(self.tensors, file.size)
         _refuse_shard(self.metadata)
 
@@ -142,6 +137,14 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 # --- the header ---
 
 
+def _read_header(cursor: Cursor) -> tuple[str, int, dict[str, Any], dict[str, TensorInfo]]:
+    magic, version = _read_magic(cursor)
+    n_tensors = cursor.count("tensors", _INFO_BYTES, values.MAX_TENSORS)
+    n_keys = cursor.count("metadata keys", _KEY_BYTES, values.MAX_KEYS)
+    metadata, alignment = _read_metadata(cursor, n_keys)
+    return magic, version, metadata, _read_infos(cursor, n_tensors, alignment)
+
+
 def _read_magic(cursor: Cursor) -> tuple[str, int]:
     if cursor.remaining == 0:
         raise GGUFError("the file is empty; a GGUF file is needed")
@@ -193,7 +196,9 @@ def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]
 
 def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
     """One entry; its offset is still relative to the start of tensor data."""
-    dimensions = _check_dimensions(name, cursor.u32(f"the dimensions of tensor {name}"))
+    dimensions = cursor.u32(f"the dimensions of tensor {name}")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise GGUFError(f"tensor {name} has {dimensions} dimensions: 1 to {MAX_DIMENSIONS} are allowed")
     sizes = struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions, f"the shape of tensor {name}"))
     shape = tuple(reversed(sizes))
     if not all(1 <= size < 1 << 63 for size in shape):
@@ -212,12 +217,6 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
         needed = f"a multiple of the alignment {alignment} is needed"
         raise GGUFError(f"tensor {name} starts at offset {offset}: {needed}")
     return TensorInfo(name, shape, kind, offset, nbytes)
-
-
-def _check_dimensions(name: str, n: int) -> int:
-    if not 1 <= n <= MAX_DIMENSIONS:
-        raise GGUFError(f"tensor {name} has {n} dimensions: 1 to {MAX_DIMENSIONS} are allowed")
-    return n
 
 
 def _check_layout(tensors: Mapping[str, TensorInfo], size: int) -> None:
@@ -257,8 +256,6 @@ def write_gguf(
     the format does not allow, or the file cannot be written.
     """
     path = Path(path)
-    if magic not in MAGICS or version not in VERSIONS:
-        raise GGUFError(f"cannot write {magic!r} {version}: GGUF or PWRI, version 2 or 3, are allowed")
     with naming(path, GGUFError):
         header, alignment = _encode_header(metadata, tensors, magic, version)
         with replacing(path) as file:
@@ -271,14 +268,10 @@ def write_gguf(
 def _encode_header(
     metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], magic: str, version: int
 ) -> tuple[bytes, int]:
-    """Everything before the tensor data, padded, and the alignment."""
-    if len(metadata) > values.MAX_KEYS or len(tensors) > values.MAX_TENSORS:
-        most = f"at most {values.MAX_KEYS} and {values.MAX_TENSORS}"
-        raise GGUFError(f"{len(metadata)} metadata keys and {len(tensors)} tensors: {most} are allowed")
+    """Everything before the tensor data, padded, and the alignment. What may be written the reader says."""
     alignment = values.DEFAULT_ALIGNMENT
     parts = [magic.encode(), struct.pack("<IQQ", version, len(tensors), len(metadata))]
     for key, value in metadata.items():
-        values.check_key(key)
         kind, data = values.encode_value(key, value)
         if key == "general.alignment":
             alignment = values.check_alignment(kind, value)
@@ -286,13 +279,11 @@ def _encode_header(
     offset = 0
     for name in tensors:
         tensor = tensors[name]
-        values.check_name(name)
-        dimensions = _check_dimensions(name, len(tensor.shape))
+        dimensions = len(tensor.shape)
         shape = struct.pack(f"<I{dimensions}Q", dimensions, *reversed(tensor.shape))
         parts += [values.encode_string(name, "a tensor name"), shape]
         parts += [struct.pack("<IQ", tensor.type.id, offset)]
         offset = _aligned(offset + tensor.nbytes, alignment)
     header = b"".join(parts)
-    if len(header) > values.MAX_HEADER:
-        raise GGUFError(f"the metadata takes {len(header)} bytes: at most {values.MAX_HEADER} are allowed")
+    _read_header(Cursor(lambda at, n: header[at : at + n], len(header)))
     return header.ljust(_aligned(len(header), alignment), b"\0"), alignment

@@ -124,7 +124,8 @@ def read_value(cursor: Cursor, key: str) -> tuple[int, Any]:
     what = _value_of(key)
     kind = _value_type(cursor, f"the type of the {what}", what)
     if kind == STRING:
-        return kind, cursor.string(what, string_limit(key))
+        template = key.startswith("tokenizer.chat_template")
+        return kind, cursor.string(what, MAX_TEMPLATE_BYTES if template else MAX_STRING_BYTES)
     if kind != ARRAY:
         return kind, _numbers(cursor, kind, 1, what)[0].item()
     item = _value_type(cursor, f"the item type of the {what}", what)
@@ -155,11 +156,6 @@ def _numbers(cursor: Cursor, kind: int, n: int, what: str) -> npt.NDArray[Any]:
     return np.frombuffer(data, DTYPES[kind])
 
 
-def string_limit(key: str) -> int:
-    """The most bytes that a string under ``key`` may have."""
-    return MAX_TEMPLATE_BYTES if key.startswith("tokenizer.chat_template") else MAX_STRING_BYTES
-
-
 def check_key(key: str) -> None:
     if not (key.isascii() and key.isprintable() and 1 <= len(key) <= MAX_KEY_BYTES):
         seen = printable(key, 80)
@@ -186,13 +182,11 @@ def check_alignment(kind: int, value: Any) -> int:
 # --- writing ---
 
 
-def encode_string(text: str, what: str, most: int = MAX_STRING_BYTES) -> bytes:
+def encode_string(text: str, what: str) -> bytes:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError:
         raise GGUFError(f"{what} holds half of a surrogate pair, which UTF-8 cannot encode") from None
-    if len(data) > most:
-        raise GGUFError(f"{what} is {len(data)} bytes long: at most {most} are allowed")
     return _U64.pack(len(data)) + data
 
 
@@ -205,7 +199,7 @@ def encode_value(key: str, value: Any) -> tuple[int, bytes]:
     """
     what = _value_of(key)
     if isinstance(value, str):
-        return STRING, encode_string(value, what, string_limit(key))
+        return STRING, encode_string(value, what)
     if isinstance(value, (list, tuple, np.ndarray)):
         return ARRAY, _encode_array(value, what)
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
@@ -218,8 +212,6 @@ def encode_value(key: str, value: Any) -> tuple[int, bytes]:
 def _encode_array(values: list[Any] | tuple[Any, ...] | npt.NDArray[Any], what: str) -> bytes:
     if not isinstance(values, np.ndarray):
         if all(isinstance(value, str) for value in values):
-            if len(values) > MAX_STRINGS:
-                raise GGUFError(f"{what} has {len(values)} strings: at most {MAX_STRINGS} are allowed")
             items = (encode_string(value, f"item {i} of {what}") for i, value in enumerate(values))
             return _U32.pack(STRING) + _U64.pack(len(values)) + b"".join(items)
         values = _typed(list(values), what, (np.int32, np.int64, np.uint64))
