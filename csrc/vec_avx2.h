@@ -90,7 +90,6 @@ struct Vec {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)),
                                    nibbles);
     }
-    static void store_i(void* p, I v) { _mm256_storeu_si256((__m256i*)p, v); }
     static void store_i8(int8_t* p, I v) {
         const I low = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));
         const int words[2] = {_mm256_extract_epi32(low, 0), _mm256_extract_epi32(low, 4)};

@@ -83,7 +83,6 @@ struct Vec {
     static I lookup(I nibbles, const int8_t* table) {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), nibbles);
     }
-    static void store_i(void* p, I v) { _mm512_storeu_si512(p, v); }
     static void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
     static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
     static I bit_or(I a, I b) { return _mm512_or_si512(a, b); }

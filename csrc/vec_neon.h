@@ -17,17 +17,22 @@ struct Vec {
     using F = float32x4_t;
     using I = int32x4_t;
 
+    template <class T> struct Four {
+        T v[4] = {};
+    };
+    // The first n values, then zeros.
+    template <class T, class From> static Four<T> padded(const From* from, int n) {
+        Four<T> to;
+        for (int i = 0; i < n; ++i) to.v[i] = T(from[i]);
+        return to;
+    }
     template <class T> static void copy(T* to, const T* from, int n) {
         for (int i = 0; i < n; ++i) to[i] = from[i];
     }
     static F zero() { return vdupq_n_f32(0); }
     static F set1(float v) { return vdupq_n_f32(v); }
     static F load(const float* p) { return vld1q_f32(p); }
-    static F load(const float* p, int n) {
-        float v[4] = {};
-        copy(v, p, n);
-        return vld1q_f32(v);
-    }
+    static F load(const float* p, int n) { return vld1q_f32(padded<float>(p, n).v); }
     static void store(float* p, F v) { vst1q_f32(p, v); }
     static void store(float* p, F v, int n) {
         float t[4];
@@ -35,18 +40,10 @@ struct Vec {
         copy(p, t, n);
     }
     static F load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
-    static F load_f16(const uint16_t* p, int n) {
-        uint16_t v[4] = {};
-        copy(v, p, n);
-        return load_f16(v);
-    }
+    static F load_f16(const uint16_t* p, int n) { return load_f16(padded<uint16_t>(p, n).v); }
     static F set1_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(*p))); }
     static F load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
-    static F load_bf16(const uint16_t* p, int n) {
-        uint16_t v[4] = {};
-        copy(v, p, n);
-        return load_bf16(v);
-    }
+    static F load_bf16(const uint16_t* p, int n) { return load_bf16(padded<uint16_t>(p, n).v); }
     static void store_f16(uint16_t* p, F v, int n) {
         uint16_t t[4];
         vst1_u16(t, vreinterpret_u16_f16(vcvt_f16_f32(v)));
@@ -74,16 +71,8 @@ struct Vec {
         copy(v, (const uint8_t*)p, 4 * n);
         return load_i(v);
     }
-    static I load_u8(const uint8_t* p, int n) {
-        int32_t v[4] = {};
-        for (int i = 0; i < n; ++i) v[i] = p[i];
-        return vld1q_s32(v);
-    }
-    static I load_i8(const uint8_t* p, int n) {
-        int32_t v[4] = {};
-        for (int i = 0; i < n; ++i) v[i] = int8_t(p[i]);
-        return vld1q_s32(v);
-    }
+    static I load_u8(const uint8_t* p, int n) { return vld1q_s32(padded<int32_t>(p, n).v); }
+    static I load_i8(const uint8_t* p, int n) { return vld1q_s32(padded<int32_t>((const int8_t*)p, n).v); }
     // Lane i: the half, or nibble (at + i) % 8 of the 32-bit word, of super-block at / 8; at is a multiple
     // of 4.
     static F spread_f16(const uint16_t* p, int64_t at, int) {
@@ -100,7 +89,6 @@ struct Vec {
     static I lookup(I nibbles, const int8_t* table) {
         return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s32(nibbles)));
     }
-    static void store_i(void* p, I v) { vst1q_u8((uint8_t*)p, vreinterpretq_u8_s32(v)); }
     static void store_i8(int8_t* p, I v) {
         const int8x8_t bytes = vmovn_s16(vcombine_s16(vmovn_s32(v), vmovn_s32(v)));
         const uint32_t word = vget_lane_u32(vreinterpret_u32_s8(bytes), 0);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 
 namespace hc {
 namespace {
@@ -26,46 +27,30 @@ struct Vec {
         for (int i = 0; i < 4; ++i) r.v[i] = fn(i);
         return r;
     }
+    template <class A, class Fn> static A zip(A a, A b, Fn fn) {
+        return each<A>([&](int i) { return fn(a.v[i], b.v[i]); });
+    }
+    template <class To, class From> static To bits_of(From from) {
+        static_assert(sizeof(To) == sizeof(From), "the same bits");
+        To to;
+        std::memcpy(&to, &from, sizeof to);
+        return to;
+    }
     static float half(uint16_t h) {  // IEEE 754 binary16 -> binary32
         const uint32_t sign = uint32_t(h & 0x8000) << 16, magnitude = h & 0x7fff;
-        float f;
-        if (magnitude >= 0x7c00) {
-            const uint32_t bits = 0x7f800000u | (magnitude & 0x3ff) << 13;
-            std::memcpy(&f, &bits, 4);
-        } else if (magnitude < 0x400) {
-            f = float(magnitude) * 0x1p-24f;
-        } else {
-            const uint32_t bits = (magnitude + 0x1c000) << 13;
-            std::memcpy(&f, &bits, 4);
-        }
-        uint32_t bits;
-        std::memcpy(&bits, &f, 4);
-        bits |= sign;
-        std::memcpy(&f, &bits, 4);
-        return f;
+        if (magnitude < 0x400) return bits_of<float>(bits_of<uint32_t>(float(magnitude) * 0x1p-24f) | sign);
+        const uint32_t exponents = magnitude < 0x7c00 ? 0x1c000 : 0x38000;  // infinity, NaN: all ones
+        return bits_of<float>(sign | (magnitude + exponents) << 13);
     }
     static uint16_t to_half(float f) {  // nearest, ties to even
-        uint32_t bits;
-        std::memcpy(&bits, &f, 4);
-        const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+        const uint32_t bits = bits_of<uint32_t>(f), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
         if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
         if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);
-        if (magnitude < 0x38800000) {  // subnormal: adding 0.5 leaves the rounded 2^-24ths in the low bits
-            float m;
-            std::memcpy(&m, &magnitude, 4);
-            m += 0.5f;
-            uint32_t r;
-            std::memcpy(&r, &m, 4);
-            return uint16_t(sign | (r - 0x3f000000));
-        }
+        if (magnitude < 0x38800000)  // subnormal: adding 0.5 leaves the rounded 2^-24ths in the low bits
+            return uint16_t(sign | (bits_of<uint32_t>(bits_of<float>(magnitude) + 0.5f) - 0x3f000000));
         return uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
     }
-    static float brain(uint16_t h) {
-        const uint32_t bits = uint32_t(h) << 16;
-        float f;
-        std::memcpy(&f, &bits, 4);
-        return f;
-    }
+    static float brain(uint16_t h) { return bits_of<float>(uint32_t(h) << 16); }
     static int8_t byte(int32_t v, int k) { return int8_t(uint32_t(v) >> (8 * k)); }
 
     static F zero() { return {}; }
@@ -93,18 +78,10 @@ struct Vec {
     static F fma(F a, F b, F c) {
         return each<F>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
     }
-    static F add(F a, F b) {
-        return each<F>([&](int i) { return a.v[i] + b.v[i]; });
-    }
-    static F sub(F a, F b) {
-        return each<F>([&](int i) { return a.v[i] - b.v[i]; });
-    }
-    static F mul(F a, F b) {
-        return each<F>([&](int i) { return a.v[i] * b.v[i]; });
-    }
-    static F div(F a, F b) {
-        return each<F>([&](int i) { return a.v[i] / b.v[i]; });
-    }
+    static F add(F a, F b) { return zip(a, b, std::plus<>()); }
+    static F sub(F a, F b) { return zip(a, b, std::minus<>()); }
+    static F mul(F a, F b) { return zip(a, b, std::multiplies<>()); }
+    static F div(F a, F b) { return zip(a, b, std::divides<>()); }
     static F max(F a, F b) {
         return each<F>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
     }
@@ -153,25 +130,14 @@ struct Vec {
             return int32_t(v);
         });
     }
-    static void store_i(void* p, I v) { std::memcpy(p, v.v, 16); }
     static void store_i8(int8_t* p, I v) {
         for (int i = 0; i < 4; ++i) p[i] = int8_t(v.v[i]);
     }
-    static I bit_and(I a, I b) {
-        return each<I>([&](int i) { return a.v[i] & b.v[i]; });
-    }
-    static I bit_or(I a, I b) {
-        return each<I>([&](int i) { return a.v[i] | b.v[i]; });
-    }
-    static I bit_xor(I a, I b) {
-        return each<I>([&](int i) { return a.v[i] ^ b.v[i]; });
-    }
-    static I add_i(I a, I b) {
-        return each<I>([&](int i) { return a.v[i] + b.v[i]; });
-    }
-    static I sub_i(I a, I b) {
-        return each<I>([&](int i) { return a.v[i] - b.v[i]; });
-    }
+    static I bit_and(I a, I b) { return zip(a, b, std::bit_and<>()); }
+    static I bit_or(I a, I b) { return zip(a, b, std::bit_or<>()); }
+    static I bit_xor(I a, I b) { return zip(a, b, std::bit_xor<>()); }
+    static I add_i(I a, I b) { return zip(a, b, std::plus<>()); }
+    static I sub_i(I a, I b) { return zip(a, b, std::minus<>()); }
     template <int N> static I shl(I a) {
         return each<I>([&](int i) { return int32_t(uint32_t(a.v[i]) << N); });
     }
@@ -187,11 +153,7 @@ struct Vec {
     static I to_int(F a) {
         return each<I>([&](int i) { return int32_t(std::lrintf(a.v[i])); });
     }
-    static F as_float(I a) {
-        F r;
-        std::memcpy(r.v, a.v, 16);
-        return r;
-    }
+    static F as_float(I a) { return bits_of<F>(a); }
 
     static constexpr int words_at_once(int) { return 8; }
     template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {

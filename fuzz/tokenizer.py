@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from hotcold.model.bpe import IGNORES_MERGES, PRE_TOKENIZERS
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
 from tests import vocabularies
-from tests.vocabularies import CONTROL, USER_DEFINED
+from tests.vocabularies import CONTROL, USER_DEFINED, as_read
 
 CORPUS = "tokenizer"  #: folder of the seeds in tests/corpus
 
@@ -27,9 +27,12 @@ SPECIAL = [("<|im_end|>", CONTROL), ("<x>", USER_DEFINED), ("  ", USER_DEFINED)]
 WORDS = "ab Ġab 12 123 Ġ12 ĊĊ ĠĠĠĠ 's 'll Ã© <|end|> <|im_end|> ðŁ¦Ļ"
 KINDS = sorted({(cuts, kind in IGNORES_MERGES): kind for kind, cuts in PRE_TOKENIZERS.items()}.values())
 GOOD = [
-    *(vocabularies.bpe(kind, WORDS, SPECIAL) for kind in KINDS),
-    vocabularies.spm(SPECIAL), vocabularies.spm(add_space_prefix=False),
-    vocabularies.unigram(), vocabularies.unigram(with_bytes=True),
+    {key: value.tolist() if hasattr(value, "tolist") else value for key, value in metadata.items()}
+    for metadata in (
+        *(vocabularies.bpe(kind, WORDS, SPECIAL) for kind in KINDS),
+        vocabularies.spm(SPECIAL), vocabularies.spm(add_space_prefix=False),
+        vocabularies.unigram(), vocabularies.unigram(with_bytes=True),
+    )
 ]  # fmt: skip
 KEYS = sorted({key for metadata in GOOD for key in metadata}) + [
     "tokenizer.ggml." + name for name in (
@@ -43,7 +46,7 @@ _WITHOUT_CACHE = partial(models.BPE, cache_capacity=0)
 
 def read(metadata: dict[str, Any]) -> Tokenizer:
     with mock.patch.object(models, "BPE", _WITHOUT_CACHE):
-        return Tokenizer.from_metadata(metadata)
+        return Tokenizer.from_metadata(as_read(metadata))
 
 
 TOKENIZERS = [read(metadata) for metadata in GOOD]

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.safetensors import open_safetensors
+from hotcold.convert.checkpoint import open_safetensors
 
-_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
+_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16, "I64": "<i8"}
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -26,7 +27,7 @@ def safetensors_bytes(header: Any, data: bytes = b"") -> bytes:
 
 
 def write_safetensors(path: Path, arrays: Arrays) -> None:
-    """float32, float16, int64, and uint16 for the bits of BF16."""
+    """float32, float16, bfloat16 and int64."""
     header, data = {}, b""
     for name, values in arrays.items():
         raw = np.ascontiguousarray(values).tobytes()
@@ -52,7 +53,7 @@ def change_config(checkpoint: Path, **changes: Any) -> None:
 
 def tensors_of(checkpoint: Path) -> dict[str, npt.NDArray[Any]]:
     file = open_safetensors(checkpoint / "model.safetensors")
-    return {name: file.load(name) for name in file.tensors}
+    return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
 
 
 def change_tensors(checkpoint: Path, **changes: Any) -> None:

@@ -41,7 +41,8 @@ ONLY_IN = {
     "asyncio": {"server"},
     "transformers": set(),
     "gguf": set(),
-    "safetensors": set(),
+    "safetensors": {"convert"},
+    "ml_dtypes": {"convert"},
     # Model files come from strangers: nothing in them is ever executed.
     "pickle": set(),
     "marshal": set(),

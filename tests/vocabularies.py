@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from hotcold.model.vocabulary import TokenType
 
 SPACE = "\u2581"
@@ -29,7 +31,17 @@ def keyed(entries: Sequence[Entry], defaults: dict[str, Any], keys: dict[str, An
     tokens, scores, types = zip(*entries, strict=True)
     found = {"tokens": list(tokens), "scores": list(scores), "token_type": list(map(int, types))}
     found |= defaults | keys
-    return {f"tokenizer.ggml.{name}": value for name, value in found.items() if value is not None}
+    return as_read({f"tokenizer.ggml.{name}": value for name, value in found.items() if value is not None})
+
+
+def as_read(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Lists of numbers as the arrays that the GGUF reader makes of them."""
+    return {
+        key: np.array(value)
+        if isinstance(value, list) and value and all(isinstance(n, int | float) for n in value)
+        else value
+        for key, value in metadata.items()
+    }
 
 
 def spm(special: Special = (), **keys: Any) -> dict[str, Any]:

@@ -213,8 +213,6 @@ def test_the_line_says_what_is_allowed(
 def test_what_is_no_model(
     verb: str, model: str, message: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if verb == "tokenize" and model == "":
-        message = "is a directory"  # of the empty path
     mistake([verb, *filled([*MODEL[verb], model], places)], capsys, message)
 
 

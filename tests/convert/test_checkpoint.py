@@ -10,7 +10,6 @@ import pytest
 
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint, read_settings
-from hotcold.formats.safetensors import SafetensorsError
 from tests.checkpoints import copy_checkpoint, shard, tensors_of
 
 INDEX = "model.safetensors.index.json"
@@ -28,9 +27,9 @@ def test_shards_hold_the_same_tensors(tmp_path: Path) -> None:
     shard(folder)
     checkpoint = open_checkpoint(folder)
     assert set(checkpoint.files) == set(single)
-    assert len({file.path for file in checkpoint.files.values()}) == 3
+    assert len(set(map(id, checkpoint.files.values()))) == 3
     for name, values in single.items():
-        np.testing.assert_array_equal(checkpoint.files[name].load(name), values)
+        np.testing.assert_array_equal(checkpoint.load(name), values)
 
 
 @pytest.mark.parametrize(
@@ -116,5 +115,5 @@ def test_a_damaged_safetensors_file_is_named(tmp_path: Path) -> None:
     folder = copy_checkpoint(tmp_path)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(SafetensorsError, match=r"model\.safetensors: .*cut short"):
+    with pytest.raises(ConvertError, match=r"model\.safetensors is not a whole safetensors file"):
         open_checkpoint(folder)

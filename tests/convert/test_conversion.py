@@ -16,7 +16,6 @@ import pytest
 from hotcold.convert import ConvertError, ConvertOptions, conversion, convert
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFError, open_gguf
-from hotcold.formats.safetensors import as_float32
 from tests.checkpoints import change_config, change_tensors, copy_checkpoint, shard, tensors_of
 from tests.golden import DATA
 
@@ -47,7 +46,7 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-llama3"])
 def test_f32_holds_the_checkpoint_exactly(name: str, down: str, tmp_path: Path) -> None:
     tensors = converted(DATA / name, ConvertOptions("F32", down), tmp_path)
-    source = {key: as_float32(array) for key, array in tensors_of(DATA / name).items()}
+    source = {key: array.astype(np.float32) for key, array in tensors_of(DATA / name).items()}
     heads, kv_heads = (4, 2) if name == "tiny-llama" else (8, 1)
     layer, hf = "blk.1.", "model.layers.1."
     expected = {
@@ -79,7 +78,7 @@ def test_f32_holds_the_checkpoint_exactly(name: str, down: str, tmp_path: Path) 
 def test_block_types_are_those_of_the_gguf_package(type: str, tmp_path: Path) -> None:
     tensors = converted(DATA / "tiny-drelu", ConvertOptions(type), tmp_path)
     kind = gguf.GGMLQuantizationType[type]
-    source = as_float32(tensors_of(DATA / "tiny-drelu")["model.layers.2.mlp.down_proj.weight"]).T
+    source = tensors_of(DATA / "tiny-drelu")["model.layers.2.mlp.down_proj.weight"].astype(np.float32).T
     assert tensors["blk.2.ffn_down.weight"].tensor_type == kind
     np.testing.assert_array_equal(
         values(tensors["blk.2.ffn_down.weight"]), gguf.dequantize(gguf.quantize(source, kind), kind)

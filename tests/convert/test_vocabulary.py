@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from hotcold.convert import ConvertError
+from hotcold.convert import ConvertError, convert
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
+from hotcold.formats.gguf import GGUFError
 from tests.checkpoints import change_config, copy_checkpoint
 
 
@@ -80,8 +81,8 @@ def test_chat_template(tmp_path: Path) -> None:
     write_json(folder / "tokenizer_config.json", {"chat_template": "{{ messages }}"})
     assert metadata(folder)["chat_template"] == "{{ messages }}"
     write_json(folder / "tokenizer_config.json", {"chat_template": "x" * ((1 << 20) + 1)})
-    with pytest.raises(ConvertError, match="chat_template has 1048577 characters"):
-        metadata(folder)
+    with pytest.raises(GGUFError, match="chat_template' is 1048577 bytes long: at most 1048576"):
+        convert(folder, tmp_path / "out.gguf")
 
 
 def test_a_missing_model(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ ROW = quantise(np.ones(32), "F32")
         ({"": 1}, "key '': 1 to 65535"),
         ({"a\nb": 1}, r"key 'a\\nb'"),
         ({"clé": 1}, "key 'clé'"),
-        ({"k" * 65536: 1}, "1 to 65535 printable"),
+        ({"k" * 65536: 1}, "65536 bytes long: at most 65535"),
         ({"k": None}, "'k' is a NoneType: a number, text"),
         ({"k": b"bytes"}, "'k' is a bytes"),
         ({"k": {"a": 1}}, "'k' is a dict"),
@@ -309,7 +309,7 @@ ROW = quantise(np.ones(32), "F32")
         ({"k": "\ud800"}, "surrogate"),
         ({"k": "x" * (2**24 + 1)}, "16777217 bytes long: at most 16777216"),
         ({"tokenizer.chat_template": "x" * (2**20 + 1)}, "at most 1048576"),
-        ({"k": [""] * (2**21 + 1)}, "2097153 strings: at most 2097152"),
+        ({"k": [""] * (2**21 + 1)}, "2097153 strings in the value of 'k' declared: at most 2097152"),
         ({"general.alignment": 3}, "alignment is 3: a power of two"),
         ({"general.alignment": 2**31}, "alignment is 2147483648"),
         ({"general.alignment": "32"}, "string: uint32 is needed"),
@@ -326,7 +326,7 @@ def test_metadata_that_cannot_be_written(metadata: dict[str, Any], pattern: str,
 
 @pytest.mark.parametrize("name", ["", "n" * 65, "a b", "a\0", "../w", "ü"])
 def test_names_that_cannot_be_written(name: str, tmp_path: Path) -> None:
-    with pytest.raises(GGUFError, match="tensor name"):
+    with pytest.raises(GGUFError, match=r"tensor name|name of tensor 0 is 65 bytes long"):
         write_gguf(tmp_path / "model.gguf", {}, {name: ROW})
     assert os.listdir(tmp_path) == []
 
@@ -336,7 +336,7 @@ def test_other_things_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match="5 dimensions: 1 to 4"):
         write_gguf(path, {}, {"w": quantise(np.ones((1, 1, 1, 1, 32)), "F32")})
     for wrong in ({"magic": "GGML"}, {"version": 1}, {"version": 4}):
-        with pytest.raises(GGUFError, match="GGUF or PWRI, version 2 or 3, are allowed"):
+        with pytest.raises(GGUFError, match=r"GGUF or PWRI is needed|is not supported \(2 and 3 are\)"):
             write_gguf(path, {}, {}, **wrong)  # type: ignore[arg-type]
     with pytest.raises(GGUFError, match="No such file"):
         write_gguf(tmp_path / "no" / "folder.gguf", {}, {})

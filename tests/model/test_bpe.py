@@ -189,7 +189,7 @@ def test_a_byte_without_a_token() -> None:
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"merges": None}, r"no tokenizer\.ggml\.merges"),
     ({"merges": "a b"}, r"merges is 'a b': a flat array"),
-    ({"merges": [7]}, r"merges\[0\] is 7: only strings"),
+    ({"merges": [7]}, r"merges\[0\] is .*7.*: only strings"),
     ({"merges": ["a b", "ab"]}, r"merges\[1\] is 'ab': two tokens"),
     ({"merges": ["a "]}, r"merges\[0\] is 'a ': two tokens"),
     ({"merges": [" a"]}, r"merges\[0\] is ' a': two tokens"),

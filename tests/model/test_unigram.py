@@ -51,7 +51,8 @@ def test_agrees_with_sentencepiece(options: dict[str, Any]) -> None:
     ]  # fmt: skip
     found = {
         "model": "t5", "tokens": [processor.id_to_piece(id) for id in range(size)],
-        "scores": np.array([processor.get_score(id) for id in range(size)], np.float32), "token_type": types,
+        "scores": np.array([processor.get_score(id) for id in range(size)], np.float32),
+        "token_type": np.array(types, np.int32),
         "eos_token_id": processor.eos_id(), "unknown_token_id": processor.unk_id(),
         "add_space_prefix": options.get("add_dummy_prefix", True),
         "remove_extra_whitespaces": options.get("remove_extra_whitespaces", True),

@@ -32,16 +32,12 @@ Round = dict[str, float | None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    length = options.whole_number(1)
-    parser.add_argument("-p", "--n-prompt", type=length, default=128, metavar="N", help="prompt tokens (128)")
-    parser.add_argument(
-        "-n", "--n-gen", type=options.whole_number(2), default=64, metavar="N", help="tokens to generate (64)"
-    )
-    parser.add_argument(
-        "--parallel", type=options.whole_number(1, 4096), default=1, metavar="N",
-        help="sequences; 16 are decoded together, more wait for their turn (1)",
-    )  # fmt: skip
-    parser.add_argument("-r", "--repetitions", type=length, default=5, metavar="N", help="rounds (5)")
+    add, number = parser.add_argument, options.whole_number
+    add("-p", "--n-prompt", type=number(1), default=128, metavar="N", help="prompt tokens (128)")
+    add("-n", "--n-gen", type=number(2), default=64, metavar="N", help="tokens to generate (64)")
+    parallel = "sequences; 16 are decoded together, more wait for their turn (1)"
+    add("--parallel", type=number(1, 4096), default=1, metavar="N", help=parallel)
+    add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds (5)")
     options.add_model_options(parser)
     options.add_json_option(parser)
 
@@ -56,10 +52,8 @@ def run(args: argparse.Namespace) -> int:
     need = args.n_prompt + lengths[0]
     if need > model.context:
         together = f", {args.parallel} sequences together," if args.parallel > 1 else ""
-        raise ValueError(
-            f"-p {args.n_prompt} and -n {args.n_gen}{together} need {need} positions: the context holds "
-            f"{model.context}"
-        )
+        asked = f"-p {args.n_prompt} and -n {args.n_gen}{together} need {need} positions"
+        raise ValueError(f"{asked}: the context holds {model.context}")
     engine, prompt = Engine(model), prompt_of(model, args.n_prompt)
     probe = ReadProbe(model.backend) if isinstance(model.backend, CPUBackend) else None
     with progress("rounds") as advance:
@@ -118,10 +112,7 @@ def measure(
         Request(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True)
         for i, length in enumerate(lengths)
     ]
-    for request in requests:
-        engine.add(request)
-    while not all(request.finished for request in requests):
-        engine.step()
+    engine.run(requests)
     round = asdict(Figures.of(engine.model.counters.since(before), engine.model.footprint))
     del round["active_share_by_layer"]
     return round | {

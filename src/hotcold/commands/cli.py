@@ -4,8 +4,6 @@ Exit codes: 0 done, 2 a mistake of the user or of the machine (one line on stder
 141 the reader of stdout has gone. ``python -X dev -m hotcold`` shows the traceback behind the line.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """Turns a Hugging Face checkpoint (config.json, safetensors, tokenizer.model) into a GGUF file."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -12,30 +10,17 @@ from hotcold.commands.progress import progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model_dir", type=options.file_path, metavar="MODEL_DIR", help="folder of the checkpoint"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=options.file_path,
-        metavar="FILE",
-        help="file to write (default: ./NAME-TYPE.gguf)",
-    )
-    parser.add_argument(
-        "--type",
-        type=str.lower,
-        default="f16",
-        help="block type of the matrices: f32, f16, q8_0, q4_0 ... (f16)",
-    )
-    parser.add_argument(
-        "--down", choices=("by_neuron", "by_output"),
-        help="rows of the down matrix: one per neuron, which sparse modes need, or one per output, as other "
-        "tools expect (default: by_neuron where the activation gives zeros)",
-    )  # fmt: skip
-    parser.add_argument("--name", metavar="TEXT", help="general.name (default: the folder's name)")
-    parser.add_argument("--license", metavar="SPDX", help="general.license, such as mit")
-    parser.add_argument("--force", action="store_true", help="replace the output file if it exists")
+    add, path = parser.add_argument, options.file_path
+    add("model_dir", type=path, metavar="MODEL_DIR", help="folder of the checkpoint")
+    add("-o", "--output", type=path, metavar="FILE", help="file to write (default: ./NAME-TYPE.gguf)")
+    types = "block type of the matrices: f32, f16, q8_0, q4_0 ... (f16)"
+    add("--type", type=str.lower, default="f16", help=types)
+    down = "rows of the down matrix: one per neuron, which sparse modes need, or one per output, as other "
+    down += "tools expect (default: by_neuron where the activation gives zeros)"
+    add("--down", choices=("by_neuron", "by_output"), help=down)
+    add("--name", metavar="TEXT", help="general.name (default: the folder's name)")
+    add("--license", metavar="SPDX", help="general.license, such as mit")
+    add("--force", action="store_true", help="replace the output file if it exists")
     options.add_json_option(parser)
 
 

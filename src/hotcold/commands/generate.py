@@ -7,28 +7,26 @@ import contextlib
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hotcold.commands import options
+from hotcold.commands.cli import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from hotcold.engine.loading import LoadedModel
     from hotcold.engine.request import Request
     from hotcold.engine.statistics import Figures
 
-_EXIT_INTERRUPTED = 130
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue; - reads standard input")
-    group.add_argument(
-        "-f", "--file", type=options.file_path, metavar="FILE", help="file with the text to continue"
-    )
-    parser.add_argument(
-        "-n", "--n-predict", type=options.whole_number(1), default=200, metavar="N", help="tokens (200)"
-    )
+    path, count = options.file_path, options.whole_number(1)
+    group.add_argument("-f", "--file", type=path, metavar="FILE", help="file with the text to continue")
+    parser.add_argument("-n", "--n-predict", type=count, default=200, metavar="N", help="tokens (200)")
     parser.add_argument("--ignore-eos", action="store_true", help="do not let the model end the text")
     options.add_model_options(parser)
     options.add_sampling_options(parser)
@@ -50,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
     engine = Engine(model)
     engine.scheduler.check(request)
-    write = (lambda text: None) if args.json else _write
+    write: Callable[..., None] = (lambda _: None) if args.json else partial(print, end="", flush=True)
     write(prompt)
     pieces = []
     with contextlib.suppress(KeyboardInterrupt):
@@ -67,22 +65,12 @@ def run(args: argparse.Namespace) -> int:
         line = textwrap.fill(line, shutil.get_terminal_size().columns)
     print(line.replace("\N{NO-BREAK SPACE}", " "), file=sys.stderr)
     report = {
-        "text": "".join(pieces),
-        "ids": request.output,
-        "finish_reason": request.finish_reason,
-        "context_full": request.context_full,
-        "prompt_tokens": len(request.prompt),
-        "generated_tokens": len(request.output),
-        "ttft_s": request.timings.ttft_s,
-        "seed": request.seed,
-    }
+        "text": "".join(pieces), "ids": request.output, "finish_reason": request.finish_reason,
+        "context_full": request.context_full, "prompt_tokens": len(request.prompt),
+        "generated_tokens": len(request.output), "ttft_s": request.timings.ttft_s, "seed": request.seed,
+    }  # fmt: skip
     options.end(args, report | asdict(figures) | options.facts(model))
-    return _EXIT_INTERRUPTED if request.finish_reason == "cancelled" else 0
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    return EXIT_INTERRUPTED if request.finish_reason == "cancelled" else 0
 
 
 def _figures(request: Request, figures: Figures, model: LoadedModel) -> list[str]:

@@ -1,7 +1,5 @@
 """Describes a model file: its shape, its sizes by block type, its tokenizer and its predictors."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re
@@ -27,10 +25,8 @@ _NUMBERS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file", nargs="?", type=options.file_path, metavar="FILE",
-        help="GGUF file (default: the built-in model)",
-    )  # fmt: skip
+    path, about = options.file_path, "GGUF file (default: the built-in model)"
+    parser.add_argument("file", nargs="?", type=path, metavar="FILE", help=about)
     parser.add_argument("--tensors", action="store_true", help="list the tensors as well")
     options.add_json_option(parser)
 
@@ -56,16 +52,12 @@ def describe(file: GGUFFile) -> dict[str, Any]:
     tokens = metadata.get("tokenizer.ggml.tokens")
     numbers = {name: _numbers(metadata.get(f"{architecture}.{key}")) for name, key in _NUMBERS.items()}
     return {
-        "path": printable(str(file.path), 4096),
-        "file_bytes": file.size,
-        "magic": file.magic,
-        "version": file.version,
-        "name": _text(metadata.get("general.name")),
-        "architecture": architecture,
+        "path": printable(str(file.path), 4096), "file_bytes": file.size,
+        "magic": file.magic, "version": file.version,
+        "name": _text(metadata.get("general.name")), "architecture": architecture,
         "fingerprint": file.fingerprint(),
         "parameters": sum(math.prod(info.shape) for info in infos),
-        "tensors": len(infos),
-        "tensor_bytes": sum(info.nbytes for info in infos),
+        "tensors": len(infos), "tensor_bytes": sum(info.nbytes for info in infos),
         "types": _types(infos),
         **numbers,
         "activation": _text(metadata.get("hotcold.ffn.activation")),
@@ -75,7 +67,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         "tokenizer_pre": _text(metadata.get("tokenizer.ggml.pre")),
         "vocab": len(tokens) if isinstance(tokens, list) else None,
         "chat_template": "tokenizer.chat_template" in metadata,
-    }
+    }  # fmt: skip
 
 
 def _types(infos: Iterable[TensorInfo]) -> list[dict[str, Any]]:
@@ -84,20 +76,17 @@ def _types(infos: Iterable[TensorInfo]) -> list[dict[str, Any]]:
     for info in infos:
         kind = {"type": info.type.name, "tensors": 0, "parameters": 0, "bytes": 0}
         entry = totals.setdefault(info.type.name, kind | {"supported": info.type.supported})
-        entry["tensors"] += 1
-        entry["parameters"] += math.prod(info.shape)
-        entry["bytes"] += info.nbytes
+        for what, n in (("tensors", 1), ("parameters", math.prod(info.shape)), ("bytes", info.nbytes)):
+            entry[what] += n
     return sorted(totals.values(), key=lambda entry: (-entry["bytes"], entry["type"]))
 
 
 def _down_layout(file: GGUFFile) -> str | None:
     """``by_neuron`` or ``by_output`` as stored, None without an FFN; docs/formats.md says what follows."""
     names = [name for name in file.tensors if _DOWN.fullmatch(name)]
-    if not names:
-        return None
-    if all("ffn_down_t." in name for name in names):
+    if names and all("ffn_down_t." in name for name in names):
         return "by_neuron"
-    return _text(file.metadata.get("hotcold.ffn.down_layout")) or "by_output"
+    return (_text(file.metadata.get("hotcold.ffn.down_layout")) or "by_output") if names else None
 
 
 def _predictors(file: GGUFFile) -> dict[str, Any]:
@@ -126,9 +115,8 @@ def _numbers(value: Any) -> Any:
 
 
 def _number(value: Any) -> int | float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return value
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if number else None
 
 
 # --- for people ---

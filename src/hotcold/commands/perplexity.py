@@ -1,35 +1,23 @@
 """Measures how well a model predicts a text, every token judged by the sparsity mode's decode rule."""
 
-from __future__ import annotations
-
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hotcold.commands import options
 from hotcold.commands.progress import progress
-
-if TYPE_CHECKING:
-    from hotcold.engine.scoring import Divergence, Doubles, Scorer
 
 #: Window of long-context models, as is usual for this measurement.
 _DEFAULT_CONTEXT = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="the text, UTF-8"
-    )
-    parser.add_argument(
-        "--chunks", type=options.whole_number(1), metavar="N", help="score the first N windows (default: all)"
-    )
-    parser.add_argument(
-        "--compare", choices=("off", "exact", "predicted"), metavar="MODE",
-        help="score this sparsity mode too, and report how far --sparsity is from it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=options.whole_number(0), default=0, metavar="N", help="of the bootstrap (0)"
-    )
+    add, count, seed = parser.add_argument, options.whole_number(1), options.whole_number(0)
+    add("-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="the text, UTF-8")
+    add("--chunks", type=count, metavar="N", help="score the first N windows (default: all)")
+    compare = "score this sparsity mode too, and report how far --sparsity is from it"
+    add("--compare", choices=("off", "exact", "predicted"), metavar="MODE", help=compare)
+    add("--seed", type=seed, default=0, metavar="N", help="of the bootstrap (0)")
     options.add_model_options(parser)
     options.add_json_option(parser)
     parser.epilog = (
@@ -39,69 +27,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from hotcold.engine.scoring import Scorer, cut_windows, perplexity, perplexity_error
+    import numpy as np
+
+    from hotcold.engine import scoring
 
     text = options.read_text(args.file)
     model = options.load_model(args, default_context=_DEFAULT_CONTEXT)
     ids = model.tokenizer.encode(text, add_bos=False)
-    windows = cut_windows(ids, model.context, model.tokenizer.bos_id)[: args.chunks]
-    scorer = Scorer(model)
-    base = Scorer(model.with_sparsity(args.compare)) if args.compare else None
+    windows = scoring.cut_windows(ids, model.context, model.tokenizer.bos_id)[: args.chunks]
+    scorer = scoring.Scorer(model)
+    base = scoring.Scorer(model.with_sparsity(args.compare)) if args.compare else None
     start = time.perf_counter()
-    nll, divergence = _score_all(scorer, base, windows)
-    seconds = time.perf_counter() - start
-    figures = scorer.figures
-    report = {
-        "ppl": perplexity(nll),
-        "ppl_se": perplexity_error(nll) if len(nll) > 1 else None,
-        "nll": float(nll.mean()),
-        "tokens": len(nll),
-        "chunks": len(windows),
-        "active_share": figures.active_share,
-        "active_share_by_layer": figures.active_share_by_layer,
-        "tok_s": len(nll) / seconds,
-    } | options.facts(model)
-    if divergence is not None:
-        report["compare"] = {"sparsity": args.compare} | _comparison(divergence, args.seed)
-    _print(report)
-    return options.end(args, report)
-
-
-def _score_all(
-    scorer: Scorer, base: Scorer | None, windows: list[list[int]]
-) -> tuple[Doubles, Divergence | None]:
-    import numpy as np
-
-    from hotcold.engine.scoring import compare, join, score
-
-    scores, parts = [], []
+    parts: list[Any] = []
     with progress("windows") as advance:
         for done, window in enumerate(windows, 1):
-            if base is None:
-                scores.append(score(scorer, window))
-            else:
-                parts.append(compare(scorer, base, window))
+            parts.append(scoring.compare(scorer, base, window) if base else scoring.score(scorer, window))
             advance(done, len(windows))
-    divergence = join(parts) if parts else None
-    return divergence.nll if divergence else np.concatenate(scores), divergence
-
-
-def _comparison(divergence: Divergence, seed: int) -> dict[str, Any]:
-    import numpy as np
-
-    from hotcold.engine.scoring import perplexity
-
-    low, high = divergence.ratio_interval(seed)
-    return {
-        "ppl": perplexity(divergence.base_nll),
-        "ppl_ratio": divergence.perplexity_ratio,
-        "ppl_ratio_low": low,
-        "ppl_ratio_high": high,
-        "kl_mean": float(divergence.kl.mean()),
-        "kl_p99": float(np.quantile(divergence.kl, 0.99)),
-        "top1_agreement": float(divergence.same_top.mean()),
-        "seed": seed,
-    }
+    divergence = scoring.join(parts) if base else None
+    nll = divergence.nll if divergence else np.concatenate(parts)
+    seconds, figures = time.perf_counter() - start, scorer.figures
+    report = {
+        "ppl": scoring.perplexity(nll), "ppl_se": scoring.perplexity_error(nll) if len(nll) > 1 else None,
+        "nll": float(nll.mean()), "tokens": len(nll), "chunks": len(windows),
+        "active_share": figures.active_share, "active_share_by_layer": figures.active_share_by_layer,
+        "tok_s": len(nll) / seconds,
+    } | options.facts(model)  # fmt: skip
+    if divergence is not None:
+        report["compare"] = {"sparsity": args.compare, **divergence.summary(args.seed), "seed": args.seed}
+    _print(report)
+    return options.end(args, report)
 
 
 def _print(report: dict[str, Any]) -> None:

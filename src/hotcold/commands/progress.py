@@ -1,7 +1,5 @@
 """Progress bars on stderr, only where it is a terminal; otherwise nothing is printed or imported."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

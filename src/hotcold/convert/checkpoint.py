@@ -1,29 +1,32 @@
 """One folder of a Hugging Face checkpoint: its JSON files and the tensors of its safetensors files."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from hotcold.formats.safetensors import SafetensorsFile, open_safetensors
+import numpy.typing as npt
+
+from hotcold.formats.files import printable, shown
+
+Array: TypeAlias = npt.NDArray[Any]
 
 MAX_JSON = 64 << 20
+LOADABLE = ("F32", "F16", "BF16")  #: dtypes of the safetensors format that can be converted
 
 
 class ConvertError(ValueError):
     """A checkpoint that cannot be converted, or options that do not fit it."""
 
 
+@dataclass(frozen=True)
 class Settings:
     """A JSON object whose values are checked as they are read; errors name file, key and value."""
 
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
-        self.path = path
-        self.values = values
+    path: Path
+    values: Mapping[str, Any]
 
     def __contains__(self, key: str) -> bool:
         """Whether the key has a value; ``null`` counts as absent."""
@@ -54,7 +57,7 @@ class Settings:
             raise self.error(key, "a string")
         return value
 
-    def section(self, key: str) -> Settings:
+    def section(self, key: str) -> "Settings":
         """A nested object; an absent one is empty."""
         value = self._value(key, {})
         if not isinstance(value, dict):
@@ -66,14 +69,14 @@ class Settings:
         value = self.values.get(key)
         if isinstance(value, list) and value:
             value = value[0]
-        if value is None or value == -1:
+        if value in (None, -1):
             return None
         if type(value) is not int or not 0 <= value < 1 << 31:
             raise self.error(key, "a token id")
         return value
 
     def error(self, key: str, needed: str) -> ConvertError:
-        seen = f"is {clip(self.values[key])}" if key in self else "is missing"
+        seen = f"is {shown(self.values[key])}" if key in self else "is missing"
         return ConvertError(f"{self.path}: {key} {seen}: {needed} is needed")
 
     def _value(self, key: str, default: Any) -> Any:
@@ -98,11 +101,22 @@ def read_settings(path: Path) -> Settings:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that was opened: its ``config.json``, and which safetensors file holds each tensor."""
+    """A folder that was opened: its ``config.json``, and the open safetensors file of each tensor."""
 
     folder: Path
     config: Settings
-    files: dict[str, SafetensorsFile]
+    files: dict[str, Any]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.files[name].get_slice(name).get_shape())
+
+    def load(self, name: str) -> Array:
+        """Reads one tensor: float32, float16 or bfloat16, as it is stored; ConvertError for others."""
+        dtype = self.files[name].get_slice(name).get_dtype()
+        if dtype not in LOADABLE:
+            raise ConvertError(f"tensor {name!r} is {dtype}: only {', '.join(LOADABLE)} can be converted")
+        values: Array = self.files[name].get_tensor(name)
+        return values
 
     def settings(self, name: str) -> Settings:
         """Another JSON file of the folder; empty when there is none."""
@@ -111,60 +125,55 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Opens ``config.json`` and ``model.safetensors``, or the shards that its index lists.
-
-    Raises:
-        ConvertError: no such folder, a file is missing, or one is not valid.
-    """
+    """Opens ``config.json`` and ``model.safetensors``, or the shards that its index lists."""
     if not folder.is_dir():
-        raise ConvertError(
-            f"{folder} is not a folder: a Hugging Face checkpoint folder with config.json is needed"
-        )
+        raise ConvertError(f"{folder} is not a folder: a Hugging Face checkpoint folder is needed")
     if not (folder / "config.json").is_file():
         raise ConvertError(f"{folder} has no config.json: a Hugging Face checkpoint folder is needed")
     return Checkpoint(folder, read_settings(folder / "config.json"), _open_tensors(folder))
 
 
-def _open_tensors(folder: Path) -> dict[str, SafetensorsFile]:
+def open_safetensors(path: Path) -> Any:
+    """The file as the safetensors library opens it, which reads and checks the header alone."""
+    try:
+        import ml_dtypes  # noqa: F401  (gives NumPy the type bfloat16)
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ConvertError(f"{error}: conversion needs pip install 'hotcold[convert]'") from None
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise ConvertError(f"{path} is not a whole safetensors file: {printable(str(error))}") from None
+
+
+def _open_tensors(folder: Path) -> dict[str, Any]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         file = open_safetensors(single)
-        return dict.fromkeys(file.tensors, file)
+        return dict.fromkeys(file.keys(), file)
     if not index.is_file():
-        others = sorted(path.name for path in folder.glob("*.bin"))
-        found = (
-            f"; {others[0]} is a pickle, which is never read: save the model as safetensors" if others else ""
-        )
+        others = [f"; {path.name} is a pickle, which is never read" for path in folder.glob("*.bin")]
+        found = f"{min(others)}: save the model as safetensors" if others else ""
         raise ConvertError(f"{folder} has neither {single.name} nor {index.name}{found}")
     return _open_shards(folder, read_settings(index))
 
 
-def _open_shards(folder: Path, index: Settings) -> dict[str, SafetensorsFile]:
-    shards: dict[str, SafetensorsFile] = {}
-    tensors: dict[str, SafetensorsFile] = {}
+def _open_shards(folder: Path, index: Settings) -> dict[str, Any]:
+    shards: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, shard in index.section("weight_map").values.items():
         # A shard is a plain name beside the index: a path could lead anywhere.
         if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
-            raise ConvertError(
-                f"{index.path}: {clip(name)} is in {clip(shard)}: a .safetensors file name is needed"
-            )
+            seen = f"{shown(name)} is in {shown(shard)}"
+            raise ConvertError(f"{index.path}: {seen}: a .safetensors file name is needed")
+        listed = f"which {index.path.name} lists"
         if shard not in shards:
             if not (folder / shard).is_file():
-                raise ConvertError(
-                    f"{folder} has no {shard}, which {index.path.name} lists: download it as well"
-                )
+                raise ConvertError(f"{folder} has no {shard}, {listed}: download it as well")
             shards[shard] = open_safetensors(folder / shard)
-        if name not in shards[shard].tensors:
-            raise ConvertError(
-                f"{folder / shard} has no tensor {clip(name)}, which {index.path.name} says it holds"
-            )
+        if name not in shards[shard].keys():  # noqa: SIM118  (no dict)
+            raise ConvertError(f"{folder / shard} has no tensor {shown(name)}, {listed} in it")
         tensors[name] = shards[shard]
     if not tensors:
         raise index.error("weight_map", "an object of tensor names and files")
     return tensors
-
-
-def clip(value: object) -> str:
-    """A value as an error message shows it: quoted, and never long."""
-    text = repr(value)
-    return text if len(text) <= 100 else text[:100] + "..."

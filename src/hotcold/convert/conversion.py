@@ -1,23 +1,21 @@
 """A checkpoint folder -> one GGUF file, tensor by tensor: memory holds one tensor at a time."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import ConvertError, clip, open_checkpoint
+from hotcold.convert.checkpoint import Array, ConvertError, open_checkpoint
 from hotcold.convert.huggingface import Source, activation, find_layout, model_metadata, sources
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
+from hotcold.formats.files import shown
 from hotcold.formats.gguf import write_gguf
-from hotcold.formats.safetensors import Array, as_float32
 
 #: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.
 FILE_TYPES = {
@@ -35,34 +33,26 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What the checkpoint does not say.
+    """What the checkpoint does not say."""
 
-    Attributes:
-        type: block type of matrices, one of :data:`FILE_TYPES`; vectors stay F32.
-        down: ``by_neuron`` or ``by_output``; None is by neuron for activations with zeros, else by output.
-        name: ``general.name``; None is the folder's.
-        license: ``general.license``, an SPDX identifier.
-        force: replace an existing file.
-    """
-
-    type: str = "F16"
-    down: str | None = None
-    name: str | None = None
-    license: str | None = None
-    force: bool = False
+    type: str = "F16"  #: block type of matrices, one of :data:`FILE_TYPES`; vectors stay F32
+    down: str | None = None  #: one of :data:`DOWN_LAYOUTS`; None: by neuron for activations with zeros
+    name: str | None = None  #: ``general.name``; None is the folder's
+    license: str | None = None  #: ``general.license``, an SPDX identifier
+    force: bool = False  #: replace an existing file
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written. ``types`` counts tensors by block type; ``notes`` are for the user."""
+    """What was written."""
 
     output: Path
     nbytes: int
     architecture: str
     activation: str
     down_layout: str
-    types: dict[str, int]
-    notes: list[str]
+    types: dict[str, int]  #: how many tensors of each block type
+    notes: list[str]  #: for the user
 
 
 @dataclass(frozen=True)
@@ -77,10 +67,7 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(
-            math.prod(source.shape[:-1]) * self.types[name].row_bytes(source.shape[-1])
-            for name, source in self.sources.items()
-        )
+        return sum(math.prod(type.data_shape(self.sources[name].shape)) for name, type in self.types.items())
 
 
 def convert(
@@ -88,38 +75,25 @@ def convert(
 ) -> Conversion:
     """Converts a Hugging Face checkpoint. ``output`` appears whole or not at all; same input, same bytes.
 
-    Args:
-        folder: holds config.json, safetensors and tokenizer.model.
-        output: GGUF file to write.
-        progress: called with the bytes written so far and their total.
-
-    Raises:
-        ConvertError: the checkpoint is not complete or not supported, or the options do not fit; one line.
-        SafetensorsError, SentencePieceError: a file of the checkpoint is not valid.
-        GGUFError: the file cannot be written.
+    ``progress`` is called with the bytes written so far and their total. ConvertError: the checkpoint is not
+    complete or not supported, or the options do not fit; GGUFError: the file cannot be written.
     """
     options = options or ConvertOptions()
     plan = plan_conversion(folder, options)
     _check_output(output, plan, options.force)
     write_gguf(output, plan.metadata, _Stream(plan, progress or (lambda done, total: None)))
-    return Conversion(
-        output=output,
-        nbytes=output.stat().st_size,
-        architecture=plan.metadata["general.architecture"],
-        activation=plan.metadata["hotcold.ffn.activation"],
-        down_layout=plan.metadata["hotcold.ffn.down_layout"],
-        types=dict(Counter(type.name for type in plan.types.values())),
-        notes=plan.notes,
-    )
+    keys = ("general.architecture", "hotcold.ffn.activation", "hotcold.ffn.down_layout")
+    architecture, kind, down_layout = map(plan.metadata.__getitem__, keys)
+    types, nbytes = Counter(type.name for type in plan.types.values()), output.stat().st_size
+    return Conversion(output, nbytes, architecture, kind, down_layout, dict(types), plan.notes)
 
 
 def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     """Reads all headers, checks what can be checked without the weights, and decides every type."""
     if options.type not in FILE_TYPES:
-        raise ConvertError(
-            f"type {clip(options.type)} is not one of {', '.join(FILE_TYPES)}: llama.cpp's quantiser makes "
-            "others, such as the K types, from an F16 file"
-        )
+        others = "llama.cpp's quantiser makes others, such as the K types, from an F16 file"
+        seen = f"type {shown(options.type)} is not one of {', '.join(FILE_TYPES)}"
+        raise ConvertError(f"{seen}: {others}")
     if options.down not in (None, *DOWN_LAYOUTS):
         raise ConvertError(f"down layout {options.down!r} is not one of {', '.join(DOWN_LAYOUTS)}")
     checkpoint = open_checkpoint(folder)
@@ -145,14 +119,10 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     metadata |= vocabulary_metadata(checkpoint, config.integer("vocab_size"))
     found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
     types, notes = _choose_types(found, block_type(options.type))
-    context, trained = (
-        network[f"{layout.architecture}.context_length"],
-        config.integer("max_position_embeddings"),
-    )
-    if context < trained:
-        notes.append(
-            f"context is {context} of {trained} positions: attention beyond its window is not supported"
-        )
+    context = network[f"{layout.architecture}.context_length"]
+    if context < (trained := config.integer("max_position_embeddings")):
+        seen = f"context is {context} of {trained} positions"
+        notes.append(f"{seen}: attention beyond its window is not supported")
     if config.text("hidden_act") == "gelu":
         notes.append("GELU is computed in its tanh form, as llama.cpp does; the checkpoint's is exact")
     return Plan(metadata, found, types, notes)
@@ -171,10 +141,9 @@ def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[
     types |= dict.fromkeys(narrow, block_type("F16"))
     if narrow:
         others = f" and {len(narrow) - 1} others stay" if len(narrow) > 1 else " stays"
-        notes.append(
-            f"{narrow[0]}{others} F16: rows of {found[narrow[0]].shape[-1]} weights, "
-            f"where {wanted.name} needs a multiple of {wanted.weights}"
-        )
+        rows = f"rows of {found[narrow[0]].shape[-1]} weights"
+        needed = f"where {wanted.name} needs a multiple of {wanted.weights}"
+        notes.append(f"{narrow[0]}{others} F16: {rows}, {needed}")
     return types, notes
 
 
@@ -188,26 +157,22 @@ def _check_output(output: Path, plan: Plan, force: bool) -> None:
         raise ConvertError(f"{output} needs {plan.nbytes} bytes, and {free} are free in {output.parent}")
 
 
-class _Stream(Mapping[str, Tensor]):
+class _Stream(dict[str, Any]):
     """The plan's tensors for :func:`write_gguf`, which takes each twice: for its shape, then for its data.
 
     The first time gets memory that is never touched, so no weights are read or held for it.
     """
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
-        self._plan = plan
+        super().__init__(plan.sources)
+        self._types = plan.types
         self._progress = progress
         self._laid_out: set[str] = set()
         self._done, self._total = 0, plan.nbytes
 
-    def __len__(self) -> int:
-        return len(self._plan.sources)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._plan.sources)
-
     def __getitem__(self, name: str) -> Tensor:
-        source, type = self._plan.sources[name], self._plan.types[name]
+        source: Source = super().__getitem__(name)
+        type = self._types[name]
         if name not in self._laid_out:
             self._laid_out.add(name)
             return _empty(source.shape, type)
@@ -215,7 +180,7 @@ class _Stream(Mapping[str, Tensor]):
         try:
             tensor = _pack(source.load(), type)
         except BlockTypeError as error:
-            raise ConvertError(f"tensor {clip(source.origin)} as {type.name}: {error}") from None
+            raise ConvertError(f"tensor {shown(source.origin)} as {type.name}: {error}") from None
         self._done += tensor.nbytes
         self._progress(self._done, self._total)
         return tensor
@@ -227,7 +192,7 @@ def _pack(values: Array, type: BlockType) -> Tensor:
     step = max(1, _CHUNK // values.shape[-1]) if values.ndim > 1 else len(values)
     rows_each = math.prod(values.shape[1:-1])
     for start in range(0, len(values), step):
-        chunk = as_float32(values[start : start + step])
+        chunk = values[start : start + step].astype(np.float32)
         if not np.isfinite(chunk).all():
             raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
         at = slice(None) if values.ndim == 1 else slice(start * rows_each, (start + step) * rows_each)
@@ -236,4 +201,4 @@ def _pack(values: Array, type: BlockType) -> Tensor:
 
 
 def _empty(shape: tuple[int, ...], type: BlockType) -> Tensor:
-    return Tensor(type, shape, np.empty((math.prod(shape[:-1]), type.row_bytes(shape[-1])), np.uint8))
+    return Tensor(type, shape, np.empty(type.data_shape(shape), np.uint8))

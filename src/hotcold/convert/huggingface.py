@@ -3,8 +3,6 @@
 Names and keys are those of llama.cpp's files. Facts that GGUF has no key for go to ``hotcold.ffn.*``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import Checkpoint, ConvertError, Settings, clip
-from hotcold.formats.safetensors import Array
+from hotcold.convert.checkpoint import Array, Checkpoint, ConvertError, Settings
+from hotcold.formats.files import shown
 from hotcold.model.families import FAMILIES
 from hotcold.model.rope import frequencies, llama3_factors
 
@@ -38,30 +36,24 @@ class Rule:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a ``model_type`` becomes: GGUF's architecture, and hidden_act -> activation.
+    """What a ``model_type`` becomes."""
 
-    ``adapt`` gives config.json's facts under Llama's keys where the publishers chose other ones, or left
-    them to the class.
-    """
-
-    architecture: str
-    activations: Mapping[str, str]
+    architecture: str  #: GGUF's
+    activations: Mapping[str, str]  #: hidden_act -> ours
     rules: tuple[Rule, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: config.json's facts under Llama's keys, where the publishers chose others or left them to the class
     adapt: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A GGUF tensor, its shape in NumPy order, and the checkpoint's name for it.
-
-    ``load`` reads the values in GGUF's order, as :meth:`SafetensorsFile.load` gives them.
-    """
+    """A GGUF tensor, its shape in NumPy order, and the checkpoint's name for it."""
 
     name: str
     shape: tuple[int, ...]
     origin: str
-    load: Callable[[], Array] = field(compare=False)
+    load: Callable[[], Array] = field(compare=False)  #: as :meth:`Checkpoint.load`, in GGUF's order
 
 
 def _like_llama(qkv_bias: bool | str, o_bias: bool | str = False, qk_norm: bool = False) -> tuple[Rule, ...]:
@@ -191,16 +183,12 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
     eps = np.float32(config.number("rms_norm_eps" if rms else "layer_norm_epsilon"))
     metadata: dict[str, Any] = {
         **layout.metadata,
-        "vocab_size": sizes["V"],
-        "context_length": _context(config),
-        "embedding_length": sizes["D"],
-        "block_count": sizes["L"],
-        "feed_forward_length": sizes["N"],
-        "attention.head_count": sizes["H"],
-        "attention.head_count_kv": sizes["G"],
+        "vocab_size": sizes["V"], "context_length": _context(config), "embedding_length": sizes["D"],
+        "block_count": sizes["L"], "feed_forward_length": sizes["N"],
+        "attention.head_count": sizes["H"], "attention.head_count_kv": sizes["G"],
         "attention.layer_norm_rms_epsilon" if rms else "attention.layer_norm_epsilon": eps,
         "rope.dimension_count": sizes["d"],
-    }
+    }  # fmt: skip
     if "head_dim" in config:
         metadata["attention.key_length"] = metadata["attention.value_length"] = sizes["d"]
     theta, kind, scaling = _rope(config)
@@ -247,11 +235,7 @@ def rope_factors(config: Settings) -> Array | None:
 
 
 def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[Source]:
-    """Every GGUF tensor in file order, with names and shapes checked.
-
-    Raises:
-        ConvertError: a tensor is missing, has another shape than config.json implies, or is not known.
-    """
+    """Every GGUF tensor in file order. ConvertError where one is missing, of another shape or not known."""
     config = checkpoint.config
     sizes = dimensions(config)
     rules = [rule for rule in layout.rules if _holds(config, rule.when)]
@@ -270,14 +254,13 @@ def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[So
             load = partial(_load, checkpoint, origin, rearrange)
             found.append(Source(f"{rule.target.format(layer)}.{part}", shape, origin, load))
     _refuse_others(checkpoint, {source.origin for source in found})
-    factors = rope_factors(config)
-    if factors is not None:
+    if (factors := rope_factors(config)) is not None:
         found.append(Source("rope_freqs.weight", factors.shape, "rope_scaling", lambda: factors))
     return found
 
 
 def _load(checkpoint: Checkpoint, origin: str, rearrange: Callable[[Array], Array]) -> Array:
-    return rearrange(checkpoint.files[origin].load(origin))
+    return rearrange(checkpoint.load(origin))
 
 
 def _holds(config: Settings, condition: bool | str) -> bool:
@@ -299,12 +282,9 @@ def _rearrangement(
 def _check_shape(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) -> None:
     if name not in checkpoint.files:
         raise ConvertError(f"{checkpoint.folder} has no tensor {name!r}: the checkpoint is not complete")
-    shape = checkpoint.files[name].tensors[name].shape
-    if shape != expected:
-        raise ConvertError(
-            f"{checkpoint.folder}: tensor {name!r} has shape {list(shape)}: "
-            f"config.json implies {list(expected)}"
-        )
+    if (shape := checkpoint.shape(name)) != expected:
+        seen = f"tensor {name!r} has shape {list(shape)}: config.json implies {list(expected)}"
+        raise ConvertError(f"{checkpoint.folder}: {seen}")
 
 
 def _refuse_others(checkpoint: Checkpoint, used: set[str]) -> None:
@@ -312,10 +292,8 @@ def _refuse_others(checkpoint: Checkpoint, used: set[str]) -> None:
         used.add("lm_head.weight")
     others = [name for name in checkpoint.files if name not in used and not _REDUNDANT.search(name)]
     if others:
-        raise ConvertError(
-            f"{checkpoint.folder} has tensors that this layout does not have ({len(others)}, "
-            f"such as {clip(others[0])}): leaving them out would give another model"
-        )
+        seen = f"tensors that this layout does not have ({len(others)}, such as {shown(others[0])})"
+        raise ConvertError(f"{checkpoint.folder} has {seen}: leaving them out would give another model")
 
 
 def interleave_rotary(values: Array, heads: int) -> Array:

@@ -4,13 +4,13 @@ Only the fields that GGUF's ``llama`` tokenizer needs are decoded (``sentencepie
 SentencePiece project gives their numbers); all others are checked for length and skipped.
 """
 
-from __future__ import annotations
-
+import io
 import math
 import struct
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
+from hotcold.convert.checkpoint import ConvertError
 from hotcold.model.vocabulary import TokenType
 
 MAX_FILE = 64 << 20
@@ -20,12 +20,10 @@ ALGORITHMS = {1: "UNIGRAM", 2: "BPE", 3: "WORD", 4: "CHAR"}
 
 #: field number -> values in file order; varints and fixed-width values as unsigned integers
 _Fields: TypeAlias = dict[int, list[int | bytes]]
+_Value = TypeVar("_Value", int, bytes)
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-
-class SentencePieceError(ValueError):
-    """A file that is not a SentencePiece model, or is one that Hotcold cannot use."""
+_VARINT, _BYTES = 0, 2
+_FIXED = {1: 8, 5: 4}  # bytes of the wire types of one width
 
 
 class Piece(NamedTuple):
@@ -45,110 +43,92 @@ class SentencePieceModel(NamedTuple):
 
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
-    """Reads a ``tokenizer.model`` file.
-
-    Raises:
-        SentencePieceError: what is wrong with the file, in one line.
-        OSError: it cannot be read.
-    """
+    """Reads a ``tokenizer.model`` file; ConvertError says in one line what is wrong with it."""
     if path.stat().st_size > MAX_FILE:
-        raise SentencePieceError(f"{path} is no SentencePiece model: larger than {MAX_FILE >> 20} MiB")
+        raise ConvertError(f"{path} is no SentencePiece model: larger than {MAX_FILE >> 20} MiB")
     try:
         return _model(read_fields(path.read_bytes()))
-    except SentencePieceError as error:
-        raise SentencePieceError(f"{path} is not a usable SentencePiece model: {error}") from None
+    except ConvertError as error:
+        raise ConvertError(f"{path} is not a usable SentencePiece model: {error}") from None
 
 
 def _model(fields: _Fields) -> SentencePieceModel:
-    raw = fields.get(1, [])
+    raw = _all(fields, 1, b"")
     if not 0 < len(raw) <= MAX_PIECES:
-        raise SentencePieceError(f"it holds {len(raw) or 'no'} pieces: 1 to {MAX_PIECES} are possible")
+        raise ConvertError(f"it holds {len(raw) or 'no'} pieces: 1 to {MAX_PIECES} are possible")
     # A message that comes twice is one message: what the second says counts.
-    trainer, normaliser = (read_fields(b"".join(map(_bytes, fields.get(number, [])))) for number in (2, 3))
+    trainer, normaliser = (read_fields(b"".join(_all(fields, number, b""))) for number in (2, 3))
     algorithm = _last(trainer, 3, 1)
     if algorithm not in ALGORITHMS:
-        raise SentencePieceError(f"model type {algorithm} is unknown: 1 to {max(ALGORITHMS)} are known")
+        raise ConvertError(f"model type {algorithm} is unknown: 1 to {max(ALGORITHMS)} are known")
     ids: dict[str, int | None] = {}
     for number, (name, default) in enumerate((("unknown", 0), ("bos", 1), ("eos", 2), ("padding", -1)), 40):
         id = _last(trainer, number, default)
         ids[name] = None if id < 0 or id >= 1 << 63 else id  # negative in two's complement
-        if id < 1 << 63 and id >= len(raw):
-            raise SentencePieceError(f"{name}_id is {id}: there are {len(raw)} pieces")
-    return SentencePieceModel(
-        [_piece(read_fields(_bytes(piece)), index) for index, piece in enumerate(raw)],
-        ALGORITHMS[algorithm],
-        ids,
-        add_space_prefix=bool(_last(normaliser, 3, 1)),
-        remove_extra_whitespaces=bool(_last(normaliser, 4, 1)),
-    )
+        if len(raw) <= id < 1 << 63:
+            raise ConvertError(f"{name}_id is {id}: there are {len(raw)} pieces")
+    pieces = [_piece(read_fields(piece), index) for index, piece in enumerate(raw)]
+    space_prefix, single_spaces = (bool(_last(normaliser, number, 1)) for number in (3, 4))
+    return SentencePieceModel(pieces, ALGORITHMS[algorithm], ids, space_prefix, single_spaces)
 
 
 def _piece(fields: _Fields, index: int) -> Piece:
-    text = _bytes(fields.get(1, [b""])[-1])
+    text, type = _last(fields, 1, b""), _last(fields, 3, int(TokenType.NORMAL))
     score = struct.unpack("<f", _last(fields, 2, 0).to_bytes(8, "little")[:4])[0]
-    type = _last(fields, 3, TokenType.NORMAL)
     if not 0 < len(text) <= MAX_PIECE_BYTES:
-        raise SentencePieceError(f"piece {index} has {len(text)} bytes: 1 to {MAX_PIECE_BYTES} are possible")
+        raise ConvertError(f"piece {index} has {len(text)} bytes: 1 to {MAX_PIECE_BYTES} are possible")
     if not math.isfinite(score):
-        raise SentencePieceError(f"piece {index} has the score {score}")
+        raise ConvertError(f"piece {index} has the score {score}")
     if not TokenType.NORMAL <= type <= TokenType.BYTE:
-        raise SentencePieceError(f"piece {index} has the unknown type {type}: 1 to 6 are known")
+        raise ConvertError(f"piece {index} has the unknown type {type}: 1 to 6 are known")
     try:
         return Piece(text.decode(), score, TokenType(type))
     except UnicodeDecodeError:
-        raise SentencePieceError(f"piece {index} is not UTF-8: {text[:40]!r}") from None
+        raise ConvertError(f"piece {index} is not UTF-8: {text[:40]!r}") from None
 
 
-def _last(fields: _Fields, number: int, default: int) -> int:
-    """The value of a field that is a number."""
-    value = fields.get(number, [default])[-1]
-    if isinstance(value, bytes):
-        raise SentencePieceError("a number is stored as bytes")
-    return value
+def _last(fields: _Fields, number: int, default: _Value) -> _Value:
+    """A field's value; of several the last counts."""
+    values = _all(fields, number, default)
+    return values[-1] if values else default
 
 
-def _bytes(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise SentencePieceError("text or a message is stored as a number")
-    return value
+def _all(fields: _Fields, number: int, like: _Value) -> list[_Value]:
+    """All values of a field that is a number or bytes, as ``like`` is."""
+    values = [value for value in fields.get(number, []) if isinstance(value, type(like))]
+    if len(values) < len(fields.get(number, [])):
+        numeric = isinstance(like, int)
+        raise ConvertError(
+            "a number is stored as bytes" if numeric else "text or a message is stored as a number"
+        )
+    return values
 
 
 def read_fields(data: bytes) -> _Fields:
     """The fields of one message; protobuf's rules for lengths are enforced."""
     fields: _Fields = {}
-    position = 0
-    while position < len(data):
-        key, position = _varint(data, position)
-        number, wire = key >> 3, key & 7
-        values = fields.setdefault(number, [])
+    stream = io.BytesIO(data)
+    while (position := stream.tell()) < len(data):
+        number, wire = divmod(_varint(stream), 8)
         if wire == _VARINT:
-            value, position = _varint(data, position)
-            values.append(value)
+            fields.setdefault(number, []).append(_varint(stream))
             continue
-        if wire == _BYTES:
-            length, position = _varint(data, position)
-        elif wire in (_FIXED32, _FIXED64):
-            length = 4 if wire == _FIXED32 else 8
-        else:
-            raise SentencePieceError(f"wire type {wire} at byte {position} is not known")
-        if length > len(data) - position:
-            raise SentencePieceError(
-                f"field {number} claims {length} bytes where {len(data) - position} remain"
-            )
-        chunk = data[position : position + length]
-        position += length
-        values.append(chunk if wire == _BYTES else int.from_bytes(chunk, "little"))
+        if wire not in (_BYTES, *_FIXED):
+            raise ConvertError(f"wire type {wire} at byte {position} is not known")
+        length, rest = _FIXED.get(wire) or _varint(stream), len(data) - stream.tell()
+        if length > rest:
+            raise ConvertError(f"field {number} claims {length} bytes where {rest} remain")
+        chunk = stream.read(length)
+        fields.setdefault(number, []).append(chunk if wire == _BYTES else int.from_bytes(chunk, "little"))
     return fields
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(stream: io.BytesIO) -> int:
     value = 0
     for shift in range(0, 70, 7):
-        if position >= len(data):
-            raise SentencePieceError("it ends in the middle of a number")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & ((1 << 64) - 1), position
-    raise SentencePieceError(f"a number of more than 10 bytes at byte {position}")
+        if not (byte := stream.read(1)):
+            raise ConvertError("it ends in the middle of a number")
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value & ((1 << 64) - 1)
+    raise ConvertError(f"a number of more than 10 bytes at byte {stream.tell()}")

@@ -3,10 +3,9 @@
 An engine is pure token ids and knows no text. It is not safe for use from several threads at once.
 """
 
-from __future__ import annotations
-
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hotcold.engine.loading import LoadedModel
@@ -30,8 +29,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request; :meth:`step` starts it when a row and pages are free.
 
-        Raises:
-            ValueError: the prompt leaves no room for one token in the context; the message has both numbers.
+        ``ValueError``: the prompt leaves no room for one token in the context; the message has both numbers.
         """
         self.scheduler.add(request)
         if request.ignore_eos and self._stop_ids:
@@ -39,11 +37,9 @@ class Engine:
             request.params = replace(request.params, logit_bias=bias)
 
     def step(self) -> list[tuple[Request, list[int]]]:
-        """Runs the model once.
+        """Runs the model once; returns the requests that got tokens, or ended, with their new tokens.
 
-        Returns:
-            The requests that got tokens, or ended, in this step, with their new tokens. Empty when nothing
-            was to do, or only a part of a prompt was read.
+        Empty when nothing was to do, or only a part of a prompt was read.
         """
         start = time.perf_counter()
         step = self.scheduler.schedule()  # fills the batch
@@ -53,12 +49,23 @@ class Engine:
         tokens = [self._sample(row, request) for row, request in enumerate(step.sampled)]
         self.scheduler.advance(step)  # from here on nothing can fail: an interrupted step is repeated
         accepted = [(r, self._accept(r, token)) for r, token in zip(step.sampled, tokens, strict=True)]
-        seconds = time.perf_counter() - start
+        seconds, counters = time.perf_counter() - start, self.model.counters
         if step.prompts:
-            self.model.counters.prompt_s += seconds
+            counters.prompt_s += seconds
         else:
-            self.model.counters.decode_s += seconds
+            counters.decode_s += seconds
         return accepted
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Runs these to their end, beside each other and whatever else is queued; cancelled on an error."""
+        try:
+            for request in requests:
+                self.add(request)
+            while not all(request.finished for request in requests):
+                self.step()
+        finally:
+            for request in requests:
+                self.abort(request)
 
     def abort(self, request: Request) -> None:
         """Ends a request as ``cancelled`` and gives its pages back; harmless when it has finished."""

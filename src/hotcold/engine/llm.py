@@ -1,7 +1,5 @@
 """The Python interface: text in, text out."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,7 +44,6 @@ class Generation:
 
     text: str  #: the continuation alone, without the prompt
     ids: tuple[int, ...]  #: its token ids, without the one that ended the text
-    #: ``stop`` (the model ended it), ``length`` (``max_tokens`` or the end of the context) or ``cancelled``.
     finish_reason: FinishReason
     context_full: bool  #: whether the end of the context is what stopped it
     prompt_tokens: int  #: BOS included
@@ -100,10 +97,8 @@ class LLM:
         path: a GGUF file; None is the small built-in model.
         options: see :class:`ModelOptions`.
 
-    Not for use from several threads at once.
-
-    Raises:
-        ValueError: a file that is not a model, or an option that does not fit it or the machine.
+    Not for use from several threads at once. ``ValueError``: a file that is no model, or an option that does
+    not fit it or the machine.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, **options: Unpack[ModelOptions]) -> None:
@@ -127,12 +122,8 @@ class LLM:
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Iterator[str]:
         """Yields the continuation's text piece by piece. Leaving the loop early cancels the request.
 
-        Args:
-            prompt: a text, which BOS precedes where the model wants it, or token ids, taken as they are.
-            options: see :class:`GenerationOptions`.
-
-        Raises:
-            ValueError: the prompt does not fit in the context, or an option is out of range.
+        A text gets BOS where the model wants it, token ids are taken as they are; :class:`GenerationOptions`
+        has the options. ``ValueError``: the prompt does not fit in the context, or an option is out of range.
         """
         request = self.request(prompt, **options)
         self.engine.scheduler.check(request)  # now, not at the first piece
@@ -147,24 +138,11 @@ class LLM:
     ) -> Generation | list[Generation]:
         """Continues a text, or each of several, and returns when all are done.
 
-        Args:
-            prompt: one text or a list of texts; each gets the same text alone as among others.
-            options: see :class:`GenerationOptions`.
-
-        Raises:
-            ValueError: a prompt does not fit in the context, or an option is out of range.
+        Each gets the same text alone as among others. Options and errors are those of :meth:`stream`.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
         requests = [self.request(each, **options) for each in prompts]
-        engine = self.engine
-        try:
-            for request in requests:
-                engine.add(request)
-            while not all(request.finished for request in requests):
-                engine.step()
-        finally:
-            for request in requests:
-                engine.abort(request)
+        self.engine.run(requests)
         done = [self._generation(request) for request in requests]
         return done[0] if isinstance(prompt, str) else done
 
@@ -191,11 +169,7 @@ class LLM:
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None
         return Generation(
-            text=TextStream(request, self.tokenizer).take(),
-            ids=tuple(request.output),
-            finish_reason=request.finish_reason,
-            context_full=request.context_full,
-            prompt_tokens=len(request.prompt),
-            seed=request.seed,
-            timings=request.timings,
-        )
+            text=TextStream(request, self.tokenizer).take(), ids=tuple(request.output),
+            finish_reason=request.finish_reason, context_full=request.context_full,
+            prompt_tokens=len(request.prompt), seed=request.seed, timings=request.timings,
+        )  # fmt: skip

@@ -1,7 +1,5 @@
 """One text to continue: what was asked, what came out so far, and how long it took."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +7,7 @@ from typing import Literal
 
 from hotcold.engine.sampler import SamplingParams
 
+#: The model ended the text; ``max_tokens`` or the end of the context did; or somebody cancelled it.
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -35,9 +34,7 @@ class Request:
     max_tokens: int = 200  #: the most tokens to generate, 1 or more
     ignore_eos: bool = False  #: never choose a token that would end the text
     output: list[int] = field(default_factory=list)  #: so far, without a token that ends the text
-    #: ``stop`` (the model ended the text), ``length`` (``max_tokens`` or the end of the context) or
-    #: ``cancelled``; None while it runs.
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason | None = None  #: None while it runs
     context_full: bool = False  #: whether it was the end of the context that stopped it
     timings: Timings = field(default_factory=Timings)
     computed: int = 0  #: positions whose K and V are in the cache

@@ -5,13 +5,11 @@ backend ranks the whole vocabulary; Python sees at most :data:`MAX_CANDIDATES`. 
 request's seed and the token's position alone, so a request gives the same text whatever runs beside it.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +51,7 @@ class SamplingParams:
                 _check_number(f"logit_bias of token {id}", bias, -1e4, 1e4, "-inf forbids the token")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
-    def with_seed(self) -> SamplingParams:
+    def with_seed(self) -> Self:
         """These, with a random seed drawn from the system where there is none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
@@ -72,17 +70,11 @@ class Sampler:
         recent: Sequence[int] = (),
         allowed: npt.NDArray[np.uint64] | None = None,
     ) -> int:
-        """The id of the next token.
+        """The id of the next token, from logits ``[V]`` float32 and parameters with a seed or temperature 0.
 
-        Args:
-            logits: ``[V]`` float32.
-            params: with a seed, unless the temperature is 0.
-            position: of the token to choose in its sequence; the key of the random number, with the seed.
-            recent: the sequence so far, for the repetition penalty.
-            allowed: ``[ceil(V / 64)]`` bit mask of the ids that may be chosen.
-
-        Raises:
-            ValueError: logits that are not numbers, a logit bias outside the vocabulary, or nothing allowed.
+        The token's ``position`` in its sequence is the key of the random number, with the seed; ``recent`` is
+        the sequence so far, for the repetition penalty; ``allowed`` is a bit mask ``[ceil(V / 64)]`` of ids.
+        ``ValueError``: logits that are not numbers, a bias outside the vocabulary, or nothing allowed.
         """
         adjusted = _adjustments(logits, params, recent)
         greedy = params.temperature == 0
@@ -91,9 +83,7 @@ class Sampler:
         first = int(logits.argmax())  # the lowest id on a tie; NaN counts as the largest
         best = float(logits[first])
         if not best < math.inf:
-            raise ValueError(
-                f"the model's logits contain {best}: only finite numbers are usable, so its file is damaged"
-            )
+            raise ValueError(f"the model's logits contain {best}, not a finite number: its file is damaged")
         if greedy and not adjusted and allowed is None and best > -math.inf:
             return first
         bias = None
@@ -112,10 +102,8 @@ class Sampler:
 def _adjustments(logits: Floats, params: SamplingParams, recent: Sequence[int]) -> dict[int, float]:
     """What to add to single logits, by id, for the logit bias and then the repetition penalty."""
     adjusted = dict(params.logit_bias)
-    if adjusted and max(adjusted) >= len(logits):
-        raise ValueError(
-            f"logit_bias names token {max(adjusted)}: allowed are the ids 0 to {len(logits) - 1}"
-        )
+    if (last := max(adjusted, default=-1)) >= len(logits):
+        raise ValueError(f"logit_bias names token {last}: allowed are the ids 0 to {len(logits) - 1}")
     penalty, n = params.repeat_penalty, params.repeat_last_n
     if penalty == 1 or n == 0 or not len(recent):
         return adjusted
@@ -128,14 +116,10 @@ def _adjustments(logits: Floats, params: SamplingParams, recent: Sequence[int]) 
 
 
 def draw(values: Floats, params: SamplingParams, uniform: float) -> int:
-    """Draws from candidates by top-p, min-p and temperature.
+    """Draws from candidates by top-p, min-p and temperature: an index into ``values``.
 
-    Args:
-        values: ``[k]`` logits in descending order; the first is finite.
-        uniform: the random number, in [0, 1).
-
-    Returns:
-        An index into ``values``.
+    ``values`` are ``[k]`` logits in descending order, of which the first is finite; ``uniform`` is the random
+    number, in [0, 1).
     """
     logits = values.astype(np.float64)
     logits -= logits[0]

@@ -4,8 +4,6 @@ A request reserves all the pages that it may ever need when it is admitted, so a
 for want of memory; one that does not fit yet waits, in order of arrival.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -47,10 +45,9 @@ class Scheduler:
         """Raises ValueError when a prompt leaves no room for one token, or can never fit in the cache."""
         prompt = len(request.prompt)
         if prompt >= self.context:
-            raise ValueError(
-                f"the prompt has {prompt} tokens and the context holds {self.context}, one of them for the "
-                "answer: shorten the prompt, or enlarge the context (-c) as far as the model allows"
-            )
+            fix = "shorten the prompt, or enlarge the context (-c) as far as the model allows"
+            seen = f"the prompt has {prompt} tokens and the context holds {self.context}"
+            raise ValueError(f"{seen}, one of them for the answer: {fix}")
         if (pages := self._pages_for(request)) > self.total_pages:
             raise ValueError(f"the request may need {pages} pages of KV cache, which has {self.total_pages}")
 

@@ -1,7 +1,5 @@
 """How well a model predicts a text, every token judged by the decode rule of the model's sparsity mode."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,10 +20,7 @@ _BOOTSTRAP_ROUNDS = 2000
 def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int]]:
     """Consecutive windows of ``size`` tokens in all, each begun by BOS where there is one.
 
-    An incomplete last window is dropped, unless it is the only one.
-
-    Raises:
-        ValueError: not one token is left to predict.
+    An incomplete last window is dropped, unless it is the only one; ``ValueError`` where no token is left.
     """
     first = [] if bos is None else [bos]
     step = size - len(first)
@@ -50,10 +45,8 @@ class Scorer:
     def logits(self, window: Sequence[int]) -> Iterator[Floats]:
         """Logits ``[rows, V]`` after each token of the window but the last, 16 rows at a time.
 
-        They are a view of the model's buffer: use them before the next ones are asked for.
-
-        Raises:
-            ValueError: the window is longer than the model's context.
+        They are a view of the model's buffer: use them before the next ones are asked for. A window that is
+        longer than the model's context is a ``ValueError``.
         """
         if len(window) > self.model.context:
             raise ValueError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
@@ -92,6 +85,16 @@ class Divergence(NamedTuple):
     def perplexity_ratio(self) -> float:
         return perplexity(self.nll - self.base_nll)
 
+    def summary(self, seed: int = 0) -> dict[str, float]:
+        """Figures for people; the interval is that of :meth:`ratio_interval`."""
+        low, high = self.ratio_interval(seed)
+        return {
+            "ppl": perplexity(self.base_nll), "ppl_ratio": self.perplexity_ratio,
+            "ppl_ratio_low": low, "ppl_ratio_high": high,
+            "kl_mean": float(self.kl.mean()), "kl_p99": float(np.quantile(self.kl, 0.99)),
+            "top1_agreement": float(self.same_top.mean()),
+        }  # fmt: skip
+
     def ratio_interval(self, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
         """Of the perplexity ratio: paired bootstrap over blocks of 32 neighbouring tokens."""
         difference = self.nll - self.base_nll
@@ -122,9 +125,8 @@ def log_softmax(logits: npt.NDArray[np.floating]) -> Doubles:
 
 def score(scorer: Scorer, window: Sequence[int]) -> Doubles:
     """Surprise of every token of a window but the first, ``[len(window) - 1]`` nats."""
-    return np.concatenate(
-        [_surprise(log_softmax(logits), targets) for targets, logits in _steps(scorer, window)]
-    )
+    steps = _steps(scorer, window)
+    return np.concatenate([_surprise(log_softmax(logits), targets) for targets, logits in steps])
 
 
 def compare(scorer: Scorer, base: Scorer, window: Sequence[int]) -> Divergence:

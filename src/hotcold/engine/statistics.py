@@ -47,28 +47,18 @@ class Counters:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a user is told about a piece of generation. None where nothing was decoded.
+    """What a user is told about a piece of generation. None where nothing was decoded."""
 
-    Attributes:
-        prompt_tok_s, tok_s: tokens a second of prompt and of generation, all sequences together.
-        bytes_per_token: read per generated token.
-        gb_s: 1e9 bytes read a second while generating.
-        active_share: neurons computed / neurons, mean over layers and generated tokens.
-        params_per_token: parameters that took part in one generated token (a neuron's row that serves several
-            tokens of one step is counted once).
-        python_share: the part of generation's time spent outside the recorded program.
-        rows_per_step: sequences that a step of generation served, on average.
-    """
-
-    prompt_tok_s: float | None
-    tok_s: float | None = None
-    bytes_per_token: float | None = None
-    gb_s: float | None = None
-    active_share: float | None = None
+    prompt_tok_s: float | None  #: tokens a second of the prompts, all sequences together
+    tok_s: float | None = None  #: the same of generation
+    bytes_per_token: float | None = None  #: read per generated token
+    gb_s: float | None = None  #: 1e9 bytes read a second while generating
+    active_share: float | None = None  #: neurons computed / neurons, mean over layers and generated tokens
     active_share_by_layer: tuple[float, ...] = ()
+    #: that took part in one generated token; a row that serves several tokens of one step counts once
     params_per_token: float | None = None
-    python_share: float | None = None
-    rows_per_step: float | None = None
+    python_share: float | None = None  #: the part of generation's time outside the recorded program
+    rows_per_step: float | None = None  #: sequences that a step of generation served, on average
 
     @classmethod
     def of(cls, counters: Counters, footprint: Footprint) -> Figures:
@@ -86,13 +76,9 @@ class Figures:
         params = tokens * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
         active = counters.rows[:, 3] / (np.asarray(footprint.neurons) * tokens)
         return cls(
-            prompt_tok_s=prompt_tok_s,
-            tok_s=tokens / seconds if seconds else None,
-            bytes_per_token=total_bytes / tokens,
-            gb_s=total_bytes / seconds / 1e9 if seconds else None,
-            active_share=float(active.mean()),
-            active_share_by_layer=tuple(active.tolist()),
-            params_per_token=params / tokens,
+            prompt_tok_s=prompt_tok_s, tok_s=tokens / seconds if seconds else None,
+            bytes_per_token=total_bytes / tokens, gb_s=total_bytes / seconds / 1e9 if seconds else None,
+            active_share=float(active.mean()), active_share_by_layer=tuple(active.tolist()),
+            params_per_token=params / tokens, rows_per_step=tokens / steps,
             python_share=1 - counters.run_s / seconds if seconds else None,
-            rows_per_step=tokens / steps,
-        )
+        )  # fmt: skip

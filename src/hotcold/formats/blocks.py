@@ -6,8 +6,6 @@ those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``
 for IQ4_NL. Types of 256 weights are only read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,8 +30,8 @@ class BlockTypeError(ValueError):
 class BlockType:
     """How ``weights`` consecutive values of a row are packed into ``nbytes`` bytes.
 
-    ``name`` and ``id`` are ggml's. ``decode`` turns ``(blocks, nbytes)`` uint8 into ``(blocks, weights)``
-    float32, ``encode`` the reverse; without ``decode`` Hotcold only knows of the type.
+    ``decode`` turns ``(blocks, nbytes)`` uint8 into ``(blocks, weights)`` float32, ``encode`` the reverse;
+    without ``decode`` Hotcold only knows of the type. ``name`` and ``id`` are ggml's.
     """
 
     name: str
@@ -47,6 +45,10 @@ class BlockType:
     def supported(self) -> bool:
         """Whether Hotcold computes with this type; the others can only be listed."""
         return self.decode is not None
+
+    def data_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Rows of a tensor of this shape, and the bytes of one."""
+        return math.prod(shape[:-1]), self.row_bytes(shape[-1])
 
     def row_bytes(self, n: int) -> int:
         """Bytes of a row of ``n`` weights; ``ValueError`` unless ``n`` is a multiple of the block."""
@@ -71,12 +73,10 @@ class Tensor:
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"tensor shape {self.shape}: one or more dimensions, all positive, are needed")
-        expected = (math.prod(self.shape[:-1]), self.type.row_bytes(self.shape[-1]))
+        expected = self.type.data_shape(self.shape)
         if self.data.dtype != np.uint8 or self.data.shape != expected or not self.data.flags.c_contiguous:
-            raise ValueError(
-                f"data of {self.type.name} tensor {self.shape} is {self.data.dtype} {self.data.shape}: "
-                f"C-contiguous uint8 {expected} is needed"
-            )
+            seen = f"data of {self.type.name} tensor {self.shape} is {self.data.dtype} {self.data.shape}"
+            raise ValueError(f"{seen}: C-contiguous uint8 {expected} is needed")
 
     @property
     def nbytes(self) -> int:
@@ -88,19 +88,15 @@ class Tensor:
         assert decode is not None  # block_type() refuses the others
         blocks = self.data.reshape(-1, self.type.nbytes)
         values = np.empty((len(blocks), self.type.weights), np.float32)
-        step = max(1, _CHUNK // self.type.weights)
-        with np.errstate(invalid="ignore", over="ignore"):
-            for start in range(0, len(blocks), step):
-                values[start : start + step] = decode(blocks[start : start + step])
+        _code(decode, blocks, values, self.type)
         return values.reshape(self.shape)
 
 
 def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
     """Packs float32 values of any shape into blocks along the last axis, byte for byte as ggml does.
 
-    Raises:
-        BlockTypeError: the type cannot be written, the last axis is not a multiple of its block, or a value
-            does not fit: not finite in a type with scales, or finite but infinite after rounding.
+    ``BlockTypeError``: the type cannot be written, the last axis is not a multiple of its block, or a value
+    does not fit: not finite in a type with scales, or finite but infinite after rounding.
     """
     kind = block_type(type)
     if kind.encode is None:
@@ -109,21 +105,20 @@ def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
     array = np.asarray(values, dtype=np.float32, order="C")
     if array.ndim == 0 or array.size == 0:
         raise BlockTypeError(f"cannot quantise an array of shape {array.shape}: it holds no rows")
-    shape = tuple(int(n) for n in array.shape)
-    data = np.empty((math.prod(shape[:-1]), kind.row_bytes(shape[-1])), np.uint8)
-    blocks, packed = array.reshape(-1, kind.weights), data.reshape(-1, kind.nbytes)
-    step = max(1, _CHUNK // kind.weights)
+    data = np.empty(kind.data_shape(array.shape), np.uint8)
+    _code(kind.encode, array.reshape(-1, kind.weights), data.reshape(-1, kind.nbytes), kind)
+    return Tensor(kind, array.shape, data)
+
+
+def _code(code: Callable[[Any], Any], given: Any, out: Any, type: BlockType) -> None:
+    """Decodes or encodes blocks, some at a time."""
+    step = max(1, _CHUNK // type.weights)
     with np.errstate(all="ignore"):
-        for start in range(0, len(blocks), step):
-            packed[start : start + step] = kind.encode(blocks[start : start + step])
-    return Tensor(kind, shape, data)
+        for start in range(0, len(given), step):
+            out[start : start + step] = code(given[start : start + step])
 
 
 # --- float types: a block is one value ---
-
-
-def _encode_f32(values: Floats) -> Bytes:
-    return values.astype("<f4").view(np.uint8)
 
 
 def _encode_f16(values: Floats) -> Bytes:
@@ -164,10 +159,6 @@ def _fields(packed: Bytes, bits: int, width: int) -> Bytes:
     runs = packed.reshape(len(packed), -1, 1, width)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return (runs >> shifts & np.uint8((1 << bits) - 1)).reshape(len(packed), -1)
-
-
-def _decode_q8_0(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * blocks[:, 2:].view(np.int8)
 
 
 def _encode_q8_0(values: Floats) -> Bytes:
@@ -251,19 +242,11 @@ _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53,
 _MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
-def _decode_iq4_nl(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * _IQ4_NL[_codes(blocks, 4)]
-
-
 def _encode_iq4_nl(values: Floats) -> Bytes:
     """Each value's nearest code for the plainest scale; ggml searches for a better one."""
     scales = _farthest(values) / _IQ4_NL[0]
     codes = np.searchsorted((_IQ4_NL[1:] + _IQ4_NL[:-1]) / 2, values * _inverse(scales, "IQ4_NL"))
     return np.hstack([_to_half(scales), _pack(codes, 4)])
-
-
-def _decode_mxfp4(blocks: Bytes) -> Floats:
-    return _half_power(blocks[:, :1]) * _MXFP4[_codes(blocks, 4)]
 
 
 def _encode_mxfp4(values: Floats) -> Bytes:
@@ -274,9 +257,9 @@ def _encode_mxfp4(values: Floats) -> Bytes:
     return np.hstack([exponents, _pack(errors.argmin(axis=2), 4)])
 
 
-def _half_power(exponents: Bytes) -> Floats:
-    """Half of 2^(exponent - 127), since the table holds doubles; the two smallest are denormal."""
-    wide = exponents.astype(np.uint32)
+def _half_power(blocks: Bytes) -> Floats:
+    """Half of 2^(first byte - 127), since the table holds doubles; the two smallest are denormal."""
+    wide = blocks[:, :1].astype(np.uint32)
     return np.where(wide < 2, np.uint32(1 << 21) << wide, wide - 1 << 23).view(np.float32)
 
 
@@ -309,10 +292,10 @@ def _decode_q6_k(blocks: Bytes) -> Floats:
 BLOCK_TYPES: dict[str, BlockType] = {
     type.name: type
     for type in (
-        BlockType("F32", 0, 1, 4, lambda blocks: blocks.view("<f4"), _encode_f32),
-        BlockType("F16", 1, 1, 2, lambda blocks: blocks.view("<f2").astype(np.float32), _encode_f16),
+        BlockType("F32", 0, 1, 4, lambda b: b.view("<f4"), lambda x: x.astype("<f4").view(np.uint8)),
+        BlockType("F16", 1, 1, 2, lambda b: b.view("<f2").astype(np.float32), _encode_f16),
         BlockType("BF16", 30, 1, 2, _decode_bf16, _encode_bf16),
-        BlockType("Q8_0", 8, 32, 34, _decode_q8_0, _encode_q8_0),
+        BlockType("Q8_0", 8, 32, 34, lambda b: _half(b, 0) * b[:, 2:].view(np.int8), _encode_q8_0),
         BlockType("Q4_0", 2, 32, 18, *_by_bits(4, minimum=False)),
         BlockType("Q4_1", 3, 32, 20, *_by_bits(4, minimum=True)),
         BlockType("Q5_0", 6, 32, 22, *_by_bits(5, minimum=False)),
@@ -320,8 +303,8 @@ BLOCK_TYPES: dict[str, BlockType] = {
         BlockType("Q4_K", 12, 256, 144, _decode_q4_k),
         BlockType("Q5_K", 13, 256, 176, _decode_q4_k),
         BlockType("Q6_K", 14, 256, 210, _decode_q6_k),
-        BlockType("IQ4_NL", 20, 32, 18, _decode_iq4_nl, _encode_iq4_nl),
-        BlockType("MXFP4", 39, 32, 17, _decode_mxfp4, _encode_mxfp4),
+        BlockType("IQ4_NL", 20, 32, 18, lambda b: _half(b, 0) * _IQ4_NL[_codes(b, 4)], _encode_iq4_nl),
+        BlockType("MXFP4", 39, 32, 17, lambda b: _half_power(b) * _MXFP4[_codes(b, 4)], _encode_mxfp4),
     )
 }
 

@@ -1,7 +1,5 @@
 """Files on disk: a regular file read at any position, and one written whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
@@ -23,6 +21,13 @@ def printable(text: str, limit: int = 200) -> str:
     """``text`` on one line without control characters (escaped), cut to ``limit``: safe for a terminal."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value that somebody else chose, as an error message shows it: plain ASCII, cut to ``limit``."""
+    if getattr(value, "ndim", 0):
+        return f"an array of {len(value)}"  # type: ignore[arg-type]
+    return printable(ascii(value[:limit] if isinstance(value, str | list) else value), limit)
 
 
 @contextlib.contextmanager
@@ -56,8 +61,7 @@ class RegularFile:
         """Fills ``view`` (bytes) from ``offset``; ``FileError`` if closed, changed in size or unreadable."""
         if not self.close.alive:
             raise FileError("the file is closed; open it again")
-        size = os.fstat(self._fd).st_size
-        if size != self.size:
+        if (size := os.fstat(self._fd).st_size) != self.size:
             raise FileError(f"changed from {self.size} to {size} bytes while in use; open it again")
         done = 0
         while done < len(view):
@@ -110,8 +114,7 @@ else:  # Windows
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file beside ``path`` that takes its place at the end, and vanishes on any error or interrupt.
 
-    Raises:
-        FileError: ``path`` is something other than a regular file, or it cannot be written.
+    ``FileError``: ``path`` is something other than a regular file, or it cannot be written.
     """
     try:
         if path.exists() and not path.is_file():

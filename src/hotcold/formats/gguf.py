@@ -5,8 +5,6 @@ was checked, so a file replaced or cut meanwhile gives an error and never a faul
 hostile: see ``gguf_values`` for the bounds, and docs/formats.md for the layout.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -14,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,38 +35,27 @@ _INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # the smallest tensor entry
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies.
-
-    ``shape`` is in NumPy order, outermost dimension first; ``type`` may be one that can only be listed;
-    ``offset`` is that of the first byte in the file; ``nbytes`` does not count padding.
-    """
+    """Where a tensor lies."""
 
     name: str
-    shape: tuple[int, ...]
-    type: BlockType
-    offset: int
-    nbytes: int
+    shape: tuple[int, ...]  #: in NumPy order, outermost dimension first
+    type: BlockType  #: perhaps one that can only be listed
+    offset: int  #: of the first byte in the file
+    nbytes: int  #: without padding
 
 
 class GGUFFile:
     """An open file: metadata and the list of tensors. Made by :func:`open_gguf`.
 
-    Attributes:
-        magic: ``GGUF``, or ``PWRI`` for PowerInfer's files; ``version`` is 2 or 3, ``size`` in bytes.
-        metadata: numbers, ``str``, ``list[str]`` or one-dimensional NumPy arrays of the stored type.
-        tensors: by name, in file order.
+    ``magic`` is ``GGUF``, or ``PWRI`` for PowerInfer's files. ``metadata`` holds numbers, str, list[str]
+    or one-dimensional NumPy arrays of the stored type; ``tensors`` are in file order.
     """
 
     def __init__(self, path: Path, file: RegularFile) -> None:
         self.path = path
         self.size = file.size
         self._file = file
-        cursor = Cursor(file.read, file.size)
-        self.magic, self.version = _read_magic(cursor)
-        n_tensors = cursor.count("tensors", _INFO_BYTES, values.MAX_TENSORS)
-        n_keys = cursor.count("metadata keys", _KEY_BYTES, values.MAX_KEYS)
-        self.metadata, alignment = _read_metadata(cursor, n_keys)
-        self.tensors = _read_infos(cursor, n_tensors, alignment)
+        self.magic, self.version, self.metadata, self.tensors = _read_header(Cursor(file.read, file.size))
         _check_layout(self.tensors, file.size)
         _refuse_shard(self.metadata)
 
@@ -105,14 +92,18 @@ class GGUFFile:
             info = self.tensors[name]
             digest.update(f"{name} {info.type.name} {'x'.join(map(str, info.shape))}\n".encode())
             if ".ffn_" in name:
-                digest.update(self._samples(info))
+                length = min(_SAMPLE_BYTES, info.nbytes)
+                with naming(self.path, GGUFError):
+                    for i in range(_SAMPLES):
+                        at = info.offset + i * (info.nbytes - length) // (_SAMPLES - 1)
+                        digest.update(self._file.read(at, length))
         return digest.hexdigest()[:16]
 
     def close(self) -> None:
         """Closes the file; loading raises afterwards. Also done when the object is collected."""
         self._file.close()
 
-    def __enter__(self) -> GGUFFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -125,17 +116,11 @@ class GGUFFile:
 
     def _read(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         try:
-            data = np.empty((math.prod(info.shape[:-1]), info.type.row_bytes(info.shape[-1])), np.uint8)
+            data = np.empty(info.type.data_shape(info.shape), np.uint8)
         except MemoryError:
             raise GGUFError(f"tensor {info.name}: no memory for its {info.nbytes} bytes") from None
         self._file.read_into(data.data.cast("B"), info.offset)
         return data
-
-    def _samples(self, info: TensorInfo) -> bytes:
-        length = min(_SAMPLE_BYTES, info.nbytes)
-        offsets = [info.offset + i * (info.nbytes - length) // (_SAMPLES - 1) for i in range(_SAMPLES)]
-        with naming(self.path, GGUFError):
-            return b"".join(self._file.read(offset, length) for offset in offsets)
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
@@ -150,6 +135,14 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 # --- the header ---
+
+
+def _read_header(cursor: Cursor) -> tuple[str, int, dict[str, Any], dict[str, TensorInfo]]:
+    magic, version = _read_magic(cursor)
+    n_tensors = cursor.count("tensors", _INFO_BYTES, values.MAX_TENSORS)
+    n_keys = cursor.count("metadata keys", _KEY_BYTES, values.MAX_KEYS)
+    metadata, alignment = _read_metadata(cursor, n_keys)
+    return magic, version, metadata, _read_infos(cursor, n_tensors, alignment)
 
 
 def _read_magic(cursor: Cursor) -> tuple[str, int]:
@@ -203,7 +196,9 @@ def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]
 
 def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
     """One entry; its offset is still relative to the start of tensor data."""
-    dimensions = _check_dimensions(name, cursor.u32(f"the dimensions of tensor {name}"))
+    dimensions = cursor.u32(f"the dimensions of tensor {name}")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise GGUFError(f"tensor {name} has {dimensions} dimensions: 1 to {MAX_DIMENSIONS} are allowed")
     sizes = struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions, f"the shape of tensor {name}"))
     shape = tuple(reversed(sizes))
     if not all(1 <= size < 1 << 63 for size in shape):
@@ -214,7 +209,7 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
         names = ", ".join(type.name for type in GGML_TYPES.values() if type.supported)
         raise GGUFError(f"tensor {name} has unknown block type number {number}: supported are {names}")
     try:
-        nbytes = math.prod(shape[:-1]) * kind.row_bytes(shape[-1])
+        nbytes = math.prod(kind.data_shape(shape))
     except BlockTypeError as error:
         raise GGUFError(f"tensor {name}: {error}") from None
     offset = cursor.u64(f"the offset of tensor {name}")
@@ -224,21 +219,14 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
     return TensorInfo(name, shape, kind, offset, nbytes)
 
 
-def _check_dimensions(name: str, n: int) -> int:
-    if not 1 <= n <= MAX_DIMENSIONS:
-        raise GGUFError(f"tensor {name} has {n} dimensions: 1 to {MAX_DIMENSIONS} are allowed")
-    return n
-
-
 def _check_layout(tensors: Mapping[str, TensorInfo], size: int) -> None:
     """Every tensor lies inside the file and none shares a byte with another."""
     end, last = 0, ""
     for info in sorted(tensors.values(), key=lambda info: info.offset):
         if info.offset + info.nbytes > size:
-            raise GGUFError(
-                f"tensor {info.name} ({info.nbytes} bytes at {info.offset}) reaches beyond the end of the "
-                f"file ({size} bytes), which is cut short or damaged"
-            )
+            where = f"tensor {info.name} ({info.nbytes} bytes at {info.offset})"
+            beyond = f"reaches beyond the end of the file ({size} bytes), which is cut short or damaged"
+            raise GGUFError(f"{where} {beyond}")
         if info.offset < end:
             both = f"{last} and {info.name}"
             raise GGUFError(f"tensors {both} overlap at byte {info.offset}: the file is damaged")
@@ -262,19 +250,12 @@ def write_gguf(
 ) -> None:
     """Writes a file that :func:`open_gguf` accepts, atomically: whole under its name, or not at all.
 
-    Args:
-        metadata: :func:`~hotcold.formats.gguf_values.encode_value` says which types; ``general.alignment``
-            is obeyed (32 without it).
-        tensors: written in this order. Each is taken from the mapping twice, first for its shape and then for
-            its data, so a mapping that makes tensors on demand never holds more than one.
-
-    Raises:
-        GGUFError: something that the format does not allow, or the file cannot be written.
+    :func:`~hotcold.formats.gguf_values.encode_value` says what metadata may hold; ``general.alignment`` is
+    obeyed (32 without it). Each tensor is taken from the mapping twice, first for its shape and then for its
+    data, so a mapping that makes tensors on demand never holds more than one. ``GGUFError``: something that
+    the format does not allow, or the file cannot be written.
     """
     path = Path(path)
-    if magic not in MAGICS or version not in VERSIONS:
-        seen = f"{magic!r} version {version}"
-        raise GGUFError(f"cannot write {seen}: GGUF or PWRI, version 2 or 3, are allowed")
     with naming(path, GGUFError):
         header, alignment = _encode_header(metadata, tensors, magic, version)
         with replacing(path) as file:
@@ -287,14 +268,10 @@ def write_gguf(
 def _encode_header(
     metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], magic: str, version: int
 ) -> tuple[bytes, int]:
-    """Everything before the tensor data, padded, and the alignment."""
-    if len(metadata) > values.MAX_KEYS or len(tensors) > values.MAX_TENSORS:
-        most = f"at most {values.MAX_KEYS} and {values.MAX_TENSORS}"
-        raise GGUFError(f"{len(metadata)} metadata keys and {len(tensors)} tensors: {most} are allowed")
+    """Everything before the tensor data, padded, and the alignment. What may be written the reader says."""
     alignment = values.DEFAULT_ALIGNMENT
     parts = [magic.encode(), struct.pack("<IQQ", version, len(tensors), len(metadata))]
     for key, value in metadata.items():
-        values.check_key(key)
         kind, data = values.encode_value(key, value)
         if key == "general.alignment":
             alignment = values.check_alignment(kind, value)
@@ -302,13 +279,11 @@ def _encode_header(
     offset = 0
     for name in tensors:
         tensor = tensors[name]
-        values.check_name(name)
-        dimensions = _check_dimensions(name, len(tensor.shape))
+        dimensions = len(tensor.shape)
         shape = struct.pack(f"<I{dimensions}Q", dimensions, *reversed(tensor.shape))
         parts += [values.encode_string(name, "a tensor name"), shape]
         parts += [struct.pack("<IQ", tensor.type.id, offset)]
         offset = _aligned(offset + tensor.nbytes, alignment)
     header = b"".join(parts)
-    if len(header) > values.MAX_HEADER:
-        raise GGUFError(f"the metadata takes {len(header)} bytes: at most {values.MAX_HEADER} are allowed")
+    _read_header(Cursor(lambda at, n: header[at : at + n], len(header)))
     return header.ljust(_aligned(len(header), alignment), b"\0"), alignment

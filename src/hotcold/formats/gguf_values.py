@@ -4,8 +4,6 @@ Files come from strangers. Every length is checked against the bytes that remain
 in Python integers, which do not wrap; the limits below are far above real files and bound time and memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import struct
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.files import printable as printable
+from hotcold.formats.files import printable
 
 MAX_HEADER = 128 << 20  #: bytes before the tensor data
 MAX_KEYS = 1 << 16
@@ -67,10 +65,8 @@ class Cursor:
     def take(self, n: int, what: str) -> bytes:
         """The next ``n`` bytes; ``what`` names them in the error."""
         if n > self.remaining:
-            raise GGUFError(
-                f"the file ends inside {what}: {n} bytes needed at offset {self.position}, "
-                f"{self.remaining} remain; the file is cut short or damaged"
-            )
+            need = f"{n} bytes needed at offset {self.position}, {self.remaining} remain"
+            raise GGUFError(f"the file ends inside {what}: {need}; the file is cut short or damaged")
         if self.position + n > MAX_HEADER:
             raise GGUFError(f"{what} reaches beyond {MAX_HEADER >> 20} MiB, the most a header may take")
         at = self.position - self._start
@@ -90,25 +86,26 @@ class Cursor:
         """A 64-bit count of items of at least ``item_bytes`` each, checked against the file and ``most``."""
         n = self.u64(f"the number of {what}")
         if n > most or n * item_bytes > self.remaining:
-            raise GGUFError(
-                f"{n} {what} declared: at most {most} are allowed and the {self.remaining} bytes that remain "
-                f"hold at most {self.remaining // item_bytes}; the file is damaged"
-            )
+            fit = f"the {self.remaining} bytes that remain hold at most {self.remaining // item_bytes}"
+            raise GGUFError(f"{n} {what} declared: at most {most} are allowed and {fit}; the file is damaged")
         return n
 
     def string(self, what: str, most: int = MAX_STRING_BYTES) -> str:
         n = self.u64(f"the length of {what}")
         if n > most:
             raise GGUFError(f"{what} is {n} bytes long: at most {most} are allowed")
-        return _decode(self.take(n, what), what)
+        data = self.take(n, what)
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{data[error.start]:02x} at {error.start}"
+            raise GGUFError(f"{what} is not UTF-8: {byte}") from None
 
     def strings(self, n: int, what: str) -> list[str]:
         """``n`` strings, as fast as Python goes: a vocabulary has hundreds of thousands."""
         self._strings_left -= n
         if self._strings_left < 0:
-            raise GGUFError(
-                f"{what} brings the strings in arrays to more than {MAX_STRINGS}, the most allowed"
-            )
+            raise GGUFError(f"{what} brings the strings in arrays to more than {MAX_STRINGS}: too many")
         result: list[str] = []
         length = _U64.unpack_from
         while len(result) < n:
@@ -122,19 +119,13 @@ class Cursor:
         return result
 
 
-def _decode(data: bytes, what: str) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise GGUFError(f"{what} is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}") from None
-
-
 def read_value(cursor: Cursor, key: str) -> tuple[int, Any]:
     """The type and the value of one key: a Python number or ``str``, ``list[str]`` or a flat NumPy array."""
     what = _value_of(key)
     kind = _value_type(cursor, f"the type of the {what}", what)
     if kind == STRING:
-        return kind, cursor.string(what, string_limit(key))
+        template = key.startswith("tokenizer.chat_template")
+        return kind, cursor.string(what, MAX_TEMPLATE_BYTES if template else MAX_STRING_BYTES)
     if kind != ARRAY:
         return kind, _numbers(cursor, kind, 1, what)[0].item()
     item = _value_type(cursor, f"the item type of the {what}", what)
@@ -165,11 +156,6 @@ def _numbers(cursor: Cursor, kind: int, n: int, what: str) -> npt.NDArray[Any]:
     return np.frombuffer(data, DTYPES[kind])
 
 
-def string_limit(key: str) -> int:
-    """The most bytes that a string under ``key`` may have."""
-    return MAX_TEMPLATE_BYTES if key.startswith("tokenizer.chat_template") else MAX_STRING_BYTES
-
-
 def check_key(key: str) -> None:
     if not (key.isascii() and key.isprintable() and 1 <= len(key) <= MAX_KEY_BYTES):
         seen = printable(key, 80)
@@ -179,10 +165,8 @@ def check_key(key: str) -> None:
 def check_name(name: str) -> None:
     plain = name.isascii() and name.isprintable() and not set(name) & set(" /\\")
     if not plain or not 1 <= len(name) <= MAX_NAME_BYTES:
-        raise GGUFError(
-            f"tensor name '{printable(name, 80)}': 1 to {MAX_NAME_BYTES} printable ASCII characters "
-            "without space, / and \\ are allowed"
-        )
+        allowed = f"1 to {MAX_NAME_BYTES} printable ASCII characters without space, / and \\ are allowed"
+        raise GGUFError(f"tensor name '{printable(name, 80)}': {allowed}")
 
 
 def check_alignment(kind: int, value: Any) -> int:
@@ -198,13 +182,11 @@ def check_alignment(kind: int, value: Any) -> int:
 # --- writing ---
 
 
-def encode_string(text: str, what: str, most: int = MAX_STRING_BYTES) -> bytes:
+def encode_string(text: str, what: str) -> bytes:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError:
         raise GGUFError(f"{what} holds half of a surrogate pair, which UTF-8 cannot encode") from None
-    if len(data) > most:
-        raise GGUFError(f"{what} is {len(data)} bytes long: at most {most} are allowed")
     return _U64.pack(len(data)) + data
 
 
@@ -217,23 +199,19 @@ def encode_value(key: str, value: Any) -> tuple[int, bytes]:
     """
     what = _value_of(key)
     if isinstance(value, str):
-        return STRING, encode_string(value, what, string_limit(key))
+        return STRING, encode_string(value, what)
     if isinstance(value, (list, tuple, np.ndarray)):
         return ARRAY, _encode_array(value, what)
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
         value = _typed([value], what, (np.uint32, np.int32, np.uint64, np.int64))[0]
     if not isinstance(value, np.generic):
-        raise GGUFError(
-            f"{what} is a {type(value).__name__}: a number, text or a flat list of one of them is needed"
-        )
+        raise GGUFError(f"{what} is a {type(value).__name__}: a number, text or a flat list is needed")
     return _stored(np.asarray(value), what)
 
 
 def _encode_array(values: list[Any] | tuple[Any, ...] | npt.NDArray[Any], what: str) -> bytes:
     if not isinstance(values, np.ndarray):
         if all(isinstance(value, str) for value in values):
-            if len(values) > MAX_STRINGS:
-                raise GGUFError(f"{what} has {len(values)} strings: at most {MAX_STRINGS} are allowed")
             items = (encode_string(value, f"item {i} of {what}") for i, value in enumerate(values))
             return _U32.pack(STRING) + _U64.pack(len(values)) + b"".join(items)
         values = _typed(list(values), what, (np.int32, np.int64, np.uint64))
@@ -248,10 +226,8 @@ def _typed(values: list[Any], what: str, integers: tuple[type[np.integer[Any]], 
     if all(isinstance(value, bool) for value in values):
         return np.array(values, np.bool_)
     if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
-        names = sorted({type(value).__name__ for value in values})
-        raise GGUFError(
-            f"{what} mixes or holds {', '.join(names)}: numbers, texts or truth values, one kind, are needed"
-        )
+        names = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise GGUFError(f"{what} holds {names}: numbers, texts or truth values, one kind, are needed")
     if all(isinstance(value, int) for value in values):
         for dtype in integers:
             limits = np.iinfo(dtype)
@@ -270,6 +246,5 @@ def _stored(values: npt.NDArray[Any], what: str) -> tuple[int, bytes]:
     for kind, dtype in DTYPES.items():
         if values.dtype.newbyteorder("<") == dtype:
             return kind, values.astype(dtype).tobytes()
-    raise GGUFError(
-        f"{what} has NumPy type {values.dtype}: allowed are bool, (u)int8 to (u)int64, float32 and float64"
-    )
+    allowed = "bool, (u)int8 to (u)int64, float32 and float64"
+    raise GGUFError(f"{what} has NumPy type {values.dtype}: allowed are {allowed}")

@@ -5,12 +5,11 @@ the order of ``tokenizer.ggml.merges``. ``tokenizer.ggml.pre`` says how words ar
 llama.cpp's. Where llama.cpp's expression only comes near what a model was trained with, that stands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
-from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, quoted, wrong
+from hotcold.formats.files import shown
+from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, wrong
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # English contractions
@@ -113,7 +112,7 @@ def pre_kind(metadata: Mapping[str, Any]) -> str:
     """``tokenizer.ggml.pre``, ``default`` without one as in llama.cpp; TokenizerError for an unknown kind."""
     kind = metadata.get(PREFIX + "pre", "default")
     if not isinstance(kind, str) or kind not in PRE_TOKENIZERS:
-        raise wrong("pre", f"is {quoted(kind)}: supported are {', '.join(PRE_TOKENIZERS)}")
+        raise wrong("pre", f"is {shown(kind)}: supported are {', '.join(PRE_TOKENIZERS)}")
     return kind
 
 
@@ -147,7 +146,5 @@ def _merges(tokens: list[str], ids: Mapping[str, int], file: Mapping[str, Any]) 
             continue
         known = known or set(tokens)
         if not left or not right or not {left, right, left + right} <= known:
-            raise wrong(
-                f"merges[{i}]", f"is {quoted(merge)}: two tokens that together are a token are needed"
-            )
+            raise wrong(f"merges[{i}]", f"is {shown(merge)}: two tokens that together are a token are needed")
     return list(pairs)

@@ -1,14 +1,13 @@
 """A model's shape and arithmetic, read from GGUF metadata that nobody has vouched for."""
 
-from __future__ import annotations
-
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from hotcold.formats.files import shown
 from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import ACTIVATIONS
 from hotcold.kernels.checks import DOWN_LAYOUTS, check_activation
@@ -38,16 +37,7 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class Config:
-    """What a Transformer computes. Shapes: D ``dim``, H ``heads``, K ``kv_heads``, V ``vocab``.
-
-    Attributes:
-        neurons: N of each layer.
-        context: positions that the model was trained for, or those of its attention window.
-        threshold: a gate fires when it is greater than this (FATReLU).
-        down_layout: of tensors named ``ffn_down``: ``by_output`` ``(D, N)`` or ``by_neuron`` ``(N, D)``.
-            Those named ``ffn_down_t`` always lie by neuron.
-        notes: what the user should know, a line each.
-    """
+    """What a Transformer computes. Shapes: D ``dim``, H ``heads``, K ``kv_heads``, V ``vocab``."""
 
     family: Family
     layers: int
@@ -55,16 +45,18 @@ class Config:
     heads: int
     kv_heads: int
     head_dim: int
-    neurons: tuple[int, ...]
+    neurons: tuple[int, ...]  #: N of each layer
     vocab: int
-    context: int
+    context: int  #: positions that the model was trained for, or those of its attention window
     norm_eps: float
     rope: Rope
     activation: str
-    threshold: float
+    threshold: float  #: a gate fires when it is greater than this (FATReLU)
     gated: bool
-    down_layout: str
-    notes: tuple[str, ...] = ()
+    down_layout: (
+        str  #: of ``ffn_down``: ``by_output`` (D, N) or ``by_neuron`` (N, D), as ``ffn_down_t`` always is
+    )
+    notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
     @property
     def architecture(self) -> str:
@@ -73,61 +65,44 @@ class Config:
     @classmethod
     def from_metadata(
         cls, metadata: Mapping[str, Any], magic: str, tensors: Mapping[str, TensorInfo]
-    ) -> Config:
-        """Reads and checks the metadata of a GGUF file.
+    ) -> Self:
+        """Reads and checks the metadata of a GGUF file; ModelError has the key, the value, those allowed.
 
-        Args:
-            metadata: all keys of the file.
-            magic: ``GGUF``, or ``PWRI`` for PowerInfer's files.
-            tensors: the file's, which say the size of the vocabulary and whether the FFN has a gate.
-
-        Raises:
-            ModelError: one line: the key, the value seen, the values allowed.
+        ``magic`` is ``PWRI`` for PowerInfer's files; ``tensors`` say whether the FFN has a gate.
         """
         family = _family(metadata)
         keys = _Keys(metadata, family.name)
         for key, harmless in _NOT_COMPUTED.items():
             value = keys.get(key, harmless)
             if isinstance(value, np.ndarray | list) or value != harmless:
-                raise ModelError(f"{keys.name(key)} is {_shown(value)}: this is not supported yet")
+                raise ModelError(f"{keys.name(key)} is {shown(value)}: this is not supported yet")
         layers = keys.whole("block_count", 1, MAX_LAYERS)
         dim = keys.whole("embedding_length", 1, MAX_DIM)
         heads, kv_heads, head_dim = _heads(keys, dim)
         context, notes = _context(keys)
         gated = "blk.0.ffn_gate.weight" in tensors
         activation, threshold, down_layout = _ffn(_Keys(metadata, "hotcold"), family, magic, gated)
+        norm_eps = keys.number(f"attention.layer_norm_{'rms_' * (family.norm == 'rms')}epsilon", 0, 0.1)
         return cls(
-            family=family,
-            layers=layers,
-            dim=dim,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            neurons=_neurons(keys, layers),
-            vocab=_vocab(metadata, tensors),
-            context=context,
-            norm_eps=keys.number(f"attention.layer_norm_{'rms_' * (family.norm == 'rms')}epsilon", 0, 0.1),
-            rope=_rope(keys, head_dim, family),
-            activation=activation,
-            threshold=threshold,
-            gated=gated,
-            down_layout=down_layout,
-            notes=notes,
-        )
+            family=family, layers=layers, dim=dim, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+            neurons=_neurons(keys, layers), vocab=_vocab(metadata, tensors), context=context,
+            norm_eps=norm_eps, rope=_rope(keys, head_dim, family), activation=activation,
+            threshold=threshold, gated=gated, down_layout=down_layout, notes=notes,
+        )  # fmt: skip
 
 
+@dataclass(frozen=True)
 class _Keys:
     """Typed access to the keys under one prefix; an error names the key, what it holds and what it may."""
 
-    def __init__(self, metadata: Mapping[str, Any], prefix: str) -> None:
-        self._metadata = metadata
-        self._prefix = prefix
+    metadata: Mapping[str, Any]
+    prefix: str
 
     def name(self, key: str) -> str:
-        return f"{self._prefix}.{key}"
+        return f"{self.prefix}.{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self._metadata.get(self.name(key), default)
+        return self.metadata.get(self.name(key), default)
 
     def whole(self, key: str, low: int, high: int, default: int | None = None) -> int:
         return _whole(self.name(key), self._value(key, default), low, high)
@@ -136,15 +111,14 @@ class _Keys:
         """A number above ``low`` and at most ``high``."""
         value = self._value(key, default)
         if not _is_number(value) or not low < value <= high:
-            raise ModelError(
-                f"{self.name(key)} is {_shown(value)}: above {low:g} and at most {high:g} is needed"
-            )
+            needed = f"above {low:g} and at most {high:g} is needed"
+            raise ModelError(f"{self.name(key)} is {shown(value)}: {needed}")
         return float(value)
 
     def choice(self, key: str, allowed: Iterable[str], default: str) -> str:
         value = self.get(key, default)
         if not isinstance(value, str) or value not in allowed:
-            raise ModelError(f"{self.name(key)} is {_shown(value)}: choose from {', '.join(allowed)}")
+            raise ModelError(f"{self.name(key)} is {shown(value)}: choose from {', '.join(allowed)}")
         return value
 
     def _value(self, key: str, default: Any) -> Any:
@@ -156,7 +130,7 @@ class _Keys:
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
-        raise ModelError(f"{name} is {_shown(value)}: a whole number from {low} to {high} is needed")
+        raise ModelError(f"{name} is {shown(value)}: a whole number from {low} to {high} is needed")
     return int(value)
 
 
@@ -164,20 +138,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _shown(value: Any) -> str:
-    """A value for a one-line message, whatever a file put there."""
-    if hasattr(value, "__len__") and not isinstance(value, str):
-        return f"an array of {len(value)}"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _family(metadata: Mapping[str, Any]) -> Family:
     name = metadata.get("general.architecture")
     if name is None:
         raise ModelError("general.architecture is missing: this file holds no model")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ModelError(f"architecture {_shown(name)} is not supported: choose from {', '.join(FAMILIES)}")
+        raise ModelError(f"architecture {shown(name)} is not supported: choose from {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 
@@ -185,9 +151,8 @@ def _heads(keys: _Keys, dim: int) -> tuple[int, int, int]:
     heads = keys.whole("attention.head_count", 1, MAX_HEADS)
     kv_heads = keys.whole("attention.head_count_kv", 1, MAX_HEADS, default=heads)
     if heads % kv_heads:
-        raise ModelError(
-            f"{keys.name('attention.head_count_kv')} is {kv_heads}: it must divide {heads} heads"
-        )
+        key = keys.name("attention.head_count_kv")
+        raise ModelError(f"{key} is {kv_heads}: it must divide {heads} heads")
     if keys.get("attention.key_length") is None and dim % heads:
         raise ModelError(f"{keys.name('attention.head_count')} is {heads}: it must divide {dim} dimensions")
     head_dim = keys.whole("attention.key_length", 1, MAX_HEAD_DIM, default=dim // heads)
@@ -213,11 +178,10 @@ def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> in
     if table is None:
         raise ModelError("tensor token_embd.weight is missing: this file holds no model (a vocabulary only?)")
     vocab = _whole("rows of token_embd.weight", table.shape[0], 1, MAX_VOCAB)
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if tokens is not None and hasattr(tokens, "__len__") and len(tokens) != vocab:
-        raise ModelError(
-            f"tokenizer.ggml.tokens has {len(tokens)} tokens: token_embd.weight has {vocab} rows"
-        )
+    tokens: Any = metadata.get("tokenizer.ggml.tokens")
+    if hasattr(tokens, "__len__") and len(tokens) != vocab:
+        wanted = f"token_embd.weight has {vocab} rows"
+        raise ModelError(f"tokenizer.ggml.tokens has {len(tokens)} tokens: {wanted}")
     return vocab
 
 
@@ -227,9 +191,8 @@ def _context(keys: _Keys) -> tuple[int, tuple[str, ...]]:
     window = keys.whole("attention.sliding_window", 0, 1 << 32, default=0)
     if not 0 < window < context:
         return context, ()
-    return window, (
-        f"context is {window} of {context} positions: attention beyond its window is not supported",
-    )
+    note = f"context is {window} of {context} positions: attention beyond its window is not supported"
+    return window, (note,)
 
 
 def _ffn(keys: _Keys, family: Family, magic: str, gated: bool) -> tuple[str, float, str]:
@@ -238,7 +201,7 @@ def _ffn(keys: _Keys, family: Family, magic: str, gated: bool) -> tuple[str, flo
     activation = keys.choice("ffn.activation", ACTIVATIONS, implied)
     threshold = keys.get("ffn.threshold", 0.0)
     if not _is_number(threshold):
-        raise ModelError(f"{keys.name('ffn.threshold')} is {_shown(threshold)}: a number is needed")
+        raise ModelError(f"{keys.name('ffn.threshold')} is {shown(threshold)}: a number is needed")
     try:
         check_activation(activation, float(threshold), gated=gated)
     except ValueError as error:

@@ -4,30 +4,19 @@ What a file does state (biases, gating, q/k norms, fused q/k/v, a tied head, sha
 new family is an entry here, and its layout in ``convert/``; nothing else asks for a family by name.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Family:
-    """How models of one architecture compute.
+    """How models of one architecture compute."""
 
-    Attributes:
-        name: GGUF's ``general.architecture``.
-        activation: of the FFN, in an ordinary GGUF file that has no ``hotcold.ffn.activation``.
-        powerinfer_activation: the same for PowerInfer's files (magic ``PWRI``), whose models are ReLU-fied.
-        norm: ``rms`` (RMSNorm) or ``layer`` (LayerNorm).
-        rope_interleaved: whether rotary pairs are (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
-        parallel: whether attention and FFN both read the layer's input, not one after the other.
-    """
-
-    name: str
-    activation: str = "silu"
-    powerinfer_activation: str = "relu"
-    norm: str = "rms"
-    rope_interleaved: bool = False
-    parallel: bool = False
+    name: str  #: GGUF's ``general.architecture``
+    activation: str = "silu"  #: of the FFN, where an ordinary GGUF file has no ``hotcold.ffn.activation``
+    powerinfer_activation: str = "relu"  #: of PowerInfer's files (magic ``PWRI``), whose models are ReLU-fied
+    norm: str = "rms"  #: RMSNorm, or ``layer``: LayerNorm
+    rope_interleaved: bool = False  #: rotary pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
+    parallel: bool = False  #: attention and FFN both read the layer's input, not one after the other
 
 
 FAMILIES: dict[str, Family] = {

@@ -1,7 +1,5 @@
 """Rotary position tables (RoFormer, arXiv 2104.09864), with the scalings that GGUF files ask for."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -15,17 +13,12 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rope:
-    """Attributes:
-    dim: values of each head that are rotated; even, at most the head's.
-    base: wavelengths are ``2 pi base^(2i / dim)``.
-    interleaved: as in :class:`~hotcold.kernels.backend.RopeTable`.
-    linear_factor: positions are divided by this (arXiv 2306.15595).
-    """
+    """How positions turn queries and keys."""
 
-    dim: int
-    base: float
-    interleaved: bool
-    linear_factor: float = 1.0
+    dim: int  #: values of each head that are rotated; even, at most the head's
+    base: float  #: wavelengths are ``2 pi base^(2i / dim)``
+    interleaved: bool  #: as in :class:`~hotcold.kernels.backend.RopeTable`
+    linear_factor: float = 1.0  #: positions are divided by this (arXiv 2306.15595)
 
 
 def frequencies(dim: int, base: float) -> Doubles:

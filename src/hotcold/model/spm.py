@@ -5,8 +5,6 @@ score (the leftmost on a tie) is merged, until none is left; a character without
 UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids as llama.cpp and SentencePiece.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -48,11 +46,7 @@ class SentencePieceBPE:
         self._merge_cached = lru_cache(_CACHED_CHUNKS)(self._merge)
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is special.
-
-        Raises:
-            ValueError: a character has no token, and the vocabulary neither its bytes nor an unknown token.
-        """
+        """Ids of a text in which nothing is special. Raises ValueError for a character that has no token."""
         ids: list[int] = []
         for chunk in self._chunks(text.replace(" ", SPACE)):
             ids += self._merge_cached(chunk) if len(chunk) <= _CACHED_LENGTH else self._merge(chunk)
@@ -73,9 +67,8 @@ class SentencePieceBPE:
         following = list(range(1, end + 1))
         # An entry is rank and left position. It is stale unless the pair that stands there now has that rank;
         # every pair that ever stood there pushed its own entry, so equal ranks cannot confuse the order.
-        queue = [
-            ranks[a + b] << _POSITION_BITS | i for i, (a, b) in enumerate(pairwise(chunk)) if a + b in ranks
-        ]
+        pairs = enumerate(map("".join, pairwise(chunk)))
+        queue = [ranks[pair] << _POSITION_BITS | i for i, pair in pairs if pair in ranks]
         heapify(queue)
         while queue:
             entry = heappop(queue)
@@ -88,23 +81,19 @@ class SentencePieceBPE:
                 continue
             symbols[left], symbols[right] = merged, ""
             after = following[left] = following[right]
+            before = previous[left]
             if after < end:
                 previous[after] = left
-                rank = ranks.get(merged + symbols[after])
-                if rank is not None:
+                if (rank := ranks.get(merged + symbols[after])) is not None:
                     heappush(queue, rank << _POSITION_BITS | left)
-            before = previous[left]
-            if before >= 0:
-                rank = ranks.get(symbols[before] + merged)
-                if rank is not None:
-                    heappush(queue, rank << _POSITION_BITS | before)
+            if before >= 0 and (rank := ranks.get(symbols[before] + merged)) is not None:
+                heappush(queue, rank << _POSITION_BITS | before)
         return tuple(id for symbol in symbols if symbol for id in self._symbol_ids(symbol))
 
     def _symbol_ids(self, symbol: str) -> list[int]:
-        id = self._ids.get(symbol)
-        if id is not None:
+        if (id := self._ids.get(symbol)) is not None:
             return [id]
-        ids = [self._bytes[byte] for byte in symbol.encode()]
-        if None in ids:
+        ids = [id for byte in symbol.encode() if (id := self._bytes[byte]) is not None]
+        if len(ids) < len(symbol.encode()):
             raise ValueError(f"the character {symbol!a} has no token, nor have its bytes: leave it out")
-        return [id for id in ids if id is not None]
+        return ids

@@ -4,25 +4,16 @@
 text, whole UTF-8 characters. The algorithm in between is chosen by ``tokenizer.ggml.model``.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
+from hotcold.formats.files import shown
 from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind
 from hotcold.model.spm import SentencePieceBPE
 from hotcold.model.unigram import Unigram
-from hotcold.model.vocabulary import (
-    PREFIX,
-    Defaults,
-    TokenizerError,
-    TokenType,
-    Vocabulary,
-    quoted,
-    read_vocabulary,
-)
+from hotcold.model.vocabulary import PREFIX, Defaults, TokenizerError, TokenType, Vocabulary, read_vocabulary
 
 __all__ = ["StreamDecoder", "Tokenizer", "TokenizerError"]
 
@@ -53,13 +44,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
-    """A vocabulary and how text maps onto it.
+    """A vocabulary of ``vocab_size`` tokens and how text maps onto it.
 
-    Attributes:
-        vocab_size: V; ids are 0 to V - 1.
-        bos_id, eos_id: the tokens that open and close a text, or None.
-        stop_ids: every token that ends a generated text (EOS, end of turn, end of message).
-        add_bos, add_eos: whether :meth:`encode` adds them unless told otherwise.
+    ``bos_id``, ``eos_id``, ``stop_ids``, ``add_bos`` and ``add_eos`` are those of :class:`Vocabulary`.
     """
 
     def __init__(self, vocabulary: Vocabulary, algorithm: Algorithm) -> None:
@@ -80,38 +67,29 @@ class Tokenizer:
         self._user_defined = [(text, id) for text, id in self._special if id in user_defined]
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
         """The tokenizer that a GGUF file describes; its tensors and architecture do not matter.
 
-        Raises:
-            TokenizerError: the vocabulary is missing, broken, or of a kind that is not supported.
+        ``TokenizerError``: the vocabulary is missing, broken, or of a kind that is not supported.
         """
         model = metadata.get(PREFIX + "model")
         if not isinstance(model, str) or model not in _ALGORITHMS:
-            seen = f"no {PREFIX}model" if model is None else f"{PREFIX}model {quoted(model)}"
+            seen = f"no {PREFIX}model" if model is None else f"{PREFIX}model {shown(model)}"
             raise TokenizerError(f"the file has {seen}: supported are {', '.join(_ALGORITHMS)}")
         algorithm, defaults = _ALGORITHMS[model]
         vocabulary = read_vocabulary(metadata, defaults(metadata))
         return cls(vocabulary, algorithm(vocabulary, metadata))
 
     def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = False) -> list[int]:
-        """Token ids of a text.
+        """Token ids of a text; ``ValueError`` for a lone surrogate, or BOS wanted where the file has none.
 
-        Args:
-            text: any text; also NUL and unassigned characters.
-            add_bos: True or False decide about BOS and leave EOS out; None follows the file for both.
-            parse_special: whether the name of a control token, such as ``</s>``, becomes that token. Only for
-                text that the program wrote: from a user it is an injection. User-defined tokens always match.
-
-        Raises:
-            ValueError: a lone surrogate, which is not a character; or BOS wanted where the file has none.
+        ``add_bos`` True or False decide about BOS and leave EOS out; None follows the file for both. With
+        ``parse_special`` the name of a control token, such as ``</s>``, becomes that token: only for text
+        that the program wrote, since from a user it is an injection. User-defined tokens always match.
         """
-        surrogate = _SURROGATE.search(text)
-        if surrogate:
-            raise ValueError(
-                f"the text has a lone surrogate, U+{ord(surrogate[0]):04X}, at character "
-                f"{surrogate.start()}: only valid Unicode is allowed (was the input UTF-8?)"
-            )
+        if surrogate := _SURROGATE.search(text):
+            seen = f"a lone surrogate, U+{ord(surrogate[0]):04X}, at character {surrogate.start()}"
+            raise ValueError(f"the text has {seen}: only valid Unicode is allowed (was the input UTF-8?)")
         ids: list[int] = []
         if self.add_bos if add_bos is None else add_bos:
             if self.bos_id is None:
@@ -134,27 +112,20 @@ class Tokenizer:
 
         Control tokens add nothing, and the space that :meth:`encode` put before a text is taken away again.
         Bytes that are not UTF-8 become U+FFFD. SentencePiece's own space, U+2581, comes back as a space.
-
-        Raises:
-            ValueError: an id outside the vocabulary.
+        An id outside the vocabulary is a ValueError.
         """
         stream = StreamDecoder(self)
         return b"".join(map(stream.next_bytes, ids)).decode(errors="replace")
 
-    def stream_decoder(self) -> StreamDecoder:
+    def stream_decoder(self) -> "StreamDecoder":
         """A decoder for tokens that come one by one. For a continuation push the prompt's tokens first."""
         return StreamDecoder(self)
 
     def piece(self, id: int) -> bytes:
-        """The bytes of one token, as in the middle of a text; a control token's name for a control token.
-
-        Raises:
-            ValueError: an id outside the vocabulary.
-        """
+        """The bytes of one token, as in the middle of a text, or the name of a control token."""
         if not 0 <= id < self.vocab_size:
-            raise ValueError(
-                f"token id {id} is not in the vocabulary: allowed are 0 to {self.vocab_size - 1}"
-            )
+            last = self.vocab_size - 1
+            raise ValueError(f"token id {id} is not in the vocabulary: allowed are 0 to {last}")
         return self._algorithm.pieces[id]
 
     def _fragments(self, text: str, special: Iterable[tuple[str, int]]) -> list[str | int]:

@@ -1,9 +1,8 @@
 """The forward pass of a decoder-only Transformer (arXiv 1706.03762), recorded once and replayed per step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -35,31 +34,24 @@ class FFN(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class DenseFFN:
     """Every neuron for every token."""
 
-    def __init__(self, backend: Backend, weights: FFNWeights) -> None:
-        self._backend = backend
-        self._weights = weights
+    backend: Backend
+    weights: FFNWeights
 
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
-        self._backend.ffn(normed, self._weights, batch, out, skip=False, accumulate=True)
+        self.backend.ffn(normed, self.weights, batch, out, skip=False, accumulate=True)
 
 
 class Transformer:
     """A model that turns the rows of :attr:`batch` into :attr:`logits`, one step at a time.
 
-    Args:
-        config: shapes and arithmetic.
-        weights: of the same model, in ``backend``.
-        backend: runs the ops.
-        ffns: one per layer.
-        limits: the most that one step may hold; positions go up to ``limits.pages_per_sequence * PAGE``.
-        cache: keys and values; the batch's slots and pages refer to it.
-
-    Attributes:
-        batch: filled in place by the caller before each :meth:`run`.
-        logits: ``[limits.logits, V]`` float32; row r belongs to the step's row ``batch.logits_rows[r]``.
+    ``weights`` lie in ``backend``; there is one of ``ffns`` per layer. ``limits`` are the most that one step
+    may hold; positions go up to ``limits.pages_per_sequence * PAGE``. ``batch`` is filled in place before
+    each :meth:`run`; its slots and pages refer to ``cache``. Row r of ``logits`` ``[limits.logits, V]``,
+    float32, belongs to the step's row ``batch.logits_rows[r]``.
     """
 
     def __init__(
@@ -84,17 +76,12 @@ class Transformer:
         cos, sin = rope_table(config.rope, limits.pages_per_sequence * PAGE, weights.rope_factors)
         self._rope = RopeTable(upload(backend, cos), upload(backend, sin), config.rope.interleaved)
 
-        rows, q, kv = limits.tokens, config.heads, config.kv_heads
-        self._x: Buffer = backend.zeros((rows, config.dim))  # the residual stream
-        self._normed: Buffer = backend.zeros((rows, config.dim))
-        self._ffn_normed: Buffer = (
-            backend.zeros((rows, config.dim)) if config.family.parallel else self._normed
-        )
-        self._q: Buffer = backend.zeros((rows, q * config.head_dim))
-        self._k: Buffer = backend.zeros((rows, kv * config.head_dim))
-        self._v: Buffer = backend.zeros((rows, kv * config.head_dim))
-        self._mixed: Buffer = backend.zeros((rows, q * config.head_dim))
-        self._last: Buffer = backend.zeros((limits.logits, config.dim))
+        rows, q, kv = limits.tokens, config.heads * config.head_dim, config.kv_heads * config.head_dim
+        zeros = backend.zeros
+        self._x, self._normed = zeros((rows, config.dim)), zeros((rows, config.dim))  # x: residual stream
+        self._ffn_normed = zeros((rows, config.dim)) if config.family.parallel else self._normed
+        self._q, self._k, self._v = zeros((rows, q)), zeros((rows, kv)), zeros((rows, kv))
+        self._mixed, self._last = zeros((rows, q)), zeros((limits.logits, config.dim))
 
         sizes = {size for size in backend.program_rows if size < rows} | {rows}
         self._programs = [(size, backend.record(partial(self._forward, size))) for size in sorted(sizes)]
@@ -102,8 +89,7 @@ class Transformer:
     def run(self) -> None:
         """Computes one step from :attr:`batch` into the KV cache and :attr:`logits`.
 
-        Raises:
-            ValueError: the batch holds more rows, decode rows or logits than its limits allow.
+        ``ValueError``: the batch holds more rows, decode rows or logits than its limits allow.
         """
         rows, limits = self.batch.n_tokens, self.batch.limits
         if rows > limits.tokens or self.batch.n_logits > limits.logits:

@@ -4,8 +4,6 @@ Of all ways to cut a text into tokens the one with the highest sum of scores cou
 Before that comes SentencePiece's normalisation: a table of replacements where there is one, single spaces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,9 +37,9 @@ class Unigram:
         self._prefix = SPACE if vocabulary.add_space_prefix else ""
         self._single_spaces = flag(metadata, "remove_extra_whitespaces", default=True)
         table = array(metadata, "precompiled_charsmap", "iu")
-        self._table = (
-            None if table is None or not len(table) else _Replacements(table.astype(np.uint8).tobytes())
-        )
+        self._table = None
+        if table is not None and len(table):
+            self._table = _Replacements(table.astype(np.uint8).tobytes())
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Ids of a text in which nothing is special. Unknown characters become bytes or the unknown token."""

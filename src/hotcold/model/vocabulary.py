@@ -4,8 +4,6 @@ The keys are those of the GGUF specification. Files come from strangers, so noth
 has been looked at; whatever is wrong is a :class:`TokenizerError` of one line.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hotcold.formats.files import shown
 
 PREFIX = "tokenizer.ggml."
 
@@ -27,16 +27,10 @@ def wrong(key: str, what: str) -> TokenizerError:
     return TokenizerError(f"{PREFIX}{key} {what}")
 
 
-class TokenType(enum.IntEnum):
-    """``tokenizer.ggml.token_type``."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
+#: ``tokenizer.ggml.token_type``
+TokenType = enum.IntEnum(
+    "TokenType", ["UNDEFINED", "NORMAL", "UNKNOWN", "CONTROL", "USER_DEFINED", "UNUSED", "BYTE"], start=0
+)
 
 
 @dataclass(frozen=True)
@@ -52,26 +46,18 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens in id order and the settings around them.
+    """Tokens in id order and the settings around them."""
 
-    Attributes:
-        tokens: ``[V]`` texts as the file spells them.
-        types: ``[V]`` :class:`TokenType`, as plain integers.
-        scores: ``[V]`` float32, or None for kinds of tokenizer that have none.
-        stop_ids: tokens that end a text: EOS, end of turn, end of message.
-        add_space_prefix: whether text starts with a space that the user did not write.
-    """
-
-    tokens: list[str]
-    types: list[int]
-    scores: npt.NDArray[np.float32] | None
+    tokens: list[str]  #: ``[V]`` as the file spells them
+    types: list[int]  #: ``[V]`` :class:`TokenType`, as plain integers
+    scores: npt.NDArray[np.float32] | None  #: ``[V]``, for kinds of tokenizer that have them
     bos_id: int | None
     eos_id: int | None
     unknown_id: int | None
-    stop_ids: frozenset[int]
+    stop_ids: frozenset[int]  #: tokens that end a text: EOS, end of turn, end of message
     add_bos: bool
     add_eos: bool
-    add_space_prefix: bool
+    add_space_prefix: bool  #: whether text starts with a space that the user did not write
 
     def ordinary(self, *excluded: TokenType) -> dict[str, int]:
         """Ids of the tokens that text may become by their spelling; of equal tokens the last counts."""
@@ -103,11 +89,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabulary:
-    """Reads and checks the vocabulary of a GGUF file; no key outside ``tokenizer.ggml.`` is looked at.
-
-    Raises:
-        TokenizerError: a key is missing, has the wrong type, or does not fit the others.
-    """
+    """Reads and checks the vocabulary of a GGUF file; no key outside ``tokenizer.ggml.`` is looked at."""
     tokens = array(metadata, "tokens", "U")
     if not tokens:
         raise TokenizerError(f"the file has no {PREFIX}tokens, or 0 of them: use one with a vocabulary")
@@ -128,60 +110,40 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
         types[id] = TokenType.CONTROL
     if unknown is not None and types[unknown] == TokenType.NORMAL:
         types[unknown] = TokenType.UNKNOWN
+    scores = _scores(metadata, len(tokens)) if defaults.scores else None
     return Vocabulary(
-        tokens=tokens,
-        types=types,
-        scores=_scores(metadata, len(tokens)) if defaults.scores else None,
-        bos_id=bos,
-        eos_id=eos,
-        unknown_id=unknown,
-        stop_ids=stop_ids,
+        tokens, types, scores, bos_id=bos, eos_id=eos, unknown_id=unknown, stop_ids=stop_ids,
         add_bos=_adds(metadata, "bos", bos, default=defaults.add_bos),
         add_eos=_adds(metadata, "eos", eos, default=defaults.add_eos),
         add_space_prefix=flag(metadata, "add_space_prefix", default=True) and defaults.space_prefix,
-    )
-
-
-def quoted(text: object, limit: int = 40) -> str:
-    """A value of an untrusted file, safe and short enough for a one-line message."""
-    shown = ascii(text[: limit + 1] if isinstance(text, (str, list)) else text)
-    return shown if len(shown) <= limit else shown[:limit] + "..."
+    )  # fmt: skip
 
 
 def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None = None) -> Any:
-    """An array of the file or None: a list of strings for ``kinds`` "U", else values of these NumPy kinds.
-
-    Raises:
-        TokenizerError: something else, or not ``size`` entries.
-    """
+    """An array of the file or None: a list of strings for ``kinds`` "U", else values of these NumPy kinds."""
     value = metadata.get(PREFIX + name)
     if value is None:
         return None
-    if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim == 1):
-        raise wrong(name, f"is {quoted(value)}: a flat array is needed")
+    if not isinstance(value, list) and not (isinstance(value, np.ndarray) and value.ndim == 1):
+        raise wrong(name, f"is {shown(value)}: a flat array is needed")
     if size not in (None, len(value)):
         raise wrong(name, f"has {len(value)} entries for {size} tokens: one per token is needed")
     if kinds == "U":
         for i, text in enumerate(value):
             if not isinstance(text, str):
-                raise wrong(f"{name}[{i}]", f"is {quoted(text)}: only strings are allowed")
+                raise wrong(f"{name}[{i}]", f"is {shown(text)}: only strings are allowed")
         return list(value)
-    try:
-        values = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        values = np.empty(0, object)
-    if values.ndim != 1 or values.dtype.kind not in kinds:
-        allowed = "numbers" if "f" in kinds else "integers"
-        raise wrong(name, f"holds {values.dtype} values: only {allowed} are allowed")
-    return values
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:  # a list holds strings
+        raise wrong(name, f"is {shown(value)}: only {'numbers' if 'f' in kinds else 'integers'} are allowed")
+    return value
 
 
 def flag(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """A true or false of the file; TokenizerError for anything else."""
     value = metadata.get(PREFIX + name, default)
-    if not isinstance(value, (bool, np.bool_)):
-        raise wrong(name, f"is {quoted(value)}: true and false are allowed")
-    return bool(value)
+    if not isinstance(value, bool):
+        raise wrong(name, f"is {shown(value)}: true and false are allowed")
+    return value
 
 
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int] | None:
@@ -189,12 +151,10 @@ def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int] | No
     if values is None:
         return None
     for id in np.flatnonzero((values < 0) | (values > max(TokenType))).tolist():
-        raise TokenizerError(f"{PREFIX}token_type[{id}] is {values[id]}: allowed are 0 to {max(TokenType)}")
+        raise wrong(f"token_type[{id}]", f"is {values[id]}: allowed are 0 to {max(TokenType)}")
     for id in np.flatnonzero(values == TokenType.BYTE).tolist():
         if not _BYTE_TOKEN.fullmatch(tokens[id]):
-            raise wrong(
-                f"tokens[{id}]", f"is {quoted(tokens[id])} of type byte: allowed are <0x00> to <0xFF>"
-            )
+            raise wrong(f"tokens[{id}]", f"is {shown(tokens[id])} of type byte: allowed are <0x00> to <0xFF>")
     types: list[int] = values.tolist()
     return types
 
@@ -205,8 +165,8 @@ def _scores(metadata: Mapping[str, Any], size: int) -> npt.NDArray[np.float32]:
         raise TokenizerError(f"the file has no {PREFIX}scores: one per token is needed")
     with np.errstate(over="ignore"):
         values: npt.NDArray[np.float32] = scores.astype(np.float32)
-    if np.isnan(values).any():
-        raise wrong(f"scores[{int(np.isnan(values).argmax())}]", "is not a number")
+    for id in np.flatnonzero(np.isnan(values)).tolist():
+        raise wrong(f"scores[{id}]", "is not a number")
     return values
 
 
@@ -215,11 +175,11 @@ def _id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
     value = metadata.get(PREFIX + key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise wrong(key, f"is {quoted(value)}: a token id is needed")
+    if type(value) is not int:
+        raise wrong(key, f"is {shown(value)}: a token id is needed")
     if not 0 <= value < size:
-        raise wrong(key, f"is {quoted(value)}: the {size} tokens have the ids 0 to {size - 1}")
-    return int(value)
+        raise wrong(key, f"is {shown(value)}: the {size} tokens have the ids 0 to {size - 1}")
+    return value
 
 
 def _adds(metadata: Mapping[str, Any], which: str, id: int | None, *, default: bool) -> bool:
