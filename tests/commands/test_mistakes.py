@@ -34,11 +34,12 @@ GOOD = {
     "tokenize": ["-p", PROMPT],
     "perplexity": ["-f", "{text}", "-c", "32", "--chunks", "1"],
     "bench": ["-p", "8", "-n", "4", "-r", "1"],
+    "fit-predictor": ["-f", "{text}", "-o", "out.predictor.gguf", "-c", "16"],
     "convert": [CHECKPOINT, "-o", "out.gguf"],
 }
 #: How each verb is given a model.
 MODEL = {"generate": ["-m"], "info": [], "tokenize": ["-p", "a", "-m"], "perplexity": ["-f", "{text}", "-m"],
-         "bench": ["-m"]}  # fmt: skip
+         "bench": ["-m"], "fit-predictor": ["-f", "{text}", "-o", "new.gguf", "-m"]}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def mistake(arguments: list[str], capsys: pytest.CaptureFixture[str], *parts: st
 
 def options_of(verb: str) -> Iterator[argparse.Action]:
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"hotcold.commands.{verb}").add_arguments(parser)
+    importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}").add_arguments(parser)
     yield from (action for action in parser._actions if action.nargs != 0)
 
 
@@ -118,7 +119,9 @@ def test_bad_values_of_every_flag(
     verb: str, action: argparse.Action, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag = action.option_strings[-1]
-    required = filled({"perplexity": ["-f", "{text}"], "convert": [CHECKPOINT]}.get(verb, []), places)
+    needed = {"perplexity": ["-f", "{text}"], "convert": [CHECKPOINT]}
+    needed["fit-predictor"] = ["-f", "{text}", "-o", "new.gguf"]
+    required = filled(needed.get(verb, []), places)
     values = ["", "a\0b", "x" * 5000]  # no path, no number, no choice
     if not isinstance(action.metavar, str) or action.metavar not in ("FILE", "TEXT", "MODEL_DIR"):
         values += ["nan", "inf", "-1e999", "-7", "9" * 5000, "1e300", "ten", "٣x", " "]

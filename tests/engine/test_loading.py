@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ from pwri import write_pwri
 from hotcold.demo import model_path
 from hotcold.engine import loading
 from hotcold.engine.loading import LoadedModel, LoadError, LoadOptions, load
-from hotcold.formats.gguf import GGUFError, open_gguf
+from hotcold.formats.blocks import quantise
+from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
+from hotcold.kernels.backend import PredictorTensors
+from hotcold.sparse.predictor import PredictorError, write_sidecar
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +67,9 @@ def test_predicted_without_a_predictor_is_refused() -> None:
 def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> None:
     model = reference(with_predictor(folder, 0.0))
     assert model.sparsity == "exact"
-    assert model.notes == ["sparsity auto is exact: --sparsity predicted uses the predictor"]
+    assert model.notes == [
+        "sparsity auto is exact: nothing says that the predictor pays; --sparsity predicted uses it"
+    ]
 
 
 def test_predicted_reads_the_predictor_too(folder: Path) -> None:
@@ -74,6 +80,78 @@ def test_predicted_reads_the_predictor_too(folder: Path) -> None:
     thresholds = 6 * 1024 * 4
     assert predicted.step_bytes - exact.step_bytes == sum(info.nbytes for info in factors) + thresholds
     assert predicted.step_params - exact.step_params == 6 * 32 * (256 + 1024)
+
+
+def with_sidecar(folder: Path, pays: list[bool], bound: float = -1e30) -> Path:
+    """A copy of the built-in model with a sidecar that names all neurons if 0 reaches the bound, or none."""
+    path = folder / "model.gguf"
+    shutil.copy(model_path(), path)
+    with open_gguf(path) as file:
+        shapes = [file.tensors[f"blk.{i}.ffn_up.weight"].shape for i in range(6)]
+        fingerprint = file.fingerprint()
+    layers = [
+        PredictorTensors(
+            quantise(np.zeros((32, d)), "Q8_0"), quantise(np.zeros((n, 32)), "Q8_0"),
+            np.full(n, bound, np.float32), relu=False,
+        )
+        for n, d in shapes
+    ]  # fmt: skip
+    write_sidecar(folder / "model.predictor.gguf", fingerprint, layers, {"input": "normed", "pays": pays})
+    return path
+
+
+def test_auto_uses_a_sidecar_in_the_layers_where_it_pays(tmp_path: Path) -> None:
+    path = with_sidecar(tmp_path, [True, False, False, True, False, False], bound=1.0)
+    model, exact = reference(path), reference(path, sparsity="exact")
+    assert model.sparsity == "predicted" and exact.notes == []
+    assert model.notes == ["sparsity auto is predicted: this pays in 2 of 6 layers, by model.predictor.gguf"]
+    decode_once(model, [0])
+    assert (model.counters.rows[:, 0] == [0, 1024, 1024, 0, 1024, 1024]).all()
+    extra = 2 * (34 * (32 * 256 + 1024 * 32) // 32 + 4 * 1024)
+    assert model.footprint.step_bytes - exact.footprint.step_bytes == extra
+    assert model.footprint.step_params - exact.footprint.step_params == 2 * 32 * (256 + 1024)
+    every = model.with_sparsity("predicted")
+    decode_once(every, [0])
+    assert not every.counters.rows[:, 0].any()
+
+
+def test_auto_is_exact_where_a_sidecar_pays_nowhere(tmp_path: Path) -> None:
+    model = reference(with_sidecar(tmp_path, [False] * 6))
+    assert model.sparsity == "exact" and "nothing says that the predictor pays" in model.notes[0]
+    predicted = model.with_sparsity("predicted")
+    decode_once(model, [0])
+    decode_once(predicted, [0])
+    assert np.array_equal(model.transformer.logits[0], predicted.transformer.logits[0])  # it names all
+
+
+def test_a_sidecar_that_is_named(tmp_path: Path) -> None:
+    with_sidecar(tmp_path, [True] * 6)
+    named = tmp_path / "model.predictor.gguf"
+    assert reference(predictor=named).sparsity == "predicted"  # of the built-in model, the same
+    assert reference().with_sparsity("predicted", named).sparsity == "predicted"
+    with pytest.raises(PredictorError, match="belongs to the model with fingerprint"):
+        reference(with_predictor(tmp_path, 0.5), predictor=named)
+    with pytest.raises(GGUFError, match="No such file"):
+        reference(predictor=tmp_path / "missing.gguf", sparsity="predicted")
+
+
+@pytest.mark.parametrize("mode", ["auto", "predicted"])
+def test_a_sidecar_of_another_model_is_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    path = with_sidecar(tmp_path, [True] * 6)
+    with open_gguf(path) as file:
+        tensors = {name: file.load(name) for name in file.tensors}
+        up = tensors["blk.0.ffn_up.weight"]
+        tensors["blk.0.ffn_up.weight"] = quantise(up.dequantise() * 2, "Q8_0")
+        write_gguf(path, file.metadata, tensors)
+    monkeypatch.setattr(loading, "load_weights", lambda *_: pytest.fail("weights were read"))
+    with pytest.raises(
+        PredictorError, match=r"model.predictor.gguf: belongs to the model with .* run hotcold"
+    ):
+        reference(path, sparsity=mode)
+    monkeypatch.undo()
+    assert reference(path, sparsity="exact").sparsity == "exact"  # which does not look at it
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 256), (2, 2), (100, 100), (256, 256)])

@@ -1,4 +1,4 @@
-"""PowerInfer's predictors as files hold them: complete ones, and what is refused."""
+"""Predictors as files hold them, PowerInfer's and sidecars: complete ones, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import pytest
 from plain_forward import Model
 
 from hotcold.formats.blocks import Tensor, quantise
-from hotcold.formats.gguf import GGUFFile, open_gguf
+from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
+from hotcold.kernels.backend import PredictorTensors
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.config import Config
 from hotcold.sparse.predictor import (
     PredictorError,
     check_predictors,
+    find_predictors,
     load_predictors,
     predictor_names,
     read_predictor,
+    write_sidecar,
 )
 
 RANKS = (32, 64)  # they may differ by layer
@@ -63,7 +66,9 @@ def test_predictors_are_read_as_they_are(write: Callable[..., GGUFFile]) -> None
     with write(sparse_threshold=np.float32(-0.25)) as file:
         config = config_of(file)
         assert predictor_names(file) == {first(0), second(0), first(1), second(1)}
-        nbytes = check_predictors(file, config)
+        facts = check_predictors(file, config)
+        assert (facts.input, facts.relu, facts.pays) == ("residual", True, (False, False))
+        nbytes = facts.nbytes
         assert nbytes == sum(file.tensors[name].nbytes for name in predictor_names(file))
         for i, (n, rank) in enumerate(zip(MODEL.neurons, RANKS, strict=True)):
             tensors = read_predictor(file, config, i)
@@ -71,9 +76,8 @@ def test_predictors_are_read_as_they_are(write: Callable[..., GGUFFile]) -> None
             np.testing.assert_array_equal(tensors.first.data, random(rank, MODEL.dim).data)
             np.testing.assert_array_equal(tensors.second.data, random(n, rank).data)
             np.testing.assert_array_equal(tensors.threshold, np.full(n, -0.25, np.float32))
-        seen: list[int] = []
-        loaded = load_predictors(file, config, ReferenceBackend(), seen.append)
-        assert len(loaded) == 2 and sum(seen) == nbytes
+        loaded = load_predictors(file, config, ReferenceBackend())
+        assert len(loaded) == 2
         assert sum(predictor.nbytes for predictor in loaded) == nbytes + 4 * sum(MODEL.neurons)
 
 
@@ -135,3 +139,105 @@ def test_weights_that_are_not_finite_are_refused(
         pytest.raises(PredictorError, match=f"{name} holds values that are not finite"),
     ):
         load_predictors(file, config_of(file), ReferenceBackend())
+
+
+# --- sidecars ---
+
+
+def sidecar(tmp_path: Path, change: Callable[[dict[str, Any], Tensors], object] | None = None) -> GGUFFile:
+    """The sidecar of a model with the fingerprint ``f``, after a change of its keys and tensors."""
+    layers = [
+        PredictorTensors(
+            random(rank, MODEL.dim), random(n, rank), np.linspace(-1, 1, n, dtype=np.float32), relu=False
+        )
+        for n, rank in zip(MODEL.neurons, RANKS, strict=True)
+    ]
+    path = tmp_path / "x.predictor.gguf"
+    write_sidecar(path, "f", layers, {"input": "normed", "pays": [True, False]})
+    if change is not None:
+        with open_gguf(path) as file:
+            metadata, tensors = dict(file.metadata), {name: file.load(name) for name in file.tensors}
+        change(metadata, tensors)
+        write_gguf(path, metadata, tensors)
+    return open_gguf(path)
+
+
+def model_config() -> Config:
+    return Config.from_metadata(MODEL.metadata(), "GGUF", MODEL.tensors())  # type: ignore[arg-type]
+
+
+def test_a_sidecar_comes_back_as_it_was(tmp_path: Path) -> None:
+    with sidecar(tmp_path) as file:
+        facts = check_predictors(file, model_config(), "f")
+        assert (facts.input, facts.relu, facts.pays) == ("normed", False, (True, False))
+        assert facts.params == tuple(r * (MODEL.dim + n) for r, n in zip(RANKS, MODEL.neurons, strict=True))
+        assert facts.nbytes == sum(info.nbytes for info in file.tensors.values())
+        assert file.metadata["hotcold.predictor.version"]
+        for i, (n, rank) in enumerate(zip(MODEL.neurons, RANKS, strict=True)):
+            tensors = read_predictor(file, model_config(), i)
+            assert not tensors.relu
+            np.testing.assert_array_equal(tensors.first.data, random(rank, MODEL.dim).data)
+            np.testing.assert_array_equal(tensors.second.data, random(n, rank).data)
+            np.testing.assert_array_equal(tensors.threshold, np.linspace(-1, 1, n, dtype=np.float32))
+
+
+KEY = "hotcold.predictor."
+DAMAGED: dict[str, tuple[Callable[[dict[str, Any], Tensors], object], str]] = {
+    "another model's": (
+        lambda m, t: m.update({KEY + "model_fingerprint": "g"}),
+        r"x.predictor.gguf: belongs to the model with fingerprint 'g', not to this one \('f'\): run ",
+    ),
+    "nobody's": (lambda m, t: m.pop(KEY + "model_fingerprint"), "fingerprint None, not to this one"),
+    "no sidecar": (lambda m, t: m.pop("general.type"), "not to this one"),
+    "input": (
+        lambda m, t: m.update({KEY + "input": "logits"}),
+        "'logits'.*residual or normed, a truth value",
+    ),
+    "relu": (lambda m, t: m.update({KEY + "relu": 1}), "input, relu and pays are 'normed', 1, "),
+    "pays of numbers": (lambda m, t: m.update({KEY + "pays": [1, 0]}), "a truth value and 2 of them"),
+    "pays of a layer": (lambda m, t: m.update({KEY + "pays": [True]}), "a truth value and 2 of them"),
+    "pays of none": (lambda m, t: m.update({KEY + "pays": True}), "a truth value and 2 of them"),
+    "a layer": (lambda m, t: t.pop("blk.1.predictor.first"), "predictor of layer 1 is missing"),
+    "thresholds": (lambda m, t: t.pop("blk.0.predictor.threshold"), "predictor of layer 0 is missing"),
+    "too few thresholds": (
+        lambda m, t: t.update({"blk.0.predictor.threshold": random(60)}),
+        r"tensor blk.0.predictor.threshold has shape \(60,\): \(70,\) is needed",
+    ),
+    "a table of thresholds": (
+        lambda m, t: t.update({"blk.0.predictor.threshold": random(70, 1)}),
+        r"has shape \(70, 1\): \(70,\) is needed",
+    ),
+    "a vector": (
+        lambda m, t: t.update({"blk.0.predictor.first": random(48)}),
+        r"tensor blk.0.predictor.first has shape \(48,\): \(rank, 48\)",
+    ),
+    "rank": (
+        lambda m, t: t.update({"blk.1.predictor.second": random(90, 32)}),
+        r"blk.1.predictor.second has shape \(90, 32\): \(90, 64\) is needed",
+    ),
+    "nan": (
+        lambda m, t: t.update({"blk.1.predictor.threshold": quantise(np.full(90, np.nan), "F32")}),
+        "tensor blk.1.predictor.threshold holds values that are not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_sidecar_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any], Tensors], object], message: str
+) -> None:
+    with sidecar(tmp_path, change) as file, pytest.raises(PredictorError, match=message):
+        load_predictors(file, model_config(), ReferenceBackend(), "f")
+
+
+def test_where_predictors_are_looked_for(tmp_path: Path, write: Callable[..., GGUFFile]) -> None:
+    named = tmp_path / "named.gguf"
+    with write() as model:  # it has its own
+        assert find_predictors(model) == model.path
+        beside = tmp_path / "model.predictor.gguf"
+        beside.touch()
+        assert find_predictors(model) == beside
+        assert find_predictors(model, named) == named
+    beside.unlink()
+    with open_gguf(MODEL.write(tmp_path / "none.gguf")) as model:
+        assert find_predictors(model) is None

@@ -25,6 +25,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("tokenize", "turn text into token ids"),
     ("perplexity", "measure how well a model predicts a text"),
     ("bench", "measure prompt and generation speed"),
+    ("fit-predictor", "make the predictors of --sparsity predicted"),
     ("convert", "turn a checkpoint into a GGUF file"),
 )
 
@@ -88,7 +89,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _run_verb(name: str, argv: list[str]) -> int:
-    verb = importlib.import_module(f"hotcold.commands.{name}")
+    verb = importlib.import_module(f"hotcold.commands.{name.replace('-', '_')}")
     parser = OneLineParser(prog=f"hotcold {name}", description=verb.__doc__, allow_abbrev=False)
     verb.add_arguments(parser)
     try:

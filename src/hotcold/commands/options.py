@@ -56,7 +56,7 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: built in)")
     group.add_argument(
@@ -66,10 +66,15 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "-c", "--ctx-size", type=whole_number(2), metavar="N",
         help="positions of the context (default: the model's, 4096 at most)",
     )  # fmt: skip
-    group.add_argument(
-        "--sparsity", choices=SPARSITY_MODES, default="auto",
-        help="which neurons are computed (default: auto, which says what it chose)",
-    )  # fmt: skip
+    if sparsity:
+        group.add_argument(
+            "--sparsity", choices=SPARSITY_MODES, default="auto",
+            help="which neurons are computed (default: auto, which says what it chose)",
+        )  # fmt: skip
+        group.add_argument(
+            "--predictor", type=file_path, metavar="FILE",
+            help="made by fit-predictor (default: MODEL.predictor.gguf beside the model, if it is there)",
+        )  # fmt: skip
     group.add_argument(
         "--cache-type", choices=CACHE_TYPES, default="f16",
         help="what keys and values are rounded to (default: f16; q8_0 takes half of it)",
@@ -123,14 +128,15 @@ def read_text(path: Path | None) -> str:
         raise ValueError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
 
 
-def load_model(args: argparse.Namespace, **more: int) -> LoadedModel:
+def load_model(args: argparse.Namespace, **more: Any) -> LoadedModel:
     """Loads the model that the flags name, with a progress bar, and prints its notes to stderr.
 
     ``more`` belongs to :class:`~hotcold.engine.loading.LoadOptions`.
     """
     from hotcold.engine.loading import LoadOptions, load
 
-    flags = {"sparsity": args.sparsity, "threads": args.threads, "context": args.ctx_size}
+    flags = {"threads": args.threads, "context": args.ctx_size}
+    flags |= {name: getattr(args, name) for name in ("sparsity", "predictor") if name in args}
     options = LoadOptions(backend=args.backend, cache_type=args.cache_type, **flags | more)
     with progress("loading", in_bytes=True) as advance:
         model = load(args.model, options, advance)

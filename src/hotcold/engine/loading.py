@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from hotcold.demo import model_path
 from hotcold.engine.memory import available_memory
 from hotcold.engine.statistics import Counters, Footprint
-from hotcold.formats.gguf import GGUFFile, open_gguf
+from hotcold.formats.gguf import GGUFFile, open_gguf, printable
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import (
     MAX_DECODE_ROWS,
@@ -31,9 +32,19 @@ from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import FFN, DenseFFN, Transformer
 from hotcold.model.weights import Progress, check_tensors, load_weights
 from hotcold.sparse.hybrid_ffn import hybrid_ffns
-from hotcold.sparse.predictor import check_predictors, load_predictors, predictor_names
+from hotcold.sparse.predictor import (
+    PredictorFacts,
+    check_predictors,
+    find_predictors,
+    load_predictors,
+    predictor_names,
+)
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
+
+
+#: Is given the layers' FFNs, and gives those to run.
+Wrap = Callable[[list[FFN]], list[FFN]]
 
 
 class LoadError(ValueError):
@@ -45,6 +56,7 @@ class LoadOptions:
     """How to load a model."""
 
     sparsity: str = "auto"  #: one of :data:`SPARSITY_MODES`
+    predictor: Path | None = None  #: a sidecar; None: the one beside the model, else what the model has
     threads: int | None = None  #: None takes what affinity and cgroup quota allow
     context: int | None = None  #: positions of a sequence; None: the model's, ``default_context`` at most
     default_context: int = 4096
@@ -81,14 +93,14 @@ class LoadedModel:
     def __init__(self, file: GGUFFile, options: LoadOptions, progress: Progress | None = None) -> None:
         factors = predictor_names(file)
         self._path = file.path
-        self._predictor_params = sum(math.prod(file.tensors[name].shape) for name in factors)
-        self._predictors: list[PredictorWeights] | None = None
+        self._predictor_path = find_predictors(file, options.predictor)
+        self.fingerprint = file.fingerprint()
         self.name = file.path.stem
         self.config = config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         weight_bytes = check_tensors(file, config, factors)
         self._check_mode(options.sparsity)
-        if options.sparsity == "predicted":
-            weight_bytes += check_predictors(file, config)
+        if facts := self._predictor_facts(options.sparsity):
+            weight_bytes += facts.nbytes
         asked, most = options.context, config.context
         if asked is not None and not 2 <= asked <= most:
             raise LoadError(f"context of {asked} positions (-c): this model allows 2 to {most}")
@@ -129,15 +141,16 @@ class LoadedModel:
         if self._dense_rows is not None:
             counters.rows += self._dense_rows if rows == 1 else self._dense_rows * (1, 1, 1, rows, 1)
 
-    def with_sparsity(self, sparsity: str) -> LoadedModel:
-        """The same weights in another mode, with a KV cache of its own.
+    def with_sparsity(self, sparsity: str, predictor: Path | None = None, wrap: Wrap = list) -> LoadedModel:
+        """The same weights in another mode, with a KV cache of its own, and perhaps with another sidecar.
 
         Raises:
-            LoadError: the model cannot run in that mode.
+            ValueError: the model cannot run in that mode, or the sidecar is not right.
         """
-        self._check_mode(sparsity)
         other = copy.copy(self)
-        other._enter(sparsity)
+        other._predictor_path = predictor or self._predictor_path
+        other._check_mode(sparsity)
+        other._enter(sparsity, wrap)
         return other
 
     def _check_mode(self, requested: str) -> None:
@@ -148,25 +161,40 @@ class LoadedModel:
                 f"--sparsity {requested}: activation {activation} gives no zeros, so no neuron can be left "
                 "out: use off or auto"
             )
-        if requested == "predicted" and not self._predictor_params:
+        if requested == "predicted" and not self._predictor_path:
             raise LoadError(
-                "--sparsity predicted: the file has no predictor (blk.N.fc1, blk.N.fc2): use exact, which is "
-                "lossless and needs none, or a PowerInfer file with predictors"
+                "--sparsity predicted: the file has no predictor (blk.N.fc1, blk.N.fc2) and no sidecar: "
+                "use exact, which is lossless and needs none, or make one with hotcold fit-predictor"
             )
 
-    def _enter(self, requested: str) -> None:
+    def _predictor_facts(self, requested: str) -> PredictorFacts | None:
+        """Those that the mode may use, checked; ``auto`` asks a sidecar, as PowerInfer's files don't say."""
+        path, activation = self._predictor_path, self.config.activation
+        asked = requested == "predicted" or (requested == "auto" and path != self._path)
+        if path is None or not asked or activation not in SPARSE_ACTIVATIONS:
+            return None
+        with open_gguf(path) as file:
+            return check_predictors(file, self.config, self.fingerprint)
+
+    def _enter(self, requested: str, wrap: Wrap = list) -> None:
         """Makes all that belongs to one sparsity mode."""
-        self.sparsity, notes = self._mode(requested)
+        facts = self._predictor_facts(requested)
+        self.sparsity, notes = self._mode(requested, facts)
         self.notes = [*self.config.notes, *notes]
-        if self.sparsity == "predicted" and self._predictors is None:
-            with open_gguf(self._path) as file:
-                self._predictors = load_predictors(file, self.config, self.backend)
+        self._predictors: list[PredictorWeights | None] = [None] * self.config.layers
+        self._predictor_params, self._predictor_input = 0, "normed"
+        if facts and self.sparsity == "predicted":
+            used = [requested == "predicted" or pays for pays in facts.pays]
+            with open_gguf(facts.path) as file:
+                loaded = load_predictors(file, self.config, self.backend, self.fingerprint)
+            self._predictors = [each if use else None for each, use in zip(loaded, used, strict=True)]
+            self._predictor_params, self._predictor_input = int(np.dot(facts.params, used)), facts.input
         self.counters = Counters(np.zeros((self.config.layers, 5), np.int64))
         self.footprint = self._footprint()
         pages = self._limits.sequences * self._limits.pages_per_sequence
         self.cache = KVCache(self.backend, self.config, pages, self.cache_type)
         self.transformer = Transformer(
-            self.config, self._weights, self.backend, self._ffns(), self._limits, self.cache
+            self.config, self._weights, self.backend, wrap(self._ffns()), self._limits, self.cache
         )
         # What a dense step of one token reads, [layers, 5]; the other modes' FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
@@ -176,22 +204,27 @@ class LoadedModel:
             rows = np.outer(self.config.neurons, columns)
             self._dense_rows = np.column_stack([rows, runs]).astype(np.int64)
 
-    def _mode(self, requested: str) -> tuple[str, list[str]]:
+    def _mode(self, requested: str, facts: PredictorFacts | None) -> tuple[str, list[str]]:
         """The mode in force, and notes that say what was chosen and what runs a slower way."""
         activation = self.config.activation
         if requested != "auto":
             return requested, []
         if activation not in SPARSE_ACTIVATIONS:
             return "off", [f"sparsity auto is off: activation {activation} gives no zeros"]
-        note = "sparsity auto is exact: --sparsity predicted uses the predictor"
-        return "exact", [note] if self._predictor_params else []
+        if facts and (paying := sum(facts.pays)):
+            where = f"{paying} of {self.config.layers} layers, by {printable(facts.path.name)}"
+            return "predicted", [f"sparsity auto is predicted: this pays in {where}"]
+        note = "sparsity auto is exact: nothing says that the predictor pays; --sparsity predicted uses it"
+        return "exact", [note] if self._predictor_path else []
 
     def _ffns(self) -> list[FFN]:
         weights = [layer.ffn for layer in self._weights.layers]
         if self.sparsity == "off":
             return [DenseFFN(self.backend, layer) for layer in weights]
-        predictors = self._predictors if self.sparsity == "predicted" else None
-        ffns = hybrid_ffns(self.backend, weights, self._limits.tokens, skip=True, predictors=predictors)
+        rows, inputs = self._limits.tokens, self._predictor_input
+        ffns = hybrid_ffns(
+            self.backend, weights, rows, skip=True, predictors=self._predictors, predictor_input=inputs
+        )
         for ffn, counts in zip(ffns, self.counters.rows, strict=True):
             ffn.stats = FFNStats(counts)  # a view: one array counts for all layers
         return [*ffns]
@@ -204,12 +237,11 @@ class LoadedModel:
             read += (layer.q, layer.k, layer.v, layer.o)
             norms += filter(None, (layer.attn_norm, layer.ffn_norm, layer.q_norm, layer.k_norm))
         read += (vector for norm in norms for vector in (norm.weight, norm.bias) if vector is not None)
-        predictors = self._predictors if self.sparsity == "predicted" else None
+        predictors = [each for each in self._predictors if each is not None]
         row_bytes = (layer.ffn.row_bytes for layer in weights.layers)
         return Footprint(
-            step_bytes=sum(each.nbytes for each in (*read, *(predictors or ()))),
-            step_params=sum(math.prod(each.shape) for each in read)
-            + (self._predictor_params if predictors else 0),
+            step_bytes=sum(each.nbytes for each in (*read, *predictors)),
+            step_params=sum(math.prod(each.shape) for each in read) + self._predictor_params,
             token_bytes=weights.embedding.nbytes // config.vocab,
             neurons=config.neurons,
             dim=config.dim,

@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from hotcold.engine.loading import LoadedModel
 from hotcold.engine.statistics import Figures
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Floats
+from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch, Buffer, Floats
+from hotcold.model.transformer import FFN
 
 Doubles = npt.NDArray[np.float64]
 
@@ -156,3 +157,33 @@ def _steps(scorer: Scorer, window: Sequence[int]) -> Iterator[tuple[Sequence[int
 def _surprise(log_probabilities: Doubles, targets: Sequence[int]) -> Doubles:
     surprise: Doubles = -log_probabilities[np.arange(len(targets)), targets]
     return surprise
+
+
+def ffn_inputs(
+    model: LoadedModel, windows: Sequence[Sequence[int]], names: set[str]
+) -> list[dict[str, Floats]]:
+    """What each layer's FFN is given for the tokens of the windows but the last ones, ``[tokens, D]``.
+
+    Args:
+        names: which of ``normed`` and ``residual`` are wanted.
+    """
+    shape, seen = (model.transformer.batch.limits.tokens, model.config.dim), []
+
+    def watched(ffn: FFN) -> FFN:
+        buffers = {name: model.backend.zeros(shape) for name in names}
+        seen.append(buffers)
+
+        def run(normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
+            for name, buffer in buffers.items():  # added to zeros, since that is an op and can be recorded
+                model.backend.add(buffer, normed if name == "normed" else residual, batch)
+            ffn(normed, residual, batch, out)
+
+        return run
+
+    scorer = Scorer(model.with_sparsity("exact", wrap=lambda ffns: [watched(ffn) for ffn in ffns]))
+    rows: list[dict[str, list[Floats]]] = [{name: [] for name in names} for _ in seen]
+    for logits in (logits for window in windows for logits in scorer.logits(window)):
+        for parts, buffer in ((p[name], s[name]) for p, s in zip(rows, seen, strict=True) for name in names):
+            parts.append(buffer[: len(logits)].copy())
+            buffer[:] = 0
+    return [{name: np.concatenate(parts) for name, parts in layer.items()} for layer in rows]

@@ -204,6 +204,11 @@ class _Predictor:
     def nbytes(self) -> int:
         return self.first.nbytes + self.second.nbytes + self.threshold.nbytes
 
+    def scores(self, x: Floats) -> Floats:
+        """``x [T, D]`` -> ``[T, N]``."""
+        hidden = self.first.dot(x)
+        return self.second.dot(np.maximum(hidden, 0) if self.relu else hidden)
+
 
 @dataclass(frozen=True)
 class _Program:
@@ -231,7 +236,7 @@ class ReferenceBackend:
     def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
         return _Matrix(tensor, bias)
 
-    def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
+    def ffn_weights(self, tensors: FFNTensors) -> _FFN:
         check_ffn(tensors)
         return _FFN(
             gate=None if tensors.gate is None else _Matrix(tensors.gate, tensors.gate_bias),
@@ -243,7 +248,7 @@ class ReferenceBackend:
             down_bias=tensors.down_bias,
         )
 
-    def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights:
+    def predictor_weights(self, tensors: PredictorTensors) -> _Predictor:
         check_predictor(tensors)
         return _Predictor(_Matrix(tensors.first), _Matrix(tensors.second), tensors.threshold, tensors.relu)
 
@@ -340,9 +345,7 @@ class ReferenceBackend:
         p = own_weights(weights, _Predictor)
         values = _rows("x", x, batch, (p.first.shape[1],))[: batch.n_decode]
         target = _rows("mask", mask, batch, (-(-p.second.shape[0] // 64),), np.uint64)
-        hidden = p.first.dot(values)
-        scores = p.second.dot(np.maximum(hidden, 0) if p.relu else hidden)
-        target[: batch.n_decode] = pack_mask(scores >= p.threshold)
+        target[: batch.n_decode] = pack_mask(p.scores(values) >= p.threshold)
 
     def ffn(
         self,

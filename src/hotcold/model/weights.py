@@ -112,6 +112,11 @@ def load_weights(
     )
 
 
+def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
+    """One layer's FFN as ``backend`` is given it; errors as in :func:`load_weights`."""
+    return _Reader(file, backend, config, lambda done, total: None, 0)._ffn(f"blk.{layer}.")
+
+
 def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Shapes by name of what the model needs, and of what it may have."""
     d, v = config.dim, config.vocab

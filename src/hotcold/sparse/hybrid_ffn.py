@@ -92,26 +92,27 @@ def hybrid_ffns(
     rows: int,
     *,
     skip: bool,
-    predictors: Sequence[PredictorWeights] | None = None,
+    predictors: Sequence[PredictorWeights | None] | None = None,
     predictor_input: str = "residual",
 ) -> list[HybridFFN]:
     """One FFN per layer, each with stats of its own; layers of the same width share one mask.
 
     Args:
         rows: the most rows of a step (``BatchLimits.tokens``).
-        predictors: one per layer, or None.
+        predictors: one per layer; a layer without one, or all, compute every gate.
 
     Raises:
         ValueError: a predictor is missing, or the input has no such name.
     """
     if predictors is None:
-        return [HybridFFN(backend, layer, skip=skip, stats=FFNStats()) for layer in weights]
+        predictors = [None] * len(weights)
     masks: dict[int, Buffer] = {}
     ffns = []
     for layer, predictor in zip(weights, predictors, strict=True):
-        words = -(-layer.neurons // 64)
-        if words not in masks:
-            masks[words] = backend.zeros((rows, words), np.uint64)
-        prediction = Prediction(predictor, masks[words], predictor_input)
+        words, prediction = -(-layer.neurons // 64), None
+        if predictor is not None:
+            if words not in masks:
+                masks[words] = backend.zeros((rows, words), np.uint64)
+            prediction = Prediction(predictor, masks[words], predictor_input)
         ffns.append(HybridFFN(backend, layer, skip=skip, prediction=prediction, stats=FFNStats()))
     return ffns

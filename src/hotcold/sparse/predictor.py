@@ -1,35 +1,67 @@
-"""Predictors that a model file carries: PowerInfer's, two low-rank factors per layer with a ReLU between.
+"""Predictors in files: PowerInfer's, inside a model file, and fitted ones in a sidecar (docs/formats.md).
 
-In the file they are ``blk.N.fc1.weight`` (R, D) and ``blk.N.fc2.weight`` (N, R); R may differ by layer. A
-neuron is a candidate when its score is at least ``powerinfer.sparse_threshold``. Their input is the residual
-stream before the FFN's norm.
+PowerInfer's are ``blk.N.fc1.weight`` (R, D) and ``blk.N.fc2.weight`` (N, R), with a ReLU between and one
+threshold; they read the residual stream before the FFN's norm. A sidecar states what its predictors read, and
+has a threshold per neuron. R may differ by layer.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from hotcold.formats.blocks import BlockTypeError, Tensor, block_type
-from hotcold.formats.gguf import GGUFFile
+from hotcold import __version__
+from hotcold.formats.blocks import BlockTypeError, Tensor, block_type, quantise
+from hotcold.formats.files import naming
+from hotcold.formats.gguf import GGUFFile, TensorInfo, printable, write_gguf
 from hotcold.kernels.backend import Backend, PredictorTensors, PredictorWeights
 from hotcold.model.config import Config
+from hotcold.sparse.hybrid_ffn import PREDICTOR_INPUTS
 
 THRESHOLD_KEY = "powerinfer.sparse_threshold"
+SIDECAR_TYPE = "predictor"  #: a sidecar's ``general.type``
 MAX_RANK = 1 << 16
 
+_KEY = "hotcold.predictor."
+_PARTS = ("first", "second", "threshold")
 _CHUNK = 1 << 20  # weights checked at a time
 
 
 class PredictorError(ValueError):
-    """Predictor tensors that are incomplete, or do not fit the model."""
+    """Predictors that are incomplete, damaged, or not this model's."""
+
+
+@dataclass(frozen=True)
+class PredictorFacts:
+    """What a file says of a model's predictors."""
+
+    path: Path
+    input: str  #: what they read, one of ``PREDICTOR_INPUTS``
+    relu: bool  #: whether there is one between the factors
+    pays: tuple[bool, ...]  #: by layer, whether ``auto`` is to use it; False where nobody measured
+    params: tuple[int, ...]  #: by layer, weights of both factors
+    nbytes: int
+
+
+def is_sidecar(file: GGUFFile) -> bool:
+    return bool(file.metadata.get("general.type") == SIDECAR_TYPE)
+
+
+def find_predictors(model: GGUFFile, named: Path | None = None) -> Path | None:
+    """Where a model's predictors are: as named, ``x.predictor.gguf`` beside ``x.gguf``, or the model."""
+    beside = model.path.with_suffix(".predictor.gguf")
+    found = beside if beside.exists() else model.path if predictor_names(model) else None
+    return named or found
 
 
 def predictor_names(file: GGUFFile) -> frozenset[str]:
-    """Names of the tensors that predictors are read from; empty when the file has none."""
+    """Names of PowerInfer's predictor tensors; empty when the file has none."""
     return frozenset(
         name
         for name in file.tensors
@@ -37,40 +69,65 @@ def predictor_names(file: GGUFFile) -> frozenset[str]:
     )
 
 
-def check_predictors(file: GGUFFile, config: Config) -> int:
-    """Checks threshold, names, shapes and types of all layers' predictors; reads no tensor.
+def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = None) -> PredictorFacts:
+    """Checks metadata, names, shapes and types of all layers' predictors; reads no tensor.
 
-    Returns:
-        Bytes of all of them.
+    Args:
+        file: a sidecar, or the model itself.
+        fingerprint: that of the model; None where ``file`` is known to be the model.
 
     Raises:
-        PredictorError: a layer has none, a shape does not fit, or the threshold is not a number.
+        PredictorError: another model's, a layer has none, or a shape, type or value does not fit.
     """
-    _threshold(file)
-    missing = [i for i in range(config.layers) if any(name not in file.tensors for name in _names(i))]
-    if len(missing) == config.layers:
-        raise PredictorError("this file has no predictor (blk.N.fc1, blk.N.fc2): use --sparsity exact")
-    if missing:
-        listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        raise PredictorError(f"predictor of layer {listed} is missing: fc1 and fc2 of all layers are needed")
-    for i, neurons in enumerate(config.neurons):
-        first, second = (file.tensors[name] for name in _names(i))
-        rank = first.shape[0]
-        if first.shape != (rank, config.dim) or not 1 <= rank <= MAX_RANK:
+    with naming(file.path, PredictorError):
+        said = ("residual", True, (False,) * config.layers)
+        if is_sidecar(file):
+            said = _sidecar_facts(file, config)
+        seen = file.metadata.get(_KEY + "model_fingerprint") if is_sidecar(file) else file.fingerprint()
+        if fingerprint not in (None, seen):
             raise PredictorError(
-                f"tensor {first.name} has shape {first.shape}: (rank, {config.dim}) is needed, "
-                f"rank 1 to {MAX_RANK}"
+                f"belongs to the model with fingerprint {printable(repr(seen), 60)}, not to this one "
+                f"('{fingerprint}'): run hotcold fit-predictor again, or use --sparsity exact"
             )
-        if second.shape != (neurons, rank):
-            raise PredictorError(
-                f"tensor {second.name} has shape {second.shape}: {(neurons, rank)} is needed"
-            )
-        for info in (first, second):
-            try:
-                block_type(info.type)
-            except BlockTypeError as error:
-                raise PredictorError(f"tensor {info.name}: {error}") from None
-    return sum(file.tensors[name].nbytes for i in range(config.layers) for name in _names(i))
+        _threshold(file)
+        layers = range(config.layers)
+        missing = [i for i in layers if any(name not in file.tensors for name in _names(file, i))]
+        if len(missing) == config.layers:
+            raise PredictorError("this file has no predictor (blk.N.fc1, blk.N.fc2): use --sparsity exact")
+        if missing:
+            listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+            raise PredictorError(f"predictor of layer {listed} is missing: both factors of all are needed")
+        infos = [[file.tensors[name] for name in _names(file, i)] for i in layers]
+        for neurons, parts in zip(config.neurons, infos, strict=True):
+            _check_layer(parts, config.dim, neurons)
+        params = tuple(math.prod(first.shape) + math.prod(second.shape) for first, second, *_ in infos)
+        return PredictorFacts(file.path, *said, params, sum(each.nbytes for parts in infos for each in parts))
+
+
+def _sidecar_facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[bool, ...]]:
+    reads, relu, pays = (file.metadata.get(_KEY + key) for key in ("input", "relu", "pays"))
+    flags = pays.tolist() if isinstance(pays, np.ndarray) and pays.dtype == np.bool_ else []
+    if reads not in PREDICTOR_INPUTS or not isinstance(relu, bool) or len(flags) != config.layers:
+        raise PredictorError(
+            f"{_KEY}input, relu and pays are {printable(f'{reads!r}, {relu!r}, {pays!r}')}: "
+            f"{' or '.join(PREDICTOR_INPUTS)}, a truth value and {config.layers} of them are needed"
+        )
+    return reads, relu, tuple(flags)
+
+
+def _check_layer(parts: Sequence[TensorInfo], dim: int, neurons: int) -> None:
+    first, rank = parts[0], parts[0].shape[0]
+    if first.shape != (rank, dim) or not 1 <= rank <= MAX_RANK:
+        raise PredictorError(
+            f"tensor {first.name} has shape {first.shape}: (rank, {dim}) is needed, rank 1 to {MAX_RANK}"
+        )
+    for info, shape in zip(parts, ((rank, dim), (neurons, rank), (neurons,)), strict=False):
+        if info.shape != shape:
+            raise PredictorError(f"tensor {info.name} has shape {info.shape}: {shape} is needed")
+        try:
+            block_type(info.type)
+        except BlockTypeError as error:
+            raise PredictorError(f"tensor {info.name}: {error}") from None
 
 
 def read_predictor(file: GGUFFile, config: Config, layer: int) -> PredictorTensors:
@@ -79,33 +136,44 @@ def read_predictor(file: GGUFFile, config: Config, layer: int) -> PredictorTenso
     Raises:
         PredictorError: a weight is not finite; see also :func:`check_predictors`, which goes first.
     """
-    first, second = (_finite(file.load(name), name) for name in _names(layer))
+    first, second, *own = (_finite(file.load(name), name) for name in _names(file, layer))
+    if own:
+        return PredictorTensors(first, second, own[0].dequantise(), bool(file.metadata[_KEY + "relu"]))
     threshold = np.full(config.neurons[layer], _threshold(file), np.float32)
     return PredictorTensors(first, second, threshold, relu=True)
 
 
-def load_predictors(
-    file: GGUFFile, config: Config, backend: Backend, progress: Callable[[int], None] | None = None
-) -> list[PredictorWeights]:
-    """All layers' predictors in a backend.
+def write_sidecar(
+    path: Path, fingerprint: str, layers: Sequence[PredictorTensors], facts: Mapping[str, Any]
+) -> None:
+    """Writes all layers' predictors of the model of this fingerprint.
 
     Args:
-        progress: called with the bytes read after each layer.
-
-    Raises:
-        PredictorError: see :func:`check_predictors`.
+        facts: values of ``hotcold.predictor.*``: ``input``, ``pays``, and figures to be read by people.
     """
-    check_predictors(file, config)
-    loaded: list[PredictorWeights] = []
-    for i in range(config.layers):
-        tensors = read_predictor(file, config, i)
-        loaded.append(backend.predictor_weights(tensors))
-        if progress is not None:
-            progress(tensors.first.nbytes + tensors.second.nbytes)
-    return loaded
+    keys = {"version": __version__, "model_fingerprint": fingerprint, "relu": layers[0].relu, **facts}
+    tensors = {
+        f"blk.{i}.predictor.{part}": tensor
+        for i, each in enumerate(layers)
+        for part, tensor in zip(
+            _PARTS, (each.first, each.second, quantise(each.threshold, "F32")), strict=True
+        )
+    }
+    metadata = {"general.type": SIDECAR_TYPE} | {_KEY + key: value for key, value in keys.items()}
+    write_gguf(path, metadata, tensors)
 
 
-def _names(layer: int) -> tuple[str, str]:
+def load_predictors(
+    file: GGUFFile, config: Config, backend: Backend, fingerprint: str | None = None
+) -> list[PredictorWeights]:
+    """All layers' predictors in a backend; arguments and errors as in :func:`check_predictors`."""
+    check_predictors(file, config, fingerprint)
+    return [backend.predictor_weights(read_predictor(file, config, i)) for i in range(config.layers)]
+
+
+def _names(file: GGUFFile, layer: int) -> tuple[str, ...]:
+    if is_sidecar(file):
+        return tuple(f"blk.{layer}.predictor.{part}" for part in _PARTS)
     return f"blk.{layer}.fc1.weight", f"blk.{layer}.fc2.weight"
 
 
@@ -118,9 +186,10 @@ def _threshold(file: GGUFFile) -> float:
 
 def _finite(tensor: Tensor, name: str) -> Tensor:
     """Refuses NaN and infinity: a NaN score would leave a neuron out without a word."""
-    rows = max(1, _CHUNK // tensor.shape[1])
-    for start in range(0, tensor.shape[0], rows):
+    columns = tensor.shape[-1]
+    rows = max(1, _CHUNK // columns)
+    for start in range(0, len(tensor.data), rows):
         data = tensor.data[start : start + rows]
-        if not np.isfinite(Tensor(tensor.type, (len(data), tensor.shape[1]), data).dequantise()).all():
+        if not np.isfinite(Tensor(tensor.type, (len(data), columns), data).dequantise()).all():
             raise PredictorError(f"tensor {name} holds values that are not finite: the file is damaged")
     return tensor

@@ -1,0 +1,112 @@
+"""`hotcold fit-predictor`: a sidecar that works, a report that agrees with it, mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pwri import write_pwri
+
+from hotcold.commands import cli, fit_predictor
+from hotcold.demo import model_path
+from hotcold.formats.gguf import open_gguf
+
+TEXT = (
+    "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "
+    "before the hut and carved a spoon, and Heidi told him everything that she had seen: the great bird, the "
+    "fire on the snow, and the flowers that stood so thick that one could not see the grass between them. "
+)
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(fit_predictor, "_ROUNDS", 1)
+    path = tmp_path / "text.txt"
+    path.write_text("".join(TEXT[i:] for i in range(0, 240, 30)))
+    return path
+
+
+def report(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[dict[str, Any], str]:
+    assert cli.main([*args, "--json"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    return json.loads(last), "\n".join(lines)
+
+
+@pytest.mark.parametrize("speed", [0.9, 1.1])
+def test_a_sidecar_is_made_found_and_used(
+    text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, speed: float
+) -> None:
+    model, sidecar = text.with_name("m.gguf"), text.with_name("m.predictor.gguf")
+    shutil.copy(model_path(), model)
+    seen: dict[str, float] = {"exact_tok_s": 100.0, "predicted_tok_s": 100 * speed, "ratio": speed}
+    monkeypatch.setattr(fit_predictor, "_speed", lambda *models: seen)
+    fitted = ("fit-predictor", "-m", str(model), "-f", str(text), "-o", str(sidecar), "-c", "64")
+    result, lines = report(capsys, *fitted, "--recall", "0.95")
+    assert max(map(len, lines.splitlines())) <= 80 + len(str(sidecar))
+    layers = result["layers"]
+    assert len(layers) == 6 and all(layer["share"] <= 0.15 for layer in layers)
+    assert any(layer["pays"] for layer in layers), "the text says little, but not nothing"
+    assert result["pays"] == [layer["pays"] and speed > 1 for layer in layers]
+    with open_gguf(sidecar) as file:
+        assert file.metadata["hotcold.predictor.pays"].tolist() == result["pays"]
+        assert file.metadata["hotcold.predictor.target"] == np.float32(0.95)
+        assert file.tensors["blk.0.predictor.first"].shape == (layers[0]["rank"], 256)
+    for ladder, best in zip(result["frontier"], layers, strict=True):
+        assert best == min(ladder, key=lambda fit: fit["read"])
+    score = ("perplexity", "-m", str(model), "-f", str(text), "-c", "64")
+    auto, _ = report(capsys, *score)
+    assert auto["sparsity"] == ("predicted" if speed > 1 else "exact")
+    predicted, _ = report(capsys, *score, "--sparsity", "predicted", "--compare", "off")
+    assert 0.8 < predicted["compare"]["ppl_ratio"] < 1.2 and predicted["compare"]["kl_mean"] > 0
+    shares = predicted["active_share_by_layer"]
+    assert all(share <= layer["marked"] + 0.05 for share, layer in zip(shares, layers, strict=True))
+
+
+def test_both_modes_are_timed(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result, _ = report(
+        capsys, "fit-predictor", "-f", str(text), "-o", f"{text}.gguf", "-c", "32", "--tokens", "64"
+    )
+    assert result["ratio"] == pytest.approx(result["predicted_tok_s"] / result["exact_tok_s"])
+
+
+def test_trained_predictors_of_a_powerinfer_file(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, sidecar = text.with_name("m.gguf"), text.with_name("m.predictor.gguf")
+    zeros = {i: (np.zeros((32, 256), np.float32), np.zeros((1024, 32), np.float32)) for i in range(6)}
+    write_pwri(model, model_path(), zeros, 0.0)
+    fitted = ["fit-predictor", "--method", "trained", "-m", str(model), "-f", str(text), "-o", str(sidecar)]
+    result, _ = report(capsys, *fitted, "-c", "64", "--type", "q4_0")
+    assert result["input"] == "residual" and result["method"] == "trained"
+    assert all(layer["marked"] == layer["recall"] == 1 and not layer["pays"] for layer in result["layers"])
+    with open_gguf(sidecar) as file:
+        assert file.metadata["hotcold.predictor.relu"] and "target" not in str(file.metadata.keys())
+        assert file.tensors["blk.5.predictor.second"].type.name == "Q4_0"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-f {text}", "the following arguments are required: -o/--output"),
+        ("-f {text} -o {text}", "text.txt: a new file in a folder that exists is needed"),
+        ("-f {text} -o no/such/file.gguf", "no/such/file.gguf: a new file in a folder that exists is needed"),
+        ("-f {text} -o new.gguf --recall 1.5", "--recall is 1.5: above 0 and at most 1 is needed"),
+        ("-f {text} -o new.gguf --recall 0", "--recall is 0.0: above 0 and at most 1 is needed"),
+        ("-f {text} -o new.gguf --max-share 0", "--max-share is 0.0: above 0 and at most 1 is needed"),
+        ("-f {text} -o new.gguf --type q6_k", "cannot write Q6_K: choose from F32, F16"),
+        ("-f {text} -o new.gguf --method trained", "this file has no predictor"),
+        ("-f {text} -o new.gguf -c 64 --max-share 0.01", "layer 0: no predictor takes at most 1% of the"),
+        ("-f {short} -o new.gguf", "the text is less than two windows: give more, or make them smaller (-c)"),
+    ],
+)  # fmt: skip
+def test_mistakes(
+    line: str, message: str, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(text.parent)
+    (text.parent / "short").write_text(TEXT)
+    assert cli.main(["fit-predictor", *line.format(text=text, short="short").split()]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+    assert not Path("new.gguf").exists()

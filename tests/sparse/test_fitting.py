@@ -1,0 +1,195 @@
+"""Fitted predictors: against the definition of recall, the gate itself, and NumPy's SVD."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plain_forward import Model
+
+from hotcold.formats.blocks import quantise
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.backend import PredictorTensors
+from hotcold.model.config import Config
+from hotcold.sparse.fitting import Fit, FitOptions, fit_layer, thresholds
+from hotcold.sparse.predictor import PredictorError, read_predictor
+
+DIM, NEURONS = 64, 96
+
+
+@given(
+    seed=st.integers(0, 1000),
+    shape=st.tuples(st.integers(2, 60), st.integers(1, 9)),
+    recall=st.sampled_from([0.3, 0.9, 0.99, 1.0]),
+    weighted=st.booleans(),
+    share=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+)
+def test_thresholds_reach_the_recall(
+    seed: int, shape: tuple[int, int], recall: float, weighted: bool, share: float
+) -> None:
+    """Whatever the scores, some of which may say nothing, or be all the same."""
+    random = np.random.default_rng(seed)
+    active = random.random(shape) < share
+    scores = random.standard_normal(shape).astype(np.float32) * 10.0 ** random.integers(-3, 4, shape[1])
+    scores = (scores + active * np.abs(scores) * 2 + 5).astype(np.float32)
+    scores[:, 0] = 1
+    weight = random.random(shape).astype(np.float32) ** 3 * active if weighted else None
+    found = thresholds(scores, active, recall, weight)
+    assert np.isfinite(found).all() and found.dtype == np.float32
+    counts = active.astype(np.float64) if weight is None else weight.astype(np.float64)
+    assert (counts * (scores >= found)).sum() >= recall * counts.sum() * (1 - 1e-6)
+
+
+def test_thresholds_mark_few_others() -> None:
+    """Neurons that can be told are told; those that cannot are marked where that is cheapest."""
+    random = np.random.default_rng(1)
+    active = random.random((2000, 40)) < np.linspace(0.05, 0.6, 40)
+    certain = (active + 0.1 * random.standard_normal(active.shape)).astype(np.float32)
+    marked = certain >= thresholds(certain, active, 1.0)
+    assert (marked & ~active).mean() < 0.02
+    noisy = (active + random.standard_normal(active.shape)).astype(np.float32)
+    together = (noisy >= thresholds(noisy, active, 0.9)).mean()
+    alone = [np.quantile(noisy[active[:, i], i], 0.1) for i in range(40)]  # the recall in each neuron
+    assert together < (noisy >= alone).mean() - 0.02
+    weight = active * np.where(np.arange(40) < 20, 100, 1).astype(np.float32)
+    by_weight = noisy >= thresholds(noisy, active, 0.9, weight)
+    assert by_weight[:, :20].mean() > by_weight[:, 20:].mean()
+
+
+def inputs() -> list[np.ndarray]:
+    """To fit to and to judge by, ``[T, D]``: some directions count more, and the mean is not 0."""
+    random = np.random.default_rng(5)
+    mix = random.standard_normal((DIM, DIM)) * np.geomspace(3, 0.3, DIM)
+    return [(random.standard_normal((n, DIM)) @ mix.T + 0.2).astype(np.float32) for n in (1500, 400)]
+
+
+def fit(
+    tmp_path: Path, activation: str, gated: bool = True, **options: object
+) -> tuple[list[tuple[PredictorTensors, Fit]], dict[str, np.ndarray], np.ndarray]:
+    """The ladder of layer 0 of a random model; its weights, and the inputs that it was judged by."""
+    model = Model(dim=DIM, neurons=(NEURONS, 70), activation=activation, gated=gated)
+    texts = inputs()
+    with open_gguf(model.write(tmp_path / "model.gguf")) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        ladder = fit_layer(file, config, 0, [{"normed": text} for text in texts], FitOptions(**options))  # type: ignore[arg-type]
+        weights = {
+            part: file.load(f"blk.0.ffn_{part}.weight").dequantise().astype(np.float64)
+            for part in ("gate", "up", "down") if gated or part != "gate"
+        }  # fmt: skip
+    return ladder, weights, texts[1]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_full_rank_is_the_gate(tmp_path: Path, gated: bool) -> None:
+    ladder, weights, x = fit(tmp_path, "relu", gated, type="F32", share=1.0)
+    tensors, found = next(each for each in ladder if each[1].rank == DIM)
+    product = tensors.second.dequantise().astype(np.float64) @ tensors.first.dequantise()
+    gate = weights["gate" if gated else "up"]
+    expected = gate / np.linalg.norm(gate, axis=1, keepdims=True)
+    assert np.abs(product / np.linalg.norm(product, axis=1, keepdims=True) - expected).max() < 1e-4
+    marked = x @ product.T >= tensors.threshold
+    fires = x @ gate.T > 0
+    assert np.mean(marked & ~fires) < 0.01 and (marked & fires).sum() / fires.sum() > 0.98
+    assert found.marked == pytest.approx(marked.mean(), abs=1e-3)
+
+
+def test_under_drelu_gate_and_up_are_added(tmp_path: Path) -> None:
+    ladder, weights, _ = fit(tmp_path, "drelu", type="F32", share=1.0)
+    tensors = next(each for each, found in ladder if found.rank == DIM)
+    product = tensors.second.dequantise().astype(np.float64) @ tensors.first.dequantise()
+    x = inputs()[0]
+    both = (weights[part] / (x @ weights[part].T).std(0)[:, None] for part in ("gate", "up"))
+    np.testing.assert_allclose(product, sum(both), atol=2e-3 * np.abs(product).max())
+
+
+def test_the_figures_are_what_they_say(tmp_path: Path) -> None:
+    """Recounted in float64 from the stored factors; dReLU, whose neurons need gate and up."""
+    ladder, weights, x = fit(tmp_path, "drelu", type="F16", share=0.8)
+    assert [each.read for _, each in ladder] == sorted(each.read for _, each in ladder)
+    for tensors, found in ladder:
+        scores = x @ tensors.first.dequantise().T.astype(np.float64) @ tensors.second.dequantise().T
+        marked = scores >= tensors.threshold
+        gate, up = x @ weights["gate"].T, x @ weights["up"].T
+        active = (gate > 0) & (up > 0)
+        adds = gate * up * active * np.linalg.norm(weights["down"], axis=0)
+        assert tensors.first.shape == (found.rank, DIM) and not tensors.relu
+        assert found.marked == pytest.approx(marked.mean(), abs=2e-3)
+        assert found.active == pytest.approx(active.mean(), abs=1e-4)
+        assert found.recall == pytest.approx((marked & active).sum() / active.sum(), abs=2e-3)
+        assert found.weighted_recall == pytest.approx((adds * marked).sum() / adds.sum(), abs=2e-3)
+        assert 0.97 < found.recall < 1
+        size = found.rank * (DIM + NEURONS) * 2 + 4 * NEURONS
+        assert found.nbytes == size and found.share == size / (3 * DIM * NEURONS * 4) <= 0.8
+        rows = marked.sum() + (marked & (gate > 0)).sum() + (marked & active).sum()
+        exact = gate.size + (gate > 0).sum() + active.sum()
+        read = (size * len(x) + rows * DIM * 4) / (exact * DIM * 4)
+        assert found.read == pytest.approx(read, abs=2e-3)
+        assert found.pays == (found.read < 0.95)
+
+
+def test_truncation_is_the_best_of_its_rank(tmp_path: Path) -> None:
+    """By Eckart and Young: no map of rank 32 through the inputs' covariance is nearer to the gates."""
+    ladder, weights, _ = fit(tmp_path, "relu", type="F32", share=0.8)
+    tensors = next(each for each, found in ladder if found.rank == 32)
+    x = inputs()[0].astype(np.float64)
+    x -= x.mean(0)
+    gates = x @ weights["gate"].T
+    gates /= gates.std(0)
+    error = gates - x @ tensors.first.dequantise().T @ tensors.second.dequantise().T
+    sizes = np.linalg.svd(gates, compute_uv=False)
+    assert (error**2).sum() == pytest.approx((sizes[32:] ** 2).sum(), rel=0.01)
+
+
+def test_a_recall_by_weight_marks_fewer(tmp_path: Path) -> None:
+    (_, counted), (_, weighted) = (
+        fit(tmp_path, "relu", type="F16", share=0.4, weighted=weighted)[0][0] for weighted in (False, True)
+    )
+    assert weighted.marked < counted.marked and weighted.recall < counted.recall
+    assert 0.98 < weighted.weighted_recall < counted.weighted_recall
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"type": "F32", "share": 0.1}, r"layer 0: no predictor takes at most 10% of the FFN's 73728 bytes"),
+        ({"recall": 0.0}, r"--recall is 0.0: above 0 and at most 1"),
+        ({"share": 1.5}, r"--max-share is 1.5: above 0 and at most 1"),
+        ({"type": "Q6_K"}, r"cannot write Q6_K: choose from"),
+    ],
+)
+def test_what_cannot_be_fitted(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, "relu", **options)
+
+
+@pytest.mark.parametrize("type", [None, "Q8_0"])
+@pytest.mark.parametrize("recall", [None, 0.95])
+def test_trained_predictors_are_kept_or_requantised(
+    tmp_path: Path, type: str | None, recall: float | None
+) -> None:
+    random = np.random.default_rng(2)
+    model = Model(dim=DIM, neurons=(NEURONS,), activation="relu")
+    tensors = model.tensors()
+    gate = tensors["blk.0.ffn_gate.weight"].dequantise()
+    tensors["blk.0.fc1.weight"] = quantise(np.vstack([np.eye(DIM), -np.eye(DIM)]), "F16")
+    tensors["blk.0.fc2.weight"] = quantise(np.hstack([gate, -gate]), "F16")
+    text = random.standard_normal((600, DIM)).astype(np.float32)
+    inputs = {"normed": text, "residual": 3 * text}
+    with open_gguf(model.write(tmp_path / "model.gguf", tensors, "PWRI")) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        kept = read_predictor(file, config, 0)
+        options = FitOptions("trained", recall, type=type, share=0.9)
+        ((found, figures),) = fit_layer(file, config, 0, [inputs, inputs], options)
+        with pytest.raises(PredictorError, match="no predictor takes at most 15%"):
+            fit_layer(file, config, 0, [inputs, inputs], FitOptions("trained"))
+    assert found.relu and found.first.type.name == (type or "F16")
+    if type is None:
+        np.testing.assert_array_equal(found.second.data, kept.second.data)
+    if recall is None:
+        np.testing.assert_array_equal(found.threshold, np.zeros(NEURONS, np.float32))
+        assert figures.recall > 0.98
+    else:
+        assert 0.949 < figures.recall < 0.98
