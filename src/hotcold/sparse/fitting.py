@@ -152,7 +152,7 @@ def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | No
 def _truth(ffn: ReferenceFFN, normed: Floats) -> Truth:
     """Whose gate fires, who is active, and |h| times the norm of the down row; ``[T, N]`` each."""
     fires, h = ffn.coefficients(normed)
-    return fires, h != 0, np.abs(h) * np.linalg.norm(ffn.down.values, axis=1 if ffn.by_neuron else 0)
+    return fires, h != 0, np.abs(h) * np.linalg.norm(ffn.down.values, axis=1 if ffn.down_layout == "by_neuron" else 0)
 
 
 def _cut(ffn: ReferenceFFN, x: Floats, most: float, type: str | None) -> Iterator[PredictorTensors]:
@@ -177,10 +177,15 @@ def _judged(
     predictor: ReferencePredictor, ffn: ReferenceFFN, marked: Bools, truth: Truth, options: FitOptions
 ) -> Fit:
     fires, active, weight = truth
-    gate, up, down = ffn.row_bytes if ffn.gate else (ffn.row_bytes[1], 0, ffn.row_bytes[2])
+    gate, up, down, scales = ffn.row_bytes if ffn.gate else (ffn.row_bytes[1], 0, *ffn.row_bytes[2:])
+
+    def down_bytes(added: Bools) -> int:
+        runs = added.reshape(len(added), ffn.runs, -1).any(axis=-1).sum() if ffn.runs else 0
+        return int(added.sum() * down + runs * scales)
+
     hit = marked & active
-    rows = marked.sum() * gate + (marked & fires).sum() * up + hit.sum() * down
-    exact = marked.size * gate + fires.sum() * up + active.sum() * down
+    rows = marked.sum() * gate + (marked & fires).sum() * up + down_bytes(hit)
+    exact = marked.size * gate + fires.sum() * up + down_bytes(active)
     recall, weighted = hit.sum() / max(1, active.sum()), (weight * hit).sum() / (weight.sum() or 1)
     lost, read = (
         1 - (weighted if options.weighted else recall),
