@@ -200,8 +200,8 @@ struct Kernels {
     void (*ffn_hidden)(const Ffn&, int64_t first, int64_t count, int t0, int t1, uint8_t* local);
     void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group);
     void (*ffn_prompt_down)(const Ffn&, int64_t group, int t0, int t1, uint8_t* local);
-    // Score bits of 64 neurons for tokens [0, tokens): score >= threshold.
-    void (*predict)(const Rows&, const Input&, const float* threshold, int64_t word, int tokens,
+    // Score bits of 64 neurons a word, words [word, end), for tokens [0, tokens): score >= threshold.
+    void (*predict)(const Rows&, const Input&, const float* threshold, int64_t word, int64_t end, int tokens,
                     uint64_t* mask);
     void (*attention_split)(const Attention&, const Batch&, int token, int kv_head, int split,
                             uint8_t* local);

@@ -203,9 +203,11 @@ void Program::predict(const float* x, const Rows& first, const Rows& second, boo
             if (relu) k_.relu((*product)[0].out + t * second.cols, second.cols);
             if (is_quantised(second.type)) k_.quantise(*hidden, int(t));
         });
-    step([rows, n = ceil_div(second.count, 64)] { return rows() ? n : 0; },
-         [this, rows, hidden, second, threshold, mask](int64_t word, const Scratch&) {
-             k_.predict(second, *hidden, threshold, word, int(rows()), mask);
+    const int64_t words = ceil_div(second.count, 64), size = ceil_div(piece_rows(second), 64);
+    step([rows, n = ceil_div(words, size)] { return rows() ? n : 0; },
+         [=, this_ = this](int64_t piece, const Scratch&) {
+             const int64_t end = std::min(words, (piece + 1) * size);
+             this_->k_.predict(second, *hidden, threshold, piece * size, end, int(rows()), mask);
          });
 }
 

@@ -33,10 +33,10 @@ AlignedBytes allocate_aligned(size_t bytes) {
     return AlignedBytes(static_cast<uint8_t*>(::operator new[](bytes ? bytes : 64, std::align_val_t(64))));
 }
 
-Pool::Pool(int threads) {
+Pool::Pool(int threads) : claims_(size_t(threads < 1 ? 1 : threads)) {
     if (threads < 1) throw std::invalid_argument("threads must be at least 1");
     for (int i = 0; i < threads; ++i) local_.push_back(allocate_aligned(kLocalBytes));
-    for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { loop(local_[size_t(i)].get()); });
+    for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { loop(i); });
 }
 
 Pool::~Pool() {
@@ -49,22 +49,37 @@ Pool::~Pool() {
 }
 
 bool Pool::has_work() const {
-    const uint64_t c = claim_.load(std::memory_order_seq_cst);
-    return (c & kMask) < (c >> kBits & kMask);
-}
-
-bool Pool::work(uint8_t* local) {
-    uint64_t c = claim_.load(std::memory_order_acquire);
-    while ((c & kMask) < (c >> kBits & kMask)) {
-        if (!claim_.compare_exchange_weak(c, c + 1, std::memory_order_acq_rel)) continue;
-        // The claimed piece keeps its step current, so steps_, current_ and shared_ cannot change under us.
-        const size_t step = current_;
-        (*steps_)[step].run(int64_t(c & kMask), Scratch{shared_, local});
-        if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == int64_t(c >> kBits & kMask))
-            advance(step + 1);
-        return true;
+    for (const Claim& c : claims_) {
+        const uint64_t word = c.word.load(std::memory_order_seq_cst);
+        if ((word & kMask) < (word >> kBits & kMask)) return true;
     }
     return false;
+}
+
+// The next piece of the thread's own run, or the last of another's; -1 when none is left.
+int64_t Pool::claim(int thread) {
+    for (size_t i = 0; i < claims_.size(); ++i) {
+        auto& claim = claims_[(size_t(thread) + i) % claims_.size()].word;
+        uint64_t c = claim.load(std::memory_order_acquire);
+        while ((c & kMask) < (c >> kBits & kMask)) {
+            const uint64_t taken = i ? c - (uint64_t(1) << kBits) : c + 1;
+            if (claim.compare_exchange_weak(c, taken, std::memory_order_acq_rel))
+                return int64_t(i ? taken >> kBits & kMask : c & kMask);
+        }
+    }
+    return -1;
+}
+
+bool Pool::work(int thread) {
+    const int64_t piece = claim(thread);
+    if (piece < 0) return false;
+    // The claimed piece keeps its step current, so steps_, current_, pieces_ and shared_ cannot change under
+    // us.
+    const size_t step = current_;
+    const int64_t pieces = pieces_;
+    (*steps_)[step].run(piece, Scratch{shared_, local_[size_t(thread)].get()});
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) advance(step + 1);
+    return true;
 }
 
 // Opens the next step that has pieces, or ends the run. Called by one thread, while no piece is outstanding.
@@ -72,11 +87,14 @@ void Pool::advance(size_t next) {
     int64_t pieces = 0;
     for (; next < steps_->size(); ++next)
         if ((pieces = (*steps_)[next].pieces()) > 0) break;
-    const uint64_t id = (claim_.load(std::memory_order_relaxed) >> (2 * kBits)) + 1;
     const bool finished = pieces == 0;
-    current_ = next;
+    current_ = next, pieces_ = pieces, ++step_;
     done_.store(0, std::memory_order_relaxed);
-    claim_.store(id << (2 * kBits) | uint64_t(pieces) << kBits, std::memory_order_seq_cst);
+    const auto threads = int64_t(claims_.size());
+    for (int64_t i = 0; i < threads && !finished; ++i) {
+        const auto first = uint64_t(pieces * i / threads), end = uint64_t(pieces * (i + 1) / threads);
+        claims_[size_t(i)].word.store(step_ << (2 * kBits) | end << kBits | first, std::memory_order_seq_cst);
+    }
     if (finished) finished_.store(true, std::memory_order_seq_cst);
     // A step of one piece needs no one else: the thread that opened it will run it.
     if ((pieces > 1 || finished) && sleepers_.load(std::memory_order_seq_cst) > 0) {
@@ -98,9 +116,9 @@ template <class Done> void Pool::wait(Done done) {
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-void Pool::loop(uint8_t* local) {
+void Pool::loop(int thread) {
     while (!stop_.load(std::memory_order_relaxed)) {
-        if (work(local)) continue;
+        if (work(thread)) continue;
         wait([this] { return has_work() || stop_.load(std::memory_order_seq_cst); });
     }
 }
@@ -111,9 +129,8 @@ void Pool::run(const std::vector<Step>& steps, uint8_t* shared) {
     shared_ = shared;
     finished_.store(false, std::memory_order_seq_cst);
     advance(0);
-    uint8_t* local = local_[0].get();
     while (!finished_.load(std::memory_order_acquire)) {
-        if (work(local)) continue;
+        if (work(0)) continue;
         wait([this] { return has_work() || finished_.load(std::memory_order_seq_cst); });
     }
 }

@@ -30,8 +30,9 @@ struct AlignedDelete {
 using AlignedBytes = std::unique_ptr<uint8_t[], AlignedDelete>;
 AlignedBytes allocate_aligned(size_t bytes);  // 64-byte aligned, not cleared
 
-// A step ends when all its pieces are done, whoever did them: a descheduled thread that holds no piece delays
-// nobody. Waiting threads spin briefly, then sleep.
+// Each thread starts with a run of neighbouring pieces of its own, so that what it reads goes on in memory,
+// and when these are done takes others' from their end. A step ends when all its pieces are done, whoever did
+// them: a descheduled thread that holds no piece delays nobody. Waiting threads spin briefly, then sleep.
 class Pool {
   public:
     explicit Pool(int threads);
@@ -45,18 +46,24 @@ class Pool {
     void run(const std::vector<Step>& steps, uint8_t* shared);
 
   private:
-    // The word that threads claim from: step number (24 bits), pieces (20), next piece (20). A thread that
-    // read a stale word fails its compare-exchange, because the step number has moved on.
+    // The word that pieces of one thread's run are claimed from: step number (24 bits), end (20), next piece
+    // (20). A thread that read a stale word fails its compare-exchange, because the step number has moved on.
     static constexpr int kBits = 20;
     static constexpr uint64_t kMask = (uint64_t(1) << kBits) - 1;
+    struct alignas(64) Claim {
+        std::atomic<uint64_t> word{0};
+    };
 
     bool has_work() const;
-    bool work(uint8_t* local);  // claims and runs one piece; false when there was none
+    int64_t claim(int thread);
+    bool work(int thread);  // claims and runs one piece; false when there was none
     void advance(size_t next);
-    void loop(uint8_t* local);
+    void loop(int thread);
     template <class Done> void wait(Done done);
 
-    alignas(64) std::atomic<uint64_t> claim_{0};
+    std::vector<Claim> claims_;
+    uint64_t step_ = 0;   // number of the current step
+    int64_t pieces_ = 0;  // of it
     alignas(64) std::atomic<int64_t> done_{0};
     alignas(64) std::atomic<bool> finished_{true};
     std::atomic<int> sleepers_{0};

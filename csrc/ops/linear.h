@@ -56,12 +56,12 @@ void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t count, c
     });
 }
 
-// The stream of rows [first, first + count), already kAhead bytes ahead.
+// The stream of rows [first, first + count), already kAhead bytes ahead, and so far beyond them: the rows
+// that follow are most likely the same thread's next piece.
 inline Stream stream_of(const Rows& rows, int64_t first, int64_t count) {
-    const int64_t bytes = row_bytes(rows);
-    const bool close = rows.stride == bytes;
-    Stream s(close ? Segment{rows.row(first), count * bytes}
-                   : Segment{rows.row(first), bytes, rows.stride, count});
+    const int64_t bytes = row_bytes(rows), left = (rows.count - first) * bytes;
+    Stream s(rows.stride == bytes ? Segment{rows.row(first), smaller(count * bytes + kAhead, left)}
+                                  : Segment{rows.row(first), bytes, rows.stride, count});
     s.fetch(kAhead);
     return s;
 }
@@ -72,17 +72,21 @@ void product(const Product& p, const Input& in, int64_t first, int64_t count, in
     dots(p.rows, nullptr, first, count, in, t0, t1, ahead, sink);
 }
 
-void predict(const Rows& rows, const Input& in, const float* threshold, int64_t word, int tokens,
+// Words [word, end) of the masks.
+void predict(const Rows& rows, const Input& in, const float* threshold, int64_t word, int64_t end, int tokens,
              uint64_t* mask) {
-    const int64_t words = (rows.count + 63) / 64, first = word * 64;
-    const int64_t count = smaller<int64_t>(64, rows.count - first);
-    float score[64 * kMaxDecodeRows];
-    Stream ahead = stream_of(rows, first, count);
-    dots(rows, nullptr, first, count, in, 0, tokens, ahead, {score, 1, 64});
-    for (int t = 0; t < tokens; ++t) {
-        uint64_t bits = 0;
-        for (int64_t r = 0; r < count; ++r) bits |= uint64_t(score[t * 64 + r] >= threshold[first + r]) << r;
-        mask[t * words + word] = bits;
+    const int64_t words = (rows.count + 63) / 64;
+    Stream ahead = stream_of(rows, word * 64, smaller(end * 64, rows.count) - word * 64);
+    for (; word < end; ++word) {
+        const int64_t first = word * 64, count = smaller<int64_t>(64, rows.count - first);
+        float score[64 * kMaxDecodeRows];
+        dots(rows, nullptr, first, count, in, 0, tokens, ahead, {score, 1, 64});
+        for (int t = 0; t < tokens; ++t) {
+            uint64_t bits = 0;
+            for (int64_t r = 0; r < count; ++r)
+                bits |= uint64_t(score[t * 64 + r] >= threshold[first + r]) << r;
+            mask[t * words + word] = bits;
+        }
     }
 }
 

@@ -152,7 +152,8 @@ def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | No
 def _truth(ffn: ReferenceFFN, normed: Floats) -> Truth:
     """Whose gate fires, who is active, and |h| times the norm of the down row; ``[T, N]`` each."""
     fires, h = ffn.coefficients(normed)
-    return fires, h != 0, np.abs(h) * np.linalg.norm(ffn.down.values, axis=1 if ffn.down_layout == "by_neuron" else 0)
+    norms = np.linalg.norm(ffn.down.values, axis=1 if ffn.down_layout == "by_neuron" else 0)
+    return fires, h != 0, np.abs(h) * norms
 
 
 def _cut(ffn: ReferenceFFN, x: Floats, most: float, type: str | None) -> Iterator[PredictorTensors]:
