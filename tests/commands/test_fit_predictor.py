@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pwri import write_pwri
 
+import hotcold
 from hotcold.commands import cli, fit_predictor
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
@@ -54,6 +55,7 @@ def test_a_sidecar_is_made_found_and_used(
     with open_gguf(sidecar) as file:
         assert file.metadata["hotcold.predictor.pays"].tolist() == result["pays"]
         assert file.metadata["hotcold.predictor.target"] == np.float32(0.95)
+        assert file.metadata["hotcold.predictor.version"] == hotcold.__version__
         assert file.tensors["blk.0.predictor.first"].shape == (layers[0]["rank"], 256)
     for ladder, best in zip(result["frontier"], layers, strict=True):
         assert best == min(ladder, key=lambda fit: fit["read"])

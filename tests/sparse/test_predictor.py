@@ -172,7 +172,6 @@ def test_a_sidecar_comes_back_as_it_was(tmp_path: Path) -> None:
         assert (facts.input, facts.relu, facts.pays) == ("normed", False, (True, False))
         assert facts.params == tuple(r * (MODEL.dim + n) for r, n in zip(RANKS, MODEL.neurons, strict=True))
         assert facts.nbytes == sum(info.nbytes for info in file.tensors.values())
-        assert file.metadata["hotcold.predictor.version"]
         for i, (n, rank) in enumerate(zip(MODEL.neurons, RANKS, strict=True)):
             tensors = read_predictor(file, model_config(), i)
             assert not tensors.relu

@@ -11,6 +11,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotcold import __version__
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 
@@ -88,6 +89,7 @@ def _write(path: Path, model: LoadedModel, settings: FitOptions, ladders: list[L
     frontier = [[vars(fit) for _, fit in ladder] for ladder in ladders]
     best, tensors = [ladder[0] for ladder in frontier], [ladder[0][0] for ladder in ladders]
     facts: dict[str, Any] = {
+        "version": __version__,
         "input": INPUTS[settings.method],
         "method": settings.method,
         "weighted": settings.weighted,

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from hotcold import __version__
 from hotcold.formats.blocks import BlockTypeError, Tensor, block_type, quantise
 from hotcold.formats.files import naming
 from hotcold.formats.gguf import GGUFFile, TensorInfo, printable, write_gguf
@@ -149,9 +148,9 @@ def write_sidecar(
     """Writes all layers' predictors of the model of this fingerprint.
 
     Args:
-        facts: values of ``hotcold.predictor.*``: ``input``, ``pays``, and figures to be read by people.
+        facts: values of ``hotcold.predictor.*``: ``input``, ``pays``; version and figures, read by people.
     """
-    keys = {"version": __version__, "model_fingerprint": fingerprint, "relu": layers[0].relu, **facts}
+    keys = {"model_fingerprint": fingerprint, "relu": layers[0].relu, **facts}
     tensors = {
         f"blk.{i}.predictor.{part}": tensor
         for i, each in enumerate(layers)
