@@ -17,7 +17,7 @@ from hotcold.formats.blocks import block_type
 from hotcold.sparse.hardware import Hardware, find_hardware
 from hotcold.sparse.placement import INDEX_BYTES, Placement, Profile
 from hotcold.sparse.sizes import SHAPES, Sizes, power_law, sizes_of_shape
-from hotcold.sparse.solver import GROUP, Costs, Solver, last_layers, layer_split
+from hotcold.sparse.solver import GROUP, Costs, Solver, last_layers, layer_split, paper_placement
 from tests.plans import made_up
 
 Model = tuple[Sizes, Profile, Hardware]
@@ -238,7 +238,7 @@ def test_the_objective_of_the_paper() -> None:
         costs = Costs(sizes, profile, hardware)
         dense = int((sizes.attention + sizes.kv + sizes.predictor).sum()) + sizes.head + sizes.buffers
         room = (everything(sizes) - dense) // 2
-        placement = Solver(sizes, profile, costs).paper(dense + room, hardware)
+        placement = paper_placement(sizes, profile, hardware, dense + room)
         assert placement.gpu_bytes(sizes) <= dense + room
         saved = sizes.neuron / 1e9 * (1 / hardware.cpu_stream_gb_s - 1 / hardware.gpu_stream_gb_s)
         enough = np.minimum(sizes.neurons, costs.handshake / np.maximum(saved, 1e-300))

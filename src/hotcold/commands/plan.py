@@ -14,7 +14,7 @@ from hotcold.model.config import Config
 from hotcold.sparse.hardware import find_hardware
 from hotcold.sparse.placement import Profile, read_placement, read_profile, write_placement
 from hotcold.sparse.sizes import SHAPES, Sizes, power_law, sizes_of_file, sizes_of_shape
-from hotcold.sparse.solver import Costs, Solver, last_layers, layer_split
+from hotcold.sparse.solver import Costs, Solver, last_layers, layer_split, paper_placement
 
 #: Of a model of which nothing is known.
 _ACTIVITY = SHAPES["mistral-7b"] | {"source": "10 % fire, 26 % of them 80 % of all (assumed)"}
@@ -57,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
         placement = read_placement(args.placement, sizes)
         if (needed := placement.gpu_bytes(sizes)) > budget:
             raise ValueError(f"{args.placement} needs {needed} bytes: --vram-budget is {budget}")
+    elif args.objective == "paper":
+        placement = paper_placement(sizes, profile, hardware, budget)
     else:
-        solver = Solver(sizes, profile, costs)
-        placement = solver.solve(budget) if args.objective == "time" else solver.paper(budget, hardware)
+        placement = Solver(sizes, profile, costs).solve(budget)
     everything, nothing = (last_layers(sizes, n) for n in (len(sizes.neurons), 0))
     dense, split = layer_split(sizes, budget)
     firing, parts = profile.firing, placement.bill(sizes)

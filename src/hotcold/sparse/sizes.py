@@ -64,8 +64,8 @@ def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Size
     tensors = dict.fromkeys(("token_embd.weight", "output.weight"), shape.vocab * row)
     layer["fc1.weight"] = int(shape.predictors * (sum(layer.values()) + sum(tensors.values()) / shape.layers))
     tensors |= {f"blk.{i}.{part}": n for i in range(shape.layers) for part, n in layer.items()}
-    names = f"{name} {type.name}", f"{name} {type.name}"
-    return Sizes(*names, 0.0, shape.routed / shape.experts, **_bytes(shape, tensors, context, cache))
+    facts = f"{name} {type.name}", f"{name} {type.name}", 0.0, shape.routed / shape.experts
+    return _sizes(facts, shape, tensors, context, cache)
 
 
 def sizes_of_file(file: GGUFFile, config: Config, context: int, cache: str) -> Sizes:
@@ -80,11 +80,13 @@ def sizes_of_file(file: GGUFFile, config: Config, context: int, cache: str) -> S
                 check_predictors(beside, config, fingerprint)
                 tensors |= {name: info.nbytes for name, info in beside.tensors.items()}
             always = 0.0
-    return Sizes(file.path.stem, fingerprint, always, 1.0, **_bytes(config, tensors, context, cache))
+    return _sizes((file.path.stem, fingerprint, always, 1.0), config, tensors, context, cache)
 
 
-def _bytes(dims: Any, tensors: Mapping[str, int], context: int, cache: str) -> dict[str, Any]:
-    """The fields of Sizes that follow from a Config's dimensions and the bytes of tensors."""
+def _sizes(
+    facts: tuple[str, str, float, float], dims: Any, tensors: Mapping[str, int], context: int, cache: str
+) -> Sizes:
+    """``facts`` are the first fields, ``dims`` has a Config's dimensions, ``tensors`` are bytes by name."""
     parts, ends = {kind: np.zeros(dims.layers, np.int64) for kind in (_NEURONS, _PREDICTORS, "")}, 0
     for name, nbytes in tensors.items():
         if found := re.match(r"blk\.(\d+)\.", name):
@@ -94,16 +96,14 @@ def _bytes(dims: Any, tensors: Mapping[str, int], context: int, cache: str) -> d
         else:
             ends += nbytes
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
-    neurons, positions = np.array(dims.neurons, np.int64), -(-context // PAGE) * PAGE
-    kv = positions * 2 * dims.kv_heads * BLOCK_TYPES[cache.upper()].row_bytes(dims.head_dim)
+    head, neurons = ends - embedding * (not tied), np.array(dims.neurons, np.int64)
+    row = 2 * dims.kv_heads * BLOCK_TYPES[cache.upper()].row_bytes(dims.head_dim)
+    kv = np.full(dims.layers, -(-context // PAGE) * PAGE * row)
     # As loading counts them.
-    row_bytes = 4 * (4 * dims.dim + 2 * (dims.heads + dims.kv_heads) * dims.head_dim)
-    buffers = (MAX_DECODE_ROWS + _CHUNK) * row_bytes + MAX_DECODE_ROWS * 4 * dims.vocab
-    return {
-        "dim": dims.dim, "attention": parts[""], "kv": np.full(dims.layers, kv),
-        "predictor": parts[_PREDICTORS], "neuron": -(-parts[_NEURONS] // neurons), "neurons": neurons,
-        "head": ends if tied else ends - embedding, "embedding": embedding, "tied": tied, "buffers": buffers,
-    }  # fmt: skip
+    floats = 4 * dims.dim + 2 * (dims.heads + dims.kv_heads) * dims.head_dim
+    buffers = 4 * ((MAX_DECODE_ROWS + _CHUNK) * floats + MAX_DECODE_ROWS * dims.vocab)
+    weights = (parts[""], kv, parts[_PREDICTORS], -(-parts[_NEURONS] // neurons), neurons)
+    return Sizes(*facts, dims.dim, *weights, head, embedding, tied, buffers)
 
 
 def power_law(neurons: int, scale: float, exponent: float) -> npt.NDArray[np.float64]:

@@ -68,7 +68,7 @@ class Solver:
     """One model, profile and machine, for any budget of GPU memory in bytes."""
 
     def __init__(self, sizes: Sizes, profile: Profile, costs: Costs) -> None:
-        self._sizes, self._profile, self._costs = sizes, profile, costs
+        self._sizes, self._costs = sizes, costs
         self._order = [np.argsort(-firing, kind="stable") for firing in profile.firing]
         self._edges = [np.append(np.arange(0, n, GROUP), n) for n in sizes.neurons]
         shape = len(self._edges), max(map(len, self._edges))
@@ -82,10 +82,7 @@ class Solver:
             self._split[i, :best] = seconds[:best]
             self._bytes[i, : len(edges)] = costs.bytes[i] + edges * float(sizes.neuron[i] + INDEX_BYTES)
             self._whole[i] = self._bytes[i, len(edges) - 1], costs.dense[1][i] + hot[-1]
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Steps of one group in the order of what they save per byte, and bounds of every layer."""
+        # Steps of one group in the order of what they save per byte, and bounds of every layer.
         inside, size = np.isfinite(self._split), np.diff(self._bytes, axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
             worth = -np.diff(self._split, axis=1) / size
@@ -105,7 +102,7 @@ class Solver:
 
     def solve(self, budget: int) -> Placement:
         """The fastest that fits."""
-        best, found = np.inf, self._placement(range(0), False, np.zeros(len(self._order), np.int64))
+        best, found = np.inf, (range(0), False, np.zeros(len(self._order), np.int64))
         bound, *runs = self._runs(budget)
         for at in np.argsort(bound, kind="stable"):
             if bound[at] >= best:
@@ -120,9 +117,12 @@ class Solver:
                     break
                 seconds, groups = self._fill(layers[:n], layers[n:], room)
                 if rest + seconds < best:
-                    best = rest + seconds
-                    found = self._placement(range(start, stop), bool(head), groups)
-        return found
+                    best, found = rest + seconds, (range(start, stop), bool(head), groups)
+        run, head, groups = found
+        hot = [np.zeros(len(order), np.bool_) for order in self._order]
+        for mask, order, edges, n in zip(hot, self._order, self._edges, groups, strict=True):
+            mask[order[: edges[n]]] = True
+        return Placement(hot, run, head)
 
     def _runs(self, budget: int) -> list[Array]:
         """Runs that fit: bounds, first layers, those after the last, head, seconds outside, bytes inside."""
@@ -145,47 +145,12 @@ class Solver:
     def _fill(self, whole: Array, split: Array, room: int) -> tuple[float, Array]:
         """Seconds of a run, and hot groups of every layer, where those of ``whole`` are wholly hot."""
         room -= int(self._whole[whole, 0].sum() + self._bytes[split, 0].sum())
-        groups = _take(self._steps, np.isin(np.arange(len(self._order)), split), room)
+        layer, size = (each[np.isin(self._steps[0], split)] for each in self._steps)
+        taken = layer[: np.searchsorted(size.cumsum(), room, side="right")]
+        groups = np.bincount(taken, minlength=len(self._order))
         seconds = self._whole[whole, 1].sum() + self._split[split, groups[split]].sum()
         groups[whole] = [len(self._edges[i]) - 1 for i in whole]
         return float(seconds) if room >= 0 else np.inf, groups
-
-    def _placement(self, run: range, head: bool, groups: Array) -> Placement:
-        hot = [np.zeros(len(order), np.bool_) for order in self._order]
-        for mask, order, edges, n in zip(hot, self._order, self._edges, groups, strict=True):
-            mask[order[: edges[n]]] = True
-        return Placement(hot, run, head)
-
-    def paper(self, budget: int, hardware: Hardware) -> Placement:
-        """PowerInfer's objective, as in arXiv 2312.12456, section 6.3: the most firings on the GPU.
-
-        Dense parts go first. A layer has no hot neurons, or as many as save a handshake's time when all are
-        read. Its integer program is solved by activity; layers with too few are then closed, least first.
-        """
-        sizes, dense, room = self._sizes, self._costs.bytes, budget - self._sizes.buffers
-        if dense.sum() + sizes.head > room:
-            fit = int(np.searchsorted(dense.cumsum(), room, side="right"))
-            return self._placement(range(fit), False, 0 * dense)
-        parts = list(zip(self._profile.firing, self._order, self._edges, sizes.neuron, strict=True))
-        firing = np.concatenate([np.add.reduceat(f[order], edges[:-1]) for f, order, edges, _ in parts])
-        size = np.concatenate([np.diff(edges) * (n + INDEX_BYTES) for *_, edges, n in parts])
-        layer = np.repeat(np.arange(len(parts)), [len(edges) - 1 for edges in self._edges])
-        ranked = np.argsort(-firing / size, kind="stable")
-        saved = sizes.neuron / 1e9 * (1 / hardware.cpu_stream_gb_s - 1 / hardware.gpu_stream_gb_s)
-        least = np.minimum(sizes.neurons, self._costs.handshake / np.maximum(saved, 1e-300))
-        opened = np.ones(len(parts), np.bool_)
-        while True:
-            groups = _take((layer[ranked], size[ranked]), opened, int(room - dense.sum() - sizes.head))
-            few = (groups > 0) & (groups * GROUP < least)
-            if not few.any():
-                return self._placement(range(len(parts)), True, groups)
-            opened[np.where(few, groups, np.inf).argmin()] = False
-
-
-def _take(steps: tuple[Array, Array], opened: Array, room: int) -> Array:
-    """How many groups each layer gets of ``steps``, their layers and bytes in order, where it is open."""
-    layer, size = (each[opened[steps[0]]] for each in steps)
-    return np.bincount(layer[: np.searchsorted(size.cumsum(), room, side="right")], minlength=len(opened))
 
 
 def last_layers(sizes: Sizes, n: int) -> Placement:
@@ -200,3 +165,24 @@ def layer_split(sizes: Sizes, budget: int) -> tuple[Sizes, Placement]:
     dense = replace(sizes, always=1.0, predictor=0 * sizes.predictor)
     splits = (last_layers(dense, n) for n in range(len(sizes.neurons), 0, -1))
     return dense, next((each for each in splits if each.gpu_bytes(dense) <= budget), last_layers(dense, 0))
+
+
+def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: int) -> Placement:
+    """Most firings on the GPU after all that is dense, as PowerInfer has it (arXiv 2312.12456, section 6.3).
+
+    A layer has no hot neurons, or as many as save a handshake's time if all are read; those with too few are
+    closed, the least first. The same solver does it, where firings are the cost and dense parts cost more.
+    """
+    costs, dear = Costs(sizes, profile, hardware), 1e6 * np.ones(len(sizes.neurons))
+    saved = sizes.neuron / 1e9 * (1 / hardware.cpu_stream_gb_s - 1 / hardware.gpu_stream_gb_s)
+    least = np.minimum(sizes.neurons, costs.handshake / np.maximum(saved, 1e-300))
+    costs.neurons = [1.0 * each for each in profile.firing], [0.0 * each for each in profile.firing]
+    costs.dense, costs.head, costs.handshake, few = [dear, 0 * dear], [1e6, 0.0], 0.0, [-1]
+    while len(few):
+        costs.cpu = dear + [each.sum() for each in costs.neurons[0]]
+        placement = Solver(sizes, profile, costs).solve(budget)
+        counts = np.array([hot.sum() for hot in placement.hot])
+        few = [i for i in np.argsort(counts) if 0 < counts[i] < least[i]][:1]
+        for i in few:
+            costs.neurons[0][i] *= 0
+    return placement
