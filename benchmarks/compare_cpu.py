@@ -66,8 +66,9 @@ class Models:
 
     def ours(self, path: Path, sparsity: str, lengths: Lengths) -> LoadedModel:
         options = LoadOptions(
-            sparsity, self.args.threads, lengths.context, sequences=max(1, lengths.sequences)
-        )
+            sparsity=sparsity, threads=self.args.threads, context=lengths.context,
+            sequences=max(1, lengths.sequences),
+        )  # fmt: skip
         model = load(path, options)
         for note in model.notes:
             say(f"  {path.name}, {sparsity}: {note}")

@@ -76,13 +76,18 @@ template <class B> inline int64_t codes_of(int64_t blocks, int64_t block) {
 }
 
 // Calls fn(lanes, l, n) for the vectors of the group that starts at `block`: lanes [l, l + n) of `lanes`.
-// Full groups get constants, which are worth a copy of the code.
-template <class Fn> HC_INLINE void for_lanes(int64_t blocks, int64_t block, Fn&& fn) {
+// Full groups get constants, which are worth a copy of the code; `Short` rows have none, so one more for full
+// vectors.
+template <bool Short = false, class Fn> HC_INLINE void for_lanes(int64_t blocks, int64_t block, Fn&& fn) {
     const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
-    if (lanes == kLanes)
-        for (int l = 0; l < kLanes; l += Vec::width) fn(kLanes, l, Vec::width);
-    else
-        for (int l = 0; l < lanes; l += Vec::width) fn(lanes, l, smaller(Vec::width, lanes - l));
+    int l = 0;
+    if (lanes == kLanes) {
+        for (; l < kLanes; l += Vec::width) fn(kLanes, l, Vec::width);
+        return;
+    }
+    if constexpr (Short && Vec::width < kLanes)
+        for (; l + Vec::width <= lanes; l += Vec::width) fn(lanes, l, Vec::width);
+    for (; l < lanes; l += Vec::width) fn(lanes, l, smaller(Vec::width, lanes - l));
 }
 
 // What codes that are too large have added to a dot.
@@ -150,7 +155,7 @@ template <class B, int R, int T> inline void dot_quantised(const uint8_t* const*
         for (int t = 0; t < T; ++t) sum[r][t] = Vec::zero();
     const int64_t blocks = in.cols / kBlock;
     for (int64_t block = 0; block < blocks; block += kLanes) {
-        for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
+        for_lanes<true>(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
             dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, n, sum);
         });
         stream.fetch(R * smaller<int64_t>(kLanes, blocks - block) * (B::header_quarters + 16 * B::units) / 4);

@@ -145,13 +145,6 @@ struct Ffn {
 
     int64_t neurons() const { return up.count; }
     int64_t dim() const { return up.cols; }
-    const uint8_t* panel(int64_t neuron) const {
-        return down.base + neuron / panels.neurons * panels.bytes();
-    }
-    const uint8_t* down_row(int64_t neuron) const {
-        if (!panels.neurons) return down.row(neuron);
-        return panel(neuron) + panels.header + neuron % panels.neurons * panels.row;
-    }
     int64_t words() const { return (neurons() + 63) / 64; }
     int ranges() const { return words() < kMaxRanges ? int(words()) : kMaxRanges; }
     int64_t range_begin(int r) const { return words() * r / ranges() * 64; }

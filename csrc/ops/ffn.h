@@ -9,6 +9,15 @@ namespace {
 constexpr int kChunk = 32;      // the most neurons whose up rows are read before their down rows are added
 constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead
 
+// Where the panel of a neuron begins, and its row of down or of codes there.
+inline const uint8_t* panel_of(const Ffn& f, int64_t neuron) {
+    return f.down.base + neuron / f.panels.neurons * f.panels.bytes();
+}
+inline const uint8_t* down_row(const Ffn& f, int64_t neuron) {
+    if (!f.panels.neurons) return f.down.row(neuron);
+    return panel_of(f, neuron) + f.panels.header + neuron % f.panels.neurons * f.panels.row;
+}
+
 inline bool named(const Ffn& f, int token, int64_t neuron) {
     return !f.mask || (f.mask[token * f.words() + neuron / 64] >> (neuron % 64) & 1);
 }
@@ -30,13 +39,13 @@ inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, 
 void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, Stream& ahead) {
     if (!count) return;
     const uint8_t* rows[kChunk];
-    for (int k = 0; k < count; ++k) rows[k] = f.down_row(neurons[k]);
+    for (int k = 0; k < count; ++k) rows[k] = down_row(f, neurons[k]);
     with_type(f.down.type, [&](auto type) {
         using B = decltype(type);
         if constexpr (B::quantised)
             if (f.panels.neurons) {
                 const int run = int(neurons[0] % f.panels.neurons) / scale_run(f.down.type);
-                return panel_axpy<B>({f.panel(neurons[0]), run, rows, c, count, f.down.cols / kBlock}, y,
+                return panel_axpy<B>({panel_of(f, neurons[0]), run, rows, c, count, f.down.cols / kBlock}, y,
                                      ahead);
             }
         int k = 0;
@@ -80,10 +89,11 @@ inline Stream rows_ahead(const Ffn& f, const int32_t* list, int64_t count, Segme
             // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
             // regions.
             const int64_t part = f.panels.header * scale_run(f.down.type) / f.panels.neurons;
-            segments.add(f.panel(list[k]) + list[k] % f.panels.neurons / scale_run(f.down.type) * part, part);
+            segments.add(panel_of(f, list[k]) + list[k] % f.panels.neurons / scale_run(f.down.type) * part,
+                         part);
         }
         for (int i = 0; i < n && !pairs; ++i)
-            segments.add(f.down_row(list[k + i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
+            segments.add(down_row(f, list[k + i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
         k += n;
     }
     return segments.stream();
@@ -318,11 +328,11 @@ template <class B> void decode_panel(const Ffn& f, int64_t first, int64_t group,
     const Head none{Vec::zero(), Vec::zero(), Vec::zero()};
     for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
         for (int k = 0; k < rows; ++k)
-            decode_codes<B, false>(f.down_row(first + k) + block * 4 * B::units, lanes, l, n, none,
+            decode_codes<B, false>(down_row(f, first + k) + block * 4 * B::units, lanes, l, n, none,
                                    tile + k * kGroup);
         for (int e = 0; e < kBlock; ++e) {
             const int64_t at = block * kBlock + e * lanes + l;
-            const Head head = panel_head<B>({f.panel(first), f.down.cols, at, n}, run);
+            const Head head = panel_head<B>({panel_of(f, first), f.down.cols, at, n}, run);
             Vec::store(tile + rows * kGroup + e * kLanes + l, head.scale);
             Vec::store(tile + (rows + 1) * kGroup + e * kLanes + l, head.minimum);
         }
@@ -378,7 +388,7 @@ template <class B> inline void fetch_groups(const Ffn& f, int64_t group, int64_t
             else
                 Vec::prefetch(rows.row(i) + group * head);
         }
-        for (int64_t b = 0; b < bytes; b += 64) Vec::prefetch(f.down_row(i) + at + b);
+        for (int64_t b = 0; b < bytes; b += 64) Vec::prefetch(down_row(f, i) + at + b);
     }
 }
 

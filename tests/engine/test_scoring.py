@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from golden import golden
 
+from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.loading import LoadedModel, LoadOptions, load
 from hotcold.engine.request import Request
@@ -19,12 +20,14 @@ from hotcold.engine.scoring import (
     Scorer,
     compare,
     cut_windows,
+    ffn_inputs,
     join,
     log_softmax,
     perplexity,
     perplexity_error,
     score,
 )
+from hotcold.formats.gguf import open_gguf
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +126,27 @@ def test_exact_and_off_do_not_differ(model: LoadedModel) -> None:
     assert len(both.nll) == len(window) - 1
     assert (both.kl == 0).all() and both.same_top.all()
     assert both.perplexity_ratio == 1 and both.ratio_interval() == (1, 1)
+
+
+def test_what_the_ffns_are_given(model: LoadedModel) -> None:
+    """One input is the norm of the other, by the file's weights; a row depends on those before it alone."""
+    window = model.tokenizer.encode(
+        "Heidi ran down the path to the hut, and the wind sang in the fir trees. " * 3
+    )
+    layers = ffn_inputs(model, [window[:9], window], {"normed", "residual"})
+    assert len(layers) == 6
+    with open_gguf(model_path()) as file:
+        for i, layer in enumerate(layers):
+            normed, residual = layer["normed"], layer["residual"]
+            assert normed.shape == residual.shape == (8 + len(window) - 1, 256)
+            size = np.sqrt(
+                (residual**2).mean(axis=-1, keepdims=True)
+                + float(file.metadata["bamboo.attention.layer_norm_rms_epsilon"])
+            )
+            weight = file.load(f"blk.{i}.ffn_norm.weight").dequantise()
+            np.testing.assert_allclose(normed, residual / size * weight, atol=1e-4)
+            np.testing.assert_allclose(normed[:8], normed[8:16], atol=1e-6)
+    assert ffn_inputs(model, [window[:9]], {"normed"})[0].keys() == {"normed"}
 
 
 def test_divergence_of_known_distributions() -> None:

@@ -18,6 +18,7 @@ class ModelOptions(TypedDict, total=False):
 
     #: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in ``llm.model.notes``.
     sparsity: str
+    predictor: Path | None  #: a sidecar; None finds ``MODEL.predictor.gguf`` beside the model
     threads: int | None  #: None takes the cores that affinity and cgroup quota allow
     context: int | None  #: positions of each sequence; None is the model's own, 4096 at most
     backend: str  #: ``cpu``, or ``reference`` (NumPy; slow, for checks)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from hotcold.formats.blocks import block_type, quantise
 from hotcold.formats.gguf import GGUFFile
@@ -31,6 +32,7 @@ RANK_STEP = 32  #: ranks are whole blocks
 
 _LADDER = (1, 0.75, 0.5, 0.375, 0.25, 0.125)  # ranks that are tried, as parts of the largest
 _NEWTON_STEPS, _PRIOR = 8, 0.1  # of the logistic regressions; the prior keeps slopes finite
+_NEURONS = 128  # regressed together, so that temporaries stay in the cache
 _RIDGE = 1e-4  # of the mean variance, added to C for directions that the text never took
 _GAIN = 0.95  # prediction pays where it reads less than this part of what `exact` reads
 _SLACK = 2  # and misses at most this many times what it may: other text costs a little
@@ -125,16 +127,9 @@ def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | No
         weight: ``[T, N]``, how much a pair counts; a neuron's mean multiplies its odds. None: all alike.
     """
     count, mean, spread = active.sum(0), scores.mean(0), scores.std(0) + np.float32(1e-9)
-    z, odds = (scores - mean) / spread, np.log((count + 1) / (len(scores) - count + 1))
-    slope = np.ones(len(mean))
-    for _ in range(_NEWTON_STEPS):
-        p = 1 / (1 + np.exp(-np.clip((slope * z + odds).astype(np.float32), -30, 30)))
-        curve, error = p * (1 - p), active - p
-        a, b, c = (curve * z * z).sum(0) + _PRIOR, (curve * z).sum(0), curve.sum(0) + _PRIOR
-        u, v = (error * z).sum(0) - _PRIOR * slope, error.sum(0)
-        step = np.stack([c * u - b * v, a * v - b * u]) / (a * c - b * b)
-        step *= np.minimum(1, (slope + 0.5) / (np.abs(step[0]) + 1e-9))  # neurons that separate have no end
-        slope, odds = np.maximum(slope + step[0], 1e-3), odds + step[1]
+    z = (scores - mean) / spread
+    blocks = (slice(start, start + _NEURONS) for start in range(0, len(mean), _NEURONS))
+    slope, odds = np.hstack([_log_odds(z[:, block], active[:, block]) for block in blocks])
     weights = np.ones(int(count.sum())) if weight is None else weight[active].astype(np.float64)
     if weight is not None and len(weights):
         odds += np.log((weight.sum(0) + weights.mean()) / (count + 1))
@@ -147,6 +142,21 @@ def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | No
         np.float32
     )  # keeps the one at the bound
     return lower
+
+
+def _log_odds(z: Floats, active: Bools) -> npt.NDArray[np.float64]:
+    """Slopes and odds at 0 of each neuron's logistic regression, ``[2, N]``, by Newton's method."""
+    count = active.sum(0)
+    slope, odds = np.ones(len(count)), np.log((count + 1) / (len(z) - count + 1))
+    for _ in range(_NEWTON_STEPS):
+        p = 1 / (1 + np.exp(-np.clip(z * np.float32(slope) + np.float32(odds), -30, 30)))
+        curve, error = p * (1 - p), active - p
+        a, b, c = (curve * z * z).sum(0) + _PRIOR, (curve * z).sum(0), curve.sum(0) + _PRIOR
+        u, v = (error * z).sum(0) - _PRIOR * slope, error.sum(0)
+        step = np.stack([c * u - b * v, a * v - b * u]) / (a * c - b * b)
+        step *= np.minimum(1, (slope + 0.5) / (np.abs(step[0]) + 1e-9))  # neurons that separate have no end
+        slope, odds = np.maximum(slope + step[0], 1e-3), odds + step[1]
+    return np.stack([slope, odds])
 
 
 def _truth(ffn: ReferenceFFN, normed: Floats) -> Truth:
