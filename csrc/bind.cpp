@@ -322,7 +322,6 @@ NB_MODULE(_cpu, m) {
             },
             "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)
         .def_static("panels", &panel_rows, "dim"_a, "neurons"_a, "type"_a)
-        .def_prop_ro("panel_header", [](const WeightRows& w) { return w.panels.header; })
         .def("pack", &pack, "tensor"_a.noconvert(), "pool"_a);
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(

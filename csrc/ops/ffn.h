@@ -55,15 +55,16 @@ void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, f
     });
 }
 
-// Scratch of one range: gates [neuron, token], the neurons still in play, and what will be read of them.
+// Scratch of one range: what will be read (at most a neuron's two rows and its run's scales), gates [neuron,
+// token], and the neurons still in play.
 struct RangeScratch {
+    Segment* segments;
     float* gate;
     int32_t* list;
-    Segment* segments;
     RangeScratch(uint8_t* local, int64_t neurons, int tokens)
-        : gate((float*)local),
-          list((int32_t*)(gate + neurons * tokens)),
-          segments((Segment*)(list + (neurons + 1) / 2 * 2)) {}
+        : segments((Segment*)local),
+          gate((float*)(segments + 3 * neurons)),
+          list((int32_t*)(gate + neurons * tokens)) {}
 };
 
 // Neurons of the chunk that begins a list: a few rows, or those of one run of a panel.
@@ -383,10 +384,7 @@ template <class B> inline void fetch_groups(const Ffn& f, int64_t group, int64_t
         if constexpr (B::quantised) {
             const int64_t head = B::header_quarters * kLanes / 4;
             at = codes_of<B>(f.panels.neurons ? 0 : rows.cols / kBlock, group * kLanes), bytes -= head;
-            if (f.panels.neurons)
-                at = group * kLanes * 4 * B::units;
-            else
-                Vec::prefetch(rows.row(i) + group * head);
+            if (!f.panels.neurons) Vec::prefetch(rows.row(i) + group * head);
         }
         for (int64_t b = 0; b < bytes; b += 64) Vec::prefetch(down_row(f, i) + at + b);
     }
