@@ -35,11 +35,13 @@ GOOD = {
     "perplexity": ["-f", "{text}", "-c", "32", "--chunks", "1"],
     "bench": ["-p", "8", "-n", "4", "-r", "1"],
     "fit-predictor": ["-f", "{text}", "-o", "out.predictor.gguf", "-c", "16"],
+    "plan": [],
     "convert": [CHECKPOINT, "-o", "out.gguf"],
 }
 #: How each verb is given a model.
 MODEL = {"generate": ["-m"], "info": [], "tokenize": ["-p", "a", "-m"], "perplexity": ["-f", "{text}", "-m"],
-         "bench": ["-m"], "fit-predictor": ["-f", "{text}", "-o", "new.gguf", "-m"]}  # fmt: skip
+         "bench": ["-m"], "plan": ["-m"],
+         "fit-predictor": ["-f", "{text}", "-o", "new.gguf", "-m"]}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import platform
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,14 @@ def number(text: str) -> float:
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
     return value
+
+
+def byte_size(text: str) -> int:
+    """A parser of sizes: ``8``, which is GiB, ``8GiB``, ``512 MiB``, ``64KiB``."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(KiB|MiB|GiB)?", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB, 512MiB or 64KiB")
+    return int(float(found[1]) * 1024 ** {"KiB": 1, "MiB": 2}.get(found[2], 3))
 
 
 def file_path(text: str) -> Path:

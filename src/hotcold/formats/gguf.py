@@ -201,15 +201,16 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
         raise GGUFError(f"tensor {name} has {dimensions} dimensions: 1 to {MAX_DIMENSIONS} are allowed")
     sizes = struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions, f"the shape of tensor {name}"))
     shape = tuple(reversed(sizes))
-    if not all(1 <= size < 1 << 63 for size in shape):
-        raise GGUFError(f"tensor {name} has shape {shape}: each dimension must be from 1 to 2^63 - 1")
     number = cursor.u32(f"the type of tensor {name}")
     kind = GGML_TYPES.get(number)
     if kind is None:
         names = ", ".join(type.name for type in GGML_TYPES.values() if type.supported)
         raise GGUFError(f"tensor {name} has unknown block type number {number}: supported are {names}")
+    empty = shape == (0,) and kind.name == "I32"  # PowerInfer's list of the neurons of a layer that has none
+    if not empty and not all(1 <= size < 1 << 63 for size in shape):
+        raise GGUFError(f"tensor {name} has shape {shape}: each dimension must be from 1 to 2^63 - 1")
     try:
-        nbytes = math.prod(kind.data_shape(shape))
+        nbytes = 0 if empty else math.prod(kind.data_shape(shape))
     except BlockTypeError as error:
         raise GGUFError(f"tensor {name}: {error}") from None
     offset = cursor.u64(f"the offset of tensor {name}")

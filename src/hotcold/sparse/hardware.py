@@ -1,0 +1,56 @@
+"""What a machine reads, and how fast: measured, or one of ``machines.json``, from published data."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from hotcold.formats.files import RegularFile, shown
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Bandwidths are in 1e9 bytes a second, as decoding gets them; a ValueError names a wrong field."""
+
+    name: str
+    source: str  #: where the figures come from
+    vram_bytes: int
+    cpu_stream_gb_s: float
+    cpu_gather_gb_s: list[list[float]]  #: of scattered runs: pairs of their bytes and the bandwidth
+    gpu_stream_gb_s: float
+    gpu_rows_gb_s: float  #: of rows that a mask picks
+    link_pinned_gb_s: float
+    link_pageable_gb_s: float
+    handshake_s: float  #: from the GPU to the CPU and back, without what is sent
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            numbers = np.array(value, object)
+            right = all(type(n) in (int, float) and 0 < n < 1e18 for n in numbers.flat)
+            needed = "a number above 0"
+            if name in ("name", "source"):
+                right, needed = isinstance(value, str), "text"
+            elif name == "cpu_gather_gb_s":
+                right, needed = right and numbers.shape[1:] == (2,), "a list of pairs of numbers above 0"
+            if not right or isinstance(value, list) != (name == "cpu_gather_gb_s"):
+                raise ValueError(f"{name} is {shown(value)}: {needed} is needed")
+
+    def gather_gb_s(self, nbytes: float) -> float:
+        """Of scattered runs of ``nbytes``, by logarithms between the lengths that are known."""
+        lengths, speeds = np.array(sorted(self.cpu_gather_gb_s)).T
+        return float(np.interp(np.log(nbytes), np.log(lengths), speeds))
+
+
+def find_hardware(name: str) -> Hardware:
+    """A preset, or a JSON file with the fields of Hardware; ValueError where it is neither, or wrong."""
+    presets = json.loads(Path(__file__).with_name("machines.json").read_bytes())
+    try:
+        file = None if name in presets else RegularFile(Path(name))
+        data = json.loads(file.read(0, min(file.size, 1 << 20))) if file else presets[name]
+        names = [field.name for field in fields(Hardware)]
+        if not isinstance(data, dict) or data.keys() != set(names):
+            raise ValueError(f"an object with exactly {', '.join(names)} is needed")
+        return Hardware(**data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"hardware {shown(name)}: {error}; presets: {', '.join(presets)}") from None

@@ -1,0 +1,123 @@
+"""``hotcold plan``: where the bytes go, for the built-in model and for shapes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotcold.commands import cli
+from hotcold.demo import model_path
+from hotcold.formats.blocks import quantise
+from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.sparse.hardware import find_hardware
+
+GIB = 1 << 30
+
+
+def plan(capsys: pytest.CaptureFixture[str], line: str) -> tuple[list[str], dict[str, Any]]:
+    assert cli.main(["plan", *line.split(), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    *lines, last = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    return lines, json.loads(last)
+
+
+@pytest.mark.parametrize("hardware", ["rtx4090-i9", "rtx2080ti-i7"])
+@pytest.mark.parametrize("name", ["llama2-70b", "falcon-40b", "opt-30b", "mixtral-47b", "jais2-70b"])
+def test_shapes(name: str, hardware: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines, report = plan(capsys, f"--shape {name} --hardware {hardware} --vram-budget 10GiB")
+    assert report["budget_bytes"] == 10 * GIB >= report["gpu_bytes"] > 9.9 * GIB
+    assert report["gpu_bytes"] == sum(part["gpu_bytes"] for part in report["parts"])
+    assert report["cpu_bytes"] == sum(part["cpu_bytes"] for part in report["parts"])
+    assert 0 < report["hot_share"] < report["hot_activation_share"] < 1
+    assert report["predicted_tok_s"] > max(report["cpu_tok_s"], report["layer_split_tok_s"])
+    assert report["predicted_tok_s"] < report["all_gpu_tok_s"] and report["all_gpu_bytes"] > 10 * GIB
+    assert "nothing was measured" in report["hardware_source"] and "power law" in report["profile"]
+    neurons = [part for part in report["parts"] if part["kind"] == "neurons"]
+    bars = lines[lines.index("hot neurons by layer") + 1 :]
+    assert len(bars) == len(neurons)
+    run = [part["layer"] for part in report["parts"] if part["kind"] == "kv" and part["gpu_bytes"]]
+    assert run == list(range(run[0], run[-1] + 1))
+    for i, (bar, part) in enumerate(zip(bars, neurons, strict=True)):
+        assert bar.split()[0] == str(i) and bar.count("#") == round(60 * part["hot_share"])
+        assert bar.endswith("%" if i in run else "CPU")
+
+
+def test_the_paper_fires_more_on_the_gpu_and_time_is_less(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--shape falcon-40b --hardware rtx2080ti-i7 --vram-budget "
+    for budget in (6, 8, 10):
+        _, time = plan(capsys, f"{line}{budget}")
+        _, paper = plan(capsys, f"{line}{budget} --objective paper")
+        assert time["predicted_tok_s"] >= paper["predicted_tok_s"] * (1 - 1e-9)
+        assert paper["gpu_bytes"] <= budget * GIB
+
+
+def test_the_built_in_model(capsys: pytest.CaptureFixture[str]) -> None:
+    _, half = plan(capsys, "--vram-budget 6MiB --ctx 128")
+    _, more = plan(capsys, f"-m {model_path()} --vram-budget 12MiB --ctx 128")
+    with open_gguf(model_path()) as file:
+        assert half["fingerprint"] == more["fingerprint"] == file.fingerprint()
+    assert half["gpu_bytes"] <= 6 << 20 and half["context"] == 128
+    assert more["hot_share"] == 1 and more["gpu_bytes"] == more["all_gpu_bytes"]
+    assert more["predicted_tok_s"] == more["all_gpu_tok_s"] > half["predicted_tok_s"]
+
+
+def test_a_placement_is_written_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.gpuidx"
+    line = "--shape mistral-7b --type q8_0 --vram-budget 4.5"
+    _, made = plan(capsys, f"{line} -o {path}")
+    _, judged = plan(capsys, f"{line} --placement {path}")
+    assert judged.pop("objective") == "given" and made.pop("objective") == "time" and judged == made
+    assert cli.main(["plan", *line.split()[:4], "--vram-budget", "4", "--placement", str(path)]) == 2
+    assert "--vram-budget is 4294967296" in capsys.readouterr().err
+    assert cli.main(["plan", *line.split(), "-o", str(path)]) == 2
+    assert "a new file in a folder that exists is needed" in capsys.readouterr().err
+
+
+def test_a_profile_moves_the_neurons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where one layer's neurons always fire and the others' never, they are what the GPU gets."""
+    with open_gguf(model_path()) as file:
+        fingerprint, architecture = file.fingerprint(), file.metadata["general.architecture"]
+        keys = (f"{architecture}.{key}" for key in ("block_count", "feed_forward_length"))
+        count, n = (file.metadata[key] for key in keys)
+    firing = {f"blk.{i}.profile": quantise(np.full(n, float(i == 3)), "F32") for i in range(count)}
+    facts = {"general.type": "profile", "hotcold.profile.source": "a text"}
+    for owner in (fingerprint, "0123456789abcdef"):
+        write_gguf(tmp_path / owner, facts | {"hotcold.profile.model_fingerprint": owner}, firing)
+    _, report = plan(capsys, f"--vram-budget 6MiB --ctx 32 --profile {tmp_path / fingerprint}")
+    assert report["profile"] == "a text" and 0 < report["hot_share"] < 1
+    shares = [part["hot_share"] for part in report["parts"] if part["kind"] == "neurons"]
+    assert shares[3] == max(shares) > 0
+    assert cli.main(["plan", "--profile", str(tmp_path / "0123456789abcdef")]) == 2
+    assert "belongs to the model '0123456789abcdef'" in capsys.readouterr().err
+    assert cli.main(["plan", "--shape", "opt-30b", "--profile", str(tmp_path / fingerprint)]) == 2
+    assert f"belongs to the model '{fingerprint}'" in capsys.readouterr().err
+
+
+def test_the_default_budget_leaves_some_of_the_card(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("rtx4090-i9", "rtx2080ti-i7"):
+        _, report = plan(capsys, f"--shape opt-175b --hardware {name}")
+        assert report["budget_bytes"] == find_hardware(name).vram_bytes - GIB
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--vram-budget 0", "--vram-budget is 0 GiB: more than 0, which is the CPU alone, and at most"),
+        ("--vram-budget=-1", "'-1' is not a size such as 8GiB"),
+        ("--vram-budget nan", "'nan' is not a size"), ("--vram-budget 8GB", "'8GB' is not a size"),
+        ("--vram-budget 25", "--vram-budget is 25 GiB: more than 0"), ("--hardware x", "presets: rtx4090-i9"),
+        ("--shape gpt-5", "invalid choice: 'gpt-5'"), ("--shape opt-30b -m x", "not allowed with argument"),
+        ("--shape opt-30b --type q9", "block type 'Q9' is not supported"), ("-c 257", "model has 256 pos"),
+        ("--placement /dev/null", "is a device"), ("--objective speed", "invalid choice: 'speed'"),
+    ],
+)  # fmt: skip
+def test_mistakes(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", *line.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("hotcold: error: ") and message in err

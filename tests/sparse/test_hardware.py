@@ -1,0 +1,60 @@
+"""Descriptions of machines: presets, files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotcold.sparse.hardware import find_hardware
+
+PRESETS = ("rtx4090-i9", "rtx2080ti-i7", "rtx4090-laptop-i9", "rtx3090", "rtx3060", "rtx4060")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_say_what_they_are_and_are_files_of_the_same_kind(name: str, tmp_path: Path) -> None:
+    hardware = find_hardware(name)
+    assert hardware.name == name and "nothing was measured" in hardware.source
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(asdict(hardware)))
+    assert find_hardware(str(path)) == hardware
+
+
+def test_gathering_between_measured_lengths(tmp_path: Path) -> None:
+    data = asdict(find_hardware("rtx3060")) | {"cpu_gather_gb_s": [[16384, 20], [1024, 10]]}
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(data))
+    found = find_hardware(str(path))
+    speeds = [found.gather_gb_s(n) for n in (100, 1024, 4096, 16384, 1 << 20)]
+    assert speeds == pytest.approx([10, 10, 15, 20, 20])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"handshake_s": 0}, "handshake_s is 0: a number above 0"), ({"vram_bytes": -1}, "vram_bytes is -1"),
+        ({"gpu_rows_gb_s": "9"}, "gpu_rows_gb_s is '9'"), ({"gpu_rows_gb_s": True}, "gpu_rows_gb_s is True"),
+        ({"gpu_rows_gb_s": [9]}, "gpu_rows_gb_s is"), ({"gpu_rows_gb_s": None}, "gpu_rows_gb_s is None"),
+        ({"link_pinned_gb_s": float("nan")}, "link_pinned_gb_s is nan"), ({"name": 3}, "name is 3: text"),
+        ({"cpu_gather_gb_s": 5}, "gather_gb_s is 5: a list of"), ({"speed": 1}, "with exactly name,"),
+        ({"cpu_gather_gb_s": []}, "gather_gb_s is"), ({"cpu_gather_gb_s": [[1, 2], [3]]}, "list of pairs"),
+        ({"cpu_gather_gb_s": [[1, 0]]}, "list of pairs"), ({"cpu_gather_gb_s": [[1, [2]]]}, "list of pairs"),
+    ],
+)  # fmt: skip
+def test_a_description_that_makes_no_sense(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(asdict(find_hardware("rtx3060")) | change))
+    with pytest.raises(ValueError, match=message):
+        find_hardware(str(path))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100000, "3", "\xff"])
+def test_what_is_no_description(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match="presets: rtx4090-i9") as caught:
+        find_hardware(str(path))
+    assert "\n" not in str(caught.value)
