@@ -1,22 +1,14 @@
 """The narrow waist: the backend interface and its implementations, each imported when it is opened."""
 
-from __future__ import annotations
-
 from hotcold.kernels.backend import Backend
 
 BACKENDS = ("cpu", "reference")
 
 
 def open_backend(name: str, threads: int | None = None) -> Backend:
-    """The backend of this name.
+    """One of :data:`BACKENDS`; ``threads`` None takes what affinity and cgroup quota allow.
 
-    Args:
-        name: one of :data:`BACKENDS`.
-        threads: size of the ``cpu`` backend's pool; None takes what affinity and cgroup quota allow.
-            ``reference`` has no pool and refuses a number.
-
-    Raises:
-        ValueError: unknown name, or a thread count that the backend cannot use.
+    ValueError: an unknown name, or a thread count that the backend cannot use (``reference``: any).
     """
     if name == "cpu":
         from hotcold.kernels.cpu import CPUBackend

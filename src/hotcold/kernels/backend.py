@@ -8,8 +8,6 @@ positions, page tables) from a :class:`Batch`, so that a recorded :class:`Progra
 Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, N neurons, V vocab, R rank.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from hotcold.formats.blocks import BlockType, Tensor
 Buffer: TypeAlias = Any
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int32]
+Masks: TypeAlias = npt.NDArray[np.uint64]
 
 PAGE = 32  #: positions in one page of the KV cache
 SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
@@ -52,27 +51,18 @@ class BatchLimits:
 
 
 class Batch:
-    """One step's inputs, int32, filled in place. Decode rows come first, then prompt rows.
-
-    Attributes:
-        counts: ``[4]``: n_tokens, n_decode, n_logits, n_sequences.
-        tokens, positions, sequence, slots: ``[T]``; token id, position in its sequence, index of its sequence
-            (a row of ``pages``), and the KV slot ``page * PAGE + offset`` that its K and V go to.
-        pages: ``[S, P]``: the pages of each sequence, in order.
-        lengths: ``[S]``: positions of each sequence after this step.
-        logits_rows: ``[R]``: rows of the step whose logits are wanted.
-    """
+    """One step's inputs, int32, filled in place. Decode rows come first, then prompt rows."""
 
     def __init__(self, limits: BatchLimits, zeros: Callable[[tuple[int, ...]], Ints]) -> None:
         self.limits = limits
-        self.counts = zeros((4,))
+        self.counts = zeros((4,))  #: n_tokens, n_decode, n_logits, n_sequences
         self.tokens = zeros((limits.tokens,))
-        self.positions = zeros((limits.tokens,))
-        self.sequence = zeros((limits.tokens,))
-        self.slots = zeros((limits.tokens,))
-        self.pages = zeros((limits.sequences, limits.pages_per_sequence))
-        self.lengths = zeros((limits.sequences,))
-        self.logits_rows = zeros((limits.logits,))
+        self.positions = zeros((limits.tokens,))  #: of each token in its sequence
+        self.sequence = zeros((limits.tokens,))  #: a row of ``pages``
+        self.slots = zeros((limits.tokens,))  #: ``page * PAGE + offset``, where K and V go
+        self.pages = zeros((limits.sequences, limits.pages_per_sequence))  #: of each sequence, in order
+        self.lengths = zeros((limits.sequences,))  #: positions of each sequence after this step
+        self.logits_rows = zeros((limits.logits,))  #: rows of the step whose logits are wanted
 
     @property
     def n_tokens(self) -> int:
@@ -167,11 +157,9 @@ class FFNWeights(Protocol):
     def neurons(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    #: Bytes of one gate, up and down row, and of the scales that one run of down rows shares; 0 without.
     @property
     def row_bytes(self) -> tuple[int, int, int, int]: ...
-
-    """Bytes of one gate, up and down row, and of the scales that one run of down rows shares; 0 without."""
-
     @property
     def runs(self) -> int: ...  # of down rows that share scales; 0 where each has its own
 
@@ -217,39 +205,28 @@ class Backend(Protocol):
 
     def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
         """Weights ``(O, I)`` of any supported block type, with an optional bias ``[O]``."""
-        ...
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights: ...
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights: ...
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         """``out[t] = table[tokens[t]]``; out ``[T, D]``."""
-        ...
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
         """Normalises the last axis of x (``[T, D]`` or ``[T, H, head_dim]``) into out; out may be x."""
-        ...
 
     def linear(
-        self,
-        x: Buffer,
-        weights: Sequence[Matrix],
-        batch: Batch,
-        outs: Sequence[Buffer],
-        *,
-        accumulate: bool = False,
-        rows: Rows = Rows.TOKENS,
-    ) -> None:
+        self, x: Buffer, weights: Sequence[Matrix], batch: Batch, outs: Sequence[Buffer], *,
+        accumulate: bool = False, rows: Rows = Rows.TOKENS,
+    ) -> None:  # fmt: skip
         """``out[t] (+)= w @ x[t] + bias`` for each (w, out). x ``[T, I]``, out ``[T, O]``.
 
         For block types of 8 bits or fewer x is quantised to int8 per 32 values first (d = amax / 127, codes
         rounded to nearest even); that is part of the op.
         """
-        ...
 
     def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
         """Rotates x ``[T, H, head_dim]`` in place by the rows' positions (arXiv 2104.09864)."""
-        ...
 
     def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
         """Writes k, v ``[T, K, head_dim]`` to the rows' slots of the caches, rounded to their type.
@@ -257,7 +234,6 @@ class Backend(Protocol):
         Caches are float16 or float32 ``[page, K, PAGE, head_dim]``, or uint8 ``[page, K, PAGE, head_dim / 32
         * 34]``: blocks of GGML's Q8_0, with codes as in :meth:`linear` and their scale rounded to float16.
         """
-        ...
 
     def attention(
         self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
@@ -267,25 +243,15 @@ class Backend(Protocol):
         Caches are those of :meth:`store_kv`; sums are float32 over the values that they stand for.
         Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order.
         """
-        ...
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
         """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i."""
-        ...
 
     def ffn(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        *,
-        skip: bool,
-        mask: Buffer | None = None,
-        fired: Buffer | None = None,
-        stats: FFNStats | None = None,
+        self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, *, skip: bool,
+        mask: Buffer | None = None, fired: Buffer | None = None, stats: FFNStats | None = None,
         accumulate: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
 
         Decode rows: only the candidates of ``mask`` are computed (all when None); with ``skip`` a neuron
@@ -294,25 +260,17 @@ class Backend(Protocol):
         where the activation gives zeros or down lies by neuron; else it is a dot, which quantises them like
         ``linear``.
         """
-        ...
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         """``x[t] += y[t]``; both ``[T, D]``."""
-        ...
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
         """``out[r] = x[logits_rows[r]]``; x ``[T, D]``, out ``[R, D]``."""
-        ...
 
     def top_k(
-        self,
-        logits: Buffer,
-        k: int,
-        bias: Floats | None = None,
-        allowed: npt.NDArray[np.uint64] | None = None,
+        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: Masks | None = None
     ) -> tuple[Ints, Floats]:
         """The k largest of ``logits + bias`` ``[V]``, descending, ties by lower id: ids and values.
 
         ``allowed`` ``[ceil(V / 64)]`` is a bit mask of permitted ids. Runs at once, never recorded.
         """
-        ...

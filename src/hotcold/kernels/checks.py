@@ -1,11 +1,10 @@
 """What every backend refuses in weights that it is given, so that all of them say it in the same words."""
 
-from __future__ import annotations
-
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import ACTIVATIONS, SPARSE_ACTIVATIONS, FFNTensors, Floats, PredictorTensors
@@ -20,6 +19,20 @@ def own_weights(weights: object, kind: type[_W]) -> _W:
     if not isinstance(weights, kind):
         raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
     return weights
+
+
+def check_array(what: str, array: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
+    """Refuses another dtype (TypeError) and gaps."""
+    if array.dtype != dtype:
+        raise TypeError(f"{what} is {array.dtype}: {np.dtype(dtype)} is needed")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{what} is not C-contiguous: pass np.ascontiguousarray of it")
+
+
+def check_skip(skip: bool, activation: str) -> None:
+    """Refuses to leave out neurons whose activation is never exactly zero."""
+    if skip and activation not in SPARSE_ACTIVATIONS:
+        raise ValueError(f"skip with {activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
 
 
 def check_matrix(tensor: Tensor, bias: Floats | None = None) -> None:
@@ -66,10 +79,8 @@ def check_predictor(tensors: PredictorTensors) -> None:
     check_matrix(tensors.first)
     check_matrix(tensors.second)
     if tensors.second.shape[1] != tensors.first.shape[0]:
-        raise ValueError(
-            f"predictor factors {tensors.first.shape} and {tensors.second.shape}: "
-            "rows of the first must equal columns of the second"
-        )
+        seen = f"predictor factors {tensors.first.shape} and {tensors.second.shape}"
+        raise ValueError(f"{seen}: rows of the first must equal columns of the second")
     _check_vector("predictor threshold", tensors.threshold, tensors.second.shape[0])
 
 

@@ -1,7 +1,5 @@
 """How many threads are worth starting: what affinity, physical cores and the CPU quotas of cgroups leave."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -10,12 +8,8 @@ from pathlib import Path
 def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
     """Physical cores that this process may keep busy; two threads of one core wait for the same units.
 
-    Args:
-        root: where ``proc`` and ``sys`` lie; what is not there (macOS, Windows) limits nothing.
-        cpus: logical CPUs that may be used; None takes this process's affinity.
-
-    Returns:
-        The cores of those CPUs, or the smallest quota of an enclosing cgroup, rounded up; at least 1.
+    Those of ``cpus`` (None: this process's affinity), or the smallest quota of an enclosing cgroup, rounded
+    up. ``proc`` and ``sys`` lie in ``root``; what is not there (macOS, Windows) limits nothing.
     """
     if cpus is None:
         if hasattr(os, "sched_getaffinity"):
@@ -32,9 +26,8 @@ def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None)
 def cgroups(membership: Path, mount: Path, controller: str) -> Iterator[tuple[int, Path]]:
     """Version (1, 2) and folder of each cgroup around this process that may limit what a controller governs.
 
-    Args:
-        membership: ``/proc/self/cgroup``.
-        mount: ``/sys/fs/cgroup``; a container may see its own group there, and not the path that it is told.
+    ``membership`` is ``/proc/self/cgroup``, ``mount`` ``/sys/fs/cgroup``; a container may see its own group
+    there, and not the path that it is told.
     """
     for line in read_text(membership).splitlines():
         hierarchy, controllers, path = (line.split(":", 2) + ["", ""])[:3]

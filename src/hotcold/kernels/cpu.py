@@ -6,8 +6,6 @@ down row. Where the activation gives zeros, down by output is transposed if its 
 into panels if it is quantised.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,29 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import Tensor
-from hotcold.kernels import _cpu
-from hotcold.kernels.backend import (
-    ACTIVATIONS,
-    SPARSE_ACTIVATIONS,
-    Batch,
-    BatchLimits,
-    Buffer,
-    FFNStats,
-    FFNTensors,
-    FFNWeights,
-    Floats,
-    Ints,
-    Matrix,
-    Norm,
-    PredictorTensors,
-    PredictorWeights,
-    RopeTable,
-    Rows,
-    panel_bytes,
-    scale_run,
-)
-from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor, own_weights
+from hotcold.kernels import _cpu, checks
 from hotcold.kernels.cores import available_cores
+
+from hotcold.kernels.backend import (  # isort: skip
+    ACTIVATIONS, SPARSE_ACTIVATIONS, Batch, BatchLimits, Buffer, FFNStats, FFNTensors, FFNWeights, Floats,
+    Ints, Masks, Matrix, Norm, PredictorTensors, PredictorWeights, RopeTable, Rows, panel_bytes, scale_run,
+)  # fmt: skip
 
 ISAS = ("avx512", "avx2", "neon", "scalar")
 MAX_THREADS = 1024
@@ -53,20 +35,12 @@ class _Recorder:
 
     def __init__(self, isa: str, pool: _cpu.Pool, batch: Batch) -> None:
         self.batch = batch
-        self.native = _cpu.Program(
-            isa,
-            pool,
-            [batch.counts, batch.tokens, batch.positions, batch.sequence]
-            + [batch.slots, batch.pages, batch.lengths, batch.logits_rows],
-        )
+        arrays = [batch.counts, batch.tokens, batch.positions, batch.sequence, batch.slots]
+        self.native = _cpu.Program(isa, pool, [*arrays, batch.pages, batch.lengths, batch.logits_rows])
         self.kept: list[object] = [pool, batch]
 
     def run(self) -> None:
-        """Runs every op for the batch's present numbers, without the GIL.
-
-        Raises:
-            ValueError: a number of the batch is out of its range.
-        """
+        """Runs every op, without the GIL; ValueError if a number of the batch is out of its range."""
         self.native.run()
 
 
@@ -107,15 +81,7 @@ class _Predictor:
 
 
 class CPUBackend:
-    """Kernels in C++; see :class:`hotcold.kernels.backend.Backend`.
-
-    Args:
-        threads: size of the pool; None takes :func:`available_cores`.
-        isa: one of :func:`supported_isas`; None takes the best.
-
-    Raises:
-        ValueError: a thread count out of range, or an ISA that this machine lacks.
-    """
+    """Kernels in C++ on a pool of ``threads``; without an ``isa`` for the best of :func:`supported_isas`."""
 
     name = "cpu"
     program_rows: tuple[int, ...] = ()  # ops read the row count, so one program serves every size
@@ -166,15 +132,15 @@ class CPUBackend:
     # Weights
 
     def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
-        check_matrix(tensor, bias)
+        checks.check_matrix(tensor, bias)
         return self._matrix(tensor, bias)
 
     def _matrix(self, tensor: Tensor, bias: Floats | None = None) -> _Matrix:
         rows, cols = tensor.shape
         size = _cpu.row_size(tensor.type.id, cols)
         memory = _cpu.Memory(rows * size)
-        native = self._packed(memory, 0, size, tensor)
-        return _Matrix(native, (rows, cols), rows * size + (0 if bias is None else bias.nbytes), bias)
+        nbytes = rows * size + (0 if bias is None else bias.nbytes)
+        return _Matrix(self._packed(memory, 0, size, tensor), (rows, cols), nbytes, bias)
 
     def _packed(self, memory: _cpu.Memory, offset: int, stride: int, tensor: Tensor) -> _cpu.WeightRows:
         rows = _cpu.WeightRows(memory, offset, stride, tensor.shape[0], tensor.shape[1], tensor.type.id)
@@ -182,7 +148,7 @@ class CPUBackend:
         return rows
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
-        check_ffn(tensors)
+        checks.check_ffn(tensors)
         neurons, dim = tensors.up.shape
         down, by_output = tensors.down, tensors.down_layout == "by_output"
         sparse = tensors.activation in SPARSE_ACTIVATIONS
@@ -205,135 +171,87 @@ class CPUBackend:
             up_rows = self._packed(memory, 0, stride, tensors.up)
             down_rows = self._packed(memory, sizes[1], stride, down)
         biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
-        native = _cpu.FfnWeights(
-            gate.rows if gate else None,
-            up_rows,
-            down_rows,
-            *biases,
-            by_output and not sparse,
-            ACTIVATIONS.index(tensors.activation),
-            tensors.threshold,
-        )
+        kind = by_output and not sparse, ACTIVATIONS.index(tensors.activation), tensors.threshold
+        native = _cpu.FfnWeights(gate.rows if gate else None, up_rows, down_rows, *biases, *kind)
         nbytes = sum(t.nbytes for t in (tensors.gate, tensors.up, down, *biases) if t is not None)
         return _FFN(native, neurons, dim, nbytes, row_bytes, runs, tensors.activation)
 
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights:
-        check_predictor(tensors)
+        checks.check_predictor(tensors)
         first, second = self._matrix(tensors.first), self._matrix(tensors.second)
         return _Predictor(first, second, tensors.threshold, tensors.relu)
 
     # Ops
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
-        w = own_weights(table, _Matrix)
-        _check("out", out)
+        w = checks.own_weights(table, _Matrix)
+        _check(out=out)
         self._op(batch, lambda p: p.embed(w.rows, out), w, out)
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
-        _check("x", x)
-        _check("out", out)
+        _check(x=x, out=out)
         if x.shape[-1:] != norm.weight.shape or out.shape[1:] != x.shape[1:]:
-            raise ValueError(
-                f"norm of {norm.weight.shape} over x {x.shape} into {out.shape}: shapes must fit"
-            )
-        self._op(
-            batch,
-            lambda p: p.norm(x, out, norm.weight, norm.bias, norm.eps, norm.centre, int(rows)),
-            *(x, norm, out),
-        )
+            shapes = f"norm of {norm.weight.shape} over x {x.shape} into {out.shape}"
+            raise ValueError(f"{shapes}: shapes must fit")
+        args = norm.weight, norm.bias, norm.eps, norm.centre, int(rows)
+        self._op(batch, lambda p: p.norm(x, out, *args), x, norm, out)
 
     def linear(
-        self,
-        x: Buffer,
-        weights: Sequence[Matrix],
-        batch: Batch,
-        outs: Sequence[Buffer],
-        *,
-        accumulate: bool = False,
-        rows: Rows = Rows.TOKENS,
-    ) -> None:
-        own = [own_weights(w, _Matrix) for w in weights]
-        for what, array in [("x", x), *(("out", out) for out in outs)]:
-            _check(what, array)
-        native, biases = [w.rows for w in own], [w.bias for w in own]
-        self._op(
-            batch,
-            lambda p: p.linear(x, native, biases, list(outs), accumulate, int(rows)),
-            *(x, *own, *outs),
-        )
+        self, x: Buffer, weights: Sequence[Matrix], batch: Batch, outs: Sequence[Buffer], *,
+        accumulate: bool = False, rows: Rows = Rows.TOKENS,
+    ) -> None:  # fmt: skip
+        own = [checks.own_weights(w, _Matrix) for w in weights]
+        for out in outs:
+            _check(x=x, out=out)
+        args = [w.rows for w in own], [w.bias for w in own], list(outs), accumulate, int(rows)
+        self._op(batch, lambda p: p.linear(x, *args), x, *own, *outs)
 
     def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
-        _check("x", x)
+        _check(x=x)
         self._op(batch, lambda p: p.rope(x, table.cos, table.sin, table.interleaved), x, table)
 
     def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
-        _check("k", k)
-        _check("v", v)
+        _check(k=k, v=v)
         caches = _cache("k_cache", k_cache), _cache("v_cache", v_cache)
         self._op(batch, lambda p: p.store_kv(k, v, *caches), k, v, k_cache, v_cache)
 
     def attention(
         self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
     ) -> None:
-        _check("q", q)
-        _check("out", out)
+        _check(q=q, out=out)
         caches = _cache("k_cache", k_cache), _cache("v_cache", v_cache)
         self._op(batch, lambda p: p.attention(q, *caches, out, scale), q, k_cache, v_cache, out)
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
-        w = own_weights(weights, _Predictor)
-        _check("x", x)
-        _check("mask", mask, np.uint64)
-        self._op(
-            batch,
-            lambda p: p.predict(x, w.first.rows, w.second.rows, w.relu, w.threshold, mask),
-            *(x, w, mask),
-        )
+        w = checks.own_weights(weights, _Predictor)
+        _check(x=x)
+        _check(np.uint64, mask=mask)
+        args = w.first.rows, w.second.rows, w.relu, w.threshold, mask
+        self._op(batch, lambda p: p.predict(x, *args), x, w, mask)
 
     def ffn(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        *,
-        skip: bool,
-        mask: Buffer | None = None,
-        fired: Buffer | None = None,
-        stats: FFNStats | None = None,
+        self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, *, skip: bool,
+        mask: Buffer | None = None, fired: Buffer | None = None, stats: FFNStats | None = None,
         accumulate: bool = False,
-    ) -> None:
-        w = own_weights(weights, _FFN)
-        if skip and w.activation not in SPARSE_ACTIVATIONS:
-            raise ValueError(f"skip with {w.activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
-        _check("x", x)
-        _check("out", out)
-        for what, words in (("mask", mask), ("fired", fired)):
-            if words is not None:
-                _check(what, words, np.uint64)
+    ) -> None:  # fmt: skip
+        w = checks.own_weights(weights, _FFN)
+        checks.check_skip(skip, w.activation)
+        _check(x=x, out=out)
+        _check(np.uint64, mask=mask, fired=fired)
         counts = stats.counts if stats else None
-        self._op(
-            batch,
-            lambda p: p.ffn(x, w.native, out, skip, mask, fired, counts, accumulate),
-            *(x, w, out, mask, fired, counts),
-        )
+        args = skip, mask, fired, counts, accumulate
+        self._op(batch, lambda p: p.ffn(x, w.native, out, *args), x, w, out, mask, fired, counts)
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
-        _check("x", x)
-        _check("y", y)
+        _check(x=x, y=y)
         self._op(batch, lambda p: p.add(x, y), x, y)
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
-        _check("x", x)
-        _check("out", out)
+        _check(x=x, out=out)
         self._op(batch, lambda p: p.gather(x, out), x, out)
 
     def top_k(
-        self,
-        logits: Buffer,
-        k: int,
-        bias: Floats | None = None,
-        allowed: npt.NDArray[np.uint64] | None = None,
+        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: Masks | None = None
     ) -> tuple[Ints, Floats]:
         if k < 1:
             raise ValueError(f"k is {k}: at least 1 is needed")
@@ -348,12 +266,7 @@ def transposed(tensor: Tensor) -> Tensor:
 
 
 class ReadProbe:
-    """Measures how fast this process can stream through memory.
-
-    Args:
-        backend: whose pool and kernels are used.
-        nbytes: size of the buffer that is read, far above the last-level cache.
-    """
+    """Measures how fast a backend's pool can stream through ``nbytes``, far more than any cache holds."""
 
     def __init__(self, backend: CPUBackend, nbytes: int = 256 << 20) -> None:
         self._backend = backend
@@ -367,22 +280,14 @@ class ReadProbe:
         return _cpu.read_bandwidth(self._backend.isa, self._backend._pool, self._memory, seconds)
 
 
-def read_bandwidth(threads: int | None = None, seconds: float = 0.2) -> float:
-    """GB/s at which ``threads`` (None: all that this process has) stream through memory."""
-    return ReadProbe(CPUBackend(threads)).measure(seconds)
-
-
-def _check(what: str, array: Buffer, dtype: npt.DTypeLike = np.float32) -> None:
-    if array.dtype != dtype:
-        raise TypeError(f"{what} is {array.dtype}: {np.dtype(dtype)} is needed")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{what} is not C-contiguous: pass np.ascontiguousarray of it")
+def _check(dtype: npt.DTypeLike = np.float32, **arrays: Buffer | None) -> None:
+    for what, array in arrays.items():
+        if array is not None:
+            checks.check_array(what, array, dtype)
 
 
 def _cache(what: str, cache: Buffer) -> Buffer:
     """A KV cache as the extension takes it: float32, Q8_0 blocks, or the bits of float16."""
-    if cache.dtype in (np.float32, np.uint8):
-        _check(what, cache, cache.dtype)
-        return cache
-    _check(what, cache, np.float16)
-    return cache.view(np.uint16)
+    plain = cache.dtype in (np.float32, np.uint8)
+    checks.check_array(what, cache, cache.dtype if plain else np.float16)
+    return cache if plain else cache.view(np.uint16)

@@ -5,8 +5,6 @@ its input first (:func:`quantise_input`): prescribed float32 steps, so that code
 float32 in any order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,31 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
-from hotcold.kernels.backend import (
-    PAGE,
-    SPARSE_ACTIVATIONS,
-    Batch,
-    BatchLimits,
-    Buffer,
-    FFNStats,
-    FFNTensors,
-    FFNWeights,
-    Floats,
-    Ints,
-    Matrix,
-    Norm,
-    PredictorTensors,
-    PredictorWeights,
-    Program,
-    RopeTable,
-    Rows,
-    panel_bytes,
-    scale_run,
-)
-from hotcold.kernels.checks import check_ffn, check_matrix, check_predictor, own_weights
+from hotcold.kernels import checks
+
+from hotcold.kernels.backend import (  # isort: skip
+    PAGE, SPARSE_ACTIVATIONS, Batch, BatchLimits, Buffer, FFNStats, FFNTensors, FFNWeights, Floats, Ints,
+    Masks, Matrix, Norm, PredictorTensors, PredictorWeights, Program, RopeTable, Rows, panel_bytes, scale_run,
+)  # fmt: skip
+
 
 Bools = npt.NDArray[np.bool_]
-Masks = npt.NDArray[np.uint64]
 
 INPUT_BLOCK = 32  #: values of a dot's input that share one scale
 #: A block whose largest magnitude is below this counts as zero: its inverse scale would overflow.
@@ -51,11 +33,8 @@ def quantise_input(x: Floats) -> tuple[Floats, Floats]:
     """int8 codes of a dot's input ``[..., I]`` and their scales, as ggml's ``quantize_row_q8_0`` has them.
 
     Per 32 values: ``scale = amax / 127``, ``code = round(value * (127 / amax))``, to nearest even, every step
-    in float32. The scale stays float32 (ggml rounds it to float16).
-
-    Returns:
-        codes ``[..., I / 32, 32]``, whole numbers from -127 to 127 held as float32 (in a block with a NaN or
-        an infinity, codes times scale is NaN), and scales ``[..., I / 32, 1]``.
+    in float32. The scale stays float32 (ggml rounds it to float16). Codes ``[..., I / 32, 32]`` are float32
+    too (in a block with a NaN or an infinity, codes times scale is NaN), scales ``[..., I / 32, 1]``.
     """
     blocks = x.reshape(*x.shape[:-1], x.shape[-1] // INPUT_BLOCK, INPUT_BLOCK)
     amax: Floats = np.abs(blocks).max(axis=-1, keepdims=True)
@@ -90,7 +69,7 @@ class _Matrix:
     bias: Floats | None = None
 
     def __post_init__(self) -> None:
-        check_matrix(self.tensor, self.bias)
+        checks.check_matrix(self.tensor, self.bias)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -150,12 +129,10 @@ class _FFN:
 
     @property
     def row_bytes(self) -> tuple[int, int, int, int]:
-        gate, up, down = (
-            m.tensor.nbytes // self.neurons if m else 0 for m in (self.gate, self.up, self.down)
-        )
-        if not self.runs:
-            return gate, up, down, 0
-        return gate, up, *panel_bytes(self.down.tensor.type, self.down.shape[0])
+        parts = (self.gate, self.up, self.down)
+        gate, up, down = (m.tensor.nbytes // self.neurons if m else 0 for m in parts)
+        panels = panel_bytes(self.down.tensor.type, self.down.shape[0]) if self.runs else (down, 0)
+        return gate, up, *panels
 
     def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
         """Which neurons' gates fire, and what multiplies their down rows; both ``[T, N]``.
@@ -237,24 +214,19 @@ class ReferenceBackend:
         return _Matrix(tensor, bias)
 
     def ffn_weights(self, tensors: FFNTensors) -> _FFN:
-        check_ffn(tensors)
-        return _FFN(
-            gate=None if tensors.gate is None else _Matrix(tensors.gate, tensors.gate_bias),
-            up=_Matrix(tensors.up, tensors.up_bias),
-            down=_Matrix(tensors.down),
-            down_layout=tensors.down_layout,
-            activation=tensors.activation,
-            threshold=np.float32(tensors.threshold),
-            down_bias=tensors.down_bias,
-        )
+        checks.check_ffn(tensors)
+        gate = None if tensors.gate is None else _Matrix(tensors.gate, tensors.gate_bias)
+        up, down = _Matrix(tensors.up, tensors.up_bias), _Matrix(tensors.down)
+        rule = tensors.down_layout, tensors.activation, np.float32(tensors.threshold)
+        return _FFN(gate, up, down, *rule, tensors.down_bias)
 
     def predictor_weights(self, tensors: PredictorTensors) -> _Predictor:
-        check_predictor(tensors)
+        checks.check_predictor(tensors)
         return _Predictor(_Matrix(tensors.first), _Matrix(tensors.second), tensors.threshold, tensors.relu)
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         """A row of the table per token, dequantised."""
-        table = own_weights(table, _Matrix)
+        table = checks.own_weights(table, _Matrix)
         rows = _rows("out", out, batch, (table.shape[1],))
         rows[:] = table.values[batch.tokens[: len(rows)]]
 
@@ -273,18 +245,12 @@ class ReferenceBackend:
         target[:] = normed if norm.bias is None else normed + norm.bias
 
     def linear(
-        self,
-        x: Buffer,
-        weights: Sequence[Matrix],
-        batch: Batch,
-        outs: Sequence[Buffer],
-        *,
-        accumulate: bool = False,
-        rows: Rows = Rows.TOKENS,
-    ) -> None:
+        self, x: Buffer, weights: Sequence[Matrix], batch: Batch, outs: Sequence[Buffer], *,
+        accumulate: bool = False, rows: Rows = Rows.TOKENS,
+    ) -> None:  # fmt: skip
         """``x @ w.T + bias`` for several matrices that read the same input."""
         for matrix, out in zip(weights, outs, strict=True):
-            w = own_weights(matrix, _Matrix)
+            w = checks.own_weights(matrix, _Matrix)
             values = _rows("x", x, batch, (w.shape[1],), rows=rows)
             _store(w.dot(values), _rows("out", out, batch, (w.shape[0],), rows=rows), accumulate)
 
@@ -295,9 +261,7 @@ class ReferenceBackend:
         _check("sin", table.sin, table.cos.shape)
         half = table.cos.shape[-1]
         if values.ndim != 3 or 2 * half > values.shape[-1]:
-            raise ValueError(
-                f"x of shape {x.shape}: [T, H, head_dim], head_dim at least {2 * half}, is needed"
-            )
+            raise ValueError(f"x of shape {x.shape}: [T, H, head_dim of {2 * half} or more] is needed")
         first, second = slice(0, half), slice(half, 2 * half)
         if table.interleaved:
             first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
@@ -342,32 +306,23 @@ class ReferenceBackend:
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
         """PowerInfer's predictor, arXiv 2312.12456; without the ReLU, two factors of a truncated SVD."""
-        p = own_weights(weights, _Predictor)
+        p = checks.own_weights(weights, _Predictor)
         values = _rows("x", x, batch, (p.first.shape[1],))[: batch.n_decode]
         target = _rows("mask", mask, batch, (-(-p.second.shape[0] // 64),), np.uint64)
         target[: batch.n_decode] = pack_mask(p.scores(values) >= p.threshold)
 
     def ffn(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        *,
-        skip: bool,
-        mask: Buffer | None = None,
-        fired: Buffer | None = None,
-        stats: FFNStats | None = None,
+        self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, *, skip: bool,
+        mask: Buffer | None = None, fired: Buffer | None = None, stats: FFNStats | None = None,
         accumulate: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 
         A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what
         is zero, so it changes what is read (``stats``) and no value. ``fired`` is set for decode rows.
         """
-        w = own_weights(weights, _FFN)
-        if skip and w.activation not in SPARSE_ACTIVATIONS:
-            raise ValueError(f"skip with {w.activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
+        w = checks.own_weights(weights, _FFN)
+        checks.check_skip(skip, w.activation)
         n, words = w.neurons, -(-w.neurons // 64)
         values = _rows("x", x, batch, (w.up.shape[1],))
         target = _rows("out", out, batch, (w.up.shape[1],))
@@ -457,13 +412,9 @@ def _store(values: Floats, out: Floats, accumulate: bool) -> None:
 
 
 def _rows(
-    what: str,
-    array: Buffer,
-    batch: Batch,
-    tail: tuple[int, ...],
-    dtype: npt.DTypeLike = np.float32,
-    rows: Rows = Rows.TOKENS,
-) -> npt.NDArray[Any]:
+    what: str, array: Buffer, batch: Batch, tail: tuple[int, ...],
+    dtype: npt.DTypeLike = np.float32, rows: Rows = Rows.TOKENS,
+) -> npt.NDArray[Any]:  # fmt: skip
     """The rows of this step, after checking that the buffer has room for the largest one."""
     most, now = batch.limits.tokens, batch.n_tokens
     if rows == Rows.LOGITS:
@@ -476,9 +427,6 @@ def _rows(
 
 
 def _check(what: str, array: Buffer, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> None:
-    if array.dtype != dtype:
-        raise TypeError(f"{what} is {array.dtype}: {np.dtype(dtype)} is needed")
-    if array.shape != shape:
+    if array.dtype == dtype and array.shape != shape:
         raise ValueError(f"{what} of shape {array.shape}: {shape} is needed")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{what} is not C-contiguous: pass np.ascontiguousarray of it")
+    checks.check_array(what, array, dtype)
