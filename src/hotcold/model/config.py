@@ -15,13 +15,8 @@ from hotcold.model.families import FAMILIES, Family
 from hotcold.model.rope import Rope
 
 #: More than any model has; what lies beyond is a broken file, refused before anything is sized by it.
-MAX_LAYERS = 1024
-MAX_DIM = 1 << 17
-MAX_HEADS = 4096
-MAX_HEAD_DIM = 1024
-MAX_NEURONS = 1 << 20
-MAX_VOCAB = 1 << 24
-MAX_CONTEXT = 1 << 24
+MAX_LAYERS, MAX_DIM, MAX_HEADS, MAX_HEAD_DIM = 1024, 1 << 17, 4096, 1024
+MAX_NEURONS, MAX_VOCAB, MAX_CONTEXT = 1 << 20, 1 << 24, 1 << 24
 
 #: Keys that ask for arithmetic that is not implemented, and the value of each that asks for nothing.
 _NOT_COMPUTED = {
@@ -53,9 +48,7 @@ class Config:
     activation: str
     threshold: float  #: a gate fires when it is greater than this (FATReLU)
     gated: bool
-    down_layout: (
-        str  #: of ``ffn_down``: ``by_output`` (D, N) or ``by_neuron`` (N, D), as ``ffn_down_t`` always is
-    )
+    down_layout: str  #: of ``ffn_down``: ``by_output`` (D, N), or ``by_neuron`` as ``ffn_down_t`` always is
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
     @property
@@ -111,8 +104,8 @@ class _Keys:
         """A number above ``low`` and at most ``high``."""
         value = self._value(key, default)
         if not _is_number(value) or not low < value <= high:
-            needed = f"above {low:g} and at most {high:g} is needed"
-            raise ModelError(f"{self.name(key)} is {shown(value)}: {needed}")
+            seen = f"{self.name(key)} is {shown(value)}"
+            raise ModelError(f"{seen}: above {low:g} and at most {high:g} is needed")
         return float(value)
 
     def choice(self, key: str, allowed: Iterable[str], default: str) -> str:
@@ -180,8 +173,8 @@ def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> in
     vocab = _whole("rows of token_embd.weight", table.shape[0], 1, MAX_VOCAB)
     tokens: Any = metadata.get("tokenizer.ggml.tokens")
     if hasattr(tokens, "__len__") and len(tokens) != vocab:
-        wanted = f"token_embd.weight has {vocab} rows"
-        raise ModelError(f"tokenizer.ggml.tokens has {len(tokens)} tokens: {wanted}")
+        seen = f"tokenizer.ggml.tokens has {len(tokens)} tokens"
+        raise ModelError(f"{seen}: token_embd.weight has {vocab} rows")
     return vocab
 
 

@@ -1,7 +1,5 @@
 """Keys and values of every layer, in pages of 32 positions that sequences take and give back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,19 +17,10 @@ class KVCacheFull(ValueError):
 
 
 class KVCache:
-    """A fixed number of pages (PagedAttention, arXiv 2309.06180).
+    """A fixed number of pages (PagedAttention, arXiv 2309.06180), of a type in :data:`CACHE_TYPES`.
 
-    Args:
-        backend: allocates the caches.
-        config: the model's.
-        pages: how many; position p of a sequence lies in the sequence's page ``p // PAGE``.
-        type: one of :data:`CACHE_TYPES`.
-
-    Attributes:
-        layers: (K, V) of each layer, as ``Backend.store_kv`` has them.
-
-    Raises:
-        ModelError: the type's blocks do not fit the model's heads.
+    Position p of a sequence lies in the sequence's page ``p // PAGE``. ``layers`` are (K, V) of each layer,
+    as ``Backend.store_kv`` has them. ModelError: the type's blocks do not fit the model's heads.
     """
 
     def __init__(self, backend: Backend, config: Config, pages: int, type: str = "f16") -> None:
@@ -52,10 +41,8 @@ class KVCache:
         """Bytes of one page, K and V of all layers."""
         block = BLOCK_TYPES[type.upper()]
         if config.head_dim % block.weights:
-            raise ModelError(
-                f"KV cache of type {type} (--cache-type): its blocks of {block.weights} do not fit heads of "
-                f"{config.head_dim}: use f16"
-            )
+            seen = f"its blocks of {block.weights} do not fit heads of {config.head_dim}"
+            raise ModelError(f"KV cache of type {type} (--cache-type): {seen}: use f16")
         return config.layers * 2 * config.kv_heads * PAGE * block.row_bytes(config.head_dim)
 
     @property
@@ -63,11 +50,7 @@ class KVCache:
         return len(self._free)
 
     def allocate(self, n: int) -> list[int]:
-        """Takes ``n`` pages.
-
-        Raises:
-            KVCacheFull: fewer are free; then none is taken.
-        """
+        """Takes ``n`` pages; KVCacheFull if fewer are free, and then none is taken."""
         if n < 0:
             raise ValueError(f"{n} pages asked for: at least 0 is needed")
         if n > len(self._free):
@@ -77,16 +60,10 @@ class KVCache:
         return taken
 
     def release(self, pages: Sequence[int]) -> None:
-        """Gives pages back.
-
-        Raises:
-            ValueError: a page is not taken (given back twice, for instance); then none is given back.
-        """
+        """Gives pages back; ValueError if one is not taken (given back twice, say), and then none is."""
         if len(set(pages)) < len(pages):
             raise ValueError("a page is named twice: each page can be released once")
         if lost := set(pages) - self._taken:
-            raise ValueError(
-                f"page {min(lost)} is not taken: only pages that allocate() gave can be released"
-            )
+            raise ValueError(f"page {min(lost)} is not taken: only what allocate() gave can be released")
         self._taken.difference_update(pages)
         self._free.extend(reversed(pages))

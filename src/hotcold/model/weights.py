@@ -3,8 +3,6 @@
 Every name and shape is checked before anything is read. Tensors reach the backend with the file's own blocks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -51,19 +49,10 @@ class Weights:
 
 
 def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -> int:
-    """Checks that the file has exactly the tensors that the model needs, in the right shapes.
+    """Checks that the file has exactly the tensors that the model needs, in the right shapes; their bytes.
 
-    Args:
-        file: the model file.
-        config: read from its metadata.
-        others: names that belong to someone else and may be there.
-
-    Returns:
-        Bytes that loading will read, and that the weights will take.
-
-    Raises:
-        ModelError: a tensor is missing, has a wrong shape or an unsupported type, or is not known here: it
-            would have changed what the model computes.
+    ``others`` belong to someone else and may be there. ModelError: a tensor is missing, has a wrong shape or
+    an unsupported type, or is not known here: it would have changed what the model computes.
     """
     required, optional = _expected(config, file.tensors)
     for name, shape in required.items():
@@ -87,34 +76,25 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
 
 
 def load_weights(
-    file: GGUFFile,
-    config: Config,
-    backend: Backend,
-    progress: Progress | None = None,
-    others: Container[str] = (),
-) -> Weights:
+    file: GGUFFile, config: Config, backend: Backend,
+    progress: Progress | None = None, others: Container[str] = (),
+) -> Weights:  # fmt: skip
     """Reads the model into the backend; peak memory is the model and the tensors of one layer's FFN.
 
-    Raises:
-        ModelError: see :func:`check_tensors`; also a norm or bias that is not finite.
-        GGUFError: the file cannot be read, or has changed.
+    ModelError: see :func:`check_tensors`; also a norm or bias that is not finite. GGUFError: the file cannot
+    be read, or has changed.
     """
     total = check_tensors(file, config, others)
     reader = _Reader(file, backend, config, progress or (lambda done, total: None), total)
     embedding = reader.matrix("token_embd")
     layers = tuple(reader.layer(f"blk.{i}.") for i in range(config.layers))
-    return Weights(
-        embedding=embedding,
-        layers=layers,
-        norm=reader.norm("output_norm"),
-        head=reader.matrix("output") if "output.weight" in file.tensors else embedding,
-        rope_factors=reader.rope_factors(),
-    )
+    head = reader.matrix("output") if "output.weight" in file.tensors else embedding
+    return Weights(embedding, layers, reader.norm("output_norm"), head, reader.rope_factors())
 
 
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """One layer's FFN as ``backend`` is given it; errors as in :func:`load_weights`."""
-    return _Reader(file, backend, config, lambda done, total: None, 0)._ffn(f"blk.{layer}.")
+    return _Reader(file, backend, config, lambda done, total: None, 0).ffn(f"blk.{layer}.")
 
 
 def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
@@ -160,46 +140,34 @@ def _down(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
     return ("ffn_down_t", "by_neuron") if by_neuron else ("ffn_down", config.down_layout)
 
 
+@dataclass
 class _Reader:
     """Turns named tensors into weights of one backend and reports progress."""
 
-    def __init__(
-        self, file: GGUFFile, backend: Backend, config: Config, progress: Progress, total: int
-    ) -> None:
-        self._file = file
-        self._backend = backend
-        self._config = config
-        self._progress = progress
-        self._total = total
-        self._done = 0
+    file: GGUFFile
+    backend: Backend
+    config: Config
+    progress: Progress
+    total: int
+    done: int = 0
 
     def layer(self, blk: str) -> LayerWeights:
-        attn_norm, ffn_norm = _norms(self._config, blk, self._file.tensors)
+        attn_norm, ffn_norm = _norms(self.config, blk, self.file.tensors)
         q, k, v = self._attention_inputs(blk)
-        return LayerWeights(
-            attn_norm=self.norm(blk + attn_norm),
-            q=q,
-            k=k,
-            v=v,
-            o=self.matrix(blk + "attn_output"),
-            q_norm=self._optional_norm(blk + "attn_q_norm"),
-            k_norm=self._optional_norm(blk + "attn_k_norm"),
-            ffn_norm=self._optional_norm(blk + ffn_norm),
-            ffn=self._backend.ffn_weights(self._ffn(blk)),
-        )
+        own = ("attn_q_norm", "attn_k_norm", ffn_norm)
+        q_norm, k_norm, ffn_own = (self._optional_norm(blk + name) for name in own)
+        norm, o, ffn = self.norm(blk + attn_norm), self.matrix(blk + "attn_output"), self.ffn(blk)
+        return LayerWeights(norm, q, k, v, o, q_norm, k_norm, ffn_own, self.backend.ffn_weights(ffn))
 
     def matrix(self, name: str) -> Matrix:
-        return self._backend.matrix(self._tensor(f"{name}.weight"), self._vector(f"{name}.bias"))
+        return self.backend.matrix(self._tensor(f"{name}.weight"), self._vector(f"{name}.bias"))
 
     def norm(self, name: str) -> Norm:
         weight = self._vector(f"{name}.weight")
         assert weight is not None  # check_tensors() saw it
-        return Norm(
-            weight=upload(self._backend, weight),
-            bias=upload(self._backend, self._vector(f"{name}.bias")),
-            eps=self._config.norm_eps,
-            centre=self._config.family.norm == "layer",
-        )
+        bias = upload(self.backend, self._vector(f"{name}.bias"))
+        centre = self.config.family.norm == "layer"
+        return Norm(upload(self.backend, weight), bias, self.config.norm_eps, centre)
 
     def rope_factors(self) -> Floats | None:
         factors = self._vector("rope_freqs.weight")
@@ -208,40 +176,37 @@ class _Reader:
         return factors
 
     def _attention_inputs(self, blk: str) -> list[Matrix]:
-        names = [name for name, _ in _attention_inputs(self._config, blk, self._file.tensors)]
+        names = [name for name, _ in _attention_inputs(self.config, blk, self.file.tensors)]
         if len(names) == 3:
             return [self.matrix(f"{blk}attn_{name}") for name in names]
         fused, bias = self._tensor(f"{blk}attn_qkv.weight"), self._vector(f"{blk}attn_qkv.bias")
-        kv = self._config.kv_heads * self._config.head_dim
+        kv = self.config.kv_heads * self.config.head_dim
         parts = (slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None))
-        return [
-            self._backend.matrix(
-                Tensor(fused.type, (len(fused.data[part]), self._config.dim), fused.data[part]),
-                None if bias is None else bias[part],
-            )
-            for part in parts
-        ]
+        rows = [fused.data[part] for part in parts]
+        tensors = (Tensor(fused.type, (len(data), self.config.dim), data) for data in rows)
+        biases = (None if bias is None else bias[part] for part in parts)
+        return [*map(self.backend.matrix, tensors, biases)]
 
-    def _ffn(self, blk: str) -> FFNTensors:
-        config = self._config
+    def ffn(self, blk: str) -> FFNTensors:
+        config = self.config
         gate = self._tensor(f"{blk}ffn_gate.weight") if config.gated else None
         up = self._tensor(f"{blk}ffn_up.weight")
-        name, layout = _down(config, blk, self._file.tensors)
+        name, layout = _down(config, blk, self.file.tensors)
         down = self._tensor(f"{blk}{name}.weight")
         biases = (self._vector(f"{blk}{part}.bias") for part in ("ffn_gate", "ffn_up", name))
         return FFNTensors(gate, up, down, layout, config.activation, config.threshold, *biases)
 
     def _optional_norm(self, name: str) -> Norm | None:
-        return self.norm(name) if f"{name}.weight" in self._file.tensors else None
+        return self.norm(name) if f"{name}.weight" in self.file.tensors else None
 
     def _tensor(self, name: str) -> Tensor:
-        tensor = self._file.load(name)
-        self._done += tensor.nbytes
-        self._progress(self._done, self._total)
+        tensor = self.file.load(name)
+        self.done += tensor.nbytes
+        self.progress(self.done, self.total)
         return tensor
 
     def _vector(self, name: str) -> Floats | None:
-        if name not in self._file.tensors:
+        if name not in self.file.tensors:
             return None
         values = self._tensor(name).dequantise()
         if not np.isfinite(values).all():
