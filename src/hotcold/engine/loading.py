@@ -144,8 +144,7 @@ class LoadedModel:
     def with_sparsity(self, sparsity: str, predictor: Path | None = None, wrap: Wrap = list) -> LoadedModel:
         """The same weights in another mode, with a KV cache of its own, and perhaps with another sidecar.
 
-        Raises:
-            ValueError: the model cannot run in that mode, or the sidecar is not right.
+        ValueError: the model cannot run in that mode, or the sidecar is not right.
         """
         other = copy.copy(self)
         other._predictor_path = predictor or self._predictor_path
@@ -157,15 +156,12 @@ class LoadedModel:
         if requested not in ("exact", "predicted"):
             return
         if (activation := self.config.activation) not in SPARSE_ACTIVATIONS:
-            raise LoadError(
-                f"--sparsity {requested}: activation {activation} gives no zeros, so no neuron can be left "
-                "out: use off or auto"
-            )
+            seen = f"--sparsity {requested}: activation {activation} gives no zeros"
+            raise LoadError(f"{seen}, so no neuron can be left out: use off or auto")
         if requested == "predicted" and not self._predictor_path:
-            raise LoadError(
-                "--sparsity predicted: the file has no predictor (blk.N.fc1, blk.N.fc2) and no sidecar: "
-                "use exact, which is lossless and needs none, or make one with hotcold fit-predictor"
-            )
+            seen = "--sparsity predicted: the file has no predictor (blk.N.fc1, blk.N.fc2) and no sidecar"
+            needed = "use exact, which is lossless and needs none, or make one with hotcold fit-predictor"
+            raise LoadError(f"{seen}: {needed}")
 
     def _predictor_facts(self, requested: str) -> PredictorFacts | None:
         """Those that the mode may use, checked; ``auto`` asks a sidecar, as PowerInfer's files don't say."""
@@ -200,8 +196,7 @@ class LoadedModel:
         self._dense_rows: npt.NDArray[np.int64] | None = None
         if self.sparsity == "off":
             runs = [layer.ffn.runs for layer in self._weights.layers]
-            columns = (1, int(self.config.gated), 1, 1)
-            rows = np.outer(self.config.neurons, columns)
+            rows = np.outer(self.config.neurons, (1, self.config.gated, 1, 1))
             self._dense_rows = np.column_stack([rows, runs]).astype(np.int64)
 
     def _mode(self, requested: str, facts: PredictorFacts | None) -> tuple[str, list[str]]:
@@ -254,9 +249,8 @@ class LoadedModel:
 def load(path: Path | None, options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
     """Loads a GGUF file, or the built-in model; ``progress`` is called with bytes read so far and in all.
 
-    Raises:
-        ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options
-            that do not fit it or the machine (LoadError). Weights are read last.
+    ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options that do
+    not fit it or the machine (LoadError). Weights are read last.
     """
     with open_gguf(path or model_path()) as file:
         return LoadedModel(file, options, progress)
@@ -270,11 +264,7 @@ def check_memory(weight_bytes: int, page_bytes: int, config: Config, limits: Bat
     buffers = limits.tokens * row_bytes + limits.logits * 4 * config.vocab
     free = available_memory()
     if free is not None and weight_bytes + cache_bytes + buffers > free:
-        hint = "use a smaller or more quantised model"
-        if weight_bytes + buffers < free:
-            hint = "use a smaller context (-c)"
-        raise LoadError(
-            f"not enough memory: the model needs {weight_bytes / 2**30:.2f} GiB, its KV cache of "
-            f"{pages * PAGE} positions {cache_bytes / 2**30:.2f} GiB, but {free / 2**30:.2f} GiB are "
-            f"available: {hint}"
-        )
+        smaller = "context (-c)" if weight_bytes + buffers < free else "or more quantised model"
+        weights, cache, left = (f"{n / 2**30:.2f} GiB" for n in (weight_bytes, cache_bytes, free))
+        needs = f"the model needs {weights}, its KV cache of {pages * PAGE} positions {cache}"
+        raise LoadError(f"not enough memory: {needs}, but {left} are available: use a smaller {smaller}")

@@ -1,7 +1,5 @@
 """How much memory this process may still take: a model that cannot fit is refused before it is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hotcold.kernels.cores import cgroups, read_text

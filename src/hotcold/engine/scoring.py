@@ -164,8 +164,7 @@ def ffn_inputs(
 ) -> list[dict[str, Floats]]:
     """What each layer's FFN is given for the tokens of the windows but the last ones, ``[tokens, D]``.
 
-    Args:
-        names: which of ``normed`` and ``residual`` are wanted.
+    ``names`` are those of ``normed`` and ``residual`` that are wanted.
     """
     shape, seen = (model.transformer.batch.limits.tokens, model.config.dim), []
 

@@ -4,9 +4,8 @@ Bytes are those of weights and KV cache that the kernels must read; activations 
 counted. With the time of the same steps they give the rate at which memory was really read.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +37,11 @@ class Counters:
     run_s: float = 0.0  #: the part of ``decode_s`` spent in the recorded program; the rest is Python's
     kv_positions: int = 0  #: that attention read
 
-    def copy(self) -> Counters:
+    def copy(self) -> Self:
         return replace(self, rows=self.rows.copy())
 
-    def since(self, before: Counters) -> Counters:
-        return Counters(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
+    def since(self, before: Self) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -61,18 +60,15 @@ class Figures:
     rows_per_step: float | None = None  #: sequences that a step of generation served, on average
 
     @classmethod
-    def of(cls, counters: Counters, footprint: Footprint) -> Figures:
+    def of(cls, counters: Counters, footprint: Footprint) -> Self:
         tokens, steps, seconds = counters.decode_tokens, counters.decode_steps, counters.decode_s
         prompt_tok_s = counters.prompt_tokens / counters.prompt_s if counters.prompt_s else None
         if not tokens:
             return cls(prompt_tok_s)
         read = counters.rows[:, :3]
-        total_bytes = (
-            steps * footprint.step_bytes
-            + tokens * footprint.token_bytes
-            + int((counters.rows[:, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)).sum())
-            + counters.kv_positions * footprint.kv_bytes
-        )
+        rows = counters.rows[:, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
+        total_bytes = steps * footprint.step_bytes + tokens * footprint.token_bytes + int(rows.sum())
+        total_bytes += counters.kv_positions * footprint.kv_bytes
         params = tokens * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
         active = counters.rows[:, 3] / (np.asarray(footprint.neurons) * tokens)
         return cls(

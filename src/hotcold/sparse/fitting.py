@@ -8,8 +8,6 @@ All is computed as the reference backend does, with the factors as they are stor
 was not fitted to. Shapes use T tokens, D model dim, N neurons, R rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -80,15 +78,10 @@ Ladder: TypeAlias = list[tuple[PredictorTensors, Fit]]
 def fit_layer(
     file: GGUFFile, config: Config, layer: int, texts: Sequence[Mapping[str, Floats]], options: FitOptions
 ) -> Ladder:
-    """Predictors of several ranks.
+    """Predictors of several ranks. ValueError: none is small enough, or the file has none.
 
-    Args:
-        file: the model's.
-        texts: the layer's inputs, ``normed`` (and ``residual``, if predictors read it) ``[T, D]``, for the
-            text to fit to and for the one held out.
-
-    Raises:
-        ValueError: no predictor is small enough, the file has none to take, or the type does not hold it.
+    ``texts`` are the layer's inputs, ``normed`` (and ``residual``, if predictors read it) ``[T, D]``, for the
+    text to fit to and for the one held out.
     """
     reference = ReferenceBackend()
     ffn = reference.ffn_weights(ffn_tensors(file, config, reference, layer))
@@ -109,10 +102,9 @@ def fit_layer(
             marked = predictor.scores(held_out) >= tensors.threshold
             ladder.append((tensors, _judged(predictor, ffn, marked, judge, options)))
     if not ladder:
-        raise PredictorError(
-            f"layer {layer}: no predictor takes at most {options.share:.0%} of the FFN's {ffn.nbytes} bytes: "
-            "raise --max-share, or take a smaller --type"
-        )
+        bound = f"at most {options.share:.0%} of the FFN's {ffn.nbytes} bytes"
+        fix = "raise --max-share, or take a smaller --type"
+        raise PredictorError(f"layer {layer}: no predictor takes {bound}: {fix}")
     return sorted(ladder, key=lambda each: each[1].read)
 
 
@@ -120,11 +112,8 @@ def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | No
     """Thresholds ``[N]`` that ``recall`` of the active pairs of token and neuron reach, and few others.
 
     A logistic regression gives each neuron's log-odds of being active as ``slope * score + odds``; one bound
-    on them serves the whole layer. Rare neurons, with two numbers to learn, need no rule of their own.
-
-    Args:
-        scores, active: ``[T, N]``.
-        weight: ``[T, N]``, how much a pair counts; a neuron's mean multiplies its odds. None: all alike.
+    on them serves the whole layer. Rare neurons, with two numbers to learn, need no rule of their own. All
+    are ``[T, N]``; ``weight`` is how much a pair counts, and a neuron's mean multiplies its odds.
     """
     count, mean, spread = active.sum(0), scores.mean(0), scores.std(0) + np.float32(1e-9)
     z = (scores - mean) / spread
@@ -138,10 +127,8 @@ def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | No
     missed = np.searchsorted(np.cumsum(weights[order]), (1 - recall) * weights.sum(), side="right")
     bound = reached[order[missed]] if missed < len(order) else np.inf
     limits = np.clip((bound - odds) / slope * spread + mean, -1e38, 1e38)
-    lower: Floats = (limits - 1e-5 * (np.abs(limits) + spread)).astype(
-        np.float32
-    )  # keeps the one at the bound
-    return lower
+    lower = limits - 1e-5 * (np.abs(limits) + spread)  # keeps the one at the bound
+    return np.asarray(lower, np.float32)
 
 
 def _log_odds(z: Floats, active: Bools) -> npt.NDArray[np.float64]:
@@ -198,18 +185,10 @@ def _judged(
     rows = marked.sum() * gate + (marked & fires).sum() * up + down_bytes(hit)
     exact = marked.size * gate + fires.sum() * up + down_bytes(active)
     recall, weighted = hit.sum() / max(1, active.sum()), (weight * hit).sum() / (weight.sum() or 1)
-    lost, read = (
-        1 - (weighted if options.weighted else recall),
-        (rows + predictor.nbytes * len(marked)) / exact,
-    )
+    read = (rows + predictor.nbytes * len(marked)) / exact
+    lost, nbytes = 1 - (weighted if options.weighted else recall), predictor.nbytes
     return Fit(
-        rank=predictor.first.shape[0],
-        nbytes=predictor.nbytes,
-        share=predictor.nbytes / ffn.nbytes,
-        marked=float(marked.mean()),
-        active=float(active.mean()),
-        recall=float(recall),
-        weighted_recall=float(weighted),
-        read=float(read),
+        predictor.first.shape[0], nbytes, nbytes / ffn.nbytes, float(marked.mean()), float(active.mean()),
+        float(recall), float(weighted), float(read),
         pays=bool(read < _GAIN and (options.recall is None or lost <= _SLACK * (1 - options.recall))),
-    )
+    )  # fmt: skip

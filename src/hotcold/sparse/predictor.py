@@ -5,10 +5,9 @@ threshold; they read the residual stream before the FFN's norm. A sidecar states
 has a threshold per neuron. R may differ by layer.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.formats.blocks import BlockTypeError, Tensor, block_type, quantise
-from hotcold.formats.files import naming
+from hotcold.formats.files import naming, shown
 from hotcold.formats.gguf import GGUFFile, TensorInfo, printable, write_gguf
 from hotcold.kernels.backend import Backend, PredictorTensors, PredictorWeights
 from hotcold.model.config import Config
@@ -61,32 +60,25 @@ def find_predictors(model: GGUFFile, named: Path | None = None) -> Path | None:
 
 def predictor_names(file: GGUFFile) -> frozenset[str]:
     """Names of PowerInfer's predictor tensors; empty when the file has none."""
-    return frozenset(
-        name
-        for name in file.tensors
-        if name.startswith("blk.") and name.endswith((".fc1.weight", ".fc2.weight"))
-    )
+    return frozenset(name for name in file.tensors if re.fullmatch(r"blk\..*\.fc[12]\.weight", name))
 
 
 def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = None) -> PredictorFacts:
     """Checks metadata, names, shapes and types of all layers' predictors; reads no tensor.
 
-    Args:
-        file: a sidecar, or the model itself.
-        fingerprint: that of the model; None where ``file`` is known to be the model.
-
-    Raises:
-        PredictorError: another model's, a layer has none, or a shape, type or value does not fit.
+    ``file`` is a sidecar, or the model itself, for which ``fingerprint``, the model's, may be None.
+    PredictorError: another model's, a layer has none, or a shape, type or value does not fit.
     """
     with naming(file.path, PredictorError):
-        said = ("residual", True, (False,) * config.layers)
+        said, seen = ("residual", True, (False,) * config.layers), None
         if is_sidecar(file):
-            said = _sidecar_facts(file, config)
-        seen = file.metadata.get(_KEY + "model_fingerprint") if is_sidecar(file) else file.fingerprint()
+            said, seen = _sidecar_facts(file, config), file.metadata.get(_KEY + "model_fingerprint")
+        elif fingerprint:
+            seen = file.fingerprint()
         if fingerprint not in (None, seen):
+            owner = f"the model with fingerprint {shown(seen)}, not to this one ('{fingerprint}')"
             raise PredictorError(
-                f"belongs to the model with fingerprint {printable(repr(seen), 60)}, not to this one "
-                f"('{fingerprint}'): run hotcold fit-predictor again, or use --sparsity exact"
+                f"belongs to {owner}: run hotcold fit-predictor again, or use --sparsity exact"
             )
         _threshold(file)
         layers = range(config.layers)
@@ -107,19 +99,17 @@ def _sidecar_facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[boo
     reads, relu, pays = (file.metadata.get(_KEY + key) for key in ("input", "relu", "pays"))
     flags = pays.tolist() if isinstance(pays, np.ndarray) and pays.dtype == np.bool_ else []
     if reads not in PREDICTOR_INPUTS or not isinstance(relu, bool) or len(flags) != config.layers:
-        raise PredictorError(
-            f"{_KEY}input, relu and pays are {printable(f'{reads!r}, {relu!r}, {pays!r}')}: "
-            f"{' or '.join(PREDICTOR_INPUTS)}, a truth value and {config.layers} of them are needed"
-        )
+        needed = f"{' or '.join(PREDICTOR_INPUTS)}, a truth value and {config.layers} of them"
+        seen = printable(f"{reads!r}, {relu!r}, {pays!r}")
+        raise PredictorError(f"{_KEY}input, relu and pays are {seen}: {needed} are needed")
     return reads, relu, tuple(flags)
 
 
 def _check_layer(parts: Sequence[TensorInfo], dim: int, neurons: int) -> None:
     first, rank = parts[0], parts[0].shape[0]
     if first.shape != (rank, dim) or not 1 <= rank <= MAX_RANK:
-        raise PredictorError(
-            f"tensor {first.name} has shape {first.shape}: (rank, {dim}) is needed, rank 1 to {MAX_RANK}"
-        )
+        needed = f"(rank, {dim}) is needed, rank 1 to {MAX_RANK}"
+        raise PredictorError(f"tensor {first.name} has shape {first.shape}: {needed}")
     for info, shape in zip(parts, ((rank, dim), (neurons, rank), (neurons,)), strict=False):
         if info.shape != shape:
             raise PredictorError(f"tensor {info.name} has shape {info.shape}: {shape} is needed")
@@ -130,11 +120,7 @@ def _check_layer(parts: Sequence[TensorInfo], dim: int, neurons: int) -> None:
 
 
 def read_predictor(file: GGUFFile, config: Config, layer: int) -> PredictorTensors:
-    """One layer's predictor, as it is in the file.
-
-    Raises:
-        PredictorError: a weight is not finite; see also :func:`check_predictors`, which goes first.
-    """
+    """One layer's predictor, after :func:`check_predictors`; PredictorError if a weight is not finite."""
     first, second, *own = (_finite(file.load(name), name) for name in _names(file, layer))
     if own:
         return PredictorTensors(first, second, own[0].dequantise(), bool(file.metadata[_KEY + "relu"]))
@@ -147,17 +133,13 @@ def write_sidecar(
 ) -> None:
     """Writes all layers' predictors of the model of this fingerprint.
 
-    Args:
-        facts: values of ``hotcold.predictor.*``: ``input``, ``pays``; version and figures, read by people.
+    ``facts`` are ``hotcold.predictor.*``: ``input``, ``pays``; version and figures, read by people.
     """
     keys = {"model_fingerprint": fingerprint, "relu": layers[0].relu, **facts}
-    tensors = {
-        f"blk.{i}.predictor.{part}": tensor
-        for i, each in enumerate(layers)
-        for part, tensor in zip(
-            _PARTS, (each.first, each.second, quantise(each.threshold, "F32")), strict=True
-        )
-    }
+    tensors: dict[str, Tensor] = {}
+    for i, each in enumerate(layers):
+        parts = (each.first, each.second, quantise(each.threshold, "F32"))
+        tensors |= {f"blk.{i}.predictor.{part}": tensor for part, tensor in zip(_PARTS, parts, strict=True)}
     metadata = {"general.type": SIDECAR_TYPE} | {_KEY + key: value for key, value in keys.items()}
     write_gguf(path, metadata, tensors)
 

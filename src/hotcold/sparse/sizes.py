@@ -90,9 +90,8 @@ def _sizes(
     parts, ends = {kind: np.zeros(dims.layers, np.int64) for kind in (_NEURONS, _PREDICTORS, "")}, 0
     for name, nbytes in tensors.items():
         if found := re.match(r"blk\.(\d+)\.", name):
-            parts[next(kind for kind in parts if re.match(kind, name[found.end() :]))][int(found[1])] += (
-                nbytes
-            )
+            kind = next(kind for kind in parts if re.match(kind, name[found.end() :]))
+            parts[kind][int(found[1])] += nbytes
         else:
             ends += nbytes
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
