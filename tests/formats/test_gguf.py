@@ -60,7 +60,7 @@ ARRAYS = [
 ]
 
 #: Types that the package writes as well.
-WRITTEN = [name for name, type in BLOCK_TYPES.items() if type.encode and name != "IQ4_NL"]
+WRITTEN = [name for name, type in BLOCK_TYPES.items() if type.encode]
 
 
 def weights(*shape: int) -> npt.NDArray[np.float32]:

@@ -5,13 +5,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
 from hotcold.formats.files import printable, shown
 
 Array: TypeAlias = npt.NDArray[Any]
+
+_V = TypeVar("_V")
 
 MAX_JSON = 64 << 20
 LOADABLE = ("F32", "F16", "BF16")  #: dtypes of the safetensors format that can be converted
@@ -33,36 +35,27 @@ class Settings:
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, default)
-        if type(value) is not int or not 1 <= value < 1 << 31:
+        value = self._typed(key, default, int, "an integer from 1 to 2^31 - 1")
+        if not 1 <= value < 1 << 31:
             raise self.error(key, "an integer from 1 to 2^31 - 1")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero."""
-        value = self._value(key, default)
+        value: Any = self.values[key] if key in self else default
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.error(key, "a finite number above 0")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self._value(key, default)
-        if type(value) is not bool:
-            raise self.error(key, "true or false")
-        return value
+        return self._typed(key, default, bool, "true or false")
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise self.error(key, "a string")
-        return value
+        return self._typed(key, default, str, "a string")
 
     def section(self, key: str) -> "Settings":
         """A nested object; an absent one is empty."""
-        value = self._value(key, {})
-        if not isinstance(value, dict):
-            raise self.error(key, "an object")
-        return Settings(self.path, value)
+        return Settings(self.path, self._typed(key, {}, dict, "an object"))
 
     def token(self, key: str) -> int | None:
         """A token id; of a list the first one counts, and -1 means that there is none."""
@@ -79,9 +72,11 @@ class Settings:
         seen = f"is {shown(self.values[key])}" if key in self else "is missing"
         return ConvertError(f"{self.path}: {key} {seen}: {needed} is needed")
 
-    def _value(self, key: str, default: Any) -> Any:
-        value = self.values.get(key)
-        return default if value is None else value
+    def _typed(self, key: str, default: _V | None, kind: type[_V], needed: str) -> _V:
+        value = self.values[key] if key in self else default
+        if type(value) is not kind:
+            raise self.error(key, needed)
+        return value
 
 
 def read_settings(path: Path) -> Settings:

@@ -19,8 +19,7 @@ from hotcold.formats.gguf import write_gguf
 
 #: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.
 FILE_TYPES = {
-    "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "IQ4_NL": 25,
-    "MXFP4": 38,
+    "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "MXFP4": 38,
 }  # fmt: skip
 DOWN_LAYOUTS = ("by_neuron", "by_output")
 
@@ -92,8 +91,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     """Reads all headers, checks what can be checked without the weights, and decides every type."""
     if options.type not in FILE_TYPES:
         others = "llama.cpp's quantiser makes others, such as the K types, from an F16 file"
-        seen = f"type {shown(options.type)} is not one of {', '.join(FILE_TYPES)}"
-        raise ConvertError(f"{seen}: {others}")
+        raise ConvertError(f"type {shown(options.type)} is not one of {', '.join(FILE_TYPES)}: {others}")
     if options.down not in (None, *DOWN_LAYOUTS):
         raise ConvertError(f"down layout {options.down!r} is not one of {', '.join(DOWN_LAYOUTS)}")
     checkpoint = open_checkpoint(folder)
@@ -101,22 +99,18 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     checkpoint = replace(checkpoint, config=config)
     kind, threshold = activation(config, layout)
     down_layout = options.down or ("by_neuron" if kind in _SPARSE else "by_output")
-    metadata: dict[str, Any] = {
-        "general.architecture": layout.architecture,
-        "general.type": "model",
-        "general.name": options.name or folder.resolve().name,
-    }
-    if options.license:
-        metadata["general.license"] = options.license
     network = model_metadata(config, layout)
-    metadata |= network | {"general.file_type": FILE_TYPES[options.type]}
-    if block_type(options.type).weights > 1:
-        metadata["general.quantization_version"] = 2
-    metadata["hotcold.ffn.activation"] = kind
-    if threshold:
-        metadata["hotcold.ffn.threshold"] = np.float32(threshold)
-    metadata["hotcold.ffn.down_layout"] = down_layout
-    metadata |= vocabulary_metadata(checkpoint, config.integer("vocab_size"))
+    metadata: dict[str, Any] = {
+        "general.architecture": layout.architecture, "general.type": "model",
+        "general.name": options.name or folder.resolve().name, "general.license": options.license or None,
+        **network, "general.file_type": FILE_TYPES[options.type],
+        "general.quantization_version": 2 if block_type(options.type).weights > 1 else None,
+        "hotcold.ffn.activation": kind,
+        "hotcold.ffn.threshold": np.float32(threshold) if threshold else None,
+        "hotcold.ffn.down_layout": down_layout,
+        **vocabulary_metadata(checkpoint, config.integer("vocab_size")),
+    }  # fmt: skip
+    metadata = {key: value for key, value in metadata.items() if value is not None}
     found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
     types, notes = _choose_types(found, block_type(options.type))
     context = network[f"{layout.architecture}.context_length"]

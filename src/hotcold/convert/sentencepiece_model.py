@@ -22,8 +22,7 @@ ALGORITHMS = {1: "UNIGRAM", 2: "BPE", 3: "WORD", 4: "CHAR"}
 _Fields: TypeAlias = dict[int, list[int | bytes]]
 _Value = TypeVar("_Value", int, bytes)
 
-_VARINT, _BYTES = 0, 2
-_FIXED = {1: 8, 5: 4}  # bytes of the wire types of one width
+_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}  # wire types; of those of one width the bytes
 
 
 class Piece(NamedTuple):
@@ -43,7 +42,7 @@ class SentencePieceModel(NamedTuple):
 
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
-    """Reads a ``tokenizer.model`` file; ConvertError says in one line what is wrong with it."""
+    """Reads a ``tokenizer.model`` file."""
     if path.stat().st_size > MAX_FILE:
         raise ConvertError(f"{path} is no SentencePiece model: larger than {MAX_FILE >> 20} MiB")
     try:
@@ -97,10 +96,8 @@ def _all(fields: _Fields, number: int, like: _Value) -> list[_Value]:
     """All values of a field that is a number or bytes, as ``like`` is."""
     values = [value for value in fields.get(number, []) if isinstance(value, type(like))]
     if len(values) < len(fields.get(number, [])):
-        numeric = isinstance(like, int)
-        raise ConvertError(
-            "a number is stored as bytes" if numeric else "text or a message is stored as a number"
-        )
+        kinds = ("a number", "bytes") if isinstance(like, int) else ("text or a message", "a number")
+        raise ConvertError("{} is stored as {}".format(*kinds))
     return values
 
 
@@ -110,16 +107,16 @@ def read_fields(data: bytes) -> _Fields:
     stream = io.BytesIO(data)
     while (position := stream.tell()) < len(data):
         number, wire = divmod(_varint(stream), 8)
-        if wire == _VARINT:
-            fields.setdefault(number, []).append(_varint(stream))
-            continue
-        if wire not in (_BYTES, *_FIXED):
+        if wire not in (_VARINT, _BYTES, *_FIXED):
             raise ConvertError(f"wire type {wire} at byte {position} is not known")
-        length, rest = _FIXED.get(wire) or _varint(stream), len(data) - stream.tell()
-        if length > rest:
-            raise ConvertError(f"field {number} claims {length} bytes where {rest} remain")
-        chunk = stream.read(length)
-        fields.setdefault(number, []).append(chunk if wire == _BYTES else int.from_bytes(chunk, "little"))
+        value: int | bytes = _FIXED.get(wire) or _varint(stream)
+        if wire != _VARINT:
+            length, rest = int(value), len(data) - stream.tell()
+            if length > rest:
+                raise ConvertError(f"field {number} claims {length} bytes where {rest} remain")
+            chunk = stream.read(length)
+            value = chunk if wire == _BYTES else int.from_bytes(chunk, "little")
+        fields.setdefault(number, []).append(value)
     return fields
 
 

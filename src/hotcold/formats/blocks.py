@@ -2,8 +2,8 @@
 
 A row is a run of blocks; a block holds ``weights`` values in ``nbytes`` bytes, little-endian. Every type is
 one entry of one table with a decode and an encode function, both over ``(blocks, ...)`` arrays. Layouts are
-those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give, except
-for IQ4_NL. Types of 256 weights are only read.
+those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give. IQ4_NL,
+for which ggml searches, and types of 256 weights are only read.
 """
 
 import math
@@ -187,7 +187,8 @@ def _by_bits(bits: int, *, minimum: bool) -> tuple[Decode, Encode]:
 
     def encode(values: Floats) -> Bytes:
         if not minimum:
-            scales = _farthest(values) / np.float32(-middle)  # so that it gets code 0, whatever its sign
+            farthest = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
+            scales = farthest / np.float32(-middle)  # so that it gets code 0, whatever its sign
             codes = values * _inverse(scales, name) + np.float32(middle + 0.5)
             return np.hstack([_to_half(scales), _pack(np.minimum(codes, last), bits)])
         least = values.min(axis=1, keepdims=True)
@@ -197,11 +198,6 @@ def _by_bits(bits: int, *, minimum: bool) -> tuple[Decode, Encode]:
         return np.hstack([_to_half(scales), _to_half(least), _pack(np.minimum(codes, last), bits)])
 
     return decode, encode
-
-
-def _farthest(values: Floats) -> Floats:
-    """The value farthest from zero in each block, with its sign."""
-    return np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
 
 
 def _pack(numbers: npt.NDArray[Any], bits: int) -> Bytes:
@@ -240,13 +236,6 @@ def _round_half_away(values: Floats) -> Floats:
 _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 #: twice the values of a float of 4 bits (E2M1)
 _MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-
-
-def _encode_iq4_nl(values: Floats) -> Bytes:
-    """Each value's nearest code for the plainest scale; ggml searches for a better one."""
-    scales = _farthest(values) / _IQ4_NL[0]
-    codes = np.searchsorted((_IQ4_NL[1:] + _IQ4_NL[:-1]) / 2, values * _inverse(scales, "IQ4_NL"))
-    return np.hstack([_to_half(scales), _pack(codes, 4)])
 
 
 def _encode_mxfp4(values: Floats) -> Bytes:
@@ -303,7 +292,7 @@ BLOCK_TYPES: dict[str, BlockType] = {
         BlockType("Q4_K", 12, 256, 144, _decode_q4_k),
         BlockType("Q5_K", 13, 256, 176, _decode_q4_k),
         BlockType("Q6_K", 14, 256, 210, _decode_q6_k),
-        BlockType("IQ4_NL", 20, 32, 18, lambda b: _half(b, 0) * _IQ4_NL[_codes(b, 4)], _encode_iq4_nl),
+        BlockType("IQ4_NL", 20, 32, 18, lambda b: _half(b, 0) * _IQ4_NL[_codes(b, 4)]),
         BlockType("MXFP4", 39, 32, 17, lambda b: _half_power(b) * _MXFP4[_codes(b, 4)], _encode_mxfp4),
     )
 }
