@@ -1,5 +1,4 @@
-// The only file that knows nanobind: it checks dtypes, shapes and contiguity, and hands pointers to the
-// program.
+// The only file that knows nanobind: it checks dtypes, shapes, contiguity, and hands pointers to the program.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -29,6 +28,10 @@ namespace {
 template <class T> using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 template <class T> using Maybe = std::optional<Array<T>>;
 using Floats = Array<float>;
+
+// Arguments that are taken exactly as they are, nothing is converted or copied; and those that may be None.
+auto operator""_exact(const char* name, size_t) { return nb::arg(name).noconvert(); }
+auto operator""_maybe(const char* name, size_t) { return nb::arg(name).none().noconvert(); }
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
@@ -121,24 +124,22 @@ void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Po
     if (arrays.size() != 8) refuse("a batch has eight arrays");
     const int64_t tokens = int64_t(arrays[1].size()), sequences = int64_t(arrays[5].shape(0));
     const int64_t logits = int64_t(arrays[7].size());
-    const int64_t sizes[8] = {4,         tokens, tokens, tokens, tokens, int64_t(arrays[5].size()),
-                              sequences, logits};
+    const int64_t sizes[] = {4, tokens, tokens, tokens, tokens, int64_t(arrays[5].size()), sequences, logits};
     const int32_t* p[8];
     for (size_t i = 0; i < 8; ++i) {
         if (int64_t(arrays[i].size()) != sizes[i]) refuse("a batch's arrays disagree about its limits");
         p[i] = arrays[i].data();
     }
-    const Batch batch{p[0], p[1], p[2],
-                      p[3], p[4], p[5],
-                      p[6], p[7], sequences ? int64_t(arrays[5].size()) / sequences : 0};
+    const int64_t pages = sequences ? int64_t(arrays[5].size()) / sequences : 0;
+    const Batch batch{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], pages};
     const BatchBounds bounds{tokens, sequences, logits};
     new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), batch, bounds), bounds};
 }
 
 void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<const float>& weight,
                const Maybe<const float>& bias, float eps, bool centre, int of) {
-    const int64_t dim = int64_t(weight.size()),
-                  width = int64_t(x.size()) / std::max<int64_t>(1, int64_t(x.shape(0)));
+    const int64_t dim = int64_t(weight.size()), x_rows = std::max<int64_t>(1, int64_t(x.shape(0)));
+    const int64_t width = int64_t(x.size()) / x_rows;
     if (dim < 1 || width % dim) refuse("norm: the last axis does not match the weight");
     const float* from = data_of(x, "norm: x", p.rows(of), width);
     const NormArgs args{weight.data(), vector_of(bias, "norm: bias", dim), eps, centre, dim};
@@ -186,12 +187,9 @@ Cache cache_of(const CacheArray& k, const CacheArray& v) {
         if (k.shape(i) != v.shape(i)) refuse("the K and V caches differ in shape");
     const auto width = int64_t(k.shape(3)), block = int64_t(block_size(Q8_0).bytes);
     if (type == Q8_0 && width % block) refuse("a row of the Q8_0 KV cache must be blocks of 34 bytes");
-    return {static_cast<uint8_t*>(k.data()),
-            static_cast<uint8_t*>(v.data()),
-            type,
-            int64_t(k.shape(0)),
-            int64_t(k.shape(1)),
-            type == Q8_0 ? width / block * kBlock : width};
+    const int64_t head_dim = type == Q8_0 ? width / block * kBlock : width;
+    auto *k_data = static_cast<uint8_t*>(k.data()), *v_data = static_cast<uint8_t*>(v.data());
+    return {k_data, v_data, type, int64_t(k.shape(0)), int64_t(k.shape(1)), head_dim};
 }
 
 void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const CacheArray& k_cache,
@@ -257,16 +255,34 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
     p.program.ffn(f, data_of(x, "ffn: x", rows, dim));
 }
 
-void check_ffn(const FfnWeights& w) {
-    const Rows &up = w.up.rows, &down = w.down.rows;
-    const int64_t cols = w.down.panels.neurons ? (up.cols + kBlock - 1) / kBlock * kBlock : up.cols;
-    const bool fits = w.by_output ? down.count == up.cols && down.cols == up.count
-                                  : down.count == up.count && down.cols == cols;
-    if (!fits || (w.gate && (w.gate->rows.count != up.count || w.gate->rows.cols != up.cols)))
+FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
+                       Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
+                       bool by_output, int activation, float threshold) {
+    const Rows &up = up_rows.rows, &down = down_rows.rows;
+    const int64_t cols = down_rows.panels.neurons ? (up.cols + kBlock - 1) / kBlock * kBlock : up.cols;
+    const bool fits = by_output ? down.count == up.cols && down.cols == up.count
+                                : down.count == up.count && down.cols == cols;
+    if (!fits || (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
         refuse("ffn: gate, up and down do not fit each other");
-    if (w.activation < 0 || w.activation > kGelu) refuse("ffn: unknown activation");
+    if (activation < 0 || activation > kGelu) refuse("ffn: unknown activation");
     if (up.count > 1 << 18)
         refuse("ffn: more neurons than a layer may have here");  // a range must fit kLocalBytes
+    return {gate, up_rows, down_rows, gate_bias, up_bias, down_bias, by_output, activation, threshold};
+}
+
+void bind_embed(BoundProgram& p, const WeightRows& table, const Floats& out) {
+    p.program.embed(table.rows, data_of(out, "embed: out", p.rows(kTokens), table.rows.cols));
+}
+
+void bind_add(BoundProgram& p, const Floats& x, const Floats& y) {
+    const int64_t dim = int64_t(x.size() / x.shape(0)), rows = p.rows(kTokens);
+    p.program.add(data_of(x, "add: x", rows, dim), data_of(y, "add: y", rows, dim), dim);
+}
+
+void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
+    const int64_t dim = int64_t(x.size() / x.shape(0));
+    const float* from = data_of(x, "gather: x", p.rows(kTokens), dim);
+    p.program.gather(from, data_of(out, "gather: out", p.rows(kLogits), dim), dim);
 }
 
 nb::tuple bind_top_k(const Array<const float>& logits, int64_t k, const Maybe<const float>& bias,
@@ -314,69 +330,31 @@ NB_MODULE(_cpu, m) {
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
     nb::class_<Memory>(m, "Memory").def(nb::init<size_t>(), "nbytes"_a).def_prop_ro("nbytes", &Memory::size);
     nb::class_<WeightRows>(m, "WeightRows")
-        .def(
-            "__init__",
-            [](WeightRows* self, std::shared_ptr<Memory> memory, int64_t offset, int64_t stride,
-               int64_t count, int64_t cols, int type) {
-                new (self) WeightRows(weight_rows(std::move(memory), offset, stride, count, cols, type));
-            },
-            "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)
+        .def(nb::new_(&weight_rows), "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)
         .def_static("panels", &panel_rows, "dim"_a, "neurons"_a, "type"_a)
-        .def("pack", &pack, "tensor"_a.noconvert(), "pool"_a);
+        .def("pack", &pack, "tensor"_exact, "pool"_a);
     nb::class_<FfnWeights>(m, "FfnWeights")
-        .def(
-            "__init__",
-            [](FfnWeights* self, std::optional<WeightRows> gate, const WeightRows& up, const WeightRows& down,
-               Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
-               bool by_output, int activation, float threshold) {
-                FfnWeights w{gate, up, down, gate_bias, up_bias, down_bias, by_output, activation, threshold};
-                check_ffn(w);
-                new (self) FfnWeights(w);
-            },
-            "gate"_a.none(), "up"_a, "down"_a, "gate_bias"_a.none().noconvert(),
-            "up_bias"_a.none().noconvert(), "down_bias"_a.none().noconvert(), "by_output"_a, "activation"_a,
-            "threshold"_a);
+        .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
+             "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a);
     nb::class_<BoundProgram>(m, "Program")
         .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_a)
-        .def(
-            "embed",
-            [](BoundProgram& p, const WeightRows& table, const Floats& out) {
-                p.program.embed(table.rows, data_of(out, "embed: out", p.rows(kTokens), table.rows.cols));
-            },
-            "table"_a, "out"_a.noconvert())
-        .def("norm", &bind_norm, "x"_a.noconvert(), "out"_a.noconvert(), "weight"_a.noconvert(),
-             "bias"_a.none().noconvert(), "eps"_a, "centre"_a, "rows"_a)
-        .def("linear", &bind_linear, "x"_a.noconvert(), "weights"_a, "biases"_a, "outs"_a, "accumulate"_a,
+        .def("embed", &bind_embed, "table"_a, "out"_exact)
+        .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_exact, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)
-        .def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "interleaved"_a)
-        .def("store_kv", &bind_store_kv, "k"_a.noconvert(), "v"_a.noconvert(), "k_cache"_a.noconvert(),
-             "v_cache"_a.noconvert())
-        .def("attention", &bind_attention, "q"_a.noconvert(), "k_cache"_a.noconvert(),
-             "v_cache"_a.noconvert(), "out"_a.noconvert(), "scale"_a)
-        .def("predict", &bind_predict, "x"_a.noconvert(), "first"_a, "second"_a, "relu"_a,
-             "threshold"_a.noconvert(), "mask"_a.noconvert())
-        .def("ffn", &bind_ffn, "x"_a.noconvert(), "weights"_a, "out"_a.noconvert(), "skip"_a,
-             "mask"_a.none().noconvert(), "fired"_a.none().noconvert(), "stats"_a.none().noconvert(),
-             "accumulate"_a)
-        .def(
-            "add",
-            [](BoundProgram& p, const Floats& x, const Floats& y) {
-                const int64_t dim = int64_t(x.size() / x.shape(0)), rows = p.rows(kTokens);
-                p.program.add(data_of(x, "add: x", rows, dim), data_of(y, "add: y", rows, dim), dim);
-            },
-            "x"_a.noconvert(), "y"_a.noconvert())
-        .def(
-            "gather",
-            [](BoundProgram& p, const Floats& x, const Floats& out) {
-                const int64_t dim = int64_t(x.size() / x.shape(0));
-                p.program.gather(data_of(x, "gather: x", p.rows(kTokens), dim),
-                                 data_of(out, "gather: out", p.rows(kLogits), dim), dim);
-            },
-            "x"_a.noconvert(), "out"_a.noconvert())
+        .def("linear", &bind_linear, "x"_exact, "weights"_a, "biases"_a, "outs"_a, "accumulate"_a, "rows"_a)
+        .def("rope", &bind_rope, "x"_exact, "cos"_exact, "sin"_exact, "interleaved"_a)
+        .def("store_kv", &bind_store_kv, "k"_exact, "v"_exact, "k_cache"_exact, "v_cache"_exact)
+        .def("attention", &bind_attention, "q"_exact, "k_cache"_exact, "v_cache"_exact, "out"_exact,
+             "scale"_a)
+        .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
+             "mask"_exact)
+        .def("ffn", &bind_ffn, "x"_exact, "weights"_a, "out"_exact, "skip"_a, "mask"_maybe, "fired"_maybe,
+             "stats"_maybe, "accumulate"_a)
+        .def("add", &bind_add, "x"_exact, "y"_exact)
+        .def("gather", &bind_gather, "x"_exact, "out"_exact)
         .def("run", [](BoundProgram& p) { p.program.run(); }, nb::call_guard<nb::gil_scoped_release>());
     m.def("row_size", [](int type, int64_t cols) { return row_size(Type(type), cols); }, "type"_a, "cols"_a);
-    m.def("top_k", &bind_top_k, "logits"_a.noconvert(), "k"_a, "bias"_a.none().noconvert(),
-          "allowed"_a.none().noconvert());
+    m.def("top_k", &bind_top_k, "logits"_exact, "k"_a, "bias"_maybe, "allowed"_maybe);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });
     m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a);

@@ -8,6 +8,8 @@ positions, page tables) from a :class:`Batch`, so that a recorded :class:`Progra
 Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, N neurons, V vocab, R rank.
 """
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
