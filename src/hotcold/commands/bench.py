@@ -1,7 +1,5 @@
 """Measures prompt and generation speed, bytes read, and the memory bandwidth at the same moment."""
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Sequence
@@ -89,14 +87,14 @@ def lengths_to_end_together(parallel: int, n_prompt: int, n_generate: int, chunk
     return [n_generate + end - start for start, end in zip(ready, last, strict=True)]
 
 
-def prompt_of(model: LoadedModel, length: int) -> list[int]:
+def prompt_of(model: "LoadedModel", length: int) -> list[int]:
     """``length`` token ids of natural text, begun as the model wants it."""
     more = model.tokenizer.encode(_TEXT, add_bos=False)
     return [*model.tokenizer.encode(_TEXT), *more * (length // len(more))][:length]
 
 
 def measure(
-    engine: Engine, prompt: Sequence[int], lengths: list[int], probe: ReadProbe | None, *, seed: int
+    engine: "Engine", prompt: Sequence[int], lengths: list[int], probe: "ReadProbe | None", *, seed: int
 ) -> Round:
     """One prompt and as many continuations as there are lengths, after a probe of the read bandwidth.
 
@@ -108,10 +106,10 @@ def measure(
 
     bandwidth = probe.measure(_PROBE_S) if probe else None
     before = engine.model.counters.copy()
-    requests = [
-        Request(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True)
-        for i, length in enumerate(lengths)
-    ]
+    requests = []
+    for i, length in enumerate(lengths):
+        params = SamplingParams(seed=seed + i)
+        requests.append(Request(prompt, params, max_tokens=length, ignore_eos=True))
     engine.run(requests)
     round = asdict(Figures.of(engine.model.counters.since(before), engine.model.footprint))
     del round["active_share_by_layer"]
@@ -134,17 +132,11 @@ def _print(report: dict[str, Any]) -> None:
     if report["parallel"] == 1:
         print(f"generation of {report['generated_tokens']}: {with_range('tok_s')}")
     else:
-        print(
-            f"generation of {report['generated_tokens']} in {report['parallel']} sequences, "
-            f"{report['rows_per_step']:.3g} at a time: {with_range('tok_s')} in all"
-        )
+        together = "in {parallel} sequences, {rows_per_step:.3g} at a time".format(**report)
+        print(f"generation of {report['generated_tokens']} {together}: {with_range('tok_s')} in all")
         print(f"each of them: {with_range('tok_s_per_sequence')}")
-    print(
-        f"{report['bytes_per_token'] / 1e6:.2f} MB read per token, {report['gb_s']:.2f} GB/s; "
-        f"{report['active_share']:.1%} of neurons active; {report['python_share']:.1%} of a step is Python's"
-    )
+    counts = "{gb_s:.2f} GB/s; {active_share:.1%} of neurons active; {python_share:.1%} of a step is Python's"
+    print(f"{report['bytes_per_token'] / 1e6:.2f} MB read per token, {counts.format(**report)}")
     if report["bandwidth_share"] is not None:
-        print(
-            f"read bandwidth measured beside it {report['read_bandwidth_gb_s']:.1f} GB/s: "
-            f"{report['bandwidth_share']:.0%} of it used"
-        )
+        used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**report)
+        print(f"read bandwidth measured beside it {used}")

@@ -37,11 +37,8 @@ def run(args: argparse.Namespace) -> int:
     for note in done.notes:
         print(f"note: {note}", file=sys.stderr)
     types = ", ".join(f"{count} {type}" for type, count in done.types.items())
-    print(
-        f"{done.output}: {done.architecture} with {done.activation}, {done.nbytes / 1e6:.1f} MB, "
-        f"tensors: {types}, down {done.down_layout}",
-        file=sys.stderr,
-    )
+    kind = f"{done.architecture} with {done.activation}, {done.nbytes / 1e6:.1f} MB"
+    print(f"{done.output}: {kind}, tensors: {types}, down {done.down_layout}", file=sys.stderr)
     summary = {
         "output": str(done.output), "bytes": done.nbytes, "architecture": done.architecture,
         "activation": done.activation, "down_layout": done.down_layout, "type": args.type,

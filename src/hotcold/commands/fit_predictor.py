@@ -4,8 +4,6 @@ They go into a sidecar. Commands find one that lies beside the model as MODEL.pr
 which layers prediction pays; there --sparsity auto uses it.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from pathlib import Path
@@ -66,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return options.end(args, report)
 
 
-def _windows(model: LoadedModel, texts: list[str], tokens: int) -> list[list[list[int]]]:
+def _windows(model: "LoadedModel", texts: list[str], tokens: int) -> list[list[list[int]]]:
     """Windows to fit to and, a fifth of all, to judge by: ``tokens`` evenly from one text or from two."""
     from hotcold.engine.scoring import cut_windows
 
@@ -81,20 +79,16 @@ def _windows(model: LoadedModel, texts: list[str], tokens: int) -> list[list[lis
     return [each[:: max(1, len(each) // n)][:n] for each, n in zip(cut, counts, strict=True)]
 
 
-def _write(path: Path, model: LoadedModel, settings: FitOptions, ladders: list[Ladder]) -> dict[str, Any]:
+def _write(path: Path, model: "LoadedModel", asked: "FitOptions", ladders: "list[Ladder]") -> dict[str, Any]:
     """Writes the sidecar. Bytes say in which layers prediction pays, the clock whether it does at all."""
     from hotcold.sparse.fitting import INPUTS
     from hotcold.sparse.predictor import write_sidecar
 
     frontier = [[vars(fit) for _, fit in ladder] for ladder in ladders]
     best, tensors = [ladder[0] for ladder in frontier], [ladder[0][0] for ladder in ladders]
-    facts: dict[str, Any] = {
-        "version": __version__,
-        "input": INPUTS[settings.method],
-        "method": settings.method,
-        "weighted": settings.weighted,
-    }
-    facts |= {} if settings.recall is None else {"target": settings.recall}
+    facts: dict[str, Any] = {"version": __version__, "method": asked.method, "weighted": asked.weighted}
+    facts["input"] = INPUTS[asked.method]
+    facts |= {} if asked.recall is None else {"target": asked.recall}
     for name in ("pays", "marked", "recall", "weighted_recall", "read"):
         facts[name] = [fit[name] for fit in best]
     write_sidecar(path, model.fingerprint, tensors, facts)
@@ -106,7 +100,7 @@ def _write(path: Path, model: LoadedModel, settings: FitOptions, ladders: list[L
     return {**facts, **speed, "measured": mode, "layers": best, "frontier": frontier, "output": str(path)}
 
 
-def _speed(*models: LoadedModel) -> dict[str, float]:
+def _speed(*models: "LoadedModel") -> dict[str, float]:
     """Tokens a second of ``exact`` and ``predicted``, by turns."""
     from hotcold.commands.bench import measure, prompt_of
     from hotcold.engine.engine import Engine

@@ -1,7 +1,5 @@
 """Continues a text. The text goes to stdout as it is written, one line of figures to stderr."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import shutil
@@ -73,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_INTERRUPTED if request.finish_reason == "cancelled" else 0
 
 
-def _figures(request: Request, figures: Figures, model: LoadedModel) -> list[str]:
+def _figures(request: "Request", figures: "Figures", model: "LoadedModel") -> list[str]:
     """Those that a run too short does not have are left out."""
     parts = [model.name, f"sparsity {model.sparsity}"]
     if figures.prompt_tok_s:

@@ -1,7 +1,5 @@
 """What several verbs share: flags, each defined once and named as in llama.cpp, and how they end."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -108,7 +106,7 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="end stdout with a line of JSON")
 
 
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
+def sampling_params(args: argparse.Namespace) -> "SamplingParams":
     """Raises ValueError where a value is out of range."""
     from hotcold.engine.sampler import SamplingParams
 
@@ -119,12 +117,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def read_text(path: Path | None) -> str:
-    """A UTF-8 text file as it is; None reads standard input.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not UTF-8, or more than anyone means.
-    """
+    """A UTF-8 text file as it is; None reads standard input. ValueError: more than anyone means."""
     name = "standard input" if path is None else str(path)
     with sys.stdin.buffer if path is None else path.open("rb") as file:
         data = file.read(_LONGEST_TEXT + 1)
@@ -137,7 +130,7 @@ def read_text(path: Path | None) -> str:
         raise ValueError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
 
 
-def load_model(args: argparse.Namespace, **more: Any) -> LoadedModel:
+def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
     """Loads the model that the flags name, with a progress bar, and prints its notes to stderr.
 
     ``more`` belongs to :class:`~hotcold.engine.loading.LoadOptions`.
@@ -154,19 +147,13 @@ def load_model(args: argparse.Namespace, **more: Any) -> LoadedModel:
     return model
 
 
-def facts(model: LoadedModel) -> dict[str, Any]:
+def facts(model: "LoadedModel") -> dict[str, Any]:
     """What figures depend on: the model, how it ran, and the machine."""
     return {
-        "sparsity": model.sparsity,
-        "notes": model.notes,
-        "threads": model.threads,
-        "context": model.context,
-        "cache_type": model.cache_type,
-        "backend": model.backend.name,
-        "isa": getattr(model.backend, "isa", None),
-        "processor": _processor(),
-        "model": model.name,
-    }
+        "sparsity": model.sparsity, "notes": model.notes, "threads": model.threads, "context": model.context,
+        "cache_type": model.cache_type, "backend": model.backend.name,
+        "isa": getattr(model.backend, "isa", None), "processor": _processor(), "model": model.name,
+    }  # fmt: skip
 
 
 def _processor() -> str:

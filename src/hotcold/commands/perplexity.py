@@ -59,20 +59,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(report: dict[str, Any]) -> None:
-    print(
-        f"perplexity {report['ppl']:.4f} +- {report['ppl_se'] or 0:.4f} over {report['tokens']} tokens "
-        f"(windows of {report['context']}: {report['chunks']}), sparsity {report['sparsity']}, "
-        f"{report['tok_s']:.0f} tok/s"
-    )
+    print(f"perplexity {report['ppl']:.4f} +- {report['ppl_se'] or 0:.4f}", end=" ")
+    how = "(windows of {context}: {chunks}), sparsity {sparsity}, {tok_s:.0f} tok/s".format(**report)
+    print(f"over {report['tokens']} tokens {how}")
     shares = " ".join(f"{share:.3f}" for share in report["active_share_by_layer"])
     print(f"neurons active: {report['active_share']:.4f}; by layer: {shares}")
     if compare := report.get("compare"):
-        print(
-            f"against {compare['sparsity']} (perplexity {compare['ppl']:.4f}): ratio "
-            f"{compare['ppl_ratio']:.5f} [{compare['ppl_ratio_low']:.5f}, {compare['ppl_ratio_high']:.5f}] "
-            "(95 %, paired bootstrap)"
-        )
-        print(
-            f"KL divergence mean {compare['kl_mean']:.3g}, P99 {compare['kl_p99']:.3g} nats; "
-            f"same most likely token {compare['top1_agreement']:.2%}"
-        )
+        ratio = "ratio {ppl_ratio:.5f} [{ppl_ratio_low:.5f}, {ppl_ratio_high:.5f}]".format(**compare)
+        base = "against {sparsity} (perplexity {ppl:.4f})".format(**compare)
+        print(f"{base}: {ratio} (95 %, paired bootstrap)")
+        kl = "KL divergence mean {kl_mean:.3g}, P99 {kl_p99:.3g} nats".format(**compare)
+        print(f"{kl}; same most likely token {compare['top1_agreement']:.2%}")

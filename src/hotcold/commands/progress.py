@@ -14,12 +14,11 @@ def progress(label: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, i
     from rich import progress as rich
     from rich.console import Console
 
-    amount = (
-        (rich.DownloadColumn(), rich.TransferSpeedColumn())
-        if in_bytes
-        else (rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
-    )
-    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amount)
+    columns = [rich.TextColumn("{task.description}"), rich.BarColumn()]
+    if in_bytes:
+        columns += [rich.DownloadColumn(), rich.TransferSpeedColumn()]
+    else:
+        columns += [rich.MofNCompleteColumn(), rich.TimeRemainingColumn()]
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

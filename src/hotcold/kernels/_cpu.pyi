@@ -31,17 +31,9 @@ class WeightRows:
 
 class FfnWeights:
     def __init__(
-        self,
-        gate: WeightRows | None,
-        up: WeightRows,
-        down: WeightRows,
-        gate_bias: _F32 | None,
-        up_bias: _F32 | None,
-        down_bias: _F32 | None,
-        by_output: bool,
-        activation: int,
-        threshold: float,
-    ) -> None: ...
+        self, gate: WeightRows | None, up: WeightRows, down: WeightRows, gate_bias: _F32 | None,
+        up_bias: _F32 | None, down_bias: _F32 | None, by_output: bool, activation: int, threshold: float,
+    ) -> None: ...  # fmt: skip
 
 class Program:
     def __init__(self, isa: str, pool: Pool, batch: Sequence[_I32]) -> None: ...
@@ -50,14 +42,9 @@ class Program:
         self, x: _F32, out: _F32, weight: _F32, bias: _F32 | None, eps: float, centre: bool, rows: int
     ) -> None: ...
     def linear(
-        self,
-        x: _F32,
-        weights: Sequence[WeightRows],
-        biases: Sequence[_F32 | None],
-        outs: Sequence[_F32],
-        accumulate: bool,
-        rows: int,
-    ) -> None: ...
+        self, x: _F32, weights: Sequence[WeightRows], biases: Sequence[_F32 | None], outs: Sequence[_F32],
+        accumulate: bool, rows: int,
+    ) -> None: ...  # fmt: skip
     def rope(self, x: _F32, cos: _F32, sin: _F32, interleaved: bool) -> None: ...
     def store_kv(self, k: _F32, v: _F32, k_cache: _Cache, v_cache: _Cache) -> None: ...
     def attention(self, q: _F32, k_cache: _Cache, v_cache: _Cache, out: _F32, scale: float) -> None: ...
@@ -65,16 +52,9 @@ class Program:
         self, x: _F32, first: WeightRows, second: WeightRows, relu: bool, threshold: _F32, mask: _U64
     ) -> None: ...
     def ffn(
-        self,
-        x: _F32,
-        weights: FfnWeights,
-        out: _F32,
-        skip: bool,
-        mask: _U64 | None,
-        fired: _U64 | None,
-        stats: npt.NDArray[np.int64] | None,
-        accumulate: bool,
-    ) -> None: ...
+        self, x: _F32, weights: FfnWeights, out: _F32, skip: bool, mask: _U64 | None, fired: _U64 | None,
+        stats: npt.NDArray[np.int64] | None, accumulate: bool,
+    ) -> None: ...  # fmt: skip
     def add(self, x: _F32, y: _F32) -> None: ...
     def gather(self, x: _F32, out: _F32) -> None: ...
     def run(self) -> None: ...
