@@ -143,14 +143,14 @@ void Program::rope(const RopeArgs& args, int64_t positions, float* x, int64_t he
 void Program::store_kv(const float* k, const float* v, const Cache& c) {
     bounds_.pages = std::min(bounds_.pages, c.pages);
     step([this] { return count(kTokens); },
-         [=, this_ = this](int64_t t, const Scratch&) {
-             const int64_t page = this_->batch_.slots[t] / kPage, offset = this_->batch_.slots[t] % kPage;
+         [=](int64_t t, const Scratch&) {
+             const int64_t page = batch_.slots[t] / kPage, offset = batch_.slots[t] % kPage;
              const int64_t bytes = row_bytes(c.type, c.head_dim);
              for (int64_t h = 0; h < c.kv_heads; ++h) {
                  const int64_t from = (t * c.kv_heads + h) * c.head_dim;
                  const int64_t to = ((page * c.kv_heads + h) * kPage + offset) * bytes;
-                 this_->k_.store_row(c.type, k + from, c.k + to, c.head_dim);
-                 this_->k_.store_row(c.type, v + from, c.v + to, c.head_dim);
+                 k_.store_row(c.type, k + from, c.k + to, c.head_dim);
+                 k_.store_row(c.type, v + from, c.v + to, c.head_dim);
              }
          });
 }
@@ -164,23 +164,19 @@ void Program::attention(Attention args, int64_t pages) {
               [a](uint8_t* p) { a->partial = reinterpret_cast<float*>(p); });
     const auto splits = [this] { return max_splits(batch_, batch_.decode_count()); };
     // Decode rows are cut by splits, prompt rows are not: they are many.
-    step(
-        [=, this_ = this] {
-            return int64_t(a->kv_heads) *
-                   (this_->batch_.decode_count() * splits() + this_->batch_.prompt_count());
-        },
-        [=, this_ = this](int64_t piece, const Scratch& s) {
-            const Batch& b = this_->batch_;
-            const int n = splits(), kv_head = int(piece % a->kv_heads);
-            const int64_t row = piece / a->kv_heads, decode = int64_t(b.decode_count()) * n;
-            if (row < decode)
-                this_->k_.attention_split(*a, b, int(row / n), kv_head, int(row % n), s.local);
-            else
-                this_->k_.attention_row(*a, b, int(b.decode_count() + row - decode), kv_head, s.local);
-        });
-    step([=, this_ = this] { return int64_t(this_->batch_.decode_count()); },
-         [=, this_ = this](int64_t t, const Scratch&) {
-             for (int h = 0; h < a->kv_heads; ++h) this_->k_.attention_merge(*a, this_->batch_, int(t), h);
+    step([=] { return int64_t(a->kv_heads) * (batch_.decode_count() * splits() + batch_.prompt_count()); },
+         [=](int64_t piece, const Scratch& s) {
+             const Batch& b = batch_;
+             const int n = splits(), kv_head = int(piece % a->kv_heads);
+             const int64_t row = piece / a->kv_heads, decode = int64_t(b.decode_count()) * n;
+             if (row < decode)
+                 k_.attention_split(*a, b, int(row / n), kv_head, int(row % n), s.local);
+             else
+                 k_.attention_row(*a, b, int(b.decode_count() + row - decode), kv_head, s.local);
+         });
+    step([=] { return int64_t(batch_.decode_count()); },
+         [=](int64_t t, const Scratch&) {
+             for (int h = 0; h < a->kv_heads; ++h) k_.attention_merge(*a, batch_, int(t), h);
          });
 }
 
@@ -205,9 +201,9 @@ void Program::predict(const float* x, const Rows& first, const Rows& second, boo
         });
     const int64_t words = ceil_div(second.count, 64), size = ceil_div(piece_rows(second), 64);
     step([rows, n = ceil_div(words, size)] { return rows() ? n : 0; },
-         [=, this_ = this](int64_t piece, const Scratch&) {
+         [=](int64_t piece, const Scratch&) {
              const int64_t end = std::min(words, (piece + 1) * size);
-             this_->k_.predict(second, *hidden, threshold, piece * size, end, int(rows()), mask);
+             k_.predict(second, *hidden, threshold, piece * size, end, int(rows()), mask);
          });
 }
 
@@ -232,32 +228,23 @@ void Program::ffn(Ffn args, const float* x) {
 // Decode rows are cut by neurons, each range with sums of its own; prompt rows by rows, then by outputs.
 void Program::ffn_by_neuron(std::shared_ptr<Ffn> f) {
     const int64_t size = piece_rows(f->up), blocks = ceil_div(f->neurons(), size);
-    step(
-        [=, this_ = this] {
-            return (this_->batch_.decode_count() ? f->ranges() : 0) +
-                   (this_->batch_.prompt_count() ? blocks : 0);
-        },
-        [=, this_ = this](int64_t piece, const Scratch& s) {
-            const int decode = this_->batch_.decode_count(), ranges = decode ? f->ranges() : 0;
-            if (piece < ranges) return this_->k_.ffn_range(*f, decode, int(piece), s.local);
-            const int64_t first = (piece - ranges) * size;
-            this_->k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), decode,
-                                 this_->batch_.tokens_count(), s.local);
-        });
+    step([=] { return (batch_.decode_count() ? f->ranges() : 0) + (batch_.prompt_count() ? blocks : 0); },
+         [=](int64_t piece, const Scratch& s) {
+             const int decode = batch_.decode_count(), ranges = decode ? f->ranges() : 0;
+             if (piece < ranges) return k_.ffn_range(*f, decode, int(piece), s.local);
+             const int64_t first = (piece - ranges) * size;
+             k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), decode, batch_.tokens_count(),
+                           s.local);
+         });
     const int64_t groups = padded(f->dim()) / kGroup;
-    step(
-        [=, this_ = this] {
-            return groups *
-                   (this_->batch_.decode_count() + ceil_div(this_->batch_.prompt_count(), kPromptTile));
-        },
-        [=, this_ = this](int64_t piece, const Scratch& s) {
-            const int64_t group = piece % groups, row = piece / groups;
-            const int decode = this_->batch_.decode_count();
-            if (row < decode) return this_->k_.ffn_reduce(*f, decode, int(row), group);
-            const int t0 = decode + int(row - decode) * kPromptTile;
-            this_->k_.ffn_prompt_down(*f, group, t0, std::min(t0 + kPromptTile, this_->batch_.tokens_count()),
-                                      s.local);
-        });
+    step([=] { return groups * (batch_.decode_count() + ceil_div(batch_.prompt_count(), kPromptTile)); },
+         [=](int64_t piece, const Scratch& s) {
+             const int64_t group = piece % groups, row = piece / groups;
+             const int decode = batch_.decode_count();
+             if (row < decode) return k_.ffn_reduce(*f, decode, int(row), group);
+             const int t0 = decode + int(row - decode) * kPromptTile;
+             k_.ffn_prompt_down(*f, group, t0, std::min(t0 + kPromptTile, batch_.tokens_count()), s.local);
+         });
 }
 
 // Decode rows whose down lies by output: leaves out what no mask names, reports what fired, counts what is
@@ -289,9 +276,9 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
     const auto tokens = [this] { return count(kTokens); };
     const int64_t size = piece_rows(f->up), blocks = ceil_div(f->neurons(), size);
     step([=] { return tokens() ? blocks : 0; },
-         [=, this_ = this](int64_t piece, const Scratch& s) {
+         [=](int64_t piece, const Scratch& s) {
              const int64_t first = piece * size;
-             this_->k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), 0, int(tokens()), s.local);
+             k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), 0, int(tokens()), s.local);
          });
     if (f->mask || f->fired || f->stats)
         step([this] { return int64_t(batch_.decode_count() > 0); },

@@ -225,12 +225,11 @@ def _check_layout(tensors: Mapping[str, TensorInfo], size: int) -> None:
     end, last = 0, ""
     for info in sorted(tensors.values(), key=lambda info: info.offset):
         if info.offset + info.nbytes > size:
-            where = f"tensor {info.name} ({info.nbytes} bytes at {info.offset})"
-            beyond = f"reaches beyond the end of the file ({size} bytes), which is cut short or damaged"
-            raise GGUFError(f"{where} {beyond}")
+            beyond = f"beyond the end of the file ({size} bytes), which is cut short or damaged"
+            raise GGUFError(f"tensor {info.name} ({info.nbytes} bytes at {info.offset}) reaches {beyond}")
         if info.offset < end:
-            both = f"{last} and {info.name}"
-            raise GGUFError(f"tensors {both} overlap at byte {info.offset}: the file is damaged")
+            where = f"overlap at byte {info.offset}: the file is damaged"
+            raise GGUFError(f"tensors {last} and {info.name} {where}")
         end, last = info.offset + info.nbytes, info.name
 
 
@@ -242,13 +241,9 @@ def _aligned(n: int, alignment: int) -> int:
 
 
 def write_gguf(
-    path: str | os.PathLike[str],
-    metadata: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    *,
-    magic: str = "GGUF",
-    version: int = 3,
-) -> None:
+    path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], *,
+    magic: str = "GGUF", version: int = 3,
+) -> None:  # fmt: skip
     """Writes a file that :func:`open_gguf` accepts, atomically: whole under its name, or not at all.
 
     :func:`~hotcold.formats.gguf_values.encode_value` says what metadata may hold; ``general.alignment`` is
@@ -279,11 +274,10 @@ def _encode_header(
         parts += [values.encode_string(key, "a metadata key"), struct.pack("<I", kind), data]
     offset = 0
     for name in tensors:
-        tensor = tensors[name]
-        dimensions = len(tensor.shape)
+        tensor, dimensions = tensors[name], len(tensors[name].shape)
         shape = struct.pack(f"<I{dimensions}Q", dimensions, *reversed(tensor.shape))
-        parts += [values.encode_string(name, "a tensor name"), shape]
-        parts += [struct.pack("<IQ", tensor.type.id, offset)]
+        place = struct.pack("<IQ", tensor.type.id, offset)
+        parts += [values.encode_string(name, "a tensor name"), shape, place]
         offset = _aligned(offset + tensor.nbytes, alignment)
     header = b"".join(parts)
     _read_header(Cursor(lambda at, n: header[at : at + n], len(header)))

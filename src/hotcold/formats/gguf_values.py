@@ -158,8 +158,8 @@ def _numbers(cursor: Cursor, kind: int, n: int, what: str) -> npt.NDArray[Any]:
 
 def check_key(key: str) -> None:
     if not (key.isascii() and key.isprintable() and 1 <= len(key) <= MAX_KEY_BYTES):
-        seen = printable(key, 80)
-        raise GGUFError(f"key '{seen}': 1 to {MAX_KEY_BYTES} printable ASCII characters are needed")
+        needed = f"1 to {MAX_KEY_BYTES} printable ASCII characters are needed"
+        raise GGUFError(f"key '{printable(key, 80)}': {needed}")
 
 
 def check_name(name: str) -> None:
