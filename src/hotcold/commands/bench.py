@@ -78,8 +78,7 @@ def lengths_to_end_together(parallel: int, n_prompt: int, n_generate: int, chunk
     """Tokens to generate of each sequence, ``n_generate`` or a few more.
 
     Prompts are read one after the other, so the first to be ready generates beside the others' prompts. With
-    these lengths those that run together end together, and steps without prompt rows hold all of them.
-    """
+    these lengths those that run together end together, and steps without prompt rows hold all of them."""
     from hotcold.kernels.backend import MAX_DECODE_ROWS
 
     ready = [-(-(i % MAX_DECODE_ROWS + 1) * n_prompt // chunk) for i in range(parallel)]
@@ -98,8 +97,7 @@ def measure(
 ) -> Round:
     """One prompt and as many continuations as there are lengths, after a probe of the read bandwidth.
 
-    The first token belongs to the prompt, so generation is measured on those after it.
-    """
+    The first token belongs to the prompt, so generation is measured on those after it."""
     from hotcold.engine.request import Request
     from hotcold.engine.sampler import SamplingParams
     from hotcold.engine.statistics import Figures

@@ -75,8 +75,7 @@ def convert(
     """Converts a Hugging Face checkpoint. ``output`` appears whole or not at all; same input, same bytes.
 
     ``progress`` is called with the bytes written so far and their total. ConvertError: the checkpoint is not
-    complete or not supported, or the options do not fit; GGUFError: the file cannot be written.
-    """
+    complete or not supported, or the options do not fit; GGUFError: the file cannot be written."""
     options = options or ConvertOptions()
     plan = plan_conversion(folder, options)
     _check_output(output, plan, options.force)
@@ -154,8 +153,7 @@ def _check_output(output: Path, plan: Plan, force: bool) -> None:
 class _Stream(dict[str, Any]):
     """The plan's tensors for :func:`write_gguf`, which takes each twice: for its shape, then for its data.
 
-    The first time gets memory that is never touched, so no weights are read or held for it.
-    """
+    The first time gets memory that is never touched, so no weights are read or held for it."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
         super().__init__(plan.sources)

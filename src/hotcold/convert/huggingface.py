@@ -1,7 +1,6 @@
 """Hugging Face layouts -> GGUF names, metadata and tensors. A layout is data; what it says is checked.
 
-Names and keys are those of llama.cpp's files. Facts that GGUF has no key for go to ``hotcold.ffn.*``.
-"""
+Names and keys are those of llama.cpp's files. Facts that GGUF has no key for go to ``hotcold.ffn.*``."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -158,8 +157,7 @@ def activation(config: Settings, layout: Layout) -> tuple[str, float]:
 
 def dimensions(config: Settings) -> dict[str, int]:
     """D model dim, H heads, G kv heads, d head_dim, Q, K, F rows of query, of key, of query, key and value, N
-    neurons, V vocabulary, L layers. Raises :class:`ConvertError` where they do not fit together.
-    """
+    neurons, V vocabulary, L layers. Raises :class:`ConvertError` where they do not fit together."""
     dim, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:

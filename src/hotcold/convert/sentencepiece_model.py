@@ -1,8 +1,7 @@
 """Reads SentencePiece's ``tokenizer.model``: a small, bounded reader of the protobuf wire format.
 
 Only the fields that GGUF's ``llama`` tokenizer needs are decoded (``sentencepiece_model.proto`` of the
-SentencePiece project gives their numbers); all others are checked for length and skipped.
-"""
+SentencePiece project gives their numbers); all others are checked for length and skipped."""
 
 import io
 import math

@@ -25,8 +25,7 @@ def vocabulary_metadata(checkpoint: Checkpoint, vocab_size: int) -> dict[str, An
     """``tokenizer.*`` keys for ``vocab_size`` tokens, from ``tokenizer.model`` or ``tokenizer.json``.
 
     Added tokens come from the JSON files beside it; ids that nobody names become unused ``[PADn]`` tokens, as
-    in llama.cpp's files. ConvertError: a file is missing, not valid, or does not fit ``vocab_size``.
-    """
+    in llama.cpp's files. ConvertError: a file is missing, not valid, or does not fit ``vocab_size``."""
     settings = checkpoint.settings("tokenizer_config.json")
     tokens = [Piece(f"[PAD{id}]", _PAD_SCORE, TokenType.UNUSED) for id in range(vocab_size)]
     if (checkpoint.folder / "tokenizer.model").is_file():

@@ -1,7 +1,6 @@
 """The loop: schedule rows, run the model, choose tokens.
 
-An engine is pure token ids and knows no text. It is not safe for use from several threads at once.
-"""
+An engine is pure token ids and knows no text. It is not safe for use from several threads at once."""
 
 import math
 import time
@@ -39,8 +38,7 @@ class Engine:
     def step(self) -> list[tuple[Request, list[int]]]:
         """Runs the model once; returns the requests that got tokens, or ended, with their new tokens.
 
-        Empty when nothing was to do, or only a part of a prompt was read.
-        """
+        Empty when nothing was to do, or only a part of a prompt was read."""
         start = time.perf_counter()
         step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:

@@ -139,8 +139,7 @@ class LLM:
     ) -> Generation | list[Generation]:
         """Continues a text, or each of several, and returns when all are done.
 
-        Each gets the same text alone as among others. Options and errors are those of :meth:`stream`.
-        """
+        Each gets the same text alone as among others. Options and errors are those of :meth:`stream`."""
         prompts = [prompt] if isinstance(prompt, str) else prompt
         requests = [self.request(each, **options) for each in prompts]
         self.engine.run(requests)

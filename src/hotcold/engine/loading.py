@@ -144,8 +144,7 @@ class LoadedModel:
     def with_sparsity(self, sparsity: str, predictor: Path | None = None, wrap: Wrap = list) -> LoadedModel:
         """The same weights in another mode, with a KV cache of its own, and perhaps with another sidecar.
 
-        ValueError: the model cannot run in that mode, or the sidecar is not right.
-        """
+        ValueError: the model cannot run in that mode, or the sidecar is not right."""
         other = copy.copy(self)
         other._predictor_path = predictor or self._predictor_path
         other._check_mode(sparsity)
@@ -250,8 +249,7 @@ def load(path: Path | None, options: LoadOptions, progress: Progress | None = No
     """Loads a GGUF file, or the built-in model; ``progress`` is called with bytes read so far and in all.
 
     ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options that do
-    not fit it or the machine (LoadError). Weights are read last.
-    """
+    not fit it or the machine (LoadError). Weights are read last."""
     with open_gguf(path or model_path()) as file:
         return LoadedModel(file, options, progress)
 

@@ -2,8 +2,7 @@
 
 The steps come in llama.cpp's order: logit bias, repetition penalty, top-k, top-p, min-p, temperature. The
 backend ranks the whole vocabulary; Python sees at most :data:`MAX_CANDIDATES`. A random number depends on the
-request's seed and the token's position alone, so a request gives the same text whatever runs beside it.
-"""
+request's seed and the token's position alone, so a request gives the same text whatever runs beside it."""
 
 import math
 import secrets
@@ -74,8 +73,7 @@ class Sampler:
 
         The token's ``position`` in its sequence is the key of the random number, with the seed; ``recent`` is
         the sequence so far, for the repetition penalty; ``allowed`` is a bit mask ``[ceil(V / 64)]`` of ids.
-        ``ValueError``: logits that are not numbers, a bias outside the vocabulary, or nothing allowed.
-        """
+        ``ValueError``: logits that are not numbers, a bias outside the vocabulary, or nothing allowed."""
         adjusted = _adjustments(logits, params, recent)
         greedy = params.temperature == 0
         if params.seed is None and not greedy:
@@ -119,8 +117,7 @@ def draw(values: Floats, params: SamplingParams, uniform: float) -> int:
     """Draws from candidates by top-p, min-p and temperature: an index into ``values``.
 
     ``values`` are ``[k]`` logits in descending order, of which the first is finite; ``uniform`` is the random
-    number, in [0, 1).
-    """
+    number, in [0, 1)."""
     logits = values.astype(np.float64)
     logits -= logits[0]
     n = len(logits)
@@ -142,8 +139,7 @@ def random_uniform(seed: int, position: int) -> float:
     """A number in [0, 1), a multiple of 2^-53, that depends on its arguments alone.
 
     Element ``position`` of the splitmix64 sequence (Steele, Lea and Flood, OOPSLA 2014) whose start is itself
-    drawn from the seed, so that the sequences of neighbouring seeds have nothing in common.
-    """
+    drawn from the seed, so that the sequences of neighbouring seeds have nothing in common."""
     return (splitmix64(splitmix64(seed, 0), position) >> 11) * 2.0**-53
 
 

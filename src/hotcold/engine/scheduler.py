@@ -1,8 +1,7 @@
 """Which rows the next step computes: decode rows first, then a chunk of the waiting prompts.
 
 A request reserves all the pages that it may ever need when it is admitted, so a running request never dies
-for want of memory; one that does not fit yet waits, in order of arrival.
-"""
+for want of memory; one that does not fit yet waits, in order of arrival."""
 
 import time
 from collections import deque
@@ -27,8 +26,7 @@ class Step:
 class Scheduler:
     """Fills a :class:`Batch` in place from running requests, and admits waiting ones as rows and pages allow.
 
-    ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step.
-    """
+    ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step."""
 
     def __init__(self, batch: Batch, cache: KVCache, *, context: int, chunk: int) -> None:
         self.batch = batch

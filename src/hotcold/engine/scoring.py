@@ -21,8 +21,7 @@ _BOOTSTRAP_ROUNDS = 2000
 def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int]]:
     """Consecutive windows of ``size`` tokens in all, each begun by BOS where there is one.
 
-    An incomplete last window is dropped, unless it is the only one; ``ValueError`` where no token is left.
-    """
+    An incomplete last window is dropped, unless it is the only one; ``ValueError`` where no token is left."""
     first = [] if bos is None else [bos]
     step = size - len(first)
     windows = [first + list(ids[start : start + step]) for start in range(0, len(ids), step)]
@@ -36,8 +35,7 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
 class Scorer:
     """Runs windows of tokens through a model as decode rows, several consecutive positions a step.
 
-    Causality is by position, so this gives the same logits as one row a step.
-    """
+    Causality is by position, so this gives the same logits as one row a step."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
@@ -47,8 +45,7 @@ class Scorer:
         """Logits ``[rows, V]`` after each token of the window but the last, 16 rows at a time.
 
         They are a view of the model's buffer: use them before the next ones are asked for. A window that is
-        longer than the model's context is a ``ValueError``.
-        """
+        longer than the model's context is a ``ValueError``."""
         if len(window) > self.model.context:
             raise ValueError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
         batch = self.model.transformer.batch
@@ -164,8 +161,7 @@ def ffn_inputs(
 ) -> list[dict[str, Floats]]:
     """What each layer's FFN is given for the tokens of the windows but the last ones, ``[tokens, D]``.
 
-    ``names`` are those of ``normed`` and ``residual`` that are wanted.
-    """
+    ``names`` are those of ``normed`` and ``residual`` that are wanted."""
     shape, seen = (model.transformer.batch.limits.tokens, model.config.dim), []
 
     def watched(ffn: FFN) -> FFN:

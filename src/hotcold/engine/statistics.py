@@ -1,8 +1,7 @@
 """What generation costs, counted: bytes and parameters read, neurons computed, seconds.
 
 Bytes are those of weights and KV cache that the kernels must read; activations stay in the caches and are not
-counted. With the time of the same steps they give the rate at which memory was really read.
-"""
+counted. With the time of the same steps they give the rate at which memory was really read."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Self

@@ -3,8 +3,7 @@
 A row is a run of blocks; a block holds ``weights`` values in ``nbytes`` bytes, little-endian. Every type is
 one entry of one table with a decode and an encode function, both over ``(blocks, ...)`` arrays. Layouts are
 those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give. IQ4_NL,
-for which ggml searches, and types of 256 weights are only read.
-"""
+for which ggml searches, and types of 256 weights are only read."""
 
 import math
 from collections.abc import Callable
@@ -31,8 +30,7 @@ class BlockType:
     """How ``weights`` consecutive values of a row are packed into ``nbytes`` bytes.
 
     ``decode`` turns ``(blocks, nbytes)`` uint8 into ``(blocks, weights)`` float32, ``encode`` the reverse;
-    without ``decode`` Hotcold only knows of the type. ``name`` and ``id`` are ggml's.
-    """
+    without ``decode`` Hotcold only knows of the type. ``name`` and ``id`` are ggml's."""
 
     name: str
     id: int
@@ -63,8 +61,7 @@ class Tensor:
     """Weights as a file stores them.
 
     ``shape`` is in NumPy order, outermost dimension first; the last one is a row. ``data`` is C-contiguous
-    uint8, ``(rows, row_bytes)`` with ``rows = prod(shape[:-1])``.
-    """
+    uint8, ``(rows, row_bytes)`` with ``rows = prod(shape[:-1])``."""
 
     type: BlockType
     shape: tuple[int, ...]
@@ -96,8 +93,7 @@ def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
     """Packs float32 values of any shape into blocks along the last axis, byte for byte as ggml does.
 
     ``BlockTypeError``: the type cannot be written, the last axis is not a multiple of its block, or a value
-    does not fit: not finite in a type with scales, or finite but infinite after rounding.
-    """
+    does not fit: not finite in a type with scales, or finite but infinite after rounding."""
     kind = block_type(type)
     if kind.encode is None:
         choices = ", ".join(type.name for type in BLOCK_TYPES.values() if type.encode)

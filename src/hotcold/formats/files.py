@@ -43,8 +43,7 @@ class RegularFile:
     """An open regular file of a size that must not change; ``close`` also happens when it is collected.
 
     Reads are positional and go to the descriptor that was checked: replacing the file under its name does not
-    matter, cutting it short gives an error (where a mapping would give a fault).
-    """
+    matter, cutting it short gives an error (where a mapping would give a fault)."""
 
     def __init__(self, path: Path) -> None:
         self._fd = _open_regular(path)
@@ -114,8 +113,7 @@ else:  # Windows
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file beside ``path`` that takes its place at the end, and vanishes on any error or interrupt.
 
-    ``FileError``: ``path`` is something other than a regular file, or it cannot be written.
-    """
+    ``FileError``: ``path`` is something other than a regular file, or it cannot be written."""
     try:
         if path.exists() and not path.is_file():
             raise _special(path.stat().st_mode)

@@ -2,8 +2,7 @@
 
 Opening reads the header alone; :meth:`GGUFFile.load` reads one tensor with ``pread`` from the descriptor that
 was checked, so a file replaced or cut meanwhile gives an error and never a fault. Files are treated as
-hostile: see ``gguf_values`` for the bounds, and docs/formats.md for the layout.
-"""
+hostile: see ``gguf_values`` for the bounds, and docs/formats.md for the layout."""
 
 import hashlib
 import math
@@ -48,8 +47,7 @@ class GGUFFile:
     """An open file: metadata and the list of tensors. Made by :func:`open_gguf`.
 
     ``magic`` is ``GGUF``, or ``PWRI`` for PowerInfer's files. ``metadata`` holds numbers, str, list[str]
-    or one-dimensional NumPy arrays of the stored type; ``tensors`` are in file order.
-    """
+    or one-dimensional NumPy arrays of the stored type; ``tensors`` are in file order."""
 
     def __init__(self, path: Path, file: RegularFile) -> None:
         self.path = path
@@ -62,8 +60,7 @@ class GGUFFile:
     def load(self, name: str) -> Tensor:
         """Reads a tensor into memory of its own, at each call.
 
-        ``GGUFError``: no such tensor, a type that is not supported, no memory, or the file has changed.
-        """
+        ``GGUFError``: no such tensor, a type that is not supported, no memory, or the file has changed."""
         with naming(self.path, GGUFError):
             info = self._info(name)
             try:
@@ -85,8 +82,7 @@ class GGUFFile:
 
         The start of the SHA-256 over every tensor's name, type and shape, in order of names, and for tensors
         of the FFN (``.ffn_`` in the name) eight samples of 64 bytes, evenly spaced from first to last byte.
-        Metadata and the order in the file do not matter.
-        """
+        Metadata and the order in the file do not matter."""
         digest = hashlib.sha256()
         for name in sorted(self.tensors):
             info = self.tensors[name]
@@ -127,8 +123,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Opens a GGUF or PowerInfer file and checks its header; no tensor is read.
 
     ``GGUFError``: not a regular file, cannot be opened, or its header is not right. Tensors of a type that
-    Hotcold only knows by name are listed; :meth:`GGUFFile.load` refuses them.
-    """
+    Hotcold only knows by name are listed; :meth:`GGUFFile.load` refuses them."""
     path = Path(path)
     with naming(path, GGUFError):
         return GGUFFile(path, RegularFile(path))
@@ -249,8 +244,7 @@ def write_gguf(
     :func:`~hotcold.formats.gguf_values.encode_value` says what metadata may hold; ``general.alignment`` is
     obeyed (32 without it). Each tensor is taken from the mapping twice, first for its shape and then for its
     data, so a mapping that makes tensors on demand never holds more than one. ``GGUFError``: something that
-    the format does not allow, or the file cannot be written.
-    """
+    the format does not allow, or the file cannot be written."""
     path = Path(path)
     with naming(path, GGUFError):
         header, alignment = _encode_header(metadata, tensors, magic, version)

@@ -1,8 +1,7 @@
 """GGUF metadata: keys, names and typed values, read within bounds and written back.
 
 Files come from strangers. Every length is checked against the bytes that remain before anything is allocated,
-in Python integers, which do not wrap; the limits below are far above real files and bound time and memory.
-"""
+in Python integers, which do not wrap; the limits below are far above real files and bound time and memory."""
 
 import contextlib
 import math
@@ -195,8 +194,7 @@ def encode_value(key: str, value: Any) -> tuple[int, bytes]:
 
     NumPy scalars and arrays keep their type, so ``np.uint64(5)`` is how to be explicit. Python's ``int``
     becomes uint32, int32, uint64 or int64, the first that holds it; in a list int32, int64 or uint64.
-    ``float`` becomes float32. An empty list is an array of strings.
-    """
+    ``float`` becomes float32. An empty list is an array of strings."""
     what = _value_of(key)
     if isinstance(value, str):
         return STRING, encode_string(value, what)

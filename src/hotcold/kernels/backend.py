@@ -5,8 +5,7 @@ into the buffers they are given and read every number that changes from step to 
 positions, page tables) from a :class:`Batch`, so that a recorded :class:`Program` can be run for every step.
 
 ``reference`` (NumPy) is the specification of every op; ``cpu`` (C++) is held to it by one table of tests.
-Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, N neurons, V vocab, R rank.
-"""
+Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, N neurons, V vocab, R rank."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ class FFNTensors:
 
     ``down`` is ``(N, D)`` when ``down_layout`` is ``by_neuron`` and ``(D, N)`` when it is ``by_output``.
     Where the activation gives zeros, a backend makes rows by neuron of the latter too: it transposes float
-    types and packs quantised ones into panels.
-    """
+    types and packs quantised ones into panels."""
 
     gate: Tensor | None
     up: Tensor
@@ -177,8 +175,7 @@ class FFNStats:
 
     0: gate rows read, 1: up rows read, 2: down rows read (a row that serves several tokens of a step is read
     once), 3: (token, neuron) pairs whose down row was added, 4: runs of :func:`scale_run` neurons that any of
-    those down rows lies in, where down lies in panels. Without a gate the up rows count as gate rows.
-    """
+    those down rows lies in, where down lies in panels. Without a gate the up rows count as gate rows."""
 
     counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(5, np.int64))
 
@@ -194,8 +191,7 @@ class Backend(Protocol):
     """Ops outside :meth:`record` run at once; inside it they are appended to the program.
 
     ``out`` buffers have room for at least as many rows as the batch's limits. Every op raises ``ValueError``
-    (``TypeError`` for a wrong dtype) when a buffer's dtype, shape or contiguity is not exactly right.
-    """
+    (``TypeError`` for a wrong dtype) when a buffer's dtype, shape or contiguity is not exactly right."""
 
     name: str
     #: Row counts that deserve a program of their own besides the largest one (none where ops read the count).
@@ -224,8 +220,7 @@ class Backend(Protocol):
         """``out[t] (+)= w @ x[t] + bias`` for each (w, out). x ``[T, I]``, out ``[T, O]``.
 
         For block types of 8 bits or fewer x is quantised to int8 per 32 values first (d = amax / 127, codes
-        rounded to nearest even); that is part of the op.
-        """
+        rounded to nearest even); that is part of the op."""
 
     def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
         """Rotates x ``[T, H, head_dim]`` in place by the rows' positions (arXiv 2104.09864)."""
@@ -234,8 +229,7 @@ class Backend(Protocol):
         """Writes k, v ``[T, K, head_dim]`` to the rows' slots of the caches, rounded to their type.
 
         Caches are float16 or float32 ``[page, K, PAGE, head_dim]``, or uint8 ``[page, K, PAGE, head_dim / 32
-        * 34]``: blocks of GGML's Q8_0, with codes as in :meth:`linear` and their scale rounded to float16.
-        """
+        * 34]``: blocks of GGML's Q8_0, with codes as in :meth:`linear` and their scale rounded to float16."""
 
     def attention(
         self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
@@ -243,8 +237,7 @@ class Backend(Protocol):
         """Causal attention by position: row t sees positions 0..positions[t]. q, out ``[T, H, head_dim]``.
 
         Caches are those of :meth:`store_kv`; sums are float32 over the values that they stand for.
-        Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order.
-        """
+        Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order."""
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
         """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i."""
@@ -260,8 +253,7 @@ class Backend(Protocol):
         whose gate does not fire reads no further row. ``fired`` ``[T, ceil(N / 64)]`` uint64 gets the neurons
         with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients
         where the activation gives zeros or down lies by neuron; else it is a dot, which quantises them like
-        ``linear``.
-        """
+        ``linear``."""
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         """``x[t] += y[t]``; both ``[T, D]``."""
@@ -274,5 +266,4 @@ class Backend(Protocol):
     ) -> tuple[Ints, Floats]:
         """The k largest of ``logits + bias`` ``[V]``, descending, ties by lower id: ids and values.
 
-        ``allowed`` ``[ceil(V / 64)]`` is a bit mask of permitted ids. Runs at once, never recorded.
-        """
+        ``allowed`` ``[ceil(V / 64)]`` is a bit mask of permitted ids. Runs at once, never recorded."""

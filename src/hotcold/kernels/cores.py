@@ -9,8 +9,7 @@ def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None)
     """Physical cores that this process may keep busy; two threads of one core wait for the same units.
 
     Those of ``cpus`` (None: this process's affinity), or the smallest quota of an enclosing cgroup, rounded
-    up. ``proc`` and ``sys`` lie in ``root``; what is not there (macOS, Windows) limits nothing.
-    """
+    up. ``proc`` and ``sys`` lie in ``root``; what is not there (macOS, Windows) limits nothing."""
     if cpus is None:
         if hasattr(os, "sched_getaffinity"):
             cpus = os.sched_getaffinity(0)
@@ -27,8 +26,7 @@ def cgroups(membership: Path, mount: Path, controller: str) -> Iterator[tuple[in
     """Version (1, 2) and folder of each cgroup around this process that may limit what a controller governs.
 
     ``membership`` is ``/proc/self/cgroup``, ``mount`` ``/sys/fs/cgroup``; a container may see its own group
-    there, and not the path that it is told.
-    """
+    there, and not the path that it is told."""
     for line in read_text(membership).splitlines():
         hierarchy, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         parts = [part for part in path.split("/") if part not in ("", "..")]

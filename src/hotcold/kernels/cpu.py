@@ -3,8 +3,7 @@
 Weights are packed once into 64-byte aligned huge-page memory (csrc/kernels.h says how). A layer's FFN that
 lies by neuron takes two arenas: the gate rows, one contiguous stream, and for each neuron its up row then its
 down row. Where the activation gives zeros, down by output is transposed if its type is a float, and packed
-into panels if it is quantised.
-"""
+into panels if it is quantised."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,7 @@
 
 Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of 8 bits or fewer quantises
 its input first (:func:`quantise_input`): prescribed float32 steps, so that codes agree bit for bit. Sums are
-float32 in any order.
-"""
+float32 in any order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,8 +33,7 @@ def quantise_input(x: Floats) -> tuple[Floats, Floats]:
 
     Per 32 values: ``scale = amax / 127``, ``code = round(value * (127 / amax))``, to nearest even, every step
     in float32. The scale stays float32 (ggml rounds it to float16). Codes ``[..., I / 32, 32]`` are float32
-    too (in a block with a NaN or an infinity, codes times scale is NaN), scales ``[..., I / 32, 1]``.
-    """
+    too (in a block with a NaN or an infinity, codes times scale is NaN), scales ``[..., I / 32, 1]``."""
     blocks = x.reshape(*x.shape[:-1], x.shape[-1] // INPUT_BLOCK, INPUT_BLOCK)
     amax: Floats = np.abs(blocks).max(axis=-1, keepdims=True)
     amax[amax < SMALLEST_AMAX] = 0
@@ -137,8 +135,7 @@ class _FFN:
     def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
         """Which neurons' gates fire, and what multiplies their down rows; both ``[T, N]``.
 
-        Without a gate, up plays the gate's part and the coefficient is ``act(up)``.
-        """
+        Without a gate, up plays the gate's part and the coefficient is ``act(up)``."""
         gate = (self.gate or self.up).dot(x)
         value = np.float32(1) if self.gate is None else self.up.dot(x)
         fires = gate > self.threshold
@@ -274,8 +271,7 @@ class ReferenceBackend:
     def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
         """K and V to their slots of a paged cache (PagedAttention, arXiv 2309.06180), rounded to its dtype.
 
-        A block of Q8_0 that holds a NaN or an infinity reads back as NaN.
-        """
+        A block of Q8_0 that holds a NaN or an infinity reads back as NaN."""
         for what, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
             values = _rows(what, new, batch, new.shape[1:])
             heads, head_dim = new.shape[1:]
@@ -319,8 +315,7 @@ class ReferenceBackend:
         """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 
         A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what
-        is zero, so it changes what is read (``stats``) and no value. ``fired`` is set for decode rows.
-        """
+        is zero, so it changes what is read (``stats``) and no value. ``fired`` is set for decode rows."""
         w = checks.own_weights(weights, _FFN)
         checks.check_skip(skip, w.activation)
         n, words = w.neurons, -(-w.neurons // 64)

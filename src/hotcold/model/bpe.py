@@ -2,8 +2,7 @@
 
 A text is cut into words, a word is spelled in 256 printable characters, one per byte, and neighbours merge in
 the order of ``tokenizer.ggml.merges``. ``tokenizer.ggml.pre`` says how words are cut; its kinds are
-llama.cpp's. Where llama.cpp's expression only comes near what a model was trained with, that stands.
-"""
+llama.cpp's. Where llama.cpp's expression only comes near what a model was trained with, that stands."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -61,8 +61,7 @@ class Config:
     ) -> Self:
         """Reads and checks the metadata of a GGUF file; ModelError has the key, the value, those allowed.
 
-        ``magic`` is ``PWRI`` for PowerInfer's files; ``tensors`` say whether the FFN has a gate.
-        """
+        ``magic`` is ``PWRI`` for PowerInfer's files; ``tensors`` say whether the FFN has a gate."""
         family = _family(metadata)
         keys = _Keys(metadata, family.name)
         for key, harmless in _NOT_COMPUTED.items():

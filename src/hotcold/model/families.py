@@ -1,8 +1,7 @@
 """Model families as data: what a GGUF file implies by its architecture's name and does not state.
 
 What a file does state (biases, gating, q/k norms, fused q/k/v, a tied head, shapes) is read from the file. A
-new family is an entry here, and its layout in ``convert/``; nothing else asks for a family by name.
-"""
+new family is an entry here, and its layout in ``convert/``; nothing else asks for a family by name."""
 
 from dataclasses import dataclass
 

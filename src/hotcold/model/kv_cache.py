@@ -20,8 +20,7 @@ class KVCache:
     """A fixed number of pages (PagedAttention, arXiv 2309.06180), of a type in :data:`CACHE_TYPES`.
 
     Position p of a sequence lies in the sequence's page ``p // PAGE``. ``layers`` are (K, V) of each layer,
-    as ``Backend.store_kv`` has them. ModelError: the type's blocks do not fit the model's heads.
-    """
+    as ``Backend.store_kv`` has them. ModelError: the type's blocks do not fit the model's heads."""
 
     def __init__(self, backend: Backend, config: Config, pages: int, type: str = "f16") -> None:
         if pages < 1:

@@ -31,8 +31,7 @@ def llama3_factors(steps: Doubles, factor: float, low: float, high: float, origi
     """What Llama 3.1 divides each of the frequencies ``steps`` by: GGUF's ``rope_freqs.weight``.
 
     Waves that fit fewer than ``low`` times in ``original`` positions are stretched by ``factor``, those that
-    fit more than ``high`` times are kept, those between interpolated.
-    """
+    fit more than ``high`` times are kept, those between interpolated."""
     kept = np.clip((original * steps / (2 * math.pi) - low) / (high - low), 0, 1)
     factors: Doubles = 1 / (kept + (1 - kept) / factor)
     return factors
@@ -42,8 +41,7 @@ def rope_table(rope: Rope, positions: int, factors: Floats | None = None) -> tup
     """Cosines and sines of positions 0..``positions`` - 1, ``[positions, dim / 2]`` each.
 
     Computed in float64: at position 100,000 a float32 angle would be off by 0.004. ``factors`` are what the
-    file divides each frequency by, ``[dim / 2]``.
-    """
+    file divides each frequency by, ``[dim / 2]``."""
     steps = frequencies(rope.dim, rope.base) / rope.linear_factor
     if factors is not None:
         steps = steps / factors.astype(np.float64)

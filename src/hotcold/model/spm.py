@@ -2,8 +2,7 @@
 
 A text starts as its characters. Of all neighbours whose concatenation is a token, the pair with the highest
 score (the leftmost on a tie) is merged, until none is left; a character without a token becomes its bytes in
-UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids as llama.cpp and SentencePiece.
-"""
+UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids as llama.cpp and SentencePiece."""
 
 from collections.abc import Mapping
 from functools import lru_cache

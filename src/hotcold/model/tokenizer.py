@@ -1,8 +1,7 @@
 """Text to token ids and back, for any model file that carries its vocabulary.
 
 :class:`Tokenizer` does what every kind of tokenizer shares: special tokens, BOS and EOS, the space before a
-text, whole UTF-8 characters. The algorithm in between is chosen by ``tokenizer.ggml.model``.
-"""
+text, whole UTF-8 characters. The algorithm in between is chosen by ``tokenizer.ggml.model``."""
 
 import codecs
 import re
@@ -46,8 +45,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Tokenizer:
     """A vocabulary of ``vocab_size`` tokens and how text maps onto it.
 
-    ``bos_id``, ``eos_id``, ``stop_ids``, ``add_bos`` and ``add_eos`` are those of :class:`Vocabulary`.
-    """
+    ``bos_id``, ``eos_id``, ``stop_ids``, ``add_bos`` and ``add_eos`` are those of :class:`Vocabulary`."""
 
     def __init__(self, vocabulary: Vocabulary, algorithm: Algorithm) -> None:
         tokens, types = vocabulary.tokens, vocabulary.types
@@ -70,8 +68,7 @@ class Tokenizer:
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
         """The tokenizer that a GGUF file describes; its tensors and architecture do not matter.
 
-        ``TokenizerError``: the vocabulary is missing, broken, or of a kind that is not supported.
-        """
+        ``TokenizerError``: the vocabulary is missing, broken, or of a kind that is not supported."""
         model = metadata.get(PREFIX + "model")
         if not isinstance(model, str) or model not in _ALGORITHMS:
             seen = f"no {PREFIX}model" if model is None else f"{PREFIX}model {shown(model)}"
@@ -85,8 +82,7 @@ class Tokenizer:
 
         ``add_bos`` True or False decide about BOS and leave EOS out; None follows the file for both. With
         ``parse_special`` the name of a control token, such as ``</s>``, becomes that token: only for text
-        that the program wrote, since from a user it is an injection. User-defined tokens always match.
-        """
+        that the program wrote, since from a user it is an injection. User-defined tokens always match."""
         if surrogate := _SURROGATE.search(text):
             seen = f"a lone surrogate, U+{ord(surrogate[0]):04X}, at character {surrogate.start()}"
             raise ValueError(f"the text has {seen}: only valid Unicode is allowed (was the input UTF-8?)")
@@ -112,8 +108,7 @@ class Tokenizer:
 
         Control tokens add nothing, and the space that :meth:`encode` put before a text is taken away again.
         Bytes that are not UTF-8 become U+FFFD. SentencePiece's own space, U+2581, comes back as a space.
-        An id outside the vocabulary is a ValueError.
-        """
+        An id outside the vocabulary is a ValueError."""
         stream = StreamDecoder(self)
         return b"".join(map(stream.next_bytes, ids)).decode(errors="replace")
 

@@ -1,8 +1,7 @@
 """SentencePiece's unigram model (``tokenizer.ggml.model`` = ``t5``).
 
 Of all ways to cut a text into tokens the one with the highest sum of scores counts (Kudo, arXiv 1804.10959).
-Before that comes SentencePiece's normalisation: a table of replacements where there is one, single spaces.
-"""
+Before that comes SentencePiece's normalisation: a table of replacements where there is one, single spaces."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -61,8 +60,7 @@ class Unigram:
 class _Replacements:
     """SentencePiece's ``precompiled_charsmap``: the length of a trie, the trie, and the strings it points to.
 
-    The trie is a double array (Aoe 1989) of uint32 as the darts-clone library writes them.
-    """
+    The trie is a double array (Aoe 1989) of uint32 as the darts-clone library writes them."""
 
     def __init__(self, data: bytes) -> None:
         size = int.from_bytes(data[:4], "little")

@@ -1,8 +1,7 @@
 """A tokenizer's vocabulary, read from GGUF metadata (``tokenizer.ggml.*``) and checked.
 
 The keys are those of the GGUF specification. Files come from strangers, so nothing here is believed before it
-has been looked at; whatever is wrong is a :class:`TokenizerError` of one line.
-"""
+has been looked at; whatever is wrong is a :class:`TokenizerError` of one line."""
 
 import enum
 import re

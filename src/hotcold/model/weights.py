@@ -52,8 +52,7 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
     """Checks that the file has exactly the tensors that the model needs, in the right shapes; their bytes.
 
     ``others`` belong to someone else and may be there. ModelError: a tensor is missing, has a wrong shape or
-    an unsupported type, or is not known here: it would have changed what the model computes.
-    """
+    an unsupported type, or is not known here: it would have changed what the model computes."""
     required, optional = _expected(config, file.tensors)
     for name, shape in required.items():
         if name not in file.tensors:
@@ -82,8 +81,7 @@ def load_weights(
     """Reads the model into the backend; peak memory is the model and the tensors of one layer's FFN.
 
     ModelError: see :func:`check_tensors`; also a norm or bias that is not finite. GGUFError: the file cannot
-    be read, or has changed.
-    """
+    be read, or has changed."""
     total = check_tensors(file, config, others)
     reader = _Reader(file, backend, config, progress or (lambda done, total: None), total)
     embedding = reader.matrix("token_embd")

@@ -5,8 +5,7 @@ makes the least mean square error of gates (SVD-LLM, arXiv 2403.07378). Each neu
 gate's standard deviation. Under dReLU a neuron needs both gate and up, and their sum is what is cut.
 
 All is computed as the reference backend does, with the factors as they are stored, and judged by text that
-was not fitted to. Shapes use T tokens, D model dim, N neurons, R rank.
-"""
+was not fitted to. Shapes use T tokens, D model dim, N neurons, R rank."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -81,8 +80,7 @@ def fit_layer(
     """Predictors of several ranks. ValueError: none is small enough, or the file has none.
 
     ``texts`` are the layer's inputs, ``normed`` (and ``residual``, if predictors read it) ``[T, D]``, for the
-    text to fit to and for the one held out.
-    """
+    text to fit to and for the one held out."""
     reference = ReferenceBackend()
     ffn = reference.ffn_weights(ffn_tensors(file, config, reference, layer))
     x, held_out = (text[INPUTS[options.method]] for text in texts)
@@ -113,8 +111,7 @@ def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | No
 
     A logistic regression gives each neuron's log-odds of being active as ``slope * score + odds``; one bound
     on them serves the whole layer. Rare neurons, with two numbers to learn, need no rule of their own. All
-    are ``[T, N]``; ``weight`` is how much a pair counts, and a neuron's mean multiplies its odds.
-    """
+    are ``[T, N]``; ``weight`` is how much a pair counts, and a neuron's mean multiplies its odds."""
     count, mean, spread = active.sum(0), scores.mean(0), scores.std(0) + np.float32(1e-9)
     z = (scores - mean) / spread
     blocks = (slice(start, start + _NEURONS) for start in range(0, len(mean), _NEURONS))

@@ -2,8 +2,7 @@
 
 PowerInfer's are ``blk.N.fc1.weight`` (R, D) and ``blk.N.fc2.weight`` (N, R), with a ReLU between and one
 threshold; they read the residual stream before the FFN's norm. A sidecar states what its predictors read, and
-has a threshold per neuron. R may differ by layer.
-"""
+has a threshold per neuron. R may differ by layer."""
 
 import math
 import numbers
@@ -67,8 +66,7 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
     """Checks metadata, names, shapes and types of all layers' predictors; reads no tensor.
 
     ``file`` is a sidecar, or the model itself, for which ``fingerprint``, the model's, may be None.
-    PredictorError: another model's, a layer has none, or a shape, type or value does not fit.
-    """
+    PredictorError: another model's, a layer has none, or a shape, type or value does not fit."""
     with naming(file.path, PredictorError):
         said, seen = ("residual", True, (False,) * config.layers), None
         if is_sidecar(file):
@@ -133,8 +131,7 @@ def write_sidecar(
 ) -> None:
     """Writes all layers' predictors of the model of this fingerprint.
 
-    ``facts`` are ``hotcold.predictor.*``: ``input``, ``pays``; version and figures, read by people.
-    """
+    ``facts`` are ``hotcold.predictor.*``: ``input``, ``pays``; version and figures, read by people."""
     keys = {"model_fingerprint": fingerprint, "relu": layers[0].relu, **facts}
     tensors: dict[str, Tensor] = {}
     for i, each in enumerate(layers):

@@ -3,8 +3,7 @@
 These have the dimensions of public configurations, and activity as arXiv 2312.12456 (tables 3 and 6,
 figure 5) and 2406.05955 publish it: ``active`` is the mean share of neurons (of the routed experts) that
 fire, ``skew`` the share with 80 % of all firings, ``predictors`` their part of the weights. The power law
-``min(1, scale * rank ** -exponent)`` is fitted to both; ``source`` says what is assumed.
-"""
+``min(1, scale * rank ** -exponent)`` is fitted to both; ``source`` says what is assumed."""
 
 import json
 import re

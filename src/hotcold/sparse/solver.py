@@ -5,8 +5,7 @@ perhaps the head. Neurons go in groups of 64, the most active first. A layer of 
 ``dense + max(hot, cold) + handshake``, without the last where all its neurons are hot. But for that step its
 time is convex in its hot groups: for a given run, and given layers that are wholly hot, it is optimal, up to
 the last group, to take groups by seconds saved per byte. Runs and numbers of wholly hot layers are searched
-by their Lagrangian bounds, until none is better than what is found: a larger budget is never slower.
-"""
+by their Lagrangian bounds, until none is better than what is found: a larger budget is never slower."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,8 +26,7 @@ Array = npt.NDArray[Any]
 class Costs:
     """Expected seconds of a model's parts for one token, on the CPU [0] and the GPU [1].
 
-    A neuron is read when it fires, or always where that streams faster than rows are gathered.
-    """
+    A neuron is read when it fires, or always where that streams faster than rows are gathered."""
 
     def __init__(self, sizes: Sizes, profile: Profile, hardware: Hardware) -> None:
         def neurons(i: int, stream: float, rows: float) -> Array:
@@ -171,8 +169,7 @@ def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: 
     """Most firings on the GPU after all that is dense, as PowerInfer has it (arXiv 2312.12456, section 6.3).
 
     A layer has no hot neurons, or as many as save a handshake's time if all are read; those with too few are
-    closed, the least first. The same solver does it, where firings are the cost and dense parts cost more.
-    """
+    closed, the least first. The same solver does it, where firings are the cost and dense parts cost more."""
     costs, dear = Costs(sizes, profile, hardware), 1e6 * np.ones(len(sizes.neurons))
     saved = sizes.neuron / 1e9 * (1 / hardware.cpu_stream_gb_s - 1 / hardware.gpu_stream_gb_s)
     least = np.minimum(sizes.neurons, costs.handshake / np.maximum(saved, 1e-300))
