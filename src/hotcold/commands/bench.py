@@ -95,9 +95,8 @@ def prompt_of(model: "LoadedModel", length: int) -> list[int]:
 def measure(
     engine: "Engine", prompt: Sequence[int], lengths: list[int], probe: "ReadProbe | None", *, seed: int
 ) -> Round:
-    """One prompt and as many continuations as there are lengths, after a probe of the read bandwidth.
-
-    The first token belongs to the prompt, so generation is measured on those after it."""
+    """One prompt and as many continuations as there are lengths, after a probe of the read bandwidth. The
+    first token belongs to the prompt, so generation is measured on those after it."""
     from hotcold.engine.request import Request
     from hotcold.engine.sampler import SamplingParams
     from hotcold.engine.statistics import Figures

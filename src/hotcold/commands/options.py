@@ -131,9 +131,8 @@ def read_text(path: Path | None) -> str:
 
 
 def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
-    """Loads the model that the flags name, with a progress bar, and prints its notes to stderr.
-
-    ``more`` belongs to :class:`~hotcold.engine.loading.LoadOptions`."""
+    """Loads the model that the flags name, with a progress bar, and prints its notes to stderr. ``more``
+    belongs to :class:`~hotcold.engine.loading.LoadOptions`."""
     from hotcold.engine.loading import LoadOptions, load
 
     flags = {"threads": args.threads, "context": args.ctx_size}

@@ -152,7 +152,6 @@ def _check_output(output: Path, plan: Plan, force: bool) -> None:
 
 class _Stream(dict[str, Any]):
     """The plan's tensors for :func:`write_gguf`, which takes each twice: for its shape, then for its data.
-
     The first time gets memory that is never touched, so no weights are read or held for it."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:

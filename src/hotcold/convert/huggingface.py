@@ -295,10 +295,8 @@ def _refuse_others(checkpoint: Checkpoint, used: set[str]) -> None:
 
 
 def interleave_rotary(values: Array, heads: int) -> Array:
-    """Rows of q or k from Hugging Face's half-split order to GGUF ``llama``'s interleaved one.
-
-    Within each head row i of the first half and row i of the second, which turn together, become neighbours.
-    """
+    """Rows of q or k from Hugging Face's half-split order to GGUF ``llama``'s interleaved one. Within each
+    head row i of the first half and row i of the second, which turn together, become neighbours."""
     paired = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
     return paired.swapaxes(1, 2).reshape(values.shape)
 

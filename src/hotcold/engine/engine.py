@@ -26,19 +26,16 @@ class Engine:
         self._stop_ids = model.tokenizer.stop_ids
 
     def add(self, request: Request) -> None:
-        """Queues a request; :meth:`step` starts it when a row and pages are free.
-
-        ``ValueError``: the prompt leaves no room for one token in the context; the message has both numbers.
-        """
+        """Queues a request; :meth:`step` starts it when a row and pages are free. ``ValueError``: the prompt
+        leaves no room for one token in the context; the message has both numbers."""
         self.scheduler.add(request)
         if request.ignore_eos and self._stop_ids:
             bias = {**request.params.logit_bias, **dict.fromkeys(self._stop_ids, -math.inf)}
             request.params = replace(request.params, logit_bias=bias)
 
     def step(self) -> list[tuple[Request, list[int]]]:
-        """Runs the model once; returns the requests that got tokens, or ended, with their new tokens.
-
-        Empty when nothing was to do, or only a part of a prompt was read."""
+        """Runs the model once; returns the requests that got tokens, or ended, with their new tokens. Empty
+        when nothing was to do, or only a part of a prompt was read."""
         start = time.perf_counter()
         step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:

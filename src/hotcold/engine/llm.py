@@ -137,9 +137,8 @@ class LLM:
     def generate(
         self, prompt: str | list[str], **options: Unpack[GenerationOptions]
     ) -> Generation | list[Generation]:
-        """Continues a text, or each of several, and returns when all are done.
-
-        Each gets the same text alone as among others. Options and errors are those of :meth:`stream`."""
+        """Continues a text, or each of several, and returns when all are done. Each gets the same text alone
+        as among others. Options and errors are those of :meth:`stream`."""
         prompts = [prompt] if isinstance(prompt, str) else prompt
         requests = [self.request(each, **options) for each in prompts]
         self.engine.run(requests)

@@ -143,7 +143,6 @@ class LoadedModel:
 
     def with_sparsity(self, sparsity: str, predictor: Path | None = None, wrap: Wrap = list) -> LoadedModel:
         """The same weights in another mode, with a KV cache of its own, and perhaps with another sidecar.
-
         ValueError: the model cannot run in that mode, or the sidecar is not right."""
         other = copy.copy(self)
         other._predictor_path = predictor or self._predictor_path

@@ -13,9 +13,8 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that can be allocated without swapping or being killed; None where the system does not say.
-
-    The smaller of the kernel's ``MemAvailable`` and what every enclosing cgroup (version 1 or 2) has left."""
+    """Bytes that can be allocated without swapping or being killed; None where the system does not say. The
+    smaller of the kernel's ``MemAvailable`` and what every enclosing cgroup (version 1 or 2) has left."""
     limits = [_mem_available(proc / "meminfo")]
     for version, folder in cgroups(proc / "self" / "cgroup", cgroup, "memory"):
         limits.append(_room(folder, *(_V2 if version == 2 else _V1)))

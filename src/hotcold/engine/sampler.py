@@ -114,10 +114,8 @@ def _adjustments(logits: Floats, params: SamplingParams, recent: Sequence[int]) 
 
 
 def draw(values: Floats, params: SamplingParams, uniform: float) -> int:
-    """Draws from candidates by top-p, min-p and temperature: an index into ``values``.
-
-    ``values`` are ``[k]`` logits in descending order, of which the first is finite; ``uniform`` is the random
-    number, in [0, 1)."""
+    """Draws from candidates by top-p, min-p and temperature: an index into ``values``. ``values`` are ``[k]``
+    logits in descending order, of which the first is finite; ``uniform`` is the random number, in [0, 1)."""
     logits = values.astype(np.float64)
     logits -= logits[0]
     n = len(logits)

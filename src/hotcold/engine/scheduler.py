@@ -25,7 +25,6 @@ class Step:
 
 class Scheduler:
     """Fills a :class:`Batch` in place from running requests, and admits waiting ones as rows and pages allow.
-
     ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step."""
 
     def __init__(self, batch: Batch, cache: KVCache, *, context: int, chunk: int) -> None:

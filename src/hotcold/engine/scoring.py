@@ -19,9 +19,8 @@ _BOOTSTRAP_ROUNDS = 2000
 
 
 def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int]]:
-    """Consecutive windows of ``size`` tokens in all, each begun by BOS where there is one.
-
-    An incomplete last window is dropped, unless it is the only one; ``ValueError`` where no token is left."""
+    """Consecutive windows of ``size`` tokens in all, each begun by BOS where there is one. An incomplete last
+    window is dropped, unless it is the only one; ``ValueError`` where no token is left."""
     first = [] if bos is None else [bos]
     step = size - len(first)
     windows = [first + list(ids[start : start + step]) for start in range(0, len(ids), step)]
@@ -33,9 +32,8 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
 
 
 class Scorer:
-    """Runs windows of tokens through a model as decode rows, several consecutive positions a step.
-
-    Causality is by position, so this gives the same logits as one row a step."""
+    """Runs windows of tokens through a model as decode rows, several consecutive positions a step. Causality
+    is by position, so this gives the same logits as one row a step."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
@@ -160,7 +158,6 @@ def ffn_inputs(
     model: LoadedModel, windows: Sequence[Sequence[int]], names: set[str]
 ) -> list[dict[str, Floats]]:
     """What each layer's FFN is given for the tokens of the windows but the last ones, ``[tokens, D]``.
-
     ``names`` are those of ``normed`` and ``residual`` that are wanted."""
     shape, seen = (model.transformer.batch.limits.tokens, model.config.dim), []
 

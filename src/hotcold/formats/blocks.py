@@ -58,10 +58,8 @@ class BlockType:
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """Weights as a file stores them.
-
-    ``shape`` is in NumPy order, outermost dimension first; the last one is a row. ``data`` is C-contiguous
-    uint8, ``(rows, row_bytes)`` with ``rows = prod(shape[:-1])``."""
+    """Weights as a file stores them. ``shape`` is in NumPy order, outermost dimension first; the last one is
+    a row. ``data`` is C-contiguous uint8, ``(rows, row_bytes)`` with ``rows = prod(shape[:-1])``."""
 
     type: BlockType
     shape: tuple[int, ...]

@@ -112,7 +112,6 @@ else:  # Windows
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file beside ``path`` that takes its place at the end, and vanishes on any error or interrupt.
-
     ``FileError``: ``path`` is something other than a regular file, or it cannot be written."""
     try:
         if path.exists() and not path.is_file():

@@ -58,9 +58,8 @@ class GGUFFile:
         _refuse_shard(self.metadata)
 
     def load(self, name: str) -> Tensor:
-        """Reads a tensor into memory of its own, at each call.
-
-        ``GGUFError``: no such tensor, a type that is not supported, no memory, or the file has changed."""
+        """Reads a tensor into memory of its own, at each call. ``GGUFError``: no such tensor, a type that is
+        not supported, no memory, or the file has changed."""
         with naming(self.path, GGUFError):
             info = self._info(name)
             try:

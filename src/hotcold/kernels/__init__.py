@@ -6,9 +6,8 @@ BACKENDS = ("cpu", "reference")
 
 
 def open_backend(name: str, threads: int | None = None) -> Backend:
-    """One of :data:`BACKENDS`; ``threads`` None takes what affinity and cgroup quota allow.
-
-    ValueError: an unknown name, or a thread count that the backend cannot use (``reference``: any)."""
+    """One of :data:`BACKENDS`; ``threads`` None takes what affinity and cgroup quota allow. ValueError: an
+    unknown name, or a thread count that the backend cannot use (``reference``: any)."""
     if name == "cpu":
         from hotcold.kernels.cpu import CPUBackend
 

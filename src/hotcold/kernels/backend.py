@@ -90,10 +90,8 @@ class Norm:
 
 @dataclass(frozen=True)
 class RopeTable:
-    """Cosines and sines by position: ``[P, rotary_dim / 2]`` float32 each.
-
-    ``interleaved`` rotates pairs (2i, 2i+1), as GGUF's ``llama`` has them; otherwise (i, i + rotary_dim / 2).
-    """
+    """Cosines and sines by position: ``[P, rotary_dim / 2]`` float32 each. ``interleaved`` rotates pairs (2i,
+    2i+1), as GGUF's ``llama`` has them; otherwise (i, i + rotary_dim / 2)."""
 
     cos: Buffer
     sin: Buffer
@@ -265,5 +263,4 @@ class Backend(Protocol):
         self, logits: Buffer, k: int, bias: Floats | None = None, allowed: Masks | None = None
     ) -> tuple[Ints, Floats]:
         """The k largest of ``logits + bias`` ``[V]``, descending, ties by lower id: ids and values.
-
         ``allowed`` ``[ceil(V / 64)]`` is a bit mask of permitted ids. Runs at once, never recorded."""

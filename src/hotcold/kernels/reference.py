@@ -133,9 +133,8 @@ class _FFN:
         return gate, up, *panels
 
     def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
-        """Which neurons' gates fire, and what multiplies their down rows; both ``[T, N]``.
-
-        Without a gate, up plays the gate's part and the coefficient is ``act(up)``."""
+        """Which neurons' gates fire, and what multiplies their down rows; both ``[T, N]``. Without a gate, up
+        plays the gate's part and the coefficient is ``act(up)``."""
         gate = (self.gate or self.up).dot(x)
         value = np.float32(1) if self.gate is None else self.up.dot(x)
         fires = gate > self.threshold
@@ -269,9 +268,8 @@ class ReferenceBackend:
         values[..., second] = a * sin + b * cos
 
     def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
-        """K and V to their slots of a paged cache (PagedAttention, arXiv 2309.06180), rounded to its dtype.
-
-        A block of Q8_0 that holds a NaN or an infinity reads back as NaN."""
+        """K and V to their slots of a paged cache (PagedAttention, arXiv 2309.06180), rounded to its dtype. A
+        block of Q8_0 that holds a NaN or an infinity reads back as NaN."""
         for what, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
             values = _rows(what, new, batch, new.shape[1:])
             heads, head_dim = new.shape[1:]

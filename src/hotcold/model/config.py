@@ -60,7 +60,6 @@ class Config:
         cls, metadata: Mapping[str, Any], magic: str, tensors: Mapping[str, TensorInfo]
     ) -> Self:
         """Reads and checks the metadata of a GGUF file; ModelError has the key, the value, those allowed.
-
         ``magic`` is ``PWRI`` for PowerInfer's files; ``tensors`` say whether the FFN has a gate."""
         family = _family(metadata)
         keys = _Keys(metadata, family.name)

@@ -43,9 +43,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
-    """A vocabulary of ``vocab_size`` tokens and how text maps onto it.
-
-    ``bos_id``, ``eos_id``, ``stop_ids``, ``add_bos`` and ``add_eos`` are those of :class:`Vocabulary`."""
+    """A vocabulary of ``vocab_size`` tokens and how text maps onto it. ``bos_id``, ``eos_id``, ``stop_ids``,
+    ``add_bos`` and ``add_eos`` are those of :class:`Vocabulary`."""
 
     def __init__(self, vocabulary: Vocabulary, algorithm: Algorithm) -> None:
         tokens, types = vocabulary.tokens, vocabulary.types
@@ -67,7 +66,6 @@ class Tokenizer:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
         """The tokenizer that a GGUF file describes; its tensors and architecture do not matter.
-
         ``TokenizerError``: the vocabulary is missing, broken, or of a kind that is not supported."""
         model = metadata.get(PREFIX + "model")
         if not isinstance(model, str) or model not in _ALGORITHMS:

@@ -59,7 +59,6 @@ class Unigram:
 
 class _Replacements:
     """SentencePiece's ``precompiled_charsmap``: the length of a trie, the trie, and the strings it points to.
-
     The trie is a double array (Aoe 1989) of uint32 as the darts-clone library writes them."""
 
     def __init__(self, data: bytes) -> None:

@@ -129,9 +129,8 @@ def read_predictor(file: GGUFFile, config: Config, layer: int) -> PredictorTenso
 def write_sidecar(
     path: Path, fingerprint: str, layers: Sequence[PredictorTensors], facts: Mapping[str, Any]
 ) -> None:
-    """Writes all layers' predictors of the model of this fingerprint.
-
-    ``facts`` are ``hotcold.predictor.*``: ``input``, ``pays``; version and figures, read by people."""
+    """Writes all layers' predictors of the model of this fingerprint. ``facts`` are ``hotcold.predictor.*``:
+    ``input``, ``pays``; version and figures, read by people."""
     keys = {"model_fingerprint": fingerprint, "relu": layers[0].relu, **facts}
     tensors: dict[str, Tensor] = {}
     for i, each in enumerate(layers):

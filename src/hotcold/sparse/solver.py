@@ -24,9 +24,8 @@ Array = npt.NDArray[Any]
 
 
 class Costs:
-    """Expected seconds of a model's parts for one token, on the CPU [0] and the GPU [1].
-
-    A neuron is read when it fires, or always where that streams faster than rows are gathered."""
+    """Expected seconds of a model's parts for one token, on the CPU [0] and the GPU [1]. A neuron is read
+    when it fires, or always where that streams faster than rows are gathered."""
 
     def __init__(self, sizes: Sizes, profile: Profile, hardware: Hardware) -> None:
         def neurons(i: int, stream: float, rows: float) -> Array:
