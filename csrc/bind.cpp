@@ -140,7 +140,8 @@ void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<
                const Maybe<const float>& bias, float eps, bool centre, int of) {
     const int64_t dim = int64_t(weight.size()), x_rows = std::max<int64_t>(1, int64_t(x.shape(0)));
     const int64_t width = int64_t(x.size()) / x_rows;
-    if (dim < 1 || width % dim) refuse("norm: the last axis does not match the weight");
+    if (dim < 1 || x.ndim() < 2 || int64_t(x.shape(x.ndim() - 1)) != dim)
+        refuse("norm: the last axis does not match the weight");
     const float* from = data_of(x, "norm: x", p.rows(of), width);
     const NormArgs args{weight.data(), vector_of(bias, "norm: bias", dim), eps, centre, dim};
     p.program.norm(args, from, data_of(out, "norm: out", p.rows(of), width), width / dim, RowsOf(of));
@@ -180,7 +181,7 @@ Cache cache_of(const CacheArray& k, const CacheArray& v) {
     const auto is = [&](nb::dlpack::dtype type) { return k.dtype() == type; };
     if (k.dtype() != v.dtype() ||
         !(is(nb::dtype<float>()) || is(nb::dtype<uint16_t>()) || is(nb::dtype<uint8_t>())))
-        refuse("the KV cache must be float16, float32 or uint8");
+        throw nb::type_error("the KV cache must be float16, float32 or uint8");
     const Type type = is(nb::dtype<float>()) ? F32 : is(nb::dtype<uint16_t>()) ? F16 : Q8_0;
     if (k.shape(2) != size_t(kPage)) refuse("the KV cache must be [page, K, 32, head_dim]");
     for (size_t i = 0; i < 4; ++i)
@@ -285,19 +286,14 @@ void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
     p.program.gather(from, data_of(out, "gather: out", p.rows(kLogits), dim), dim);
 }
 
-nb::tuple bind_top_k(const Array<const float>& logits, int64_t k, const Maybe<const float>& bias,
-                     const Maybe<const uint64_t>& allowed) {
-    const int64_t n = int64_t(logits.size());
+// How many of `ids` and `values` are found.
+size_t bind_top_k(const Array<const float>& logits, const Maybe<const float>& bias,
+                  const Maybe<const uint64_t>& allowed, const Array<int32_t>& ids, const Floats& values) {
+    const int64_t n = int64_t(logits.size()), k = int64_t(std::min(ids.size(), values.size()));
     const auto best = top_k(logits.data(), n, k, vector_of(bias, "top_k: bias", n),
                             vector_of(allowed, "top_k: allowed", (n + 63) / 64));
-    const size_t count = best.size();
-    auto* ids = new int32_t[count + 1];
-    auto* values = new float[count + 1];
-    for (size_t i = 0; i < count; ++i) values[i] = best[i].first, ids[i] = best[i].second;
-    nb::capsule own_ids(ids, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
-    nb::capsule own_values(values, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-    return nb::make_tuple(nb::ndarray<nb::numpy, int32_t>(ids, {count}, own_ids),
-                          nb::ndarray<nb::numpy, float>(values, {count}, own_values));
+    for (size_t i = 0; i < best.size(); ++i) values.data()[i] = best[i].first, ids.data()[i] = best[i].second;
+    return best.size();
 }
 
 // GB/s at which the pool's threads stream through a memory, for about `seconds`.
@@ -337,11 +333,12 @@ NB_MODULE(_cpu, m) {
         .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
              "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a);
     nb::class_<BoundProgram>(m, "Program")
-        .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_a)
+        .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
         .def("embed", &bind_embed, "table"_a, "out"_exact)
         .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_exact, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)
-        .def("linear", &bind_linear, "x"_exact, "weights"_a, "biases"_a, "outs"_a, "accumulate"_a, "rows"_a)
+        .def("linear", &bind_linear, "x"_exact, "weights"_a, "biases"_exact, "outs"_exact, "accumulate"_a,
+             "rows"_a)
         .def("rope", &bind_rope, "x"_exact, "cos"_exact, "sin"_exact, "interleaved"_a)
         .def("store_kv", &bind_store_kv, "k"_exact, "v"_exact, "k_cache"_exact, "v_cache"_exact)
         .def("attention", &bind_attention, "q"_exact, "k_cache"_exact, "v_cache"_exact, "out"_exact,
@@ -354,7 +351,7 @@ NB_MODULE(_cpu, m) {
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
         .def("run", [](BoundProgram& p) { p.program.run(); }, nb::call_guard<nb::gil_scoped_release>());
     m.def("row_size", [](int type, int64_t cols) { return row_size(Type(type), cols); }, "type"_a, "cols"_a);
-    m.def("top_k", &bind_top_k, "logits"_exact, "k"_a, "bias"_maybe, "allowed"_maybe);
+    m.def("top_k", &bind_top_k, "logits"_exact, "bias"_maybe, "allowed"_maybe, "ids"_exact, "values"_exact);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });
     m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a);

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hotcold.formats.files import printable, shown
 
 Array: TypeAlias = npt.NDArray[Any]
+Rearrange: TypeAlias = Callable[[Array], Array]
 
 _V = TypeVar("_V")
 
@@ -105,13 +106,12 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.files[name].get_slice(name).get_shape())
 
-    def load(self, name: str) -> Array:
+    def load(self, name: str, rearrange: Rearrange = lambda values: values) -> Array:
         """Reads one tensor: float32, float16 or bfloat16, as it is stored; ConvertError for others."""
         dtype = self.files[name].get_slice(name).get_dtype()
         if dtype not in LOADABLE:
             raise ConvertError(f"tensor {name!r} is {dtype}: only {', '.join(LOADABLE)} can be converted")
-        values: Array = self.files[name].get_tensor(name)
-        return values
+        return rearrange(self.files[name].get_tensor(name))
 
     def settings(self, name: str) -> Settings:
         """Another JSON file of the folder; empty when there is none."""

@@ -162,8 +162,7 @@ class _Stream(dict[str, Any]):
         self._done, self._total = 0, plan.nbytes
 
     def __getitem__(self, name: str) -> Tensor:
-        source: Source = super().__getitem__(name)
-        type = self._types[name]
+        source, type = super().__getitem__(name), self._types[name]
         if name not in self._laid_out:
             self._laid_out.add(name)
             return _empty(source.shape, type)

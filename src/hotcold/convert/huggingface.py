@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import Array, Checkpoint, ConvertError, Settings
+from hotcold.convert.checkpoint import Array, Checkpoint, ConvertError, Rearrange, Settings
 from hotcold.formats.files import shown
 from hotcold.model.families import FAMILIES
 from hotcold.model.rope import frequencies, llama3_factors
@@ -249,7 +249,7 @@ def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[So
             _check_shape(checkpoint, origin, shape)
             if rearrange is np.transpose:
                 shape = shape[::-1]
-            load = partial(_load, checkpoint, origin, rearrange)
+            load = partial(checkpoint.load, origin, rearrange)
             found.append(Source(f"{rule.target.format(layer)}.{part}", shape, origin, load))
     _refuse_others(checkpoint, {source.origin for source in found})
     if (factors := rope_factors(config)) is not None:
@@ -257,17 +257,11 @@ def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[So
     return found
 
 
-def _load(checkpoint: Checkpoint, origin: str, rearrange: Callable[[Array], Array]) -> Array:
-    return rearrange(checkpoint.load(origin))
-
-
 def _holds(config: Settings, condition: bool | str) -> bool:
     return config.flag(condition, False) if isinstance(condition, str) else condition
 
 
-def _rearrangement(
-    rule: Rule, layout: Layout, sizes: Mapping[str, int], down_layout: str
-) -> Callable[[Array], Array]:
+def _rearrangement(rule: Rule, layout: Layout, sizes: Mapping[str, int], down_layout: str) -> Rearrange:
     if rule.shape == "FD":
         return partial(ungroup_heads, kv_heads=sizes["G"], head_dim=sizes["d"])
     if rule.heads and FAMILIES[layout.architecture].rope_interleaved:

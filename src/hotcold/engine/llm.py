@@ -94,13 +94,8 @@ class LLM:
     >>> with LLM() as llm:
     ...     print(llm.generate("Once upon a time", max_tokens=50, seed=1))
 
-    Args:
-        path: a GGUF file; None is the small built-in model.
-        options: see :class:`ModelOptions`.
-
-    Not for use from several threads at once. ``ValueError``: a file that is no model, or an option that does
-    not fit it or the machine.
-    """
+    ``path`` is a GGUF file; None is the small built-in model. Not for use from several threads at once.
+    ``ValueError``: a file that is no model, or an option that does not fit it or the machine."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, **options: Unpack[ModelOptions]) -> None:
         file = None if path is None else Path(path)
@@ -167,8 +162,6 @@ class LLM:
 
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None
-        return Generation(
-            text=TextStream(request, self.tokenizer).take(), ids=tuple(request.output),
-            finish_reason=request.finish_reason, context_full=request.context_full,
-            prompt_tokens=len(request.prompt), seed=request.seed, timings=request.timings,
-        )  # fmt: skip
+        text, ids = TextStream(request, self.tokenizer).take(), tuple(request.output)
+        ending = request.finish_reason, request.context_full, len(request.prompt)
+        return Generation(text, ids, *ending, request.seed, request.timings)

@@ -78,17 +78,11 @@ class LoadOptions:
 class LoadedModel:
     """A model in one sparsity mode, ready to run the steps that its batch describes.
 
-    Attributes:
-        name: the file's, without its suffix.
-        transformer: its ``batch`` is filled by the caller, its ``logits`` read.
-        sparsity: the mode in force: ``exact``, ``predicted`` or ``off``.
-        notes: what ``auto`` chose and why, and whatever runs a slower way; a line each.
-        context, chunk: the most positions of a sequence, and prompt rows of a step.
-        threads: of the backend; None where it has no pool.
-        cache_type: of the KV cache.
-        footprint: what a decode step reads.
-        counters: what the steps so far did.
-    """
+    The caller fills ``transformer.batch`` and reads ``transformer.logits``. ``sparsity`` is the mode in
+    force; ``notes`` say what ``auto`` chose and why, and whatever runs a slower way. ``context`` and
+    ``chunk`` are the most positions of a sequence and prompt rows of a step, ``footprint`` what a decode step
+    reads, and
+    ``counters`` what the steps so far did."""
 
     def __init__(self, file: GGUFFile, options: LoadOptions, progress: Progress | None = None) -> None:
         factors = predictor_names(file)

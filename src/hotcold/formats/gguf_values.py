@@ -226,12 +226,12 @@ def _typed(values: list[Any], what: str, integers: tuple[type[np.integer[Any]], 
     if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
         names = ", ".join(sorted({type(value).__name__ for value in values}))
         raise GGUFError(f"{what} holds {names}: numbers, texts or truth values, one kind, are needed")
+    least, most = min(values), max(values)
     if all(isinstance(value, int) for value in values):
         for dtype in integers:
-            limits = np.iinfo(dtype)
-            if limits.min <= min(values) and max(values) <= limits.max:
+            if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
                 return np.array(values, dtype)
-        span = printable(f"{min(values):#x} to {max(values):#x}", 80)
+        span = printable(f"{least:#x} to {most:#x}", 80)
         raise GGUFError(f"{what} holds integers from {span}: no type of 64 bits covers them")
     for value in values:
         if _LARGEST_F32 < abs(value) < math.inf:

@@ -189,7 +189,7 @@ class Backend(Protocol):
     """Ops outside :meth:`record` run at once; inside it they are appended to the program.
 
     ``out`` buffers have room for at least as many rows as the batch's limits. Every op raises ``ValueError``
-    (``TypeError`` for a wrong dtype) when a buffer's dtype, shape or contiguity is not exactly right."""
+    or ``TypeError`` when a buffer's dtype, shape or contiguity is not exactly right."""
 
     name: str
     #: Row counts that deserve a program of their own besides the largest one (none where ops read the count).

@@ -1,10 +1,9 @@
 """What every backend refuses in weights that it is given, so that all of them say it in the same words."""
 
 import math
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import ACTIVATIONS, SPARSE_ACTIVATIONS, FFNTensors, Floats, PredictorTensors
@@ -19,14 +18,6 @@ def own_weights(weights: object, kind: type[_W]) -> _W:
     if not isinstance(weights, kind):
         raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
     return weights
-
-
-def check_array(what: str, array: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
-    """Refuses another dtype (TypeError) and gaps."""
-    if array.dtype != dtype:
-        raise TypeError(f"{what} is {array.dtype}: {np.dtype(dtype)} is needed")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{what} is not C-contiguous: pass np.ascontiguousarray of it")
 
 
 def check_skip(skip: bool, activation: str) -> None:

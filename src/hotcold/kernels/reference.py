@@ -420,6 +420,7 @@ def _rows(
 
 
 def _check(what: str, array: Buffer, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> None:
-    if array.dtype == dtype and array.shape != shape:
-        raise ValueError(f"{what} of shape {array.shape}: {shape} is needed")
-    checks.check_array(what, array, dtype)
+    if array.dtype != dtype:
+        raise TypeError(f"{what} is {array.dtype}: {np.dtype(dtype)} is needed")
+    if array.shape != shape or not array.flags.c_contiguous:
+        raise ValueError(f"{what} of shape {array.shape}: {shape}, without gaps, is needed")

@@ -152,8 +152,9 @@ class _Reader:
     def layer(self, blk: str) -> LayerWeights:
         attn_norm, ffn_norm = _norms(self.config, blk, self.file.tensors)
         q, k, v = self._attention_inputs(blk)
-        own = ("attn_q_norm", "attn_k_norm", ffn_norm)
-        q_norm, k_norm, ffn_own = (self._optional_norm(blk + name) for name in own)
+        own = (blk + name for name in ("attn_q_norm", "attn_k_norm", ffn_norm))
+        present = (self.norm(name) if f"{name}.weight" in self.file.tensors else None for name in own)
+        q_norm, k_norm, ffn_own = present
         norm, o, ffn = self.norm(blk + attn_norm), self.matrix(blk + "attn_output"), self.ffn(blk)
         return LayerWeights(norm, q, k, v, o, q_norm, k_norm, ffn_own, self.backend.ffn_weights(ffn))
 
@@ -193,9 +194,6 @@ class _Reader:
         down = self._tensor(f"{blk}{name}.weight")
         biases = (self._vector(f"{blk}{part}.bias") for part in ("ffn_gate", "ffn_up", name))
         return FFNTensors(gate, up, down, layout, config.activation, config.threshold, *biases)
-
-    def _optional_norm(self, name: str) -> Norm | None:
-        return self.norm(name) if f"{name}.weight" in self.file.tensors else None
 
     def _tensor(self, name: str) -> Tensor:
         tensor = self.file.load(name)
