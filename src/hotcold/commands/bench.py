@@ -4,15 +4,17 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hotcold.commands import options
 from hotcold.commands.progress import progress
-
-if TYPE_CHECKING:
-    from hotcold.engine.engine import Engine
-    from hotcold.engine.loading import LoadedModel
-    from hotcold.kernels.cpu import ReadProbe
+from hotcold.engine.engine import Engine
+from hotcold.engine.loading import LoadedModel
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.statistics import Figures
+from hotcold.kernels.backend import MAX_DECODE_ROWS
+from hotcold.kernels.cpu import CPUBackend, ReadProbe
 
 #: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.
 _TEXT = (
@@ -41,10 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from hotcold.engine.engine import Engine
-    from hotcold.kernels.backend import MAX_DECODE_ROWS
-    from hotcold.kernels.cpu import CPUBackend, ReadProbe
-
     model = options.load_model(args, sequences=min(args.parallel, MAX_DECODE_ROWS))
     lengths = lengths_to_end_together(args.parallel, args.n_prompt, args.n_gen, model.chunk)
     need = args.n_prompt + lengths[0]
@@ -79,28 +77,22 @@ def lengths_to_end_together(parallel: int, n_prompt: int, n_generate: int, chunk
 
     Prompts are read one after the other, so the first to be ready generates beside the others' prompts. With
     these lengths those that run together end together, and steps without prompt rows hold all of them."""
-    from hotcold.kernels.backend import MAX_DECODE_ROWS
-
     ready = [-(-(i % MAX_DECODE_ROWS + 1) * n_prompt // chunk) for i in range(parallel)]
     last = [max(ready[i - i % MAX_DECODE_ROWS :][:MAX_DECODE_ROWS]) for i in range(parallel)]
     return [n_generate + end - start for start, end in zip(ready, last, strict=True)]
 
 
-def prompt_of(model: "LoadedModel", length: int) -> list[int]:
+def prompt_of(model: LoadedModel, length: int) -> list[int]:
     """``length`` token ids of natural text, begun as the model wants it."""
     more = model.tokenizer.encode(_TEXT, add_bos=False)
     return [*model.tokenizer.encode(_TEXT), *more * (length // len(more))][:length]
 
 
 def measure(
-    engine: "Engine", prompt: Sequence[int], lengths: list[int], probe: "ReadProbe | None", *, seed: int
+    engine: Engine, prompt: Sequence[int], lengths: list[int], probe: ReadProbe | None, *, seed: int
 ) -> Round:
     """One prompt and as many continuations as there are lengths, after a probe of the read bandwidth. The
     first token belongs to the prompt, so generation is measured on those after it."""
-    from hotcold.engine.request import Request
-    from hotcold.engine.sampler import SamplingParams
-    from hotcold.engine.statistics import Figures
-
     bandwidth = probe.measure(_PROBE_S) if probe else None
     before = engine.model.counters.copy()
     requests = []

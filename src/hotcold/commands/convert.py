@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hotcold.commands import options
 from hotcold.commands.progress import progress
+from hotcold.convert import ConvertOptions, convert
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from hotcold.convert import ConvertOptions, convert
-
     name = args.name or args.model_dir.resolve().name
     output = args.output or Path(f"{name}-{args.type}.gguf")
     settings = ConvertOptions(args.type.upper(), args.down, name, args.license, args.force)

@@ -7,15 +7,19 @@ which layers prediction pays; there --sparsity auto uses it.
 import argparse
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hotcold import __version__
 from hotcold.commands import options
+from hotcold.commands.bench import measure, prompt_of
 from hotcold.commands.progress import progress
-
-if TYPE_CHECKING:
-    from hotcold.engine.loading import LoadedModel
-    from hotcold.sparse.fitting import FitOptions, Ladder
+from hotcold.demo import model_path
+from hotcold.engine.engine import Engine
+from hotcold.engine.loading import LoadedModel
+from hotcold.engine.scoring import cut_windows, ffn_inputs
+from hotcold.formats.gguf import open_gguf
+from hotcold.sparse.fitting import INPUTS, FitOptions, Ladder, fit_layer
+from hotcold.sparse.predictor import write_sidecar
 
 _ROUNDS = 5  # of timing
 
@@ -40,11 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from hotcold.demo import model_path
-    from hotcold.engine.scoring import ffn_inputs
-    from hotcold.formats.gguf import open_gguf
-    from hotcold.sparse.fitting import INPUTS, FitOptions, fit_layer
-
     settings = FitOptions(args.method, args.recall, args.weighted, args.type, args.max_share)
     if args.output.exists() or not args.output.parent.is_dir():
         raise ValueError(f"-o {args.output}: a new file in a folder that exists is needed")
@@ -64,10 +63,8 @@ def run(args: argparse.Namespace) -> int:
     return options.end(args, report)
 
 
-def _windows(model: "LoadedModel", texts: list[str], tokens: int) -> list[list[list[int]]]:
+def _windows(model: LoadedModel, texts: list[str], tokens: int) -> list[list[list[int]]]:
     """Windows to fit to and, a fifth of all, to judge by: ``tokens`` evenly from one text or from two."""
-    from hotcold.engine.scoring import cut_windows
-
     encode, bos = model.tokenizer.encode, model.tokenizer.bos_id
     cut = [cut_windows(encode(text, add_bos=False), model.context, bos) for text in texts]
     if len(cut) == 1:
@@ -79,11 +76,8 @@ def _windows(model: "LoadedModel", texts: list[str], tokens: int) -> list[list[l
     return [each[:: max(1, len(each) // n)][:n] for each, n in zip(cut, counts, strict=True)]
 
 
-def _write(path: Path, model: "LoadedModel", asked: "FitOptions", ladders: "list[Ladder]") -> dict[str, Any]:
+def _write(path: Path, model: LoadedModel, asked: FitOptions, ladders: list[Ladder]) -> dict[str, Any]:
     """Writes the sidecar. Bytes say in which layers prediction pays, the clock whether it does at all."""
-    from hotcold.sparse.fitting import INPUTS
-    from hotcold.sparse.predictor import write_sidecar
-
     frontier = [[vars(fit) for _, fit in ladder] for ladder in ladders]
     best, tensors = [ladder[0] for ladder in frontier], [ladder[0][0] for ladder in ladders]
     facts: dict[str, Any] = {"version": __version__, "method": asked.method, "weighted": asked.weighted}
@@ -100,11 +94,8 @@ def _write(path: Path, model: "LoadedModel", asked: "FitOptions", ladders: "list
     return {**facts, **speed, "measured": mode, "layers": best, "frontier": frontier, "output": str(path)}
 
 
-def _speed(*models: "LoadedModel") -> dict[str, float]:
+def _speed(*models: LoadedModel) -> dict[str, float]:
     """Tokens a second of ``exact`` and ``predicted``, by turns."""
-    from hotcold.commands.bench import measure, prompt_of
-    from hotcold.engine.engine import Engine
-
     context = models[0].context
     prompt, length = prompt_of(models[0], min(32, context // 4)), [min(64, context // 2)]
     engines = [Engine(model) for model in models]

@@ -8,15 +8,14 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hotcold.commands import options
 from hotcold.commands.cli import EXIT_INTERRUPTED
-
-if TYPE_CHECKING:
-    from hotcold.engine.loading import LoadedModel
-    from hotcold.engine.request import Request
-    from hotcold.engine.statistics import Figures
+from hotcold.engine.engine import Engine
+from hotcold.engine.llm import stream_text
+from hotcold.engine.loading import LoadedModel
+from hotcold.engine.request import Request
+from hotcold.engine.statistics import Figures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,11 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from hotcold.engine.engine import Engine
-    from hotcold.engine.llm import stream_text
-    from hotcold.engine.request import Request
-    from hotcold.engine.statistics import Figures
-
     params = options.sampling_params(args)
     prompt = args.prompt or ""
     if args.file is not None or prompt == "-":
@@ -71,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_INTERRUPTED if request.finish_reason == "cancelled" else 0
 
 
-def _figures(request: "Request", figures: "Figures", model: "LoadedModel") -> list[str]:
+def _figures(request: Request, figures: Figures, model: LoadedModel) -> list[str]:
     """Those that a run too short does not have are left out."""
     parts = [model.name, f"sparsity {model.sparsity}"]
     if figures.prompt_tok_s:

@@ -4,8 +4,11 @@ import argparse
 import time
 from typing import Any
 
+import numpy as np
+
 from hotcold.commands import options
 from hotcold.commands.progress import progress
+from hotcold.engine import scoring
 
 #: Window of long-context models, as is usual for this measurement.
 _DEFAULT_CONTEXT = 512
@@ -27,10 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import numpy as np
-
-    from hotcold.engine import scoring
-
     text = options.read_text(args.file)
     model = options.load_model(args, default_context=_DEFAULT_CONTEXT)
     ids = model.tokenizer.encode(text, add_bos=False)
