@@ -267,7 +267,8 @@ def _encode_header(
         parts += [values.encode_string(key, "a metadata key"), struct.pack("<I", kind), data]
     offset = 0
     for name in tensors:
-        tensor, dimensions = tensors[name], len(tensors[name].shape)
+        tensor = tensors[name]
+        dimensions = len(tensor.shape)
         shape = struct.pack(f"<I{dimensions}Q", dimensions, *reversed(tensor.shape))
         place = struct.pack("<IQ", tensor.type.id, offset)
         parts += [values.encode_string(name, "a tensor name"), shape, place]
