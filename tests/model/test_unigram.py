@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotcold.convert.sentencepiece_model import read_fields
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
 from tests.vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, unigram
 
@@ -27,8 +26,8 @@ def trained(**options: Any) -> tuple[Any, bytes]:
         minloglevel=2, hard_vocab_limit=False, **options,
     )  # fmt: skip
     data = model.getvalue()
-    # sentencepiece_model.proto: the normaliser is field 3 of the model, its table field 2 of that.
-    table = read_fields(read_fields(data)[3][0]).get(2, [b""])[0]
+    schema = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
+    table = schema.ModelProto.FromString(data).normalizer_spec.precompiled_charsmap
     return sentencepiece.SentencePieceProcessor(model_proto=data), table
 
 
