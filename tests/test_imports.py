@@ -43,6 +43,8 @@ ONLY_IN = {
     "gguf": set(),
     "safetensors": {"convert"},
     "ml_dtypes": {"convert"},
+    "google": {"convert"},
+    "sentencepiece": {"convert"},
     # Model files come from strangers: nothing in them is ever executed.
     "pickle": set(),
     "marshal": set(),
