@@ -13,24 +13,30 @@ struct Segment {
 
 // What to bring into L2 ahead of its use. A stream walks segments in the order in which they will be read;
 // whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units work.
+// What nobody expected yet is fetched, as much as was owed, once it is.
 class Stream {
   public:
     Stream() = default;
     explicit Stream(const Segment& one) : segment_(one) {}
-    Stream(const Segment* first, const Segment* end) : next_(first), end_(end) {}
-    void fetch(int64_t bytes) {
+    explicit Stream(Segment* room) : next_(room), end_(room) {}
+
+    // What will be read after all else; neighbours in memory become one.
+    void expect(const uint8_t* at, int64_t bytes) {
+        if (end_ != next_ && end_[-1].at + end_[-1].bytes == at)
+            end_[-1].bytes += bytes;
+        else
+            *end_++ = {at, bytes};
+    }
+    HC_INLINE void fetch(int64_t bytes) {
         owed_ += bytes;
-        while (owed_ >= 64) {
+        for (; owed_ >= 64; owed_ -= 64, at_ += 64) {
             if (at_ >= stop_ && !advance()) return;
-            const int64_t left = stop_ - at_, now = smaller(owed_ & ~int64_t(63), (left + 63) & ~int64_t(63));
-            const uint8_t* const stop = at_ + now;
-            for (; at_ < stop; at_ += 64) Vec::prefetch(at_);
-            owed_ -= now;
+            Vec::prefetch(at_);
         }
     }
 
   private:
-    bool advance() {
+    HC_NOINLINE bool advance() {
         if (segment_.count == 0) {
             if (next_ == end_) return false;
             segment_ = *next_++;
@@ -43,28 +49,12 @@ class Stream {
     const uint8_t *at_ = nullptr, *stop_ = nullptr;
     int64_t owed_ = 0;
     Segment segment_{nullptr, 0, 0, 0};
-    const Segment *next_ = nullptr, *end_ = nullptr;
-};
-
-// Collects segments; neighbours in memory become one.
-class Segments {
-  public:
-    explicit Segments(Segment* room) : first_(room), end_(room) {}
-    void add(const uint8_t* at, int64_t bytes) {
-        if (end_ != first_ && end_[-1].at + end_[-1].bytes == at)
-            end_[-1].bytes += bytes;
-        else
-            *end_++ = {at, bytes};
-    }
-    Stream stream() const { return {first_, end_}; }
-
-  private:
-    Segment *first_, *end_;
+    Segment *next_ = nullptr, *end_ = nullptr;
 };
 
 // The units of one type's lanes, from a group of `lanes` blocks whose codes start at `codes`.
-template <class B> inline void load_units(const uint8_t* codes, int lanes, int n, I (&unit)[B::units]) {
-    unroll<0, B::units>([&](auto k) {
+template <class B> HC_INLINE void load_units(const uint8_t* codes, int lanes, int n, I (&unit)[B::units]) {
+    unroll<0, B::units>([&](auto k) HC_INLINE_LAMBDA {
         constexpr int K = decltype(k)::value;
         unit[K] =
             n == Vec::width ? Vec::load_i(codes + K * 4 * lanes) : Vec::load_i(codes + K * 4 * lanes, n);
@@ -91,7 +81,7 @@ template <bool Short = false, class Fn> HC_INLINE void for_lanes(int64_t blocks,
 }
 
 // What codes that are too large have added to a dot.
-template <class B> inline I start_of(const Input& in, int t, int64_t at, bool high) {
+template <class B> HC_INLINE I start_of(const Input& in, int t, int64_t at, bool high) {
     constexpr int shift = B::signed_codes ? Vec::signed_shift : B::shift;
     if constexpr (shift == 0) return Vec::zero_i();
     I sum = Vec::load_i(in.sums(t) + at);
@@ -115,11 +105,11 @@ template <class B, int R, int T> HC_INLINE void dot_group(const uint8_t* const* 
         }
     for (int r = 0; r < R; ++r)
         load_units<B>(rows[r] + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit[r]);
-    unroll<0, B::parts / M * B::words_per_part>([&](auto k) {
+    unroll<0, B::parts / M * B::words_per_part>([&](auto k) HC_INLINE_LAMBDA {
         constexpr int W = decltype(k)::value / (B::parts / M),
                       first = decltype(k)::value % (B::parts / M) * M;
         I codes[R][M];
-        unroll<0, M>([&](auto m) {
+        unroll<0, M>([&](auto m) HC_INLINE_LAMBDA {
             for (int r = 0; r < R; ++r)
                 codes[r][decltype(m)::value] = B::template word<first + decltype(m)::value, W>(unit[r]);
         });
@@ -148,8 +138,8 @@ template <class B, int R, int T> HC_INLINE void dot_group(const uint8_t* const* 
 }
 
 // Dots of R rows with T tokens. Every (row, token) sums its blocks in one fixed order, whatever R and T are.
-template <class B, int R, int T> inline void dot_quantised(const uint8_t* const* rows, const Input& in,
-                                                           int t0, float (&out)[R][T], Stream& stream) {
+template <class B, int R, int T> HC_INLINE void dot_quantised(const uint8_t* const* rows, const Input& in,
+                                                              int t0, float (&out)[R][T], Stream& stream) {
     F sum[R][T];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sum[r][t] = Vec::zero();
@@ -199,8 +189,8 @@ template <class P, int R, int T> inline void dot_plain(const uint8_t* const* row
 }
 
 // The same for either kind of type.
-template <class B, int R, int T> inline void dot_tile(const uint8_t* const* rows, const Input& in, int t0,
-                                                      float (&out)[R][T], Stream& stream) {
+template <class B, int R, int T> HC_INLINE void dot_tile(const uint8_t* const* rows, const Input& in, int t0,
+                                                         float (&out)[R][T], Stream& stream) {
     if constexpr (B::quantised)
         dot_quantised<B, R, T>(rows, in, t0, out, stream);
     else
@@ -211,7 +201,7 @@ template <class B, int R, int T> inline void dot_tile(const uint8_t* const* rows
 template <class B> constexpr bool one_scale = !B::halves && !B::has_minimum;
 
 // The weight of one element: its code's value times the scale, plus the minimum.
-template <class B, int P, int W, int Byte> inline F weight(const I* unit, const Head& head) {
+template <class B, int P, int W, int Byte> HC_INLINE F weight(const I* unit, const Head& head) {
     const F value = B::template value<P, W, Byte>(unit);
     if constexpr (B::has_minimum) return Vec::add(Vec::mul(value, head.scale), head.minimum);
     return Vec::mul(value, B::halves && W ? head.high_scale : head.scale);
@@ -246,9 +236,8 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
                         sum = Vec::fma(weight<B, P, W, Byte>(unit[k], head[k]), factor[k], sum);
                 Vec::store(to, sum);
             });
-            if (P + W * B::parts < B::units) stream.fetch(K * 4 * n);
         });
-        stream.fetch(K * n * B::header_quarters / 4);
+        stream.fetch(K * n * (4 * B::units + B::header_quarters / 4));
     };
     for (int64_t block = 0; block < blocks; block += kLanes)
         for_lanes(blocks, block,

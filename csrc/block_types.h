@@ -39,7 +39,8 @@ struct Head {
 };
 
 HC_INLINE F f16_lanes(const Lanes& s, int64_t region) {
-    return Vec::load_f16((const uint16_t*)(s.row + region * s.blocks) + s.at, s.n);
+    const auto* at = (const uint16_t*)(s.row + region * s.blocks) + s.at;
+    return s.n == Vec::width ? Vec::load_f16(at) : Vec::load_f16(at, s.n);
 }
 
 // What the types have in common. A block is 32 codes in eight words of four (word w: elements 4w..4w+3), kept
@@ -55,7 +56,7 @@ struct TypeBase {
     static constexpr bool has_minimum = false;
     static constexpr bool super =
         false;  // blocks of 256: a panel's scales depend on where in it a neuron lies
-    template <int W> static I nibbles(I part) {
+    template <int W> static HC_INLINE I nibbles(I part) {
         return Vec::bit_and(W ? Vec::shr<4>(part) : part, Vec::set1_i(0x0f0f0f0f));
     }
     static HC_INLINE Head f16_head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), Vec::zero()}; }
@@ -66,8 +67,8 @@ struct BlockQ8_0 : TypeBase {
     static constexpr int parts = 8, words_per_part = 1, units = 8, code_bits = 7;
     static constexpr bool signed_codes = true;
     static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
-    template <int P, int W> static I word(const I* unit) { return unit[P]; }
-    template <int P, int W, int Byte> static F value(const I* unit) {
+    template <int P, int W> static HC_INLINE I word(const I* unit) { return unit[P]; }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
         return Vec::to_float(Vec::sar<24>(Vec::shl<24 - 8 * Byte>(unit[P])));
     }
 };
@@ -75,14 +76,14 @@ struct BlockQ8_0 : TypeBase {
 struct BlockQ4_0 : TypeBase {
     static constexpr int header_quarters = 8, shift = 3;
     static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
-    template <int P, int W> static I word(const I* unit) { return nibbles<W>(unit[P]); }
-    template <int P, int W, int Byte> static F value(const I* unit) {
+    template <int P, int W> static HC_INLINE I word(const I* unit) { return nibbles<W>(unit[P]); }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
         return Vec::nibble<2 * Byte + W>(unit[P]);
     }
 };
 
 // Values of unsigned codes: byte `Byte` of the word, less the type's offset.
-template <class B, int P, int W, int Byte> inline F byte_value(const I* unit) {
+template <class B, int P, int W, int Byte> HC_INLINE F byte_value(const I* unit) {
     I v = Vec::bit_and(Vec::shr<8 * Byte>(B::template word<P, W>(unit)), Vec::set1_i(255));
     if constexpr (B::shift > 0) v = Vec::sub_i(v, Vec::set1_i(1 << B::shift));
     return Vec::to_float(v);
@@ -92,8 +93,8 @@ struct BlockQ4_1 : TypeBase {
     static constexpr int header_quarters = 16;
     static constexpr bool has_minimum = true;
     static HC_INLINE Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
-    template <int P, int W> static I word(const I* unit) { return nibbles<W>(unit[P]); }
-    template <int P, int W, int Byte> static F value(const I* unit) {
+    template <int P, int W> static HC_INLINE I word(const I* unit) { return nibbles<W>(unit[P]); }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
         return byte_value<BlockQ4_1, P, W, Byte>(unit);
     }
 };
@@ -101,7 +102,7 @@ struct BlockQ4_1 : TypeBase {
 // A fifth bit: byte c of unit 4 holds, for word w, the high bit of element 4w + c as its bit w.
 struct FiveBits : TypeBase {
     static constexpr int units = 5, code_bits = 5;
-    template <int P, int W> static I word(const I* unit) {
+    template <int P, int W> static HC_INLINE I word(const I* unit) {
         constexpr int w = P + 4 * W;
         const I high =
             w <= 4 ? Vec::shl<4 - (w <= 4 ? w : 4)>(unit[4]) : Vec::shr<(w > 4 ? w : 4) - 4>(unit[4]);
@@ -112,7 +113,7 @@ struct FiveBits : TypeBase {
 struct BlockQ5_0 : FiveBits {
     static constexpr int header_quarters = 8, shift = 4;
     static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
-    template <int P, int W, int Byte> static F value(const I* unit) {
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
         return byte_value<BlockQ5_0, P, W, Byte>(unit);
     }
 };
@@ -121,7 +122,7 @@ struct BlockQ5_1 : FiveBits {
     static constexpr int header_quarters = 16;
     static constexpr bool has_minimum = true;
     static HC_INLINE Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
-    template <int P, int W, int Byte> static F value(const I* unit) {
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
         return byte_value<BlockQ5_1, P, W, Byte>(unit);
     }
 };
@@ -158,15 +159,15 @@ struct KBlock {
 
 struct BlockQ4_K : TypeBase, KBlock {
     using KBlock::has_minimum, KBlock::super;
-    template <int P, int W> static I word(const I* unit) { return nibbles<W>(unit[P]); }
-    template <int P, int W, int Byte> static F value(const I* unit) {
+    template <int P, int W> static HC_INLINE I word(const I* unit) { return nibbles<W>(unit[P]); }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
         return byte_value<BlockQ4_K, P, W, Byte>(unit);
     }
 };
 
 struct BlockQ5_K : FiveBits, KBlock {
     using KBlock::has_minimum, KBlock::super;
-    template <int P, int W, int Byte> static F value(const I* unit) {
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
         return byte_value<BlockQ5_K, P, W, Byte>(unit);
     }
 };
@@ -186,12 +187,12 @@ struct BlockQ6_K : TypeBase {
         const I scale = Vec::load_i8(s.row + (2 + r) * s.blocks + s.at, s.n);
         return {Vec::mul(f16_lanes(s, 0), Vec::to_float(scale)), Vec::zero(), Vec::zero()};
     }
-    template <int P, int W> static I word(const I* unit) {
+    template <int P, int W> static HC_INLINE I word(const I* unit) {
         const I high = P < 2 ? Vec::shl < P<2 ? 4 - 2 * P : 0>(unit[4 + W])
                              : Vec::shr < P<2 ? 0 : 2 * P - 4>(unit[4 + W]);
         return Vec::bit_or(nibbles<W>(unit[P]), Vec::bit_and(high, Vec::set1_i(0x30303030)));
     }
-    template <int P, int W, int Byte> static F value(const I* unit) {
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
         return byte_value<BlockQ6_K, P, W, Byte>(unit);
     }
 };
@@ -199,10 +200,10 @@ struct BlockQ6_K : TypeBase {
 // Codes that name one of 16 values.
 template <class T> struct TableBlock : TypeBase {
     static constexpr bool signed_codes = true;
-    template <int P, int W> static I word(const I* unit) {
+    template <int P, int W> static HC_INLINE I word(const I* unit) {
         return Vec::lookup(nibbles<W>(unit[P]), T::table);
     }
-    template <int P, int W, int Byte> static F value(const I* unit) {
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
         return Vec::to_float(Vec::sar<24>(Vec::shl<24 - 8 * Byte>(word<P, W>(unit))));
     }
 };

@@ -1,12 +1,15 @@
 // The vector type of the ISA that this file is being compiled for.
 #pragma once
 
-// A step that is left as a call of its own would move a kernel's registers to memory and back.
+// A step that is left as a call of its own moves a kernel's registers to memory and back; and GCC drops calls of
+// a function that does nothing but prefetch.
 #if defined(_MSC_VER)
 #define HC_INLINE __forceinline
+#define HC_NOINLINE __declspec(noinline)
 #define HC_INLINE_LAMBDA
 #else
 #define HC_INLINE inline __attribute__((always_inline))
+#define HC_NOINLINE __attribute__((noinline))
 #define HC_INLINE_LAMBDA __attribute__((always_inline))
 #endif
 #if defined(HC_ISA_AVX512)

@@ -68,13 +68,13 @@ struct Vec {
     static I set1_i(int v) { return _mm256_set1_epi32(v); }
     static I load_i(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
     static I load_i(const void* p, int n) { return _mm256_maskload_epi32((const int*)p, mask(n)); }
-    static __m128i load_bytes(const uint8_t* p, int n) {
+    static HC_INLINE __m128i load_bytes(const uint8_t* p, int n) {
         uint64_t v = 0;
         std::memcpy(&v, p, size_t(n));
         return _mm_cvtsi64_si128((long long)v);
     }
-    static I load_u8(const uint8_t* p, int n) { return _mm256_cvtepu8_epi32(load_bytes(p, n)); }
-    static I load_i8(const uint8_t* p, int n) { return _mm256_cvtepi8_epi32(load_bytes(p, n)); }
+    static HC_INLINE I load_u8(const uint8_t* p, int n) { return _mm256_cvtepu8_epi32(load_bytes(p, n)); }
+    static HC_INLINE I load_i8(const uint8_t* p, int n) { return _mm256_cvtepi8_epi32(load_bytes(p, n)); }
     // Lane i: the half, or nibble i of the 32-bit word, of super-block at / 8; at is a multiple of 8.
     static F spread_f16(const uint16_t* p, int64_t at, int) {
         return _mm256_cvtph_ps(_mm_set1_epi16(short(p[at / 8])));
@@ -124,7 +124,7 @@ struct Vec {
         const I flipped = _mm256_xor_si256(w, _mm256_set1_epi32(int(0x88888888)));
         return to_float(sar<28>(shl<28 - 4 * P>(flipped)));
     }
-    static void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+    static HC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 };
 
 }  // namespace

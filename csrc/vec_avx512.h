@@ -59,10 +59,10 @@ struct Vec {
     static I set1_i(int v) { return _mm512_set1_epi32(v); }
     static I load_i(const void* p) { return _mm512_loadu_si512(p); }
     static I load_i(const void* p, int n) { return _mm512_maskz_loadu_epi32(mask(n), p); }
-    static I load_u8(const uint8_t* p, int n) {
+    static HC_INLINE I load_u8(const uint8_t* p, int n) {
         return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask(n), p));
     }
-    static I load_i8(const uint8_t* p, int n) {
+    static HC_INLINE I load_i8(const uint8_t* p, int n) {
         return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask(n), p));
     }
     // Lane i: the half, or nibble i % 8 of the 32-bit word, of super-block (at + i) / 8; at is a multiple
@@ -110,7 +110,7 @@ struct Vec {
         const F table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
         return _mm512_permutexvar_ps(_mm512_srli_epi32(w, 4 * P), table);
     }
-    static void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+    static HC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 };
 
 }  // namespace

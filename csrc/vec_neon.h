@@ -117,7 +117,7 @@ struct Vec {
         const I flipped = veorq_s32(w, vdupq_n_s32(int(0x88888888)));
         return to_float(sar<28>(shl<28 - 4 * P>(flipped)));
     }
-    static void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+    static HC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 };
 
 }  // namespace

@@ -165,7 +165,7 @@ struct Vec {
     template <int P> static F nibble(I w) {
         return each<F>([&](int i) { return float(int(uint32_t(w.v[i]) >> (4 * P) & 15) - 8); });
     }
-    static void prefetch(const void*) {}
+    static HC_INLINE void prefetch(const void*) {}
 };
 
 }  // namespace

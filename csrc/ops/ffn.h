@@ -1,5 +1,7 @@
 // The FFN op: dense, exact and predicted, for decode rows (cut by neurons) and prompt rows (cut by outputs).
 #pragma once
+#include <cstring>
+
 #include "activation.h"
 #include "linear.h"
 
@@ -55,56 +57,59 @@ void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, f
     });
 }
 
-// Scratch of one range: what will be read (at most a neuron's two rows and its run's scales), gates [neuron,
-// token], and the neurons still in play.
+// Scratch of one range: what will be read (at most a neuron's three rows and its run's scales), gates
+// [neuron, token], and the neurons still in play.
 struct RangeScratch {
     Segment* segments;
     float* gate;
     int32_t* list;
     RangeScratch(uint8_t* local, int64_t neurons, int tokens)
         : segments((Segment*)local),
-          gate((float*)(segments + 3 * neurons)),
+          gate((float*)(segments + 4 * neurons)),
           list((int32_t*)(gate + neurons * tokens)) {}
 };
+
+// Whether two neurons of a panel share scales: what they add is summed before it is scaled.
+inline bool same_run(const Ffn& f, int64_t a, int64_t b) {
+    return a / scale_run(f.down.type) == b / scale_run(f.down.type);
+}
 
 // Neurons of the chunk that begins a list: a few rows, or those of one run of a panel.
 inline int chunk_of(const Ffn& f, const int32_t* list, int64_t count) {
     if (!f.panels.neurons) return int(smaller<int64_t>(kRowsAtOnce, count));
-    const int run = scale_run(f.down.type);
     int n = 1;
-    while (n < count && list[n] / run == list[0] / run) ++n;
+    while (n < count && same_run(f, list[0], list[n])) ++n;
     return n;
 }
 
-// What the neurons of a list read, chunk by chunk: up rows, a panel's scales, down rows.
-inline Stream rows_ahead(const Ffn& f, const int32_t* list, int64_t count, Segment* room) {
-    Segments segments(room);
+// The stream will read the up rows, panel's scales and down rows of a list's neurons, chunk by chunk.
+inline void expect_rows(const Ffn& f, const int32_t* list, int64_t count, Stream& ahead) {
     // A neuron's up and down rows may lie side by side.
     const bool pairs = f.gate.base && f.down.base == f.up.base + row_bytes(f.up);
     for (int64_t k = 0; k < count;) {
         const int n = chunk_of(f, list + k, count - k);
         if (f.gate.base)
             for (int i = 0; i < n; ++i)
-                segments.add(f.up.row(list[k + i]), row_bytes(f.up) + (pairs ? row_bytes(f.down) : 0));
+                ahead.expect(f.up.row(list[k + i]), row_bytes(f.up) + (pairs ? row_bytes(f.down) : 0));
         if (f.panels.neurons) {
             // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
             // regions.
             const int64_t part = f.panels.header * scale_run(f.down.type) / f.panels.neurons;
-            segments.add(panel_of(f, list[k]) + list[k] % f.panels.neurons / scale_run(f.down.type) * part,
+            ahead.expect(panel_of(f, list[k]) + list[k] % f.panels.neurons / scale_run(f.down.type) * part,
                          part);
         }
         for (int i = 0; i < n && !pairs; ++i)
-            segments.add(down_row(f, list[k + i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
+            ahead.expect(down_row(f, list[k + i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
         k += n;
     }
-    return segments.stream();
 }
 
-// Keeps the neurons whose gate fires for some token that names them; gates move along.
-inline int64_t keep_fired(const Ffn& f, int tokens, int64_t count, const RangeScratch& s) {
-    int64_t kept = 0;
-    for (int64_t k = 0; k < count; ++k) {
-        bool any = false;
+// Moves those of neurons [k, k + n) whose gate fires for some token that names them, with their gates, to
+// `kept`; returns where they end.
+inline int64_t keep_fired(const Ffn& f, int tokens, int64_t k, int64_t n, int64_t kept,
+                          const RangeScratch& s) {
+    for (const int64_t end = k + n; k < end; ++k) {
+        bool any = !(f.skip && can_skip(f.activation));
         for (int t = 0; t < tokens; ++t)
             any |= s.gate[k * tokens + t] > f.threshold && named(f, t, s.list[k]);
         if (!any) continue;
@@ -144,42 +149,56 @@ inline void run_chunk(const Ffn& f, int tokens, int n, const int32_t* list, cons
     stats[2] += rows, stats[4] += f.panels.neurons && rows;
 }
 
-// Gates of the candidates: one contiguous stream when all are.
-inline void run_gates(const Ffn& f, int tokens, int64_t begin, int64_t end, int64_t count,
-                      const RangeScratch& s) {
-    const Rows& first = f.gate.base ? f.gate : f.up;
-    const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
-    const int32_t* list = count == end - begin ? nullptr : s.list;
-    Segments segments(s.segments);
-    if (list)
-        for (int64_t k = 0; k < count; ++k) segments.add(first.row(list[k]), row_bytes(first));
-    Stream ahead = list ? segments.stream() : stream_of(first, begin, count);
-    if (list) ahead.fetch(kAhead);
-    dots(first, list, begin, count, f.x, 0, tokens, ahead, {s.gate, tokens, 1, bias});
+// Up and down rows of neurons [k, end) of a range's list.
+inline void run_rows(const Ffn& f, int tokens, int64_t k, int64_t end, const RangeScratch& s, int range,
+                     Stream& ahead) {
+    float* partial = f.partial + range * tokens * padded(f.dim());
+    while (k < end) {
+        const int n = chunk_of(f, s.list + k, end - k);
+        run_chunk(f, tokens, n, s.list + k, s.gate + k * tokens, partial, f.range_stats + range * kStats,
+                  ahead);
+        k += n;
+    }
 }
 
+// One range, in blocks: the gates of one, then the rows that the block before it found. So the next rows are
+// known while gates are read, and what to fetch never runs out before the range does.
 void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
     const int64_t begin = f.range_begin(range), end = f.range_end(range);
     const RangeScratch s(local, end - begin, tokens);
-    float* partial = f.partial + range * tokens * padded(f.dim());
-    for (int64_t i = 0; i < tokens * padded(f.dim()); ++i) partial[i] = 0;
+    std::memset(f.partial + range * tokens * padded(f.dim()), 0, size_t(tokens * padded(f.dim()) * 4));
     if (f.fired)
         for (int t = 0; t < tokens; ++t)
             for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired[t * f.words() + w] = 0;
-
+    const int64_t count = candidates(f, tokens, begin, end, s.list);
     int64_t* stats = f.range_stats + range * kStats;
-    int64_t count = candidates(f, tokens, begin, end, s.list);
     for (int i = 0; i < kStats; ++i) stats[i] = 0;
     stats[0] = count;
-    run_gates(f, tokens, begin, end, count, s);
-    if (f.skip && can_skip(f.activation)) count = keep_fired(f, tokens, count, s);
 
-    Stream ahead = rows_ahead(f, s.list, count, s.segments);
-    ahead.fetch(kRowsAtOnce * (row_bytes(f.up) + row_bytes(f.down.type, f.down.cols)));
-    for (int64_t k = 0; k < count;) {
-        const int n = chunk_of(f, s.list + k, count - k);
-        run_chunk(f, tokens, n, s.list + k, s.gate + k * tokens, partial, stats, ahead);
-        k += n;
+    const Rows& first = f.gate.base ? f.gate : f.up;
+    const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
+    Stream ahead(s.segments);
+    int64_t expected = 0;  // gates
+    const auto expect_gates = [&] {
+        const int64_t k = expected;
+        // Few of many make shorter blocks, so that there are several. No run of a panel lies in two.
+        expected = smaller(k + (count == end - begin ? 64 : 16), count);
+        while (f.panels.neurons && expected < count && same_run(f, s.list[expected - 1], s.list[expected]))
+            ++expected;
+        for (int64_t i = k; i < expected; ++i) ahead.expect(first.row(s.list[i]), row_bytes(first));
+        return expected - k;
+    };
+    int64_t k = 0, n = expect_gates(), next = expect_gates();
+    ahead.fetch(kAhead);
+    int64_t done = 0, kept = 0;  // neurons whose rows are read, and those that are to be
+    while (n > 0 || done < kept) {
+        const int64_t found = kept;
+        dots(first, s.list + k, 0, n, f.x, 0, tokens, ahead, {s.gate + k * tokens, tokens, 1, bias});
+        kept = keep_fired(f, tokens, k, n, kept, s);
+        run_rows(f, tokens, done, found, s, range, ahead);
+        done = found;
+        expect_rows(f, s.list + found, kept - found, ahead);
+        k += n, n = next, next = expect_gates();
     }
 }
 

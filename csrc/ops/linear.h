@@ -25,12 +25,14 @@ struct Sink {
 // Dots of `count` rows (first, first + 1, ..., or those that a list names) with tokens [t0, t1). Tokens
 // outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1, so only the first tile
 // fetches ahead.
-template <class B> inline void dots_of(const Rows& rows, const int32_t* list, int64_t first, int64_t count,
-                                       const Input& in, int t0, int t1, Stream& stream, const Sink& sink) {
+template <class B> HC_NOINLINE void dots_of(const Rows& rows, const int32_t* list, int64_t first,
+                                            int64_t count, const Input& input, int t0, int t1, Stream& stream,
+                                            const Sink& sink) {
+    const Input in = input;  // a copy that no store can change: its addresses stay in registers
     constexpr int RT = Vec::row_tile, TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
     const auto row = [&](int64_t r) { return list ? list[r] : first + r; };
     Stream idle;
-    const auto tile = [&](auto row_count, auto token_count, int64_t r, int t) {
+    const auto tile = [&](auto row_count, auto token_count, int64_t r, int t) HC_INLINE_LAMBDA {
         constexpr int R = decltype(row_count)::value, T = decltype(token_count)::value;
         const uint8_t* w[R];
         for (int i = 0; i < R; ++i) w[i] = rows.row(row(r + i));
