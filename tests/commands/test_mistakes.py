@@ -167,7 +167,7 @@ def test_every_verb_is_in_the_table() -> None:
         ("perplexity -f {text} -c 1000", "this model allows 2 to 256"),
         ("perplexity -f {text} --compare predicted", "the file has no predictor"),
         ("perplexity -f {text} --compare auto", "invalid choice: 'auto'"),
-        ("perplexity -f {empty}", "the text has 0 tokens: perplexity needs at least 1"),
+        ("perplexity -f {empty}", "the text has 0 tokens: at least 1 needed"),
         ("bench -n 1", "'1' is not a whole number from 2"),
         ("bench -p 200 -n 100", "-p 200 and -n 100 need 300 positions: the context holds 256"),
         ("bench -p 128 -n 120 --parallel 16", "16 sequences together, need 263 positions: the context"),
