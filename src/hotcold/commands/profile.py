@@ -13,7 +13,7 @@ import numpy as np
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.demo import model_path
-from hotcold.formats.gguf import open_gguf
+from hotcold.formats.gguf import open_gguf, printable
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.model.config import Config
 from hotcold.sparse.placement import Profile, write_profile
@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
     write_profile(args.output, Profile(firing, source), facts | columns)
     if args.picture:
         args.picture.write_text(_picture(name, firing), encoding="utf-8")
-    print(f"{name}: {source}")
+    print(printable(f"{name}: {source}", 80))
     titles = [name.replace("union_", "in ").replace("_", " ") for name in columns]
     widths = [max(7, len(title) + 2) for title in titles]
     print("layer" + "".join(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True)))
     for i, row in enumerate(zip(*columns.values(), strict=True)):
         print(f"{i:5}" + "".join(f"{share:{width}.1%}" for share, width in zip(row, widths, strict=True)))
     if more:
-        print("overlap: of a token's neurons, fired for the one before too; in N: fire in N tokens")
+        print("overlap: of a token's neurons, fired for the last one too; in N: in N tokens")
     return options.end(args, report | facts | {"source": source} | columns)
 
 

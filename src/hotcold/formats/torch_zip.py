@@ -7,7 +7,6 @@ inside their entry.
 """
 
 import pickletools
-import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,12 @@ _UNSEEN = (
 _NUMBERS = ("BININT", "BININT1", "BININT2", "LONG1")
 #: rebuild(("storage", its class, key, device, length) as an id, offset, (size,), (stride,), False, hooks())
 _VECTOR = (
-    "(EMPTY_LIST |EMPTY_DICT BINUNICODE )?GLOBAL MARK MARK BINUNICODE GLOBAL BINUNICODE BINUNICODE NUMBER "
-    "TUPLE BINPERSID NUMBER NUMBER TUPLE1 NUMBER TUPLE1 NEWFALSE GLOBAL EMPTY_TUPLE REDUCE TUPLE REDUCE"
-    "( APPEND| SETITEM)? STOP"
+    "GLOBAL MARK MARK BINUNICODE GLOBAL BINUNICODE BINUNICODE NUMBER TUPLE BINPERSID NUMBER NUMBER TUPLE1 "
+    "NUMBER TUPLE1 NEWFALSE GLOBAL EMPTY_TUPLE REDUCE TUPLE REDUCE"
 )
+_PLAIN = (
+    f"{_VECTOR} STOP", f"EMPTY_LIST {_VECTOR} APPEND STOP", f"EMPTY_DICT BINUNICODE {_VECTOR} SETITEM STOP"
+)  # fmt: skip
 _END, _ENTRY, _LOCAL = struct.Struct("<4s4H2IH"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s22x2H")
 
 
@@ -101,11 +102,11 @@ def _parse(pickle: bytes) -> tuple[np.dtype[Any], str, int, int, int, int]:
     for name, value in read:
         if name == "GLOBAL" and value not in (_REBUILD, _HOOKS, *_STORAGES):
             raise TorchFileError(f"its pickle has the global {shown(value)}: only a plain vector is read")
-        if name not in re.findall(r"\w+", _VECTOR):
+        if name not in " ".join(_PLAIN).split():
             raise TorchFileError(f"its pickle has the opcode {name}: only a plain vector is read")
     names = [name for name, _ in read]
     v = [value for _, value in read[names.index("GLOBAL") if "GLOBAL" in names else 0 :]]
-    plain = re.fullmatch(_VECTOR, " ".join(names)) and (v[0], v[3], v[16]) == (_REBUILD, "storage", _HOOKS)
+    plain = " ".join(names) in _PLAIN and (v[0], v[3], v[16]) == (_REBUILD, "storage", _HOOKS)
     if not plain or v[4] not in _STORAGES:
         raise TorchFileError("its pickle is not of one vector, bare or alone in a list or dict")
     return _STORAGES[v[4]], v[5], v[7], v[10], v[11], v[13]

@@ -97,11 +97,10 @@ def import_counts(folder: Path, neurons: Sequence[int], tokens: int | None = Non
     names = {path.name for path in folder.iterdir() if re.fullmatch(r"activation_.*\.pt", path.name)}
     needed, counts = [f"activation_{i}.pt" for i in range(len(neurons))], []
     if names != {*needed}:
-        lacks = ", ".join(name for name in needed if name not in names) or "nothing"
-        more = ", ".join(sorted(names - {*needed})) or "nothing"
-        raise SidecarError(
-            f"{folder}: one file a layer to {needed[-1]} is needed; {lacks} missing, {more} too much"
-        )
+        lacks = ", ".join(name for name in needed if name not in names) or "none"
+        more = ", ".join(sorted(names - {*needed})) or "none"
+        wanted = f"one file a layer is needed, activation_0.pt to {needed[-1]}"
+        raise SidecarError(f"{folder}: {wanted}: missing are {lacks}, too many {more}")
     for name, n in zip(needed, neurons, strict=True):
         counts.append(layer := read_vector(folder / name).astype(np.float64))
         if len(layer) != n:
