@@ -68,7 +68,7 @@ def file_path(text: str) -> Path:
 def new_file(text: str) -> Path:
     """A parser of paths to write to, refused before anything is done."""
     path = file_path(text)
-    if path.exists() or not path.parent.is_dir():
+    if "\0" in text or path.exists() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: a new file in a folder that exists is needed")
     return path
 

@@ -90,9 +90,9 @@ def _model(args: argparse.Namespace) -> tuple[Sizes, Profile, int]:
     if args.shape:
         sizes = sizes_of_shape(args.shape, kind, context, args.cache_type)
     else:
-        if measured is None and (beside := path.with_suffix(".profile.gguf")).exists():
-            measured = beside
         with open_gguf(path) as file:
+            if measured is None and (beside := path.with_suffix(".profile.gguf")).exists():
+                measured = beside
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
             context = args.ctx_size or min(config.context, 4096)
             if context > config.context:

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "PowerInfer's counts, activation_0.pt and so on; no pickle in them is executed"
     source.add_argument("--import", dest="counts", type=options.file_path, metavar="DIR", help=what)
     add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="the profile")
-    what = "how often the neurons of each layer fire, the most active first"
-    add("--picture", type=options.new_file, metavar="FILE.svg", help=what)
+    what = "an SVG: how often the neurons of each layer fire, the most active first"
+    add("--picture", type=options.new_file, metavar="FILE", help=what)
     what = "evenly from the text (all); with --import, that were counted (the largest count)"
     add("--tokens", type=options.whole_number(1), metavar="N", help=what)
     options.add_model_options(parser, sparsity=False)

@@ -61,10 +61,10 @@ def read_vector(path: Path) -> npt.NDArray[Any]:
         held = min(length, nbytes // dtype.itemsize)
         if not 0 <= offset <= offset + size <= held:
             raise TorchFileError(
-                f"its tensor has elements {offset} to {offset + size}: the storage has {held}"
+                f"its tensor has elements {shown(offset)} to {shown(offset + size)}: the storage has {held}"
             )
         if stride != 1 or not 0 < size * dtype.itemsize <= MAX_VECTOR:
-            seen = f"its tensor has {size} elements at stride {stride}"
+            seen = f"its tensor has {size} elements at stride {shown(stride)}"
             raise TorchFileError(f"{seen}: 1 to {MAX_VECTOR // dtype.itemsize} at stride 1 are allowed")
         return np.frombuffer(file.read(at + offset * dtype.itemsize, size * dtype.itemsize), dtype)
 
@@ -81,8 +81,8 @@ def _entries(file: RegularFile) -> dict[str, tuple[int, int]]:
     for _ in range(count):
         entry = _ENTRY.unpack(listing[at : at + _ENTRY.size].ljust(_ENTRY.size, b"\0"))
         name = listing[at + _ENTRY.size :][: entry[10]].decode("ascii", "replace")
-        packed, size, offset = entry[8], entry[9], entry[16]
-        if entry[4] or entry[3] & 1 or packed != size:
+        size, offset = entry[9], entry[16]
+        if entry[4] or entry[3] & 1:
             raise TorchFileError(f"entry {shown(name)} is compressed or encrypted: torch.save does neither")
         local = _LOCAL.unpack(file.read(offset, _LOCAL.size)) if offset + _LOCAL.size <= file.size else [b""]
         data = offset + _LOCAL.size + sum(local[1:])
