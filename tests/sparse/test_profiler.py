@@ -43,17 +43,20 @@ def test_against_sets(seed: int, texts: list[int]) -> None:
             found.append([set(np.flatnonzero(row)) for row in layer])
     assert firings.tokens == sum(texts)
     spans = [span for span in SPANS if span <= max(texts)]
-    assert firings.unions.shape == (len(NEURONS), len(spans))
+    figures = firings.figures()
+    assert [*figures] == ["overlap", *(f"union_{span}" for span in spans)]
     for i, (n, found) in enumerate(zip(NEURONS, seen, strict=True)):
         tokens = [each for text in found for each in text]
         expected = [sum(neuron in each for each in tokens) / len(tokens) for neuron in range(n)]
         assert firings.firing[i].tolist() == pytest.approx(expected)
         pairs = [(a, b) for text in found for a, b in pairwise(text)]
         after = sum(len(b) for _, b in pairs)
-        assert firings.overlap[i] == pytest.approx(sum(len(a & b) for a, b in pairs) / max(1, after))
-        for span, union in zip(spans, firings.unions[i], strict=True):
+        assert figures["overlap"][i] == pytest.approx(sum(len(a & b) for a, b in pairs) / max(1, after))
+        for span in spans:
             runs = [text[at : at + span] for text in found for at in range(len(text) - span + 1)]
-            assert union == pytest.approx(np.mean([len(set().union(*run)) for run in runs]) / n)
+            assert figures[f"union_{span}"][i] == pytest.approx(
+                np.mean([len(set().union(*run)) for run in runs]) / n
+            )
 
 
 def counts(folder: Path, layers: int = 12, size: int = 5) -> None:

@@ -17,7 +17,7 @@ from hotcold.formats.gguf import open_gguf, printable
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.model.config import Config
 from hotcold.sparse.placement import Profile, write_profile
-from hotcold.sparse.profiler import SPANS, Firings, import_counts
+from hotcold.sparse.profiler import Firings, import_counts
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 580, 40, 380  # of the picture's axes
 _DECADES, _NAMED = 4, 16  # of the vertical axis; layers beside it
@@ -51,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         firings = _count(args, config, report)
         firing, source = firings.firing, f"{args.file.name}, {firings.tokens} tokens"
-        spans = zip(SPANS[1:], firings.unions.T[1:].tolist(), strict=False)
-        more = {"overlap": firings.overlap.tolist(), **{f"union_{n}": shares for n, shares in spans}}
-        facts["tokens"] = firings.tokens
+        more, facts["tokens"] = firings.figures(), firings.tokens
     hottest = [np.sort(each)[-(len(each) // 5) :].sum() / (each.sum() or 1) for each in firing]
     columns = {"active": [each.mean() for each in firing], "hottest_fifth": hottest, **more}
     write_profile(args.output, Profile(firing, source), facts | columns)

@@ -16,7 +16,7 @@ from hotcold.sparse.placement import SidecarError
 Doubles = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.uint64]
 
-SPANS = (1, 2, 4, 8, 16, 32, 64)  #: tokens of a run
+SPANS = (2, 4, 8, 16, 32, 64)  #: tokens of a run
 
 _ONES = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, np.uint8)
 
@@ -58,8 +58,7 @@ class Firings:
         self._after += self._ones(run[1:][-new:])
         self._again += self._ones((run[1:] & run[:-1])[-new:])
         for i, span in enumerate(SPANS):
-            if i:
-                union = union[: -span // 2] | union[span // 2 :]
+            union = union[: -span // 2] | union[span // 2 :]
             self._unions[i] += self._ones(union[-new:])  # those that end in a new token
             self._runs[i] += len(union[-new:])
         self._run = run[1 - SPANS[-1] :]
@@ -74,16 +73,14 @@ class Firings:
         starts = (64 * self._start).tolist()
         return [self._counts[at : at + n] / self.tokens for at, n in zip(starts, self._neurons, strict=True)]
 
-    @property
-    def overlap(self) -> Doubles:
-        """``[L]``: the share of a token's neurons that fired for the token before it too."""
-        return np.asarray(self._again / np.maximum(1, self._after))
-
-    @property
-    def unions(self) -> Doubles:
-        """``[L, spans]``: mean share of neurons that fire in such a run; only of spans that the text has."""
-        n = np.count_nonzero(self._runs)
-        return np.asarray((self._unions[:n] / self._runs[:n, None] / self._neurons).T)
+    def figures(self) -> dict[str, list[float]]:
+        """By layer: ``overlap``, the share of a token's neurons that fired for the one before too; ``union_2``
+        to ``union_64``, the mean share of neurons that fire in so many tokens in a row, if there are so many.
+        """
+        found = {"overlap": self._again / np.maximum(1, self._after)}
+        for span, n, union in zip(SPANS, self._runs, self._unions, strict=True):
+            found |= {f"union_{span}": union / n / self._neurons} if n else {}
+        return {name: shares.tolist() for name, shares in found.items()}
 
 
 def import_counts(folder: Path, neurons: Sequence[int], tokens: int | None = None) -> list[Doubles]:
@@ -106,8 +103,7 @@ def import_counts(folder: Path, neurons: Sequence[int], tokens: int | None = Non
         if len(layer) != n:
             raise SidecarError(f"{folder / name} has {len(layer)} numbers: the layer has {n} neurons")
         if len(bad := layer[~((layer >= 0) & (layer <= (tokens or 2**63)))]):
-            raise SidecarError(
-                f"{folder / name} holds {bad[0]:g}: numbers from 0 to {tokens or 2**63} are needed"
-            )
+            allowed = f"numbers from 0 to {tokens or 2**63} are needed"
+            raise SidecarError(f"{folder / name} holds {bad[0]:g}: {allowed}")
     most = tokens or max(1.0, *(layer.max() for layer in counts))
     return [layer / most for layer in counts]
