@@ -26,11 +26,7 @@ _TYPES = {
 }  # fmt: skip
 _STORAGES = {f"torch {name}Storage": np.dtype(code) for name, code in _TYPES.items()}
 _REBUILD, _HOOKS = "torch._utils _rebuild_tensor_v2", "collections OrderedDict"
-_UNSEEN = (
-    "PROTO",
-    "BINPUT",
-    "LONG_BINPUT",
-)  # the version, and marks for repetitions, of which there are none
+_UNSEEN = ("PROTO", "BINPUT", "LONG_BINPUT")  # the version, and marks that nothing here refers to
 _NUMBERS = ("BININT", "BININT1", "BININT2", "LONG1")
 #: rebuild(("storage", its class, key, device, length) as an id, offset, (size,), (stride,), False, hooks())
 _VECTOR = (

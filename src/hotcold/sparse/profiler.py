@@ -74,7 +74,7 @@ class Firings:
         return [self._counts[at : at + n] / self.tokens for at, n in zip(starts, self._neurons, strict=True)]
 
     def figures(self) -> dict[str, list[float]]:
-        """By layer: ``overlap``, the share of a token's neurons that fired for the one before too; ``union_2``
+        """By layer: ``overlap``, the share of a token's neurons that fired for the last one too; ``union_2``
         to ``union_64``, the mean share of neurons that fire in so many tokens in a row, if there are so many.
         """
         found = {"overlap": self._again / np.maximum(1, self._after)}
