@@ -35,13 +35,15 @@ GOOD = {
     "perplexity": ["-f", "{text}", "-c", "32", "--chunks", "1"],
     "bench": ["-p", "8", "-n", "4", "-r", "1"],
     "fit-predictor": ["-f", "{text}", "-o", "out.predictor.gguf", "-c", "16"],
+    "profile": ["-f", "{text}", "-o", "out.profile.gguf", "-c", "16"],
     "plan": [],
     "convert": [CHECKPOINT, "-o", "out.gguf"],
 }
 #: How each verb is given a model.
 MODEL = {"generate": ["-m"], "info": [], "tokenize": ["-p", "a", "-m"], "perplexity": ["-f", "{text}", "-m"],
          "bench": ["-m"], "plan": ["-m"],
-         "fit-predictor": ["-f", "{text}", "-o", "new.gguf", "-m"]}  # fmt: skip
+         "fit-predictor": ["-f", "{text}", "-o", "new.gguf", "-m"],
+         "profile": ["-f", "{text}", "-o", "new.gguf", "-m"]}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +124,7 @@ def test_bad_values_of_every_flag(
 ) -> None:
     flag = action.option_strings[-1]
     needed = {"perplexity": ["-f", "{text}"], "convert": [CHECKPOINT]}
-    needed["fit-predictor"] = ["-f", "{text}", "-o", "new.gguf"]
+    needed["fit-predictor"] = needed["profile"] = ["-f", "{text}", "-o", "new.gguf"]
     required = filled(needed.get(verb, []), places)
     values = ["", "a\0b", "x" * 5000]  # no path, no number, no choice
     if not isinstance(action.metavar, str) or action.metavar not in ("FILE", "TEXT", "MODEL_DIR"):
@@ -167,7 +169,7 @@ def test_every_verb_is_in_the_table() -> None:
         ("perplexity -f {text} -c 1000", "this model allows 2 to 256"),
         ("perplexity -f {text} --compare predicted", "the file has no predictor"),
         ("perplexity -f {text} --compare auto", "invalid choice: 'auto'"),
-        ("perplexity -f {empty}", "the text has 0 tokens: perplexity needs at least 1"),
+        ("perplexity -f {empty}", "the text has 0 tokens: at least 1 needed"),
         ("bench -n 1", "'1' is not a whole number from 2"),
         ("bench -p 200 -n 100", "-p 200 and -n 100 need 300 positions: the context holds 256"),
         ("bench -p 128 -n 120 --parallel 16", "16 sequences together, need 263 positions: the context"),

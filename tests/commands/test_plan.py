@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,29 @@ def test_a_profile_moves_the_neurons(tmp_path: Path, capsys: pytest.CaptureFixtu
     for owner in (fingerprint, "0123456789abcdef"):
         write_gguf(tmp_path / owner, facts | {"hotcold.profile.model_fingerprint": owner}, firing)
     _, report = plan(capsys, f"--vram-budget 6MiB --ctx 32 --profile {tmp_path / fingerprint}")
-    assert report["profile"] == "a text" and 0 < report["hot_share"] < 1
+    assert report["profile"] == f"{fingerprint}: a text" and 0 < report["hot_share"] < 1
     shares = [part["hot_share"] for part in report["parts"] if part["kind"] == "neurons"]
     assert shares[3] == max(shares) > 0
     assert cli.main(["plan", "--profile", str(tmp_path / "0123456789abcdef")]) == 2
     assert "belongs to the model '0123456789abcdef'" in capsys.readouterr().err
     assert cli.main(["plan", "--shape", "opt-30b", "--profile", str(tmp_path / fingerprint)]) == 2
     assert f"belongs to the model '{fingerprint}'" in capsys.readouterr().err
+
+
+def test_a_profile_beside_the_model_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own, model = model_path().with_suffix(".profile.gguf"), tmp_path / "m.gguf"
+    shutil.copy(model_path(), model)
+    lines, report = plan(capsys, "--ctx 32")
+    assert report["profile"].startswith(f"{own.name}: heidi-and-tinystories.txt, ")
+    assert lines[1].split() == ["profile", *report["profile"].split()]
+    assert "power law" in plan(capsys, f"-m {model} --ctx 32")[1]["profile"]
+    shutil.copy(own, tmp_path / "m.profile.gguf")
+    assert plan(capsys, f"-m {model} --ctx 32")[1]["profile"] == report["profile"].replace(
+        own.name, "m.profile.gguf"
+    )
+    (tmp_path / "m.profile.gguf").write_bytes(b"")
+    assert cli.main(["plan", "-m", str(model)]) == 2
+    assert "m.profile.gguf: the file is empty" in capsys.readouterr().err
 
 
 def test_the_default_budget_leaves_some_of_the_card(capsys: pytest.CaptureFixture[str]) -> None:

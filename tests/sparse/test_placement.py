@@ -181,7 +181,7 @@ def test_profiles(tmp_path: Path) -> None:
     path = tmp_path / "x.profile.gguf"
     write_profile(path)
     found = read_profile(path, sizes)
-    assert found.source == "a text"
+    assert found.source == "x.profile.gguf: a text"
     for one, other in zip(found.firing, profile.firing, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     write_profile(path, layers=LAYERS - 1)
@@ -191,6 +191,11 @@ def test_profiles(tmp_path: Path) -> None:
         write_profile(path, share=share)
         with pytest.raises(SidecarError, match=rf"blk\.1\.profile holds {seen}: numbers from 0 to 1"):
             read_profile(path, sizes)
+    nothing = {f"blk.{i}.profile": quantise(np.zeros(n), "F32") for i, n in enumerate(sizes.neurons)}
+    with open_gguf(path) as file:
+        write_gguf(path, file.metadata, nothing)
+    with pytest.raises(SidecarError, match=r"x\.profile\.gguf: no neuron fires in it"):
+        read_profile(path, sizes)
 
 
 def test_every_byte_of_a_file_is_somewhere() -> None:

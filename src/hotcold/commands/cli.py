@@ -26,6 +26,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("perplexity", "measure how well a model predicts a text"),
     ("bench", "measure prompt and generation speed"),
     ("fit-predictor", "make the predictors of --sparsity predicted"),
+    ("profile", "count how often each neuron fires on a text"),
     ("plan", "decide what a GPU gets, and predict the speed"),
     ("convert", "turn a checkpoint into a GGUF file"),
 )

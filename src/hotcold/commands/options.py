@@ -63,6 +63,14 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
+def new_file(text: str) -> Path:
+    """A parser of paths to write to, refused before anything is done."""
+    path = file_path(text)
+    if "\0" in text or path.exists() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: a new file in a folder that exists is needed")
+    return path
+
+
 def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: built in)")

@@ -32,13 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache-type", choices=options.CACHE_TYPES, default="f16", help="of keys and values (f16)")
     what = "for all of Hotcold, as 8GiB or 512MiB; bare numbers are GiB (the card but an eighth, or 1GiB)"
     add("--vram-budget", type=options.byte_size, metavar="SIZE", help=what)
-    add("--profile", type=path, metavar="FILE", help="how often neurons fire (default: a power law)")
+    what = "made by hotcold profile (MODEL.profile.gguf beside the model, else a power law)"
+    add("--profile", type=path, metavar="FILE", help=what)
     what = "JSON, or a preset, such as rtx2080ti-i7 or rtx3060 (rtx4090-i9)"
     add("--hardware", type=str, default="rtx4090-i9", metavar="FILE|NAME", help=what)
     what = "least time of a token, or most firings on the GPU, as PowerInfer (time)"
     add("--objective", choices=("time", "paper"), default="time", help=what)
     add("--placement", type=path, metavar="FILE", help="a .gpuidx to judge, instead of solving")
-    add("-o", "--output", type=path, metavar="FILE", help="write a .gpuidx")
+    add("-o", "--output", type=options.new_file, metavar="FILE", help="write a .gpuidx")
     options.add_json_option(parser)
 
 
@@ -49,8 +50,6 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < budget <= vram:
         allowed = f"more than 0, which is the CPU alone, and at most the card's {vram / 2**30:g} are needed"
         raise ValueError(f"--vram-budget is {budget / 2**30:g} GiB: {allowed}")
-    if args.output and (args.output.exists() or not args.output.parent.is_dir()):
-        raise ValueError(f"-o {args.output}: a new file in a folder that exists is needed")
     sizes, profile, context = _model(args)
     costs = Costs(sizes, profile, hardware)
     if args.placement:
@@ -87,17 +86,20 @@ def run(args: argparse.Namespace) -> int:
 def _model(args: argparse.Namespace) -> tuple[Sizes, Profile, int]:
     """Sizes, profile and context."""
     activity, context, kind = SHAPES.get(args.shape, _ACTIVITY), args.ctx_size or 2048, block_type(args.type)
+    path, measured = args.model or model_path(), args.profile
     if args.shape:
         sizes = sizes_of_shape(args.shape, kind, context, args.cache_type)
     else:
-        with open_gguf(args.model or model_path()) as file:
+        with open_gguf(path) as file:
+            if measured is None and (beside := path.with_suffix(".profile.gguf")).exists():
+                measured = beside
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
             context = args.ctx_size or min(config.context, 4096)
             if context > config.context:
                 raise ValueError(f"-c {context}: this model has {config.context} positions")
             sizes = sizes_of_file(file, config, context, args.cache_type)
-    if args.profile:
-        return sizes, read_profile(args.profile, sizes), context
+    if measured:
+        return sizes, read_profile(measured, sizes), context
     if sizes.always == 1:
         return sizes, Profile([np.ones(n) for n in sizes.neurons], "no zeros: all neurons"), context
     experts, law = activity["experts"], (activity["scale"], activity["exponent"])

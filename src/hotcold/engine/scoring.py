@@ -27,7 +27,7 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
     if len(windows) > 1 and len(windows[-1]) < size:
         windows.pop()
     if not windows or len(windows[0]) < 2:
-        raise ValueError(f"the text has {len(ids)} tokens: perplexity needs at least {2 - len(first)}")
+        raise ValueError(f"the text has {len(ids)} tokens: at least {2 - len(first)} needed")
     return windows
 
 

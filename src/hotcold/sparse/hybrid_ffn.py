@@ -62,6 +62,7 @@ class HybridFFN:
         stats: FFNStats | None = None,
     ) -> None:
         self.stats = stats
+        self.fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
         self._backend = backend
         self._weights = weights
         self._skip = skip
@@ -81,6 +82,7 @@ class HybridFFN:
             out,
             skip=self._skip,
             mask=mask,
+            fired=self.fired,
             stats=self.stats,
             accumulate=True,
         )

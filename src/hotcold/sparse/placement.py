@@ -1,6 +1,6 @@
 """Profiles and placements, and their files (docs/formats.md). A placement's is PowerInfer's ``.gpuidx``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold import __version__
-from hotcold.formats.blocks import GGML_TYPES, Tensor
+from hotcold.formats.blocks import GGML_TYPES, Tensor, quantise
 from hotcold.formats.files import naming, printable, shown
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
 from hotcold.sparse.sizes import Sizes
 
 INDEX_BYTES = 4  #: on the GPU, of a hot neuron's number
 
-_KEY = "hotcold.placement."
+_KEY, _PROFILE = "hotcold.placement.", "hotcold.profile."
 _INDEX = "generic.gpu_index"  # ``general.architecture`` of a .gpuidx
 _I32 = next(type for type in GGML_TYPES.values() if type.name == "I32")
 
@@ -62,9 +62,18 @@ class Placement:
 def read_profile(path: Path, sizes: Sizes) -> Profile:
     """SidecarError: another model's, or damaged."""
     with open_gguf(path) as file, naming(path, SidecarError):
-        _check_model(file, "hotcold.profile.model_fingerprint", sizes)
+        _check_model(file, _PROFILE + "model_fingerprint", sizes)
         firing = [_read(file, f"blk.{i}.profile", n) for i, n in enumerate(sizes.neurons.tolist())]
-        return Profile(firing, printable(str(file.metadata.get("hotcold.profile.source"))))
+        if not any(each.any() for each in firing):
+            raise SidecarError("no neuron fires in it: make another")
+        return Profile(firing, printable(f"{path.name}: {file.metadata.get(_PROFILE + 'source')}"))
+
+
+def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:
+    """``facts`` are values of ``hotcold.profile.*``: ``model_fingerprint``, and figures for people."""
+    keys = {"version": __version__, "source": profile.source, **facts}
+    tensors = {f"blk.{i}.profile": quantise(each, "F16") for i, each in enumerate(profile.firing)}
+    write_gguf(path, {"general.type": "profile"} | {_PROFILE + k: v for k, v in keys.items()}, tensors)
 
 
 def write_placement(path: Path, sizes: Sizes, placement: Placement) -> None:

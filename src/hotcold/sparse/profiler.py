@@ -1,0 +1,109 @@
+"""Which neurons fire for a text, token by token: how often each, how many again for the next token, and how
+many in a run of tokens. Also reads PowerInfer's counts. Shapes use L layers, N neurons."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.torch_zip import read_vector
+from hotcold.kernels.backend import Backend
+from hotcold.sparse.placement import SidecarError
+
+Doubles = npt.NDArray[np.float64]
+Masks = npt.NDArray[np.uint64]
+
+SPANS = (2, 4, 8, 16, 32, 64)  #: tokens of a run
+
+_ONES = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, np.uint8)
+
+
+class Firings:
+    """Counts masks of all layers side by side; of the masks themselves it keeps the last 63 tokens'."""
+
+    def __init__(self, neurons: Sequence[int]) -> None:
+        words = -(-np.array(neurons) // 64)
+        self.tokens, self._neurons, self._start = 0, neurons, words.cumsum() - words
+        self._counts, self._run = np.zeros(64 * words.sum(), np.int64), np.zeros((0, words.sum()), np.uint64)
+        # By layer: firings after another token, those of them that fired for it too, neurons in runs.
+        self._after, self._again = np.zeros((2, len(words)), np.int64)
+        self._unions, self._runs = (
+            np.zeros((len(SPANS), len(words)), np.int64),
+            np.zeros(len(SPANS), np.int64),
+        )
+
+    def watch(self, backend: Backend, ffns: list[Any], rows: int) -> list[Any]:
+        """Gives each :class:`HybridFFN` a mask for ``rows`` rows, which :meth:`step` then reads."""
+        for ffn, n in zip(ffns, self._neurons, strict=True):
+            ffn.fired = backend.zeros((rows, -(-n // 64)), np.uint64)
+        self._masks = [ffn.fired for ffn in ffns]
+        return ffns
+
+    def step(self, rows: int) -> None:
+        """Counts a step's first ``rows`` rows, the next tokens of the text."""
+        self.add(np.hstack([mask[:rows] for mask in self._masks]))
+
+    def restart(self) -> None:
+        """What follows does not continue the text."""
+        self._run = self._run[:0]
+
+    def add(self, masks: Masks) -> None:
+        """Counts the next tokens, at most 255: ``[tokens, sum of ceil(N / 64)]``."""
+        self.tokens += (new := len(masks))
+        self._counts += np.unpackbits(masks.view(np.uint8), 1, bitorder="little").sum(0, np.uint8)
+        run = union = np.concatenate([self._run, masks])
+        self._after += self._ones(run[1:][-new:])
+        self._again += self._ones((run[1:] & run[:-1])[-new:])
+        for i, span in enumerate(SPANS):
+            union = union[: -span // 2] | union[span // 2 :]
+            self._unions[i] += self._ones(union[-new:])  # those that end in a new token
+            self._runs[i] += len(union[-new:])
+        self._run = run[1 - SPANS[-1] :]
+
+    def _ones(self, masks: Masks) -> npt.NDArray[np.int64]:
+        """Bits that are set, by layer."""
+        return np.add.reduceat(_ONES[masks.view(np.uint16)].sum(0, np.int64), 4 * self._start)
+
+    @property
+    def firing(self) -> list[Doubles]:
+        """By layer, ``[N]``: the share of tokens for which each neuron fired."""
+        starts = (64 * self._start).tolist()
+        return [self._counts[at : at + n] / self.tokens for at, n in zip(starts, self._neurons, strict=True)]
+
+    def figures(self) -> dict[str, list[float]]:
+        """By layer: ``overlap``, the share of a token's neurons that fired for the last one too; ``union_2``
+        to ``union_64``, the mean share of neurons that fire in so many tokens in a row, if there are so many.
+        """
+        found = {"overlap": self._again / np.maximum(1, self._after)}
+        for span, n, union in zip(SPANS, self._runs, self._unions, strict=True):
+            found |= {f"union_{span}": union / n / self._neurons} if n else {}
+        return {name: shares.tolist() for name, shares in found.items()}
+
+
+def import_counts(folder: Path, neurons: Sequence[int], tokens: int | None = None) -> list[Doubles]:
+    """Shares ``[N]`` by layer from PowerInfer's ``activation_{i}.pt``.
+
+    Its files say how often neurons fired, not for how many tokens. Without ``tokens``, counts are parts of
+    the largest of all, as if that neuron had always fired; numbers up to 1 are shares already.
+
+    SidecarError: a layer without a file, a file without a layer, another length or range; TorchFileError.
+    """
+    names = {path.name for path in folder.iterdir() if re.fullmatch(r"activation_.*\.pt", path.name)}
+    needed, counts = [f"activation_{i}.pt" for i in range(len(neurons))], []
+    if names != {*needed}:
+        lacks = ", ".join(name for name in needed if name not in names) or "none"
+        more = ", ".join(sorted(names - {*needed})) or "none"
+        wanted = f"one file a layer is needed, activation_0.pt to {needed[-1]}"
+        raise SidecarError(f"{folder}: {wanted}: missing are {lacks}, too many {more}")
+    for name, n in zip(needed, neurons, strict=True):
+        counts.append(layer := read_vector(folder / name).astype(np.float64))
+        if len(layer) != n:
+            raise SidecarError(f"{folder / name} has {len(layer)} numbers: the layer has {n} neurons")
+        if len(bad := layer[~((layer >= 0) & (layer <= (tokens or 2**63)))]):
+            allowed = f"numbers from 0 to {tokens or 2**63} are needed"
+            raise SidecarError(f"{folder / name} holds {bad[0]:g}: {allowed}")
+    most = tokens or max(1.0, *(layer.max() for layer in counts))
+    return [layer / most for layer in counts]
