@@ -27,6 +27,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("bench", "measure prompt and generation speed"),
     ("fit-predictor", "make the predictors of --sparsity predicted"),
     ("plan", "decide what a GPU gets, and predict the speed"),
+    ("doctor", "describe this machine, and measure its memory"),
     ("convert", "turn a checkpoint into a GGUF file"),
 )
 

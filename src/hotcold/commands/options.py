@@ -65,6 +65,14 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
+def new_file(text: str) -> Path:
+    """A parser of paths to write to, refused before anything is done."""
+    path = file_path(text)
+    if path.exists() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: a new file in a folder that exists is needed")
+    return path
+
+
 def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: built in)")
@@ -164,12 +172,12 @@ def facts(model: LoadedModel) -> dict[str, Any]:
         "cache_type": model.cache_type,
         "backend": model.backend.name,
         "isa": getattr(model.backend, "isa", None),
-        "processor": _processor(),
+        "processor": processor(),
         "model": model.name,
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -191,3 +199,8 @@ def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "
     while n >= step and power < len(units) - 1:
         n, power = n / step, power + 1
     return f"{n:.2f} {units[power]}" if power else f"{n:g} {units[0]}".rstrip()
+
+
+def size(n: int) -> str:
+    """``7.34 MiB``."""
+    return scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

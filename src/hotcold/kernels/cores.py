@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 
-def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
-    """Physical cores that this process may keep busy; two threads of one core wait for the same units.
+@dataclass(frozen=True)
+class Cores:
+    """What bounds the threads of this process."""
 
-    Args:
-        root: where ``proc`` and ``sys`` lie; what is not there (macOS, Windows) limits nothing.
-        cpus: logical CPUs that may be used; None takes this process's affinity.
+    cpus: Collection[int]  #: logical CPUs of its affinity
+    physical: int  #: cores of those; two threads of one core wait for the same units
+    quota: int | None  #: CPUs' worth of time, rounded up: the smallest of its cgroups
 
-    Returns:
-        The cores of those CPUs, or the smallest quota of an enclosing cgroup, rounded up; at least 1.
+    @property
+    def available(self) -> int:
+        return max(1, min(self.physical, self.quota or self.physical))
+
+
+def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> Cores:
+    """What bounds ``cpus`` (None: this process's affinity).
+
+    ``proc`` and ``sys`` lie in ``root``; what is not there (macOS, Windows) limits nothing.
     """
     if cpus is None:
         if hasattr(os, "sched_getaffinity"):
@@ -26,7 +35,22 @@ def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None)
     cores = {_core(topology / f"cpu{cpu}/topology/thread_siblings_list", cpu) for cpu in cpus}
     groups = cgroups(root / "proc/self/cgroup", root / "sys/fs/cgroup", "cpu")
     quotas = [quota for version, folder in groups if (quota := _quota(version, folder))]
-    return max(1, min([len(cores), *quotas]))
+    return Cores(cpus, len(cores), min(quotas, default=None))
+
+
+def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
+    """Physical cores that this process may keep busy, at least 1; parameters of :func:`find_cores`."""
+    return find_cores(root, cpus).available
+
+
+def cache_bytes(cpus: Collection[int], root: Path = Path("/")) -> int:
+    """Of the caches of these CPUs, the largest where several have the same users; 0 where unknown."""
+    sizes: dict[str, int] = {}
+    for path in (root / f"sys/devices/system/cpu/cpu{cpu}/cache" for cpu in cpus):
+        for size in path.glob("index*/size"):
+            users, nbytes = read_text(size.with_name("shared_cpu_list")), read_text(size).partition("K")[0]
+            sizes[users] = max(sizes.get(users, 0), int(f"0{nbytes}") << 10)
+    return sum(sizes.values())
 
 
 def cgroups(membership: Path, mount: Path, controller: str) -> Iterator[tuple[int, Path]]:
