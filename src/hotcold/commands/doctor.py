@@ -19,7 +19,7 @@ from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.engine.memory import available_memory
 from hotcold.formats.files import printable, replacing
-from hotcold.kernels.cores import cache_bytes, find_cores, read_text
+from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
 from hotcold.kernels.cpu import supported_isas
 from hotcold.sparse.hardware import Hardware, find_hardware
 from hotcold.sparse.measuring import RUNS, measure
@@ -83,18 +83,17 @@ def run(args: argparse.Namespace) -> int:
 def _facts() -> dict[str, Any]:
     cores, pages = find_cores(), read_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
     missing = [extra for extra, (modules, _) in _EXTRAS.items() if not all(map(find_spec, modules))]
-    return {
-        "processor": options.processor(), "isa": supported_isas()[0], "threads": cores.available,
-        "cpus": len(cores.cpus), "physical_cores": cores.physical, "quota": cores.quota,
-        "cache_bytes": cache_bytes(cores.cpus), "available_memory_bytes": available_memory(),
-        "huge_pages": "".join(re.findall(r"\[(\w+)\]", pages)) or None, "hotcold": __version__,
+    facts = {
+        "processor": options.processor(), "isa": supported_isas()[0], "threads": available_cores(),
+        "hotcold": __version__, "cpus": len(cores.cpus), "physical_cores": cores.physical,
+        "quota": cores.quota, "cache_bytes": cache_bytes(cores.cpus),
+        "available_memory_bytes": available_memory(),
+        "huge_pages": "".join(re.findall(r"\[(\w+)\]", pages)) or None,
         "python": platform.python_version(), "numpy": np.__version__,
         "torch": find_spec("torch") is not None, "missing_extras": missing,
     }  # fmt: skip
-
-
-def _name(machine: dict[str, Any]) -> str:
-    return "{processor}, {isa}, {threads} threads, hotcold {hotcold}".format(**machine)
+    # What the figures depend on: those of another machine are not these.
+    return facts | {"name": "{processor}, {isa}, {threads} threads, hotcold {hotcold}".format(**facts)}
 
 
 def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware | None:
@@ -102,21 +101,23 @@ def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware |
     if not os.path.exists(path):
         return None
     try:
-        found, here = find_hardware(str(path)), _name(machine)
-        if found.name != here:
-            raise ValueError(f"they are of {found.name!r}, and this is {here!r}")
-        _table(found)
+        found = find_hardware(str(path))
+        if found.name != machine["name"]:
+            raise ValueError(f"they are of {found.name!r}, and this is {machine['name']!r}")
+        json.dumps([asdict(found), _table(found)], allow_nan=False)
         return found
-    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         notes.append(f"measured anew, as the cached figures are of no use: {error}")
         return None
 
 
 def _measure(machine: dict[str, Any], notes: list[str]) -> Hardware:
     cores, caches, free = (machine[key] for key in ("threads", "cache_bytes", "available_memory_bytes"))
-    nbytes = min(max(_LEAST, 4 * caches), _MOST, max(1 << 20, (free or _MOST) // 8))
+    nbytes = min(max(_LEAST, 4 * caches), _MOST, _MOST if free is None else max(1 << 20, free // 8))
     if nbytes < 2 * caches:
-        notes.append(f"caches hold {options.size(caches)}: much of {options.size(nbytes)}, which were read")
+        notes.append(
+            f"only {options.size(nbytes)} were read; caches ({options.size(caches)}) keep much of it"
+        )
     threads = [1 << i for i in range((cores - 1).bit_length())] + [cores]
     with progress("measuring") as advance:
         found = measure(threads, nbytes, _SECONDS, advance)
@@ -124,7 +125,7 @@ def _measure(machine: dict[str, Any], notes: list[str]) -> Hardware:
     stream, *gather = [list(each) for each in best[1:]]  # after what memory gives
     source = f"measured by hotcold doctor, {datetime.datetime.now():%Y-%m-%d %H:%M}"
     more = machine | {"buffer_bytes": nbytes, "bandwidths": found}
-    return Hardware(_name(machine), source, 0, stream[1], gather, 0, 0, 0, 0, 0, more)
+    return Hardware(machine["name"], source, 0, stream[1], gather, 0, 0, 0, 0, 0, more)
 
 
 def _write(path: Path, hardware: Hardware) -> None:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Cores:
-    """What bounds the threads of this process."""
-
-    cpus: Collection[int]  #: logical CPUs of its affinity
+class Cores(NamedTuple):
+    cpus: Collection[int]  #: logical CPUs of the affinity
     physical: int  #: cores of those; two threads of one core wait for the same units
-    quota: int | None  #: CPUs' worth of time, rounded up: the smallest of its cgroups
-
-    @property
-    def available(self) -> int:
-        return max(1, min(self.physical, self.quota or self.physical))
+    quota: int | None  #: CPUs' worth of time, rounded up: the smallest of the cgroups around this process
 
 
 def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> Cores:
@@ -39,8 +32,9 @@ def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> C
 
 
 def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
-    """Physical cores that this process may keep busy, at least 1; parameters of :func:`find_cores`."""
-    return find_cores(root, cpus).available
+    """Cores that this process may keep busy, at least 1; parameters of :func:`find_cores`."""
+    _, physical, quota = find_cores(root, cpus)
+    return max(1, min(physical, quota or physical))
 
 
 def cache_bytes(cpus: Collection[int], root: Path = Path("/")) -> int:
