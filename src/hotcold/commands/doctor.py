@@ -36,7 +36,7 @@ _LEAST, _MOST, _SECONDS = 128 << 20, 1 << 30, 6.0  # bytes of a buffer, and seco
 _TEXT = """\
 processor   {processor}
 ISA         {isa}
-threads     {threads}: {physical_cores} cores of {cpus} CPUs in the affinity; CPU quota {quota}
+threads     {threads} (physical cores {physical_cores}, CPUs of the affinity {cpus}, CPU quota {quota})
 caches      {caches}
 memory      {memory} available
 huge pages  {huge_pages}
@@ -44,8 +44,8 @@ versions    hotcold {hotcold}, Python {python}, NumPy {numpy}
 GPU         not looked for (torch {torch}; no GPU kernels in this version)"""
 
 _HEADING = f"""\
-GB/s, median of {RUNS} runs (and their range): of memory alone; of the kernels on a
-dense FFN of Q4_0, and on neurons with so many bytes in one place, 1 in 10 active
+GB/s, median of {RUNS} runs (and their range). memory: only read; dense: all of an
+FFN of Q4_0; N B: one neuron in ten, which lies in pieces of N bytes
 """
 
 
@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, hardware)
         except (ValueError, OSError) as error:
-            notes.append(f"not cached, so the next call measures again: {path}: {error}")
+            reason = getattr(error, "strerror", error)
+            notes.append(f"not cached, so the next call measures again: {path}: {reason}")
     if args.output:
         _write(args.output, hardware)
     _print(machine, hardware)
@@ -86,9 +87,8 @@ def _facts() -> dict[str, Any]:
     facts = {
         "processor": options.processor(), "isa": supported_isas()[0], "threads": available_cores(),
         "hotcold": __version__, "cpus": len(cores.cpus), "physical_cores": cores.physical,
-        "quota": cores.quota, "cache_bytes": cache_bytes(cores.cpus),
-        "available_memory_bytes": available_memory(),
-        "huge_pages": "".join(re.findall(r"\[(\w+)\]", pages)) or None,
+        "quota": cores.quota, "cache_bytes": cache_bytes(cores.cpus), "free_bytes": available_memory(),
+        "huge_pages": "".join(re.findall(r"\[(\w+)\]", pages)) or "unknown",
         "python": platform.python_version(), "numpy": np.__version__,
         "torch": find_spec("torch") is not None, "missing_extras": missing,
     }  # fmt: skip
@@ -112,7 +112,7 @@ def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware |
 
 
 def _measure(machine: dict[str, Any], notes: list[str]) -> Hardware:
-    cores, caches, free = (machine[key] for key in ("threads", "cache_bytes", "available_memory_bytes"))
+    cores, caches, free = (machine[key] for key in ("threads", "cache_bytes", "free_bytes"))
     nbytes = min(max(_LEAST, 4 * caches), _MOST, _MOST if free is None else max(1 << 20, free // 8))
     if nbytes < 2 * caches:
         notes.append(
@@ -145,15 +145,15 @@ def _table(hardware: Hardware) -> list[str]:
 
 
 def _print(machine: dict[str, Any], hardware: Hardware) -> None:
-    free, pages = machine["available_memory_bytes"], machine["huge_pages"] or "unknown"
+    free, slow = machine["free_bytes"], "never, which is slow: let the system allow 'madvise'"
     words = {
         "quota": machine["quota"] or "none", "caches": options.size(machine["cache_bytes"]),
         "memory": "unknown" if free is None else options.size(free),
-        "huge_pages": "never, which is slow: let the system allow 'madvise'" if pages == "never" else pages,
+        "huge_pages": machine["huge_pages"].replace("never", slow),
         "torch": "installed" if machine["torch"] else "missing",
     }  # fmt: skip
     missing = [f"for {_EXTRAS[extra][1]}: pip install '.[{extra}]'" for extra in machine["missing_extras"]]
     lines = [*_TEXT.format(**machine | words).splitlines(), *(f"{'missing':<12}{each}" for each in missing)]
-    lines += ["", hardware.source, *_HEADING.splitlines(), *_table(hardware)]
+    lines += ["", hardware.source, *_HEADING.split("\n"), *_table(hardware)]
     lines += ["", f"not measured: {', '.join(_UNMEASURED)}"]
     print("\n".join(printable(line, 80) for line in lines))

@@ -15,10 +15,7 @@ class Cores(NamedTuple):
 
 
 def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> Cores:
-    """What bounds ``cpus`` (None: this process's affinity).
-
-    ``proc`` and ``sys`` lie in ``root``; what is not there (macOS, Windows) limits nothing.
-    """
+    """Of ``cpus`` (None: the affinity); ``root`` has ``proc`` and ``sys``: what it lacks limits nothing."""
     if cpus is None:
         if hasattr(os, "sched_getaffinity"):
             cpus = os.sched_getaffinity(0)

@@ -1,6 +1,5 @@
 """Measures what decoding gets of a machine's memory: streams, and the rows of neurons that a mask picks."""
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,8 +14,6 @@ from hotcold.kernels.cpu import CPUBackend, ReadProbe
 #: Block type and dim of the neurons that are gathered; the first are streamed as well.
 SHAPES = (("Q4_0", 4096), ("Q4_0", 1024), ("Q4_0", 8192), ("F16", 8192))
 RUNS = 5
-
-_Speed = Callable[[float, CPUBackend], float]  # of some seconds, on the threads of a backend: GB/s (10^9)
 
 
 class NeuronProbe:
@@ -38,6 +35,7 @@ class NeuronProbe:
         self._x, self._out, self._calls = *np.zeros((2, 1, dim), np.float32), 0
 
     def measure(self, dense: bool, seconds: float, backend: CPUBackend) -> float:
+        """GB/s (10^9 bytes) on the threads of ``backend``."""
         stats, batch, elapsed = FFNStats(), backend.batch(BatchLimits(1, 1, 1, 1)), 0.0
         batch.counts[:] = 1, 1, 0, 1
         start = time.perf_counter()
@@ -51,23 +49,20 @@ class NeuronProbe:
 def measure(
     threads: Sequence[int], nbytes: int, seconds: float, advance: Callable[[int, int], None]
 ) -> list[dict[str, Any]]:
-    """Of ``memory`` alone, then by the kernels of a ``dense`` FFN, then of scattered ``rows``.
-
-    Buffers have ``nbytes``, 1 MiB or more; reading takes ``seconds`` in all. ``run_bytes`` is 0 but for rows.
-    """
+    """What docs/formats.md says, from buffers of ``nbytes``, 1 MiB or more, in ``seconds`` of reading."""
     backends, found = [CPUBackend(n) for n in threads], list[dict[str, Any]]()
     for done, (access, run_bytes, speed) in enumerate(_probes(backends[-1], nbytes)):
         for backend in backends:
             each = seconds / (2 + len(SHAPES)) / len(backends) / RUNS
             speeds = sorted(speed(each, backend) for _ in range(RUNS))
             place = {"access": access, "run_bytes": run_bytes, "threads": backend.threads}
-            ends = {"least_gb_s": speeds[0], "most_gb_s": speeds[-1]}
-            found.append(place | {"gb_s": statistics.median(speeds)} | ends)
+            figures = {"gb_s": speeds[RUNS // 2], "least_gb_s": speeds[0], "most_gb_s": speeds[-1]}
+            found.append(place | figures)
         advance(done + 1, 2 + len(SHAPES))
     return sorted(found, key=lambda each: each["run_bytes"])
 
 
-def _probes(backend: CPUBackend, nbytes: int) -> Iterator[tuple[str, int, _Speed]]:
+def _probes(backend: CPUBackend, nbytes: int) -> Iterator[tuple[str, int, Callable[..., float]]]:
     yield "memory", 0, ReadProbe(backend, nbytes).measure
     for shape in SHAPES:
         probe = NeuronProbe(backend, *shape, nbytes)
