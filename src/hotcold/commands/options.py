@@ -60,8 +60,8 @@ def byte_size(text: str) -> int:
 
 def file_path(text: str) -> Path:
     """A parser of paths; the empty one would silently mean this folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("'' is not a path: name a file")
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a path: name a file")
     return Path(text)
 
 
