@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hotcold.kernels.cores import available_cores
+from hotcold.kernels.cores import available_cores, cache_bytes
 from hotcold.kernels.cpu import CPUBackend
 
 
@@ -94,3 +94,17 @@ def test_the_pool_follows_affinity() -> None:
     finally:
         os.sched_setaffinity(0, before)
     assert 1 <= available_cores() <= len(before)
+
+
+def test_caches_count_once_and_without_the_smaller_ones_beside_them(tmp_path: Path) -> None:
+    """CPUs with caches of their own, of 64 and 512 KiB, and in pairs of 32 MiB."""
+    for cpu in range(4):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cache"
+        pair = f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}"
+        for i, (size, users) in enumerate([("64K", cpu), ("512K", cpu), ("32768K", pair)]):
+            write(folder / f"index{i}/size", size)
+            write(folder / f"index{i}/shared_cpu_list", str(users))
+    assert cache_bytes([0], tmp_path) == (512 << 10) + (32 << 20)
+    assert cache_bytes([0, 1], tmp_path) == (2 * 512 << 10) + (32 << 20)
+    assert cache_bytes(range(5), tmp_path) == (4 * 512 << 10) + (64 << 20)
+    assert cache_bytes([0], tmp_path / "nothing") == 0

@@ -32,6 +32,18 @@ def test_gathering_between_measured_lengths(tmp_path: Path) -> None:
     assert speeds == pytest.approx([10, 10, 15, 20, 20])
 
 
+def test_without_a_gpu_its_figures_are_0(tmp_path: Path) -> None:
+    data = asdict(find_hardware("rtx3060"))
+    none = {name: 0 for name in data if name.startswith(("gpu", "link", "vram", "handshake"))}
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(data | none | {"machine": {"any": ["facts"]}}))
+    found = find_hardware(str(path))
+    assert found.vram_bytes == found.handshake_s == 0 and found.machine == {"any": ["facts"]}
+    path.write_text(json.dumps(data | none | {"cpu_stream_gb_s": 0}))
+    with pytest.raises(ValueError, match="cpu_stream_gb_s is 0: a number above 0"):
+        find_hardware(str(path))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -41,6 +53,8 @@ def test_gathering_between_measured_lengths(tmp_path: Path) -> None:
         ({"link_pinned_gb_s": float("nan")}, "link_pinned_gb_s is nan"), ({"name": 3}, "name is 3: text"),
         ({"cpu_gather_gb_s": 5}, "gather_gb_s is 5: a list of"), ({"speed": 1}, "with exactly name,"),
         ({"cpu_gather_gb_s": []}, "gather_gb_s is"), ({"cpu_gather_gb_s": [[1, 2], [3]]}, "list of pairs"),
+        ({"machine": 3}, "machine is 3: an object"), ({"vram_bytes": 0}, "gpu_stream_gb_s is 270: 0,"),
+        ({"vram_bytes": False}, "vram_bytes is False"), ({"vram_bytes": None}, "vram_bytes is None"),
         ({"cpu_gather_gb_s": [[1, 0]]}, "list of pairs"), ({"cpu_gather_gb_s": [[1, [2]]]}, "list of pairs"),
     ],
 )  # fmt: skip

@@ -28,6 +28,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("fit-predictor", "make the predictors of --sparsity predicted"),
     ("profile", "count how often each neuron fires on a text"),
     ("plan", "decide what a GPU gets, and predict the speed"),
+    ("doctor", "describe this machine, and measure its memory"),
     ("convert", "turn a checkpoint into a GGUF file"),
 )
 

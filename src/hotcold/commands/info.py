@@ -128,7 +128,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     total = f"{options.scaled(report['parameters'])} in {report['tensors']} tensors"
     values = {
         "file": path if len(path) <= room else f"...{path[3 - room :]}",
-        "format": f"{container}, {_size(report['file_bytes'])}",
+        "format": f"{container}, {options.size(report['file_bytes'])}",
         **{name: report[name] for name in ("name", "architecture", "fingerprint")},
         "parameters": total if report["tensors"] else "none: a vocabulary only",
         **{name.replace("_", " "): _per_layer(report[name]) for name in _NUMBERS},
@@ -144,7 +144,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
 def _type_lines(types: list[dict[str, Any]]) -> list[str]:
     lines = ["", f"{'type':<{_LABEL}}{'tensors':>8}{'parameters':>12}{'size':>12}"] if types else []
     for entry in types:
-        count, size = options.scaled(entry["parameters"]), _size(entry["bytes"])
+        count, size = options.scaled(entry["parameters"]), options.size(entry["bytes"])
         mark = "" if entry["supported"] else "  not supported"
         lines.append(f"{entry['type']:<{_LABEL}}{entry['tensors']:>8}{count:>12}{size:>12}{mark}")
     if not all(entry["supported"] for entry in types):
@@ -156,7 +156,7 @@ def _tensor_lines(infos: list[TensorInfo]) -> list[str]:
     lines = [""] if infos else []
     for info in infos:
         shape = " x ".join(map(str, info.shape))
-        rest = f"{info.type.name:<8}{shape:>20}{_size(info.nbytes):>12}"
+        rest = f"{info.type.name:<8}{shape:>20}{options.size(info.nbytes):>12}"
         # A long name gets a line of its own, so that columns stay within 80.
         lines += [f"{info.name:<38}{rest}"] if len(info.name) < 38 else [info.name, f"{'':<38}{rest}"]
     return lines
@@ -168,7 +168,7 @@ def _predictor_text(report: dict[str, Any]) -> str:
         return "none"
     rank = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
     return (
-        f"{report['predictor_layers']} layers, rank {rank}, {_size(report['predictor_bytes'])}, "
+        f"{report['predictor_layers']} layers, rank {rank}, {options.size(report['predictor_bytes'])}, "
         f"threshold {'not a number' if threshold is None else format(threshold, 'g')}"
     )
 
@@ -185,7 +185,3 @@ def _per_layer(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     return value[0] if min(value) == max(value) else f"{min(value)} to {max(value)}, by layer"
-
-
-def _size(n: int) -> str:
-    return options.scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

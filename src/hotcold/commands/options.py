@@ -58,15 +58,15 @@ def byte_size(text: str) -> int:
 
 def file_path(text: str) -> Path:
     """A parser of paths; the empty one would silently mean this folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("'' is not a path: name a file")
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a path: name a file")
     return Path(text)
 
 
 def new_file(text: str) -> Path:
     """A parser of paths to write to, refused before anything is done."""
     path = file_path(text)
-    if "\0" in text or path.exists() or not path.parent.is_dir():
+    if path.exists() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: a new file in a folder that exists is needed")
     return path
 
@@ -158,11 +158,11 @@ def facts(model: "LoadedModel") -> dict[str, Any]:
     return {
         "sparsity": model.sparsity, "notes": model.notes, "threads": model.threads, "context": model.context,
         "cache_type": model.cache_type, "backend": model.backend.name,
-        "isa": getattr(model.backend, "isa", None), "processor": _processor(), "model": model.name,
+        "isa": getattr(model.backend, "isa", None), "processor": processor(), "model": model.name,
     }  # fmt: skip
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -184,3 +184,8 @@ def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "
     while n >= step and power < len(units) - 1:
         n, power = n / step, power + 1
     return f"{n:.2f} {units[power]}" if power else f"{n:g} {units[0]}".rstrip()
+
+
+def size(n: int) -> str:
+    """``7.34 MiB``."""
+    return scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

@@ -11,7 +11,7 @@ from hotcold.formats.blocks import block_type
 from hotcold.formats.files import printable
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
-from hotcold.sparse.hardware import find_hardware
+from hotcold.sparse.hardware import PRESETS, find_hardware
 from hotcold.sparse.placement import Profile, read_placement, read_profile, write_placement
 from hotcold.sparse.sizes import SHAPES, Sizes, power_law, sizes_of_file, sizes_of_shape
 from hotcold.sparse.solver import Costs, Solver, last_layers, layer_split, paper_placement
@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     hardware = find_hardware(args.hardware)
     vram, budget = int(hardware.vram_bytes), args.vram_budget
+    if not vram:
+        seen = f"--hardware {printable(args.hardware)}: no GPU was measured, so nothing is to be placed"
+        raise ValueError(f"{seen}; choose a preset, {', '.join(PRESETS)}, or leave it out")
     budget = vram - min(1 << 30, vram // 8) if budget is None else budget
     if not 0 < budget <= vram:
         allowed = f"more than 0, which is the CPU alone, and at most the card's {vram / 2**30:g} are needed"
@@ -108,9 +111,7 @@ def _model(args: argparse.Namespace) -> tuple[Sizes, Profile, int]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    def size(n: int) -> str:
-        return options.scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-
+    size = options.size
     for name in ("model", "profile", "hardware", "hardware_source"):
         print(printable(f"{name.split('_')[-1]:<12}{report[name]}", 80))
     print(f"{'context':<12}{report['context']}\n{'budget':<12}{size(report['budget_bytes'])}")

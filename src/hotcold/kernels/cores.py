@@ -3,13 +3,17 @@
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 
-def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
-    """Physical cores that this process may keep busy; two threads of one core wait for the same units.
+class Cores(NamedTuple):
+    cpus: Collection[int]  #: logical CPUs of the affinity
+    physical: int  #: cores of those; two threads of one core wait for the same units
+    quota: int | None  #: CPUs' worth of time, rounded up: the smallest of the cgroups around this process
 
-    Those of ``cpus`` (None: this process's affinity), or the smallest quota of an enclosing cgroup, rounded
-    up. ``proc`` and ``sys`` lie in ``root``; what is not there (macOS, Windows) limits nothing."""
+
+def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> Cores:
+    """Of ``cpus`` (None: the affinity); ``root`` has ``proc`` and ``sys``: what it lacks limits nothing."""
     if cpus is None:
         if hasattr(os, "sched_getaffinity"):
             cpus = os.sched_getaffinity(0)
@@ -19,7 +23,23 @@ def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None)
     cores = {_core(topology / f"cpu{cpu}/topology/thread_siblings_list", cpu) for cpu in cpus}
     groups = cgroups(root / "proc/self/cgroup", root / "sys/fs/cgroup", "cpu")
     quotas = [quota for version, folder in groups if (quota := _quota(version, folder))]
-    return max(1, min([len(cores), *quotas]))
+    return Cores(cpus, len(cores), min(quotas, default=None))
+
+
+def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
+    """Cores that this process may keep busy, at least 1; parameters of :func:`find_cores`."""
+    _, physical, quota = find_cores(root, cpus)
+    return max(1, min(physical, quota or physical))
+
+
+def cache_bytes(cpus: Collection[int], root: Path = Path("/")) -> int:
+    """Of the caches of these CPUs, the largest where several have the same users; 0 where unknown."""
+    sizes: dict[str, int] = {}
+    for path in (root / f"sys/devices/system/cpu/cpu{cpu}/cache" for cpu in cpus):
+        for size in path.glob("index*/size"):
+            users, nbytes = read_text(size.with_name("shared_cpu_list")), read_text(size).partition("K")[0]
+            sizes[users] = max(sizes.get(users, 0), int(f"0{nbytes}") << 10)
+    return sum(sizes.values())
 
 
 def cgroups(membership: Path, mount: Path, controller: str) -> Iterator[tuple[int, Path]]:

@@ -261,9 +261,10 @@ class ReadProbe:
         rows = _cpu.WeightRows(self._memory, 0, nbytes // 256, 256, nbytes // 256 // 4, 0)
         rows.pack(np.ones((256, nbytes // 256), np.uint8), backend._pool)
 
-    def measure(self, seconds: float = 0.2) -> float:
-        """GB/s (10^9 bytes), all threads of the pool together."""
-        return _cpu.read_bandwidth(self._backend.isa, self._backend._pool, self._memory, seconds)
+    def measure(self, seconds: float = 0.2, backend: CPUBackend | None = None) -> float:
+        """GB/s (10^9 bytes), all threads of the pool together, or of another backend's pool."""
+        backend = backend or self._backend
+        return _cpu.read_bandwidth(backend.isa, backend._pool, self._memory, seconds)
 
 
 def _bits(cache: Buffer) -> Buffer:

@@ -1,17 +1,23 @@
-"""What a machine reads, and how fast: measured, or one of ``machines.json``, from published data."""
+"""What a machine reads, and how fast: measured (``measuring.py``), or a preset, from published data."""
 
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hotcold.formats.files import RegularFile, shown
 
+PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("machines.json").read_bytes())
+
 
 @dataclass(frozen=True)
 class Hardware:
-    """Bandwidths are in 1e9 bytes a second, as decoding gets them; a ValueError names a wrong field."""
+    """Bandwidths are in 1e9 bytes a second, as decoding gets them; a ValueError names a wrong field.
+
+    Without a GPU its memory and all that is measured on it are 0.
+    """
 
     name: str
     source: str  #: where the figures come from
@@ -23,6 +29,7 @@ class Hardware:
     link_pinned_gb_s: float
     link_pageable_gb_s: float
     handshake_s: float  #: from the GPU to the CPU and back, without what is sent
+    machine: dict[str, Any] | None = None  #: what doctor adds: when, where, and all that it measured
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -31,8 +38,12 @@ class Hardware:
             needed = "a number above 0"
             if name in ("name", "source"):
                 right, needed = isinstance(value, str), "text"
+            elif name == "machine":
+                right, needed = value is None or isinstance(value, dict), "an object"
             elif name == "cpu_gather_gb_s":
                 right, needed = right and numbers.shape[1:] == (2,), "a list of pairs of numbers above 0"
+            elif not name.startswith("cpu") and self.vram_bytes == 0:
+                right, needed = value == 0 and type(value) in (int, float), "0, without a GPU (vram_bytes),"
             if not right or isinstance(value, list) != (name == "cpu_gather_gb_s"):
                 raise ValueError(f"{name} is {shown(value)}: {needed} is needed")
 
@@ -44,13 +55,12 @@ class Hardware:
 
 def find_hardware(name: str) -> Hardware:
     """A preset, or a JSON file with the fields of Hardware; ValueError where it is neither, or wrong."""
-    presets = json.loads(Path(__file__).with_name("machines.json").read_bytes())
     try:
-        file = None if name in presets else RegularFile(Path(name))
-        data = json.loads(file.read(0, min(file.size, 1 << 20))) if file else presets[name]
-        names = [field.name for field in fields(Hardware)]
-        if not isinstance(data, dict) or data.keys() != set(names):
-            raise ValueError(f"an object with exactly {', '.join(names)} is needed")
+        file = None if name in PRESETS else RegularFile(Path(name))
+        data = json.loads(file.read(0, min(file.size, 1 << 20))) if file else PRESETS[name]
+        names = [field.name for field in fields(Hardware)][:-1]
+        if not isinstance(data, dict) or data.keys() - {"machine"} != set(names):
+            raise ValueError(f"an object with exactly {', '.join(names)} is needed; machine may be added")
         return Hardware(**data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"hardware {shown(name)}: {error}; presets: {', '.join(presets)}") from None
+        raise ValueError(f"hardware {shown(name)}: {error}; presets: {', '.join(PRESETS)}") from None

@@ -1,0 +1,142 @@
+"""``hotcold doctor``: what it says, what it caches, and when it measures; from tiny buffers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotcold.commands import cli, doctor
+from hotcold.kernels.cores import available_cores
+from hotcold.sparse.hardware import find_hardware
+from hotcold.sparse.measuring import SHAPES
+
+GOOD = {"access": "memory", "run_bytes": 0, "threads": 1, "least_gb_s": 1, "gb_s": 1, "most_gb_s": 1}
+
+Doctor = Callable[..., tuple[dict[str, Any], str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """Runs it with a cache of this test's own; its report, and stderr."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, value in {"_LEAST": 1 << 20, "_MOST": 1 << 20, "_SECONDS": 0.0}.items():
+        monkeypatch.setattr(doctor, name, value)
+
+    def call(*arguments: str) -> tuple[dict[str, Any], str]:
+        assert cli.main(["doctor", *arguments, "--json"]) == 0
+        out, err = capsys.readouterr()
+        *lines, last = out.splitlines()
+        assert max(map(len, lines)) <= 80 and "GPU         not looked for" in out
+        assert any("not measured" in line for line in lines)
+        return json.loads(last), err
+
+    return call
+
+
+def test_the_first_call_measures_and_later_ones_read(run: Doctor, tmp_path: Path) -> None:
+    first, _ = run()
+    cache = tmp_path / "cache" / "hotcold" / "hardware.json"
+    assert not first["from_cache"] and first["cache"] == str(cache)
+    assert json.loads(cache.read_bytes()) == first["hardware"] and list(cache.parent.iterdir()) == [cache]
+    second, err = run()
+    assert second["from_cache"] and second["hardware"] == first["hardware"] and f"figures from {cache}" in err
+    again, _ = run("--again")
+    assert not again["from_cache"] and again["hardware"] != first["hardware"]
+    assert json.loads(cache.read_bytes()) == again["hardware"]
+
+
+def test_what_is_measured(run: Doctor, tmp_path: Path) -> None:
+    report, _ = run("-o", str(tmp_path / "new.json"))
+    found = find_hardware(str(tmp_path / "new.json"))
+    assert found == find_hardware(report["cache"]) and found.machine
+    bandwidths = found.machine["bandwidths"]
+    assert all(0 < each["least_gb_s"] <= each["gb_s"] <= each["most_gb_s"] for each in bandwidths)
+    cores = available_cores()
+    assert {each["threads"] for each in bandwidths} == {cores} | {
+        1 << i for i in range(10) if 1 << i <= cores
+    }
+    assert len(bandwidths) == (2 + len(SHAPES)) * len({each["threads"] for each in bandwidths})
+    best = {(e["access"], e["run_bytes"]): e["gb_s"] for e in bandwidths if e["threads"] == cores}
+    assert found.cpu_stream_gb_s == best.pop(("dense", 0)) and best.pop(("memory", 0)) > 0
+    # A neuron of Q4_0 and dim 1024 has three rows of 32 blocks of 18 bytes, in two places.
+    assert found.cpu_gather_gb_s[0][0] == 3 * 32 * 18 / 2
+    assert found.cpu_gather_gb_s == [[length, gb_s] for (_, length), gb_s in best.items()]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\0", "{}"])
+def test_a_damaged_cache_is_measured_anew(text: str, run: Doctor, tmp_path: Path) -> None:
+    run()
+    cache = tmp_path / "cache" / "hotcold" / "hardware.json"
+    cache.write_text(text)
+    report, err = run()
+    assert not report["from_cache"] and err.count("\n") == 1 + err.count("note: only")
+    assert "note: measured anew, as the cached figures are of no use: hardware '" in err
+    assert run()[0]["from_cache"]
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        None, {}, {"bandwidths": 3}, {"bandwidths": [3]}, {"bandwidths": [{}]},
+        {"bandwidths": [GOOD | {"access": 3}]}, {"bandwidths": [GOOD | {"run_bytes": "x"}]},
+        {"bandwidths": [GOOD | {"gb_s": 0}]}, {"bandwidths": [GOOD | {"gb_s": []}]},
+        {"bandwidths": [GOOD | {"threads": 1.5}]}, {"bandwidths": [GOOD], "x": float("nan")},
+        {"bandwidths": [GOOD], "x": "990 lists"},
+    ],
+)  # fmt: skip
+def test_a_cache_whose_table_makes_no_sense(machine: Any, run: Doctor) -> None:
+    first, _ = run()
+    text = json.dumps(first["hardware"] | {"machine": machine})
+    Path(first["cache"]).write_text(text.replace('"990 lists"', 990 * "[" + 990 * "]"))
+    report, err = run()
+    assert not report["from_cache"] and "measured anew" in err
+
+
+def test_a_cache_whose_table_makes_sense(run: Doctor) -> None:
+    first, _ = run()
+    first["hardware"]["machine"] = {"bandwidths": [GOOD]}
+    Path(first["cache"]).write_text(json.dumps(first["hardware"]))
+    assert run()[0]["from_cache"]
+
+
+def test_another_machine_s_cache(run: Doctor) -> None:
+    first, _ = run()
+    Path(first["cache"]).write_text(json.dumps(first["hardware"] | {"name": "a better one"}))
+    report, err = run()
+    assert not report["from_cache"] and report["hardware"]["name"] == first["hardware"]["name"]
+    assert "they are of 'a better one', and this is" in err
+
+
+def test_a_cache_that_cannot_be_written(run: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    report, err = run("-o", str(tmp_path / "new.json"))
+    assert "note: not cached, so the next call measures again" in err and not report["from_cache"]
+    assert find_hardware(str(tmp_path / "new.json")).cpu_stream_gb_s > 0
+    (tmp_path / "cache").unlink()
+    (tmp_path / "cache" / "hotcold" / "hardware.json").mkdir(parents=True)
+    assert "not cached" in run()[1]
+
+
+def test_plan_says_that_no_gpu_was_measured(
+    run: Doctor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, _ = run()
+    assert report["hardware"]["vram_bytes"] == 0
+    assert cli.main(["plan", "--hardware", report["cache"]]) == 2
+    err = capsys.readouterr().err
+    assert "no GPU was measured" in err and "rtx4090-i9, rtx2080ti-i7" in err and err.count("\n") == 1
+
+
+def test_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old").touch()
+    assert cli.main(["doctor", "-o", str(tmp_path / "old")]) == 2
+    assert "a new file in a folder that exists is needed" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    assert cli.main(["doctor"]) == 2
+    assert "cache folder 'here': set XDG_CACHE_HOME to an absolute path" in capsys.readouterr().err
