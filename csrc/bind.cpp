@@ -373,7 +373,10 @@ NB_MODULE(_cpu, m) {
                                  data_of(out, "gather: out", p.rows(kLogits), dim), dim);
             },
             "x"_a.noconvert(), "out"_a.noconvert())
-        .def("run", [](BoundProgram& p) { p.program.run(); }, nb::call_guard<nb::gil_scoped_release>());
+        .def("cut", [](BoundProgram& p) { p.program.cut(); })
+        .def(
+            "run", [](BoundProgram& p, size_t segment) { p.program.run(segment); }, "segment"_a,
+            nb::call_guard<nb::gil_scoped_release>());
     m.def("row_size", [](int type, int64_t cols) { return row_size(Type(type), cols); }, "type"_a, "cols"_a);
     m.def("top_k", &bind_top_k, "logits"_a.noconvert(), "k"_a, "bias"_a.none().noconvert(),
           "allowed"_a.none().noconvert());
