@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from hotcold.formats.blocks import BlockTypeError, Tensor, block_type
 from hotcold.formats.gguf import GGUFFile, printable
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
 from hotcold.model.config import Config, ModelError
+from hotcold.model.devices import Devices
 
 #: Called with the bytes read so far and in all.
 Progress = Callable[[int, int], None]
@@ -41,7 +43,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole model in a backend. ``head`` is ``embedding`` where the file has no ``output.weight``."""
+    """A whole model. Without ``output.weight`` in the file, ``head`` is ``embedding`` or a copy of it."""
 
     embedding: Matrix  # (V, D)
     layers: tuple[LayerWeights, ...]
@@ -89,7 +91,7 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
 def load_weights(
     file: GGUFFile,
     config: Config,
-    backend: Backend,
+    backend: Backend | Devices,
     progress: Progress | None = None,
     others: Container[str] = (),
 ) -> Weights:
@@ -100,14 +102,20 @@ def load_weights(
         GGUFError: the file cannot be read, or has changed.
     """
     total = check_tensors(file, config, others)
-    reader = _Reader(file, backend, config, progress or (lambda done, total: None), total)
-    embedding = reader.matrix("token_embd")
-    layers = tuple(reader.layer(f"blk.{i}.") for i in range(config.layers))
+    devices = Devices.of(backend, config.layers)
+    reader = _Reader(file, devices.embedding, config, progress or (lambda done, total: None), total)
+    embedding, layers = reader.matrix("token_embd"), []
+    for i in range(config.layers):
+        reader.backend = devices.layers[i]
+        layers.append(reader.layer(f"blk.{i}.", partial(devices.ffn_weights, i)))
+    reader.backend = devices.head
+    tied = "output.weight" not in file.tensors
+    same = tied and devices.head is devices.embedding
     return Weights(
         embedding=embedding,
-        layers=layers,
+        layers=tuple(layers),
         norm=reader.norm("output_norm"),
-        head=reader.matrix("output") if "output.weight" in file.tensors else embedding,
+        head=embedding if same else reader.matrix("token_embd" if tied else "output"),
         rope_factors=reader.rope_factors(),
     )
 
@@ -161,19 +169,19 @@ def _down(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
 
 
 class _Reader:
-    """Turns named tensors into weights of one backend and reports progress."""
+    """Turns named tensors into weights of a backend, ``backend``, and reports progress."""
 
     def __init__(
         self, file: GGUFFile, backend: Backend, config: Config, progress: Progress, total: int
     ) -> None:
         self._file = file
-        self._backend = backend
+        self.backend = backend
         self._config = config
         self._progress = progress
         self._total = total
         self._done = 0
 
-    def layer(self, blk: str) -> LayerWeights:
+    def layer(self, blk: str, ffn_weights: Callable[[FFNTensors], FFNWeights]) -> LayerWeights:
         attn_norm, ffn_norm = _norms(self._config, blk, self._file.tensors)
         q, k, v = self._attention_inputs(blk)
         return LayerWeights(
@@ -185,18 +193,18 @@ class _Reader:
             q_norm=self._optional_norm(blk + "attn_q_norm"),
             k_norm=self._optional_norm(blk + "attn_k_norm"),
             ffn_norm=self._optional_norm(blk + ffn_norm),
-            ffn=self._backend.ffn_weights(self._ffn(blk)),
+            ffn=ffn_weights(self._ffn(blk)),
         )
 
     def matrix(self, name: str) -> Matrix:
-        return self._backend.matrix(self._tensor(f"{name}.weight"), self._vector(f"{name}.bias"))
+        return self.backend.matrix(self._tensor(f"{name}.weight"), self._vector(f"{name}.bias"))
 
     def norm(self, name: str) -> Norm:
         weight = self._vector(f"{name}.weight")
         assert weight is not None  # check_tensors() saw it
         return Norm(
-            weight=upload(self._backend, weight),
-            bias=upload(self._backend, self._vector(f"{name}.bias")),
+            weight=upload(self.backend, weight),
+            bias=upload(self.backend, self._vector(f"{name}.bias")),
             eps=self._config.norm_eps,
             centre=self._config.family.norm == "layer",
         )
@@ -215,7 +223,7 @@ class _Reader:
         kv = self._config.kv_heads * self._config.head_dim
         parts = (slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None))
         return [
-            self._backend.matrix(
+            self.backend.matrix(
                 Tensor(fused.type, (len(fused.data[part]), self._config.dim), fused.data[part]),
                 None if bias is None else bias[part],
             )
