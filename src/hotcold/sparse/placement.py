@@ -1,6 +1,6 @@
 """Profiles and placements, and their files (docs/formats.md). A placement's is PowerInfer's ``.gpuidx``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,10 @@ from hotcold import __version__
 from hotcold.formats.blocks import GGML_TYPES, Tensor
 from hotcold.formats.files import naming, printable, shown
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
-from hotcold.sparse.sizes import Sizes
+from hotcold.sparse.sizes import SHAPES, Sizes, power_law
+
+#: Of a model of which nothing is known.
+_ACTIVITY = SHAPES["mistral-7b"] | {"source": "10 % fire, 26 % of them 80 % of all (assumed)"}
 
 INDEX_BYTES = 4  #: on the GPU, of a hot neuron's number
 
@@ -57,6 +60,15 @@ class Placement:
 
     def gpu_bytes(self, sizes: Sizes, kind: str = "") -> int:
         return sum(row["gpu_bytes"] for row in self.bill(sizes) if kind in ("", row["kind"]))
+
+
+def assumed_profile(sizes: Sizes, activity: Mapping[str, Any] = _ACTIVITY) -> Profile:
+    """The same power law in every layer; where nothing is zero, all fire."""
+    if sizes.always == 1:
+        return Profile([np.ones(n) for n in sizes.neurons], "no zeros: all neurons")
+    experts, law = activity["experts"], (activity["scale"], activity["exponent"])
+    firing = [np.tile(sizes.routed * power_law(n // experts, *law), experts) for n in sizes.neurons]
+    return Profile(firing, f"a power law in every layer; {activity['source']}")
 
 
 def read_profile(path: Path, sizes: Sizes) -> Profile:

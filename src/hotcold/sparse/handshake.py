@@ -1,0 +1,134 @@
+"""How a layer's two sides wait for each other: the hot one posts and waits, the cold one takes and gives.
+
+A layer is posted when its input lies in the mailbox, and done when the cold side's answer does. Both are
+sequence numbers, and at most one layer is out at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from hotcold.kernels.backend import Program
+
+#: Called with (what, layer) at the moments that a timeline shows.
+Mark = Callable[[str, int], None]
+
+_LIVENESS_S = 0.2  #: how long a wait sleeps before it looks whether the other side still lives
+
+
+class HandshakeError(RuntimeError):
+    """The cold side has failed, was closed, or is gone: no layer can be posted any more."""
+
+
+class _Interrupted(Exception):
+    """A step ended early: the layer posted is not the next one."""
+
+
+class Handshake(Protocol):
+    """Host functions of the two sides' programs."""
+
+    mark: Mark | None  #: None records nothing
+
+    def post(self, layer: int, fill: Callable[[], None]) -> None:
+        """Hot side: calls ``fill``, which fills the layer's mailbox, and tells the cold side."""
+        ...
+
+    def wait(self, layer: int) -> None:
+        """Hot side: returns when the answer lies there; HandshakeError where it will never come."""
+        ...
+
+    def take(self, layer: int) -> None:
+        """Cold side: returns when this layer is posted."""
+        ...
+
+    def give(self, layer: int) -> None:
+        """Cold side: the layer's answer lies in the mailbox."""
+        ...
+
+    def serve(self, program: Program) -> None:
+        """Starts the cold side: runs the program, which takes and gives every split layer, for each step."""
+        ...
+
+    def close(self) -> None:
+        """Ends the cold side; harmless when it has ended."""
+        ...
+
+
+class ThreadHandshake:
+    """A :class:`Handshake` between two threads. Whoever waits sleeps: spinning would hold Python's lock."""
+
+    def __init__(self) -> None:
+        self.mark: Mark | None = None
+        self._changed = threading.Condition()
+        self._posted = self._done = 0
+        self._layer = -1  # that is posted
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def post(self, layer: int, fill: Callable[[], None]) -> None:
+        self._settle()  # an interrupted step may have left the cold side at work
+        fill()
+        with self._changed:
+            self._layer, self._posted = layer, self._posted + 1
+            self._changed.notify_all()
+        self._note("post", layer)
+
+    def wait(self, layer: int) -> None:
+        self._note("wait", layer)
+        self._settle()
+        self._note("waited", layer)
+
+    def _settle(self) -> None:
+        """Returns when no answer is outstanding."""
+        with self._changed:
+            while self._done < self._posted:
+                if self._failure is not None:
+                    raise HandshakeError(f"the cold side failed: {self._failure!r}") from self._failure
+                if self._closed or self._thread is None or not self._thread.is_alive():
+                    raise HandshakeError("the cold side has ended: load the model again")
+                self._changed.wait(_LIVENESS_S)
+
+    def take(self, layer: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._done < self._posted)
+            if self._closed:
+                raise HandshakeError("closed")
+            if self._layer != layer:
+                raise _Interrupted
+        self._note("take", layer)
+
+    def give(self, layer: int) -> None:
+        self._note("give", layer)
+        with self._changed:
+            self._done = self._posted
+            self._changed.notify_all()
+
+    def serve(self, program: Program) -> None:
+        self._thread = threading.Thread(target=self._run, args=(program,), name="cold side", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        # The garbage collector may call this on any thread.
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self, program: Program) -> None:
+        try:
+            while True:
+                with contextlib.suppress(_Interrupted):
+                    program.run()
+        except BaseException as error:  # whatever it is, the hot side must not wait for ever
+            with self._changed:
+                self._failure = None if self._closed else error
+                self._changed.notify_all()
+
+    def _note(self, what: str, layer: int) -> None:
+        if self.mark is not None:
+            self.mark(what, layer)
