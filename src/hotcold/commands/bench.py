@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parallel = "sequences; 16 are decoded together, more wait for their turn (1)"
     add("--parallel", type=number(1, 4096), default=1, metavar="N", help=parallel)
     add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds (5)")
+    what = "write a Chrome trace of one more round on two backends, and print how far these overlap"
+    add("--timeline", type=options.file_path, metavar="FILE", help=what)
     options.add_model_options(parser)
     options.add_json_option(parser)
 
@@ -47,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     from hotcold.kernels.backend import MAX_DECODE_ROWS
     from hotcold.kernels.cpu import CPUBackend, ReadProbe
 
+    if args.timeline and not (args.placement or args.vram_budget):
+        raise ValueError("--timeline shows two backends: it needs --placement or --vram-budget")
     model = options.load_model(args, sequences=min(args.parallel, MAX_DECODE_ROWS))
     lengths = lengths_to_end_together(args.parallel, args.n_prompt, args.n_gen, model.chunk)
     need = args.n_prompt + lengths[0]
@@ -72,6 +77,11 @@ def run(args: argparse.Namespace) -> int:
         if name in _WITH_RANGE:
             report[f"{name}_range"] = values[:1] + values[-1:]
     report |= options.facts(model)
+    if args.timeline:
+        with model.timeline() as timeline:
+            measure(engine, prompt, lengths, None, seed=0)
+        args.timeline.write_text(json.dumps(timeline.chrome_trace()))
+        report["overlap"] = timeline.overlap()
     _print(report)
     return options.end(args, report)
 
@@ -143,6 +153,8 @@ def _print(report: dict[str, Any]) -> None:
         f"{report['bytes_per_token'] / 1e6:.2f} MB read per token, {report['gb_s']:.2f} GB/s; "
         f"{report['active_share']:.1%} of neurons active; {report['python_share']:.1%} of a step is Python's"
     )
+    if report.get("overlap") is not None:
+        print(f"the hot side was busy for {report['overlap']:.0%} of the time that the cold side was")
     if report["bandwidth_share"] is not None:
         print(
             f"read bandwidth measured beside it {report['read_bandwidth_gb_s']:.1f} GB/s: "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from hotcold.model.kv_cache import CACHE_TYPES, KVCache
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import FFN, Transformer
 from hotcold.model.weights import Progress, check_tensors, load_weights
-from hotcold.sparse.handshake import ThreadHandshake
+from hotcold.sparse.handshake import Handshake
 from hotcold.sparse.hybrid_ffn import hybrid_ffns
 from hotcold.sparse.predictor import (
     PredictorFacts,
@@ -42,6 +43,7 @@ from hotcold.sparse.predictor import (
     predictor_names,
 )
 from hotcold.sparse.split import serve_cold
+from hotcold.sparse.timeline import Timeline
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 
@@ -94,6 +96,7 @@ class LoadedModel:
         notes: what ``auto`` chose and why, and whatever runs a slower way; a line each.
         context, chunk: the most positions of a sequence, and prompt rows of a step.
         threads: of the backend; None where it has no pool.
+        hot: the backend of what is hot; None where everything lies on ``backend``.
         cache_type: of the KV cache.
         footprint: what a decode step reads.
         counters: what the steps so far did.
@@ -127,6 +130,7 @@ class LoadedModel:
         positions = self._limits.sequences * self._limits.pages_per_sequence * PAGE
         self._devices = open_devices(file, config, options, positions)
         self.backend = self._devices.embedding
+        self.hot = getattr(self._devices, "hot", None)
         self.threads: int | None = getattr(self.backend, "threads", None)
         self._weights = load_weights(file, config, self._devices, progress, factors)
         self._enter(options.sparsity)
@@ -151,6 +155,18 @@ class LoadedModel:
         counters.kv_positions += rows + int(last)
         if self._dense_rows is not None:
             counters.rows += self._dense_rows if rows == 1 else self._dense_rows * (1, 1, 1, rows, 1)
+
+    @contextlib.contextmanager
+    def timeline(self) -> Iterator[Timeline]:
+        """Records when each side of a hybrid model computes and waits; costs nothing outside of it."""
+        if self.hot is None:
+            raise LoadError("a timeline shows two sides: load the model with a placement or a budget")
+        timeline = Timeline(self.hot)
+        self.handshake.mark, self.transformer.watch = timeline.mark, timeline.stage
+        try:
+            yield timeline
+        finally:
+            self.handshake.mark = self.transformer.watch = None
 
     def close(self) -> None:
         """Ends the cold side's thread, where there is one. Nothing can be run any more."""
@@ -240,7 +256,7 @@ class LoadedModel:
         )
         for ffn, counts in zip(ffns, self.counters.rows, strict=True):
             ffn.stats = None if off else FFNStats(counts)  # a view: one array counts for all layers
-        self.handshake = ThreadHandshake()
+        self.handshake = Handshake()
         weakref.finalize(self, self.handshake.close)
         serve_cold(self.backend, ffns, self._limits, self.config.dim, self.handshake)
         return [*ffns]

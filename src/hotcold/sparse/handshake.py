@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from hotcold.kernels.backend import Program
 
@@ -27,38 +26,11 @@ class _Interrupted(Exception):
     """A step ended early: the layer posted is not the next one."""
 
 
-class Handshake(Protocol):
-    """Host functions of the two sides' programs."""
+class Handshake:
+    """Between two threads of one process; its methods are host functions of the two sides' programs.
 
-    mark: Mark | None  #: None records nothing
-
-    def post(self, layer: int, fill: Callable[[], None]) -> None:
-        """Hot side: calls ``fill``, which fills the layer's mailbox, and tells the cold side."""
-        ...
-
-    def wait(self, layer: int) -> None:
-        """Hot side: returns when the answer lies there; HandshakeError where it will never come."""
-        ...
-
-    def take(self, layer: int) -> None:
-        """Cold side: returns when this layer is posted."""
-        ...
-
-    def give(self, layer: int) -> None:
-        """Cold side: the layer's answer lies in the mailbox."""
-        ...
-
-    def serve(self, program: Program) -> None:
-        """Starts the cold side: runs the program, which takes and gives every split layer, for each step."""
-        ...
-
-    def close(self) -> None:
-        """Ends the cold side; harmless when it has ended."""
-        ...
-
-
-class ThreadHandshake:
-    """A :class:`Handshake` between two threads. Whoever waits sleeps: spinning would hold Python's lock."""
+    Whoever waits sleeps: spinning would hold Python's lock. ``mark``, if set, is told what happens.
+    """
 
     def __init__(self) -> None:
         self.mark: Mark | None = None
@@ -70,6 +42,7 @@ class ThreadHandshake:
         self._thread: threading.Thread | None = None
 
     def post(self, layer: int, fill: Callable[[], None]) -> None:
+        """Hot side: calls ``fill``, which fills the layer's mailbox, and tells the cold side."""
         self._settle()  # an interrupted step may have left the cold side at work
         fill()
         with self._changed:
@@ -78,6 +51,7 @@ class ThreadHandshake:
         self._note("post", layer)
 
     def wait(self, layer: int) -> None:
+        """Hot side: returns when the answer lies there; HandshakeError where it will never come."""
         self._note("wait", layer)
         self._settle()
         self._note("waited", layer)
@@ -93,6 +67,7 @@ class ThreadHandshake:
                 self._changed.wait(_LIVENESS_S)
 
     def take(self, layer: int) -> None:
+        """Cold side: returns when this layer is posted."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._done < self._posted)
             if self._closed:
@@ -102,16 +77,19 @@ class ThreadHandshake:
         self._note("take", layer)
 
     def give(self, layer: int) -> None:
+        """Cold side: the layer's answer lies in the mailbox."""
         self._note("give", layer)
         with self._changed:
             self._done = self._posted
             self._changed.notify_all()
 
     def serve(self, program: Program) -> None:
+        """Starts the cold side: runs the program, which takes and gives every split layer, for each step."""
         self._thread = threading.Thread(target=self._run, args=(program,), name="cold side", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
+        """Ends the cold side; harmless when it has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -95,22 +95,10 @@ class SplitWeights:
 
     hot: FFNWeights | None
     cold: FFNWeights
-
-    @property
-    def neurons(self) -> int:
-        return self.cold.neurons + (self.hot.neurons if self.hot else 0)
-
-    @property
-    def nbytes(self) -> int:
-        return self.cold.nbytes + (self.hot.nbytes if self.hot else 0)
-
-    @property
-    def row_bytes(self) -> tuple[int, int, int, int]:
-        return self.cold.row_bytes
-
-    @property
-    def runs(self) -> int:
-        return self.cold.runs + (self.hot.runs if self.hot else 0)
+    row_bytes: tuple[int, int, int, int]
+    neurons: int  #: of both, as all that follows
+    nbytes: int
+    runs: int
 
 
 @dataclass(frozen=True)

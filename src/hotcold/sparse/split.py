@@ -95,9 +95,10 @@ class SplitDevices(Devices):
         if mask.any():  # then the bias, which is added once, is theirs
             hot = self.hot.ffn_weights(replace(take_neurons(tensors, mask), down_bias=bias))
             bias = None
-        return SplitWeights(
-            hot, self.embedding.ffn_weights(replace(take_neurons(tensors, ~mask), down_bias=bias))
-        )
+        cold = self.embedding.ffn_weights(replace(take_neurons(tensors, ~mask), down_bias=bias))
+        halves = (hot, cold) if hot else (cold,)
+        sums = (sum(getattr(half, name) for half in halves) for name in ("neurons", "nbytes", "runs"))
+        return SplitWeights(hot, cold, cold.row_bytes, *sums)
 
     def predictor_weights(self, layer: int, tensors: PredictorTensors) -> PredictorWeights:
         if self._is_split(layer):
