@@ -25,6 +25,7 @@ from hotcold.sparse.handshake import HandshakeError
 from hotcold.sparse.hybrid_ffn import SplitWeights
 from hotcold.sparse.placement import Placement, SidecarError, read_placement, write_placement
 from hotcold.sparse.sizes import Sizes, sizes_of_file
+from hotcold.sparse.timeline import Timeline
 
 TEXT = "The old man sat down by the fire and told the children a story about the sea and the white ship."
 
@@ -140,7 +141,7 @@ def test_a_cold_side_that_fails(
         llm.generate("Once", max_tokens=1)
         monkeypatch.setattr(llm.model.backend, "ffn", fail)
         for _ in range(2):
-            with pytest.raises(HandshakeError, match=r"the cold side failed.*a reason"):
+            with pytest.raises(HandshakeError, match=r"the cold side has ended.*a reason"):
                 llm.generate("Once", max_tokens=1)
 
 
@@ -166,28 +167,32 @@ def test_a_budget() -> None:
 
 def test_the_timeline_of_two_sides(half: Path) -> None:
     model = on_two(half)
-    with model.timeline() as timeline:
-        greedy(model, random_prompts(5), 4)
-    spans = timeline.spans()
-    for side in ("hot", "cold"):
-        own = [span for span in spans if span.side == side]
-        assert all(one.end <= other.start + 1e-9 for one, other in pairwise(own))
-    for what in ("attention", "hot ffn", "wait", "cold ffn"):
-        found = [(span.step, span.layer) for span in spans if span.what == what]
-        assert found == [(step, layer) for step in range(4) for layer in range(6)], what
-    assert all(span.end >= span.start for span in spans)
-    assert 0 <= (timeline.overlap() or -1) <= 1
+    model.trace(timeline := Timeline(model.hot))
     greedy(model, random_prompts(5), 4)
-    assert timeline.spans() == spans, "what comes after is not recorded"
+    events = timeline.events()
+    for side in ("hot", "cold"):  # never two things at a time
+        own = [(event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == side]
+        assert all(start <= end <= later + 1e-3 for (start, end), (later, _) in pairwise(own))
+    for what in ("attention", "hot ffn", "wait", "cold ffn"):
+        found = [(event["args"]["step"], event["args"]["layer"]) for event in events if event["name"] == what]
+        assert found == [(step, layer) for step in range(4) for layer in range(6)], what
+    assert 0 <= (timeline.overlap() or -1) <= 1
+    model.trace(None)
+    greedy(model, random_prompts(5), 4)
+    assert timeline.events() == events
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hot_backend": None}, "none for GPUs yet: --hot-backend with one of cpu, reference"),
+        (
+            {"hot_backend": None},
+            "a placement needs --hot-backend cpu or reference: there is none for GPUs yet",
+        ),
         ({"hot_backend": "gpu"}, "backend 'gpu' does not exist: choose from cpu, reference"),
-        ({"vram_budget": 1 << 20}, r"a placement .* and a budget .*: give one of them"),
-        ({"placement": None}, "has nothing to do: give a placement"),
+        ({"vram_budget": 1 << 20}, "--placement and --vram-budget: give one of them"),
+        ({"placement": None}, "--hot-backend and --hot-threads need --placement or --vram-budget"),
+        ({"hardware": "rtx3060"}, "they need --vram-budget"),
         ({"hot_backend": "reference", "hot_threads": 2}, "'reference' has no thread pool"),
     ],
 )

@@ -49,10 +49,11 @@ def run(args: argparse.Namespace) -> int:
     from hotcold.engine.engine import Engine
     from hotcold.kernels.backend import MAX_DECODE_ROWS
     from hotcold.kernels.cpu import CPUBackend, ReadProbe
+    from hotcold.sparse.timeline import Timeline
 
-    if args.timeline and not (args.placement or args.vram_budget):
-        raise ValueError("--timeline shows two backends: it needs --placement or --vram-budget")
     model = options.load_model(args, sequences=min(args.parallel, MAX_DECODE_ROWS))
+    if args.timeline and model.hot is None:
+        raise ValueError("--timeline shows two backends: it needs --placement or --vram-budget")
     lengths = lengths_to_end_together(args.parallel, args.n_prompt, args.n_gen, model.chunk)
     need = args.n_prompt + lengths[0]
     if need > model.context:
@@ -77,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
         if name in _WITH_RANGE:
             report[f"{name}_range"] = values[:1] + values[-1:]
     report |= options.facts(model)
-    if args.timeline:
-        with model.timeline() as timeline:
-            measure(engine, prompt, lengths, None, seed=0)
-        args.timeline.write_text(json.dumps(timeline.chrome_trace()))
+    if args.timeline and model.hot:
+        model.trace(timeline := Timeline(model.hot))
+        measure(engine, prompt, lengths, None, seed=0)
+        args.timeline.write_text(json.dumps(timeline.events()))
         report["overlap"] = timeline.overlap()
     _print(report)
     return options.end(args, report)

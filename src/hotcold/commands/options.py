@@ -101,7 +101,7 @@ def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
     what = "or a placement for so much memory, as 8GiB or 512MiB; bare numbers are GiB"
     add("--vram-budget", type=byte_size, metavar="SIZE", help=what)
     add("--profile", type=file_path, metavar="FILE", help="how often neurons fire, for it (a power law)")
-    add("--hardware", type=str, default="rtx4090-i9", metavar="FILE|NAME", help="for it (rtx4090-i9)")
+    add("--hardware", metavar="FILE|NAME", help="for it (rtx4090-i9)")
     what = "computes the hot part, --backend the rest; there is no gpu yet"
     add("--hot-backend", choices=BACKENDS, help=what)
     what = "of the hot backend (default: as --threads, which is for the other)"

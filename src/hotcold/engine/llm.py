@@ -28,7 +28,7 @@ class ModelOptions(TypedDict, total=False):
     )  #: made by ``hotcold plan -o``: what the hot backend computes, and ``backend`` the rest
     vram_budget: int | None  #: instead: bytes that the hot backend may take; a placement is made when loading
     profile: Path | None  #: how often neurons fire, for that placement; None is a power law
-    hardware: str  #: a preset or a file of ``hotcold plan``, for that placement
+    hardware: str | None  #: a preset or a file of ``hotcold plan``, for that placement (rtx4090-i9)
     hot_backend: str | None  #: ``cpu`` or ``reference``; a placement needs it while there is none for GPUs
     hot_threads: int | None  #: None takes as many as ``threads``
     cache_type: str  #: of that cache: ``f16``, ``q8_0`` (half as large, lossy) or ``f32``

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +70,7 @@ class LoadOptions:
     placement: Path | None = None  #: a .gpuidx: what the hot backend computes, with ``backend`` for the rest
     vram_budget: int | None = None  #: or bytes that the hot backend may take, for a placement made here
     profile: Path | None = None  #: how often neurons fire, for that; None: a power law
-    hardware: str = "rtx4090-i9"  #: a preset or a file, for that
+    hardware: str | None = None  #: a preset or a file, for that; None: rtx4090-i9
     hot_backend: str | None = None  #: as ``backend``
     hot_threads: int | None = None  #: None: as many as ``backend`` has
     cache_type: str = "f16"  #: what keys and values are rounded to, one of :data:`CACHE_TYPES`
@@ -156,17 +155,10 @@ class LoadedModel:
         if self._dense_rows is not None:
             counters.rows += self._dense_rows if rows == 1 else self._dense_rows * (1, 1, 1, rows, 1)
 
-    @contextlib.contextmanager
-    def timeline(self) -> Iterator[Timeline]:
-        """Records when each side of a hybrid model computes and waits; costs nothing outside of it."""
-        if self.hot is None:
-            raise LoadError("a timeline shows two sides: load the model with a placement or a budget")
-        timeline = Timeline(self.hot)
-        self.handshake.mark, self.transformer.watch = timeline.mark, timeline.stage
-        try:
-            yield timeline
-        finally:
-            self.handshake.mark = self.transformer.watch = None
+    def trace(self, timeline: Timeline | None) -> None:
+        """From now on records when each side of a hybrid model computes and waits; None stops it."""
+        self.handshake.mark = timeline.mark if timeline else None
+        self.transformer.watch = timeline.stage if timeline else None
 
     def close(self) -> None:
         """Ends the cold side's thread, where there is one. Nothing can be run any more."""

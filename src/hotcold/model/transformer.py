@@ -74,8 +74,8 @@ class Transformer:
     ``logits`` ``[limits.logits, V]``, float32, belongs to the step's row ``batch.logits_rows[r]``.
 
     Parts that follow each other on one backend are a stage, with a program of its own; between two stages the
-    residual stream moves. ``watch``, if set, is called with backend and parts before each stage, and with no
-    parts after the last.
+    residual stream moves. ``watch``, if set, is called with a stage's backend and first layer before it, and
+    with None after the last.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Transformer:
         self.config = config
         self.batch = self._sides[devices.embedding].batch
         self.logits: Buffer = devices.head.zeros((limits.logits, config.vocab))
-        self.watch: Callable[[Backend, range], None] | None = None
+        self.watch: Callable[[Backend | None, int], None] | None = None
         self._weights = weights
         self._ffns = ffns
         self._cache = cache
@@ -127,11 +127,11 @@ class Transformer:
             if x is not None:
                 side.x[:rows] = x[:rows]
             if self.watch:
-                self.watch(side.ops, parts)
+                self.watch(side.ops, max(parts.start - 1, 0))
             program.run()
             x = side.x
         if self.watch:
-            self.watch(self._stages[0][0].ops, range(0))
+            self.watch(None, 0)
 
     def _forward(self, side: _Side, parts: range, rows: int) -> None:
         """The forward pass over at most ``rows`` rows, of one stage."""

@@ -37,8 +37,7 @@ class Handshake:
         self._changed = threading.Condition()
         self._posted = self._done = 0
         self._layer = -1  # that is posted
-        self._closed = False
-        self._failure: BaseException | None = None
+        self._ended: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def post(self, layer: int, fill: Callable[[], None]) -> None:
@@ -60,18 +59,18 @@ class Handshake:
         """Returns when no answer is outstanding."""
         with self._changed:
             while self._done < self._posted:
-                if self._failure is not None:
-                    raise HandshakeError(f"the cold side failed: {self._failure!r}") from self._failure
-                if self._closed or self._thread is None or not self._thread.is_alive():
-                    raise HandshakeError("the cold side has ended: load the model again")
+                if self._ended is not None:
+                    raise HandshakeError(f"the cold side has ended: {self._ended!r}") from self._ended
+                if self._thread is None or not self._thread.is_alive():
+                    raise HandshakeError("the cold side has ended: its thread is gone")
                 self._changed.wait(_LIVENESS_S)
 
     def take(self, layer: int) -> None:
         """Cold side: returns when this layer is posted."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._done < self._posted)
-            if self._closed:
-                raise HandshakeError("closed")
+            self._changed.wait_for(lambda: self._ended or self._done < self._posted)
+            if self._ended is not None:
+                raise self._ended
             if self._layer != layer:
                 raise _Interrupted
         self._note("take", layer)
@@ -90,9 +89,7 @@ class Handshake:
 
     def close(self) -> None:
         """Ends the cold side; harmless when it has ended."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._end(HandshakeError("closed"))
         # The garbage collector may call this on any thread.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -103,9 +100,12 @@ class Handshake:
                 with contextlib.suppress(_Interrupted):
                     program.run()
         except BaseException as error:  # whatever it is, the hot side must not wait for ever
-            with self._changed:
-                self._failure = None if self._closed else error
-                self._changed.notify_all()
+            self._end(error)
+
+    def _end(self, reason: BaseException) -> None:
+        with self._changed:
+            self._ended = self._ended or reason
+            self._changed.notify_all()
 
     def _note(self, what: str, layer: int) -> None:
         if self.mark is not None:

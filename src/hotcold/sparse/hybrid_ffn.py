@@ -32,11 +32,14 @@ class Prediction:
             is written and read within one call.
         input: what the predictor reads: the ``residual`` stream before the FFN's norm (PowerInfer's), or the
             ``normed`` input of the FFN.
+        hot_mask: for split weights, the first words of ``mask``, which name the hot neurons; cold ones begin
+            with a whole word.
     """
 
     predictor: PredictorWeights
     mask: Buffer
     input: str = "residual"
+    hot_mask: Buffer | None = None
 
     def __post_init__(self) -> None:
         if self.input not in PREDICTOR_INPUTS:
@@ -65,28 +68,24 @@ class HybridFFN:
         stats: FFNStats | None = None,
     ) -> None:
         self.stats = stats
+        self.weights = weights
+        self.prediction = prediction
         self._backend = backend
-        self._weights = weights
         self._skip = skip
-        self._prediction = prediction
 
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
         """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``."""
-        self._ffn(normed, self._weights, batch, out, self._candidates(normed, residual, batch))
+        self._predict(normed, residual, batch)
+        mask = self.prediction and self.prediction.mask
+        self._compute(normed, self.weights, batch, out, mask)
 
-    def _candidates(self, normed: Buffer, residual: Buffer, batch: Batch) -> Buffer | None:
-        if self._prediction is None:
-            return None
-        source = residual if self._prediction.input == "residual" else normed
-        self._backend.predict(source, self._prediction.predictor, batch, self._prediction.mask)
-        return self._prediction.mask
+    def _predict(self, normed: Buffer, residual: Buffer, batch: Batch) -> None:
+        if (p := self.prediction) is not None:
+            self._backend.predict(residual if p.input == "residual" else normed, p.predictor, batch, p.mask)
 
-    def _ffn(
-        self, normed: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, mask: Buffer | None
-    ) -> None:
-        self._backend.ffn(
-            normed, weights, batch, out, skip=self._skip, mask=mask, stats=self.stats, accumulate=True
-        )
+    def _compute(self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, mask: Buffer) -> None:
+        options = {"skip": self._skip, "mask": mask, "stats": self.stats}
+        self._backend.ffn(x, weights, batch, out, accumulate=True, **options)
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,18 @@ class SplitWeights:
 
     hot: FFNWeights | None
     cold: FFNWeights
-    row_bytes: tuple[int, int, int, int]
-    neurons: int  #: of both, as all that follows
-    nbytes: int
-    runs: int
+
+    @property
+    def halves(self) -> list[FFNWeights]:
+        return [half for half in (self.hot, self.cold) if half is not None]
+
+    @property
+    def row_bytes(self) -> tuple[int, int, int, int]:
+        return self.cold.row_bytes
+
+    neurons = property(lambda self: sum(half.neurons for half in self.halves))
+    nbytes = property(lambda self: sum(half.nbytes for half in self.halves))
+    runs = property(lambda self: sum(half.runs for half in self.halves))
 
 
 @dataclass(frozen=True)
@@ -114,57 +121,47 @@ class Mailbox:
 class SplitFFN(HybridFFN):
     """Hot neurons on this backend and, at the same time, cold ones on another (arXiv 2312.12456, section 5).
 
-    ``out`` gets the hot part, then the cold one, whichever is first. A predictor's mask names hot neurons in
-    its first words and cold ones from a whole word on. Until :meth:`connect` there is no cold side.
+    ``out`` gets the hot part, then the cold one, whichever is first. :meth:`connect` comes before all else.
     """
 
-    def __init__(
-        self, backend: Backend, weights: SplitWeights, hot_mask: Buffer | None, *,
-        skip: bool, prediction: Prediction | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(backend, weights, skip=skip, prediction=prediction)
-        self.split, self._hot_mask = weights, hot_mask
-        self._cold_stats = FFNStats()
-
-    @property
-    def predicts(self) -> bool:
-        return self._prediction is not None
+    weights: SplitWeights
 
     def connect(self, layer: int, mailbox: Mailbox, handshake: Handshake) -> None:
         self._layer, self._mailbox, self._handshake = layer, mailbox, handshake
+        self._cold_stats = FFNStats() if self.stats else None
 
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
         """As in :class:`HybridFFN`; belongs to the hot side's program."""
-        mask = self._candidates(normed, residual, batch)
-        fill = partial(self._fill, normed, mask, batch)
+        self._predict(normed, residual, batch)
+        fill = partial(self._fill, normed, batch)
         self._backend.host(lambda: self._handshake.post(self._layer, fill), batch)
-        if self.split.hot is not None:
-            self._ffn(normed, self.split.hot, batch, out, self._hot_mask)
+        if self.weights.hot is not None:
+            mask = self.prediction and self.prediction.hot_mask
+            self._compute(normed, self.weights.hot, batch, out, mask)
         self._backend.host(self._wait, batch)
         self._backend.add(out, self._mailbox.y, batch)
 
     def record_cold(self, cold: Backend) -> None:
         """The cold side's part, in its own program."""
-        box = self._mailbox
+        box, weights, stats = self._mailbox, self.weights.cold, self._cold_stats
         cold.host(lambda: self._handshake.take(self._layer), box.batch)
-        stats = self._cold_stats if self.stats else None
-        cold.ffn(box.x, self.split.cold, box.batch, box.y, skip=self._skip, mask=box.mask, stats=stats)
+        cold.ffn(box.x, weights, box.batch, box.y, skip=self._skip, mask=box.mask, stats=stats)
         cold.host(lambda: self._handshake.give(self._layer), box.batch)
 
-    def _fill(self, normed: Buffer, mask: Buffer | None, batch: Batch) -> None:
-        """Fills the mailbox, and this side's mask."""
-        box, rows, decode = self._mailbox, batch.n_tokens, batch.n_decode
+    def _fill(self, normed: Buffer, batch: Batch) -> None:
+        """Fills the mailbox, and the mask of the hot neurons."""
+        box, p, rows, decode = self._mailbox, self.prediction, batch.n_tokens, batch.n_decode
         box.batch.counts[:] = batch.counts
         box.x[:rows] = normed[:rows]
-        if mask is not None and box.mask is not None:
-            words = mask.shape[1] - box.mask.shape[1]
-            box.mask[:decode] = mask[:decode, words:]
-            if self._hot_mask is not None:
-                self._hot_mask[:decode] = mask[:decode, :words]
+        if p is not None and box.mask is not None:
+            words = p.mask.shape[1] - box.mask.shape[1]
+            box.mask[:decode] = p.mask[:decode, words:]
+            if p.hot_mask is not None:
+                p.hot_mask[:decode] = p.mask[:decode, :words]
 
     def _wait(self) -> None:
         self._handshake.wait(self._layer)
-        if self.stats is not None:
+        if self.stats and self._cold_stats:
             self.stats.counts += self._cold_stats.counts
             self._cold_stats.counts[:] = 0
 
@@ -192,9 +189,9 @@ def hybrid_ffns(
         predictors = [None] * len(weights)
     masks: dict[tuple[Backend, int], Buffer] = {}
 
-    def mask(ops: Backend, neurons: Sequence[int]) -> Buffer:
-        """Of whole words for each of these numbers of neurons."""
-        words = sum(-(-n // 64) for n in neurons)
+    def mask(ops: Backend, parts: Sequence[FFNWeights]) -> Buffer:
+        """Each part begins with a whole word."""
+        words = sum(-(-part.neurons // 64) for part in parts)
         if (ops, words) not in masks:
             masks[ops, words] = ops.zeros((rows, words), np.uint64)
         return masks[ops, words]
@@ -202,15 +199,11 @@ def hybrid_ffns(
     ffns: list[HybridFFN] = []
     backends = Devices.of(backend, len(weights)).layers
     for ops, layer, predictor in zip(backends, weights, predictors, strict=True):
-        prediction = hot_mask = None
-        hot, cold = (layer.hot, layer.cold) if isinstance(layer, SplitWeights) else (None, layer)
-        if predictor is not None:
-            parts = [part.neurons for part in (hot, cold) if part is not None]
-            prediction = Prediction(predictor, mask(ops, parts), predictor_input)
-            hot_mask = mask(ops, parts[:1]) if hot is not None else None
+        kind, prediction, parts = HybridFFN, None, [layer]
         if isinstance(layer, SplitWeights):
-            ffns.append(SplitFFN(ops, layer, hot_mask, skip=skip, prediction=prediction))
-        else:
-            ffns.append(HybridFFN(ops, layer, skip=skip, prediction=prediction))
-        ffns[-1].stats = FFNStats()
+            kind, parts = SplitFFN, layer.halves
+        if predictor is not None:
+            hot_mask = mask(ops, parts[:1]) if len(parts) > 1 else None
+            prediction = Prediction(predictor, mask(ops, parts), predictor_input, hot_mask)
+        ffns.append(kind(ops, layer, skip=skip, prediction=prediction, stats=FFNStats()))
     return ffns

@@ -44,14 +44,15 @@ def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
     if tensors.down_layout == "by_neuron":
         taken = _rows(down, index)
     else:
-        shared, dim = down.type.weights, down.shape[0]
-        if (np.add.reduceat(chosen, np.arange(0, len(chosen), shared)) % shared).any():
+        dim, shared = down.shape[0], down.type.weights
+        blocks = chosen.reshape(-1, shared)
+        if (blocks != blocks[:, :1]).any():
             raise ValueError(
-                f"the placement divides a block of {shared} neurons, whose down weights of type "
-                f"{down.type.name} lie in one block: make it with this version's hotcold plan"
+                f"the placement divides neurons whose down weights lie in one block, {shared} of type "
+                f"{down.type.name}: make it with this version's hotcold plan"
             )
-        blocks = down.data.reshape(dim, -1, down.type.nbytes)[:, index[::shared] // shared]
-        taken = Tensor(down.type, (dim, len(index)), blocks.reshape(dim, -1))
+        data = down.data.reshape(dim, len(blocks), -1)[:, blocks[:, 0]]
+        taken = Tensor(down.type, (dim, len(index)), data.reshape(dim, -1))
     return FFNTensors(
         None if tensors.gate is None else _rows(tensors.gate, index),
         _rows(tensors.up, index), taken, tensors.down_layout, tensors.activation, tensors.threshold,
@@ -96,9 +97,7 @@ class SplitDevices(Devices):
             hot = self.hot.ffn_weights(replace(take_neurons(tensors, mask), down_bias=bias))
             bias = None
         cold = self.embedding.ffn_weights(replace(take_neurons(tensors, ~mask), down_bias=bias))
-        halves = (hot, cold) if hot else (cold,)
-        sums = (sum(getattr(half, name) for half in halves) for name in ("neurons", "nbytes", "runs"))
-        return SplitWeights(hot, cold, cold.row_bytes, *sums)
+        return SplitWeights(hot, cold)
 
     def predictor_weights(self, layer: int, tensors: PredictorTensors) -> PredictorWeights:
         if self._is_split(layer):
@@ -122,11 +121,12 @@ def serve_cold(
     batch, rows = cold.batch(limits), limits.tokens
     x, y = ([cold.zeros((rows, dim)) for _ in range(2)] for _ in range(2))
     masks: dict[tuple[int, int], Buffer] = {}
-    for turn, (layer, ffn) in enumerate(split):
-        turn, words = turn % 2, -(-ffn.split.cold.neurons // 64)
-        if ffn.predicts and (turn, words) not in masks:
-            masks[turn, words] = cold.zeros((rows, words), np.uint64)
-        mask = masks[turn, words] if ffn.predicts else None
+    for at, (layer, ffn) in enumerate(split):
+        turn, words, mask = at % 2, -(-ffn.weights.cold.neurons // 64), None
+        if ffn.prediction is not None:
+            if (turn, words) not in masks:
+                masks[turn, words] = cold.zeros((rows, words), np.uint64)
+            mask = masks[turn, words]
         ffn.connect(layer, Mailbox(batch, x[turn], mask, y[turn]), handshake)
 
     def program() -> None:
