@@ -121,13 +121,19 @@ def test_figures_are_those_of_both_halves(half: Path) -> None:
 def test_bytes_are_those_of_the_bill(tmp_path: Path, sizes: Sizes, share: float) -> None:
     path = write(tmp_path / "x.gpuidx", sizes, share)
     model, placement = on_two(path), read_placement(path, sizes)
-    rows = [row for row in placement.bill(sizes) if row["kind"] == "neurons"]
+    kinds = {row["kind"]: np.zeros(2) for row in placement.bill(sizes)}
+    for row in placement.bill(sizes):
+        kinds[row["kind"]] += (row["gpu_bytes"], row["cpu_bytes"])
     taken = np.zeros(2)
-    for ffn in (layer.ffn for layer in model._weights.layers):
-        parts = (ffn.hot, ffn.cold) if isinstance(ffn, SplitWeights) else (ffn, None)
+    for layer in model._weights.layers:
+        parts = (layer.ffn.hot, layer.ffn.cold) if isinstance(layer.ffn, SplitWeights) else (layer.ffn, None)
         taken += [part.nbytes if part else 0 for part in parts]
-    for bytes_taken, side in zip(taken, ("gpu_bytes", "cpu_bytes"), strict=True):
-        assert bytes_taken == pytest.approx(sum(row[side] for row in rows), rel=0.02)
+    np.testing.assert_allclose(taken, kinds["neurons"], rtol=0.02)
+    weights = model._weights.layers[0]
+    attention = [part.nbytes for part in (weights.q, weights.k, weights.v, weights.o)]
+    assert 6 * sum(attention) == pytest.approx(kinds["attention"][0], rel=0.02)
+    assert 6 * sum(cache.nbytes for cache in model.cache.layers[0]) == kinds["kv"][0]
+    assert model._weights.head.nbytes == pytest.approx(kinds["head"][0], rel=0.02)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError, SystemExit])
@@ -169,17 +175,17 @@ def test_the_timeline_of_two_sides(half: Path) -> None:
     model = on_two(half)
     model.trace(timeline := Timeline(model.hot))
     greedy(model, random_prompts(5), 4)
-    events = timeline.events()
+    spans = timeline.spans()
     for side in ("hot", "cold"):  # never two things at a time
-        own = [(event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == side]
-        assert all(start <= end <= later + 1e-3 for (start, end), (later, _) in pairwise(own))
+        own = [span for span in spans if span.side == side]
+        assert all(one.start <= one.end <= other.start for one, other in pairwise(own))
     for what in ("attention", "hot ffn", "wait", "cold ffn"):
-        found = [(event["args"]["step"], event["args"]["layer"]) for event in events if event["name"] == what]
+        found = [(span.step, span.layer) for span in spans if span.what == what]
         assert found == [(step, layer) for step in range(4) for layer in range(6)], what
     assert 0 <= (timeline.overlap() or -1) <= 1
     model.trace(None)
     greedy(model, random_prompts(5), 4)
-    assert timeline.events() == events
+    assert timeline.spans() == spans
 
 
 @pytest.mark.parametrize(

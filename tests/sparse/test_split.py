@@ -162,6 +162,18 @@ def test_two_halves_are_the_whole(name: str, type: str, layout: str) -> None:
     assert sizes[0] + sizes[1] == sizes[2]
 
 
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_stock_quantised_file(tmp_path: Path, pair: str) -> None:
+    """Its down blocks lie along the neurons. Sums in two halves now and then turn an int8 code."""
+    model = Model(dim=64, heads=4, head_dim=32, rotary=32, neurons=(128, 96), type="Q8_0", activation="relu")
+    path, hot = model.write(tmp_path / "x.gguf"), [np.arange(n) // 32 % 2 == 1 for n in model.neurons]
+    whole = unsplit(path, "exact").run(TOKENS, decode=True)
+    with split_runner(path, Placement(hot, range(2), False), pair, "exact") as split:
+        assert [layer.ffn.runs for layer in split.weights.layers] == [4, 3]
+        error = split.run(TOKENS, decode=True) - whole
+    assert np.sqrt((error**2).mean()) < 0.01 * np.sqrt((whole**2).mean())
+
+
 def test_a_block_of_neurons_is_not_divided() -> None:
     tensors = random_ffn(rng("block"), (64, 32), ("Q8_0",) * 3, layout="by_output")
     with pytest.raises(ValueError, match=r"divides neurons .* in one block, 32 of type Q8_0: .*hotcold plan"):

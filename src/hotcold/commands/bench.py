@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.timeline and model.hot:
         model.trace(timeline := Timeline(model.hot))
         measure(engine, prompt, lengths, None, seed=0)
-        args.timeline.write_text(json.dumps(timeline.events()))
+        args.timeline.write_text(json.dumps(timeline.trace()))
         report["overlap"] = timeline.overlap()
     _print(report)
     return options.end(args, report)
