@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -63,6 +66,41 @@ def test_a_step_that_ends_early_leaves_nothing_behind(handshake: Handshake, wait
             assert cold.ask(4, step) == 2 * step
         else:
             handshake.post(4, lambda: setattr(cold, "x", -1))
+
+
+def test_an_interrupt_at_every_moment(handshake: Handshake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C before each instruction of the hot side in turn; the step is then repeated and is right."""
+    monkeypatch.setattr("hotcold.sparse.handshake._LIVENESS_S", 0.002)
+    cold = Cold(handshake)
+    handshake.serve(cold)
+    left = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith("sparse/handshake.py"):
+            return None
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if left < 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    interrupted, moment = True, 0
+    while interrupted:
+        left, interrupted = moment, False
+        before = sys.gettrace()
+        try:
+            sys.settrace(trace)
+            for layer in LAYERS:
+                cold.ask(layer, -moment)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(before)
+        assert [cold.ask(layer, moment + layer) for layer in LAYERS] == [2 * (moment + i) for i in LAYERS]
+        moment += 1
+    assert moment > 100
 
 
 def test_a_cold_side_that_raises(handshake: Handshake) -> None:

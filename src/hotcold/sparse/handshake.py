@@ -7,6 +7,7 @@ sequence numbers, and at most one layer is out at a time.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 
@@ -26,15 +27,32 @@ class _Interrupted(Exception):
     """A step ended early: the layer posted is not the next one."""
 
 
+class _Bell:
+    """Wakes a thread. Each method is one call into C, so that an interrupt cannot leave it half done."""
+
+    def __init__(self) -> None:
+        self._silent = threading.Lock()
+        self._silent.acquire()
+
+    def ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it rings already
+            self._silent.release()
+
+    def sleep(self, seconds: float = -1) -> bool:
+        """Until it rings; False where the time is over before."""
+        return self._silent.acquire(timeout=seconds)
+
+
 class Handshake:
     """Between two threads of one process; its methods are host functions of the two sides' programs.
 
-    Whoever waits sleeps: spinning would hold Python's lock. ``mark``, if set, is told what happens.
+    Whoever waits sleeps: spinning would hold Python's lock. The state is in plain attributes, and bells only
+    say that it may have changed: Ctrl-C may come at any moment. ``mark``, if set, is told what happens.
     """
 
     def __init__(self) -> None:
         self.mark: Mark | None = None
-        self._changed = threading.Condition()
+        self._hot, self._cold = _Bell(), _Bell()
         self._posted = self._done = 0
         self._layer = -1  # that is posted
         self._ended: BaseException | None = None
@@ -44,9 +62,9 @@ class Handshake:
         """Hot side: calls ``fill``, which fills the layer's mailbox, and tells the cold side."""
         self._settle()  # an interrupted step may have left the cold side at work
         fill()
-        with self._changed:
-            self._layer, self._posted = layer, self._posted + 1
-            self._changed.notify_all()
+        self._layer = layer
+        self._posted += 1
+        self._cold.ring()
         self._note("post", layer)
 
     def wait(self, layer: int) -> None:
@@ -57,30 +75,30 @@ class Handshake:
 
     def _settle(self) -> None:
         """Returns when no answer is outstanding."""
-        with self._changed:
-            while self._done < self._posted:
-                if self._ended is not None:
-                    raise HandshakeError(f"the cold side has ended: {self._ended!r}") from self._ended
-                if self._thread is None or not self._thread.is_alive():
+        while self._done < self._posted:
+            if self._ended is not None:
+                raise HandshakeError(f"the cold side has ended: {self._ended!r}") from self._ended
+            if not self._hot.sleep(_LIVENESS_S):
+                # Not is_alive(): an interrupt inside of it makes Python 3.11 take the thread for dead.
+                if self._thread is None or self._thread.ident not in sys._current_frames():
                     raise HandshakeError("the cold side has ended: its thread is gone")
-                self._changed.wait(_LIVENESS_S)
+                self._cold.ring()  # post may have been interrupted before it did
 
     def take(self, layer: int) -> None:
         """Cold side: returns when this layer is posted."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._done < self._posted)
-            if self._ended is not None:
-                raise self._ended
-            if self._layer != layer:
-                raise _Interrupted
+        while self._done == self._posted and self._ended is None:
+            self._cold.sleep()
+        if self._ended is not None:
+            raise self._ended
+        if self._layer != layer:
+            raise _Interrupted
         self._note("take", layer)
 
     def give(self, layer: int) -> None:
         """Cold side: the layer's answer lies in the mailbox."""
         self._note("give", layer)
-        with self._changed:
-            self._done = self._posted
-            self._changed.notify_all()
+        self._done = self._posted
+        self._hot.ring()
 
     def serve(self, program: Program) -> None:
         """Starts the cold side: runs the program, which takes and gives every split layer, for each step."""
@@ -103,9 +121,9 @@ class Handshake:
             self._end(error)
 
     def _end(self, reason: BaseException) -> None:
-        with self._changed:
-            self._ended = self._ended or reason
-            self._changed.notify_all()
+        self._ended = self._ended or reason
+        self._hot.ring()
+        self._cold.ring()
 
     def _note(self, what: str, layer: int) -> None:
         if self.mark is not None:
