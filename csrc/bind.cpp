@@ -349,7 +349,10 @@ NB_MODULE(_cpu, m) {
              "stats"_maybe, "accumulate"_a)
         .def("add", &bind_add, "x"_exact, "y"_exact)
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
-        .def("run", [](BoundProgram& p) { p.program.run(); }, nb::call_guard<nb::gil_scoped_release>());
+        .def("cut", [](BoundProgram& p) { p.program.cut(); })
+        .def(
+            "run", [](BoundProgram& p, size_t segment) { p.program.run(segment); }, "segment"_a,
+            nb::call_guard<nb::gil_scoped_release>());
     m.def("row_size", [](int type, int64_t cols) { return row_size(Type(type), cols); }, "type"_a, "cols"_a);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias"_maybe, "allowed"_maybe, "ids"_exact, "values"_exact);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);

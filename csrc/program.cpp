@@ -69,13 +69,13 @@ void Program::check() const {
     }
 }
 
-void Program::run() {
+void Program::run(size_t segment) {
     check();
     if (!shared_) {
         shared_ = allocate_aligned(shared_bytes_);
         for (auto& fill : fill_in_) fill(shared_.get());
     }
-    pool_->run(steps_, shared_.get());
+    pool_->run(segments_.at(segment), shared_.get());
 }
 
 void Program::embed(const Rows& table, float* out) {

@@ -41,7 +41,8 @@ class Program {
     void add(float* x, const float* y, int64_t dim);
     void gather(const float* x, float* out, int64_t dim);
 
-    void run();  // throws std::invalid_argument when the batch holds a number out of bounds
+    void cut() { segments_.emplace_back(); }  // what is appended from here on is another segment's
+    void run(size_t segment);  // throws std::invalid_argument when the batch holds a number out of bounds
 
   private:
     // Scratch of one op. Ops run one after another, so all share one buffer, as large as the largest needs;
@@ -52,7 +53,7 @@ class Program {
     int64_t max_rows(RowsOf rows) const { return rows == kTokens ? bounds_.tokens : bounds_.logits; }
     int64_t max_decode() const { return bounds_.tokens < kMaxDecodeRows ? bounds_.tokens : kMaxDecodeRows; }
     void step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run) {
-        steps_.push_back({std::move(pieces), std::move(run)});
+        segments_.back().push_back({std::move(pieces), std::move(run)});
     }
     std::shared_ptr<Input> input(ScratchPlan&, const float* x, int64_t cols, int64_t max_rows,
                                  bool quantised);
@@ -67,7 +68,7 @@ class Program {
     std::shared_ptr<Pool> pool_;
     const Batch batch_;
     BatchBounds bounds_;
-    std::vector<Step> steps_;
+    std::vector<std::vector<Step>> segments_{1};
     std::vector<std::function<void(uint8_t*)>> fill_in_;
     size_t shared_bytes_ = 0;
     AlignedBytes shared_;

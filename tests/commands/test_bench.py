@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +69,18 @@ def test_lines_for_people_of_several_sequences(capsys: pytest.CaptureFixture[str
     assert main(["bench", "-p", "8", "-n", "4", "-r", "2", "--parallel", "2"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"\ngeneration of 4 in 2 sequences, 2 at a time: .* in all\neach of them: .* tok/s", out)
+
+
+def test_the_timeline_of_two_backends(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    args = ("-p", "8", "-n", "4", "-r", "1", "-t", "1", "--timeline", str(path))
+    result = report(capsys, *args, "--hot-backend", "cpu", "--vram-budget", "3MiB")
+    events = json.loads(path.read_text())
+    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["hot", "cold"]
+    lasting = [event for event in events if event["ph"] == "X"]
+    assert {event["tid"] for event in lasting} == {0, 1} and all(event["dur"] >= 0 for event in lasting)
+    assert 0 <= result["overlap"] <= 1 and (result["hot_backend"], result["hot_threads"]) == ("cpu", 1)
+    path.unlink()
+    assert main(["bench", *args]) == 2
+    assert "--timeline shows two backends: it needs --placement or --vram-budget" in capsys.readouterr().err
+    assert not path.exists()

@@ -31,6 +31,20 @@ def report(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
     return parsed
 
 
+def test_a_plan_carried_out(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path) -> None:
+    """With what plan wrote, for the same context, and with a budget."""
+    args = ("-f", str(text), "-c", "64", "--chunks", "1", "-t", "1")
+    expected = report(capsys, *args)
+    budget, placement = ("--vram-budget", "3MiB"), str(tmp_path / "x.gpuidx")
+    assert main(["plan", "-c", "64", *budget, "-o", placement]) == 0
+    capsys.readouterr()
+    for hot in (("--placement", placement), budget):
+        result = report(capsys, *args, *hot, "--hot-backend", "cpu", "--compare", "off")
+        assert result["ppl"] == pytest.approx(expected["ppl"], rel=2e-3)
+        assert result["compare"]["kl_mean"] == 0  # exact and off are the same bits in halves, too
+        assert result["active_share"] == pytest.approx(expected["active_share"], rel=1e-2)
+
+
 def test_windows_and_tokens(capsys: pytest.CaptureFixture[str], text: Path) -> None:
     result = report(capsys, "-f", str(text), "-c", "64", "--chunks", "2")
     assert (result["chunks"], result["tokens"], result["context"]) == (2, 2 * 63, 64)

@@ -194,7 +194,7 @@ void test_linear(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int64_
     Program program(k, pool, s.batch, s.bounds);
     program.linear(x.data(), {{w.rows, bias.data(), out.data(), 37, true}}, kTokens);
     program.embed(w.rows, embedded.data());
-    program.run();
+    program.run(0);
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * cols)], cols);
         for (int r = 0; r < 37; ++r)
@@ -247,7 +247,7 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
     f.mask = mask.data(), f.fired = fired.data(), f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());
-    program.run();
+    program.run(0);
     for (int t = 0; t < c.tokens; ++t) {
         const auto v = seen(c.type, &x[size_t(t * d)], d);
         std::vector<float> h(static_cast<size_t>(n));
@@ -314,7 +314,7 @@ void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int
     a.cache_type = type;
     a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim, a.scale = 0.3f;
     program.attention(a, pages);
-    program.run();
+    program.run(0);
     for (int t = 0; t < tokens; ++t)
         for (int h = 0; h < heads; ++h) {
             const int last = s.positions[size_t(t)];
@@ -381,7 +381,7 @@ void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool 
     std::vector<uint64_t> mask(tokens * 3, ~uint64_t(0));
     Program program(k, pool, s.batch, s.bounds);
     program.predict(x.data(), first.rows, second.rows, relu, threshold.data(), mask.data());
-    program.run();
+    program.run(0);
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * d)], d);
         std::vector<double> hidden;

@@ -6,6 +6,7 @@ The time of a placement is added up here from its definition, layer by layer, no
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -268,3 +269,22 @@ def test_the_layer_split_is_the_largest_that_fits() -> None:
     more = last_layers(dense, len(split.layers) + 1)
     assert split.gpu_bytes(dense) <= 5 << 30 < more.gpu_bytes(dense)
     assert split.layers.stop == 40 and all(hot.all() for hot in split.hot[split.layers.start :])
+
+
+@pytest.mark.parametrize("shared", [32, 256])
+def test_neurons_of_one_block_stay_together(shared: int) -> None:
+    """Within the budget, and better than without any hot neuron."""
+    rng = np.random.default_rng(shared)
+    sizes, _, hardware = made_up(7, layers=3)
+    neurons = shared * np.array([7, 9, 12])
+    sizes = replace(sizes, neurons=neurons, shared=shared)
+    profile = Profile([rng.random(n) ** 4 for n in neurons], "made up")
+    partly = 0
+    for budget in np.linspace(0, everything(sizes), 25).astype(int):
+        placement = solved((sizes, profile, hardware), int(budget))
+        assert placement.gpu_bytes(sizes) <= budget
+        for hot in placement.hot:
+            blocks = hot.reshape(-1, shared)
+            assert (blocks == blocks[:, :1]).all()
+            partly += 0 < hot.sum() < len(hot)
+    assert partly > 5

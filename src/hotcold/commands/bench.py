@@ -1,6 +1,7 @@
 """Measures prompt and generation speed, bytes read, and the memory bandwidth at the same moment."""
 
 import argparse
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.statistics import Figures
 from hotcold.kernels.backend import MAX_DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.sparse.timeline import Timeline
 
 #: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.
 _TEXT = (
@@ -38,12 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parallel = "sequences; 16 are decoded together, more wait for their turn (1)"
     add("--parallel", type=number(1, 4096), default=1, metavar="N", help=parallel)
     add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds (5)")
+    what = "write a Chrome trace of one more round on two backends, and print how far these overlap"
+    add("--timeline", type=options.file_path, metavar="FILE", help=what)
     options.add_model_options(parser)
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     model = options.load_model(args, sequences=min(args.parallel, MAX_DECODE_ROWS))
+    if args.timeline and model.hot is None:
+        raise ValueError("--timeline shows two backends: it needs --placement or --vram-budget")
     lengths = lengths_to_end_together(args.parallel, args.n_prompt, args.n_gen, model.chunk)
     need = args.n_prompt + lengths[0]
     if need > model.context:
@@ -68,6 +74,11 @@ def run(args: argparse.Namespace) -> int:
         if name in _WITH_RANGE:
             report[f"{name}_range"] = values[:1] + values[-1:]
     report |= options.facts(model)
+    if args.timeline and model.hot:
+        model.trace(timeline := Timeline(model.hot))
+        measure(engine, prompt, lengths, None, seed=0)
+        args.timeline.write_text(json.dumps(timeline.trace()))
+        report["overlap"] = timeline.overlap()
     _print(report)
     return options.end(args, report)
 
@@ -126,6 +137,8 @@ def _print(report: dict[str, Any]) -> None:
         print(f"each of them: {with_range('tok_s_per_sequence')}")
     counts = "{gb_s:.2f} GB/s; {active_share:.1%} of neurons active; {python_share:.1%} of a step is Python's"
     print(f"{report['bytes_per_token'] / 1e6:.2f} MB read per token, {counts.format(**report)}")
+    if report.get("overlap") is not None:
+        print(f"the hot side was busy for {report['overlap']:.0%} of the time that the cold side was")
     if report["bandwidth_share"] is not None:
         used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**report)
         print(f"read bandwidth measured beside it {used}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 CACHE_TYPES = ("f16", "q8_0", "f32")
+BACKENDS = ("cpu", "reference")
 _LARGEST = 2**31 - 1
 _LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memory
 
@@ -90,13 +91,27 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
             "--predictor", type=file_path, metavar="FILE",
             help="made by fit-predictor (default: MODEL.predictor.gguf beside the model, if it is there)",
         )  # fmt: skip
+        _add_hybrid_options(parser)
     group.add_argument(
         "--cache-type", choices=CACHE_TYPES, default="f16",
         help="what keys and values are rounded to (default: f16; q8_0 takes half of it)",
     )  # fmt: skip
     group.add_argument(
-        "--backend", choices=("cpu", "reference"), default="cpu", help="reference is NumPy: slow, for checks"
+        "--backend", choices=BACKENDS, default="cpu", help="reference is NumPy: slow, for checks"
     )
+
+
+def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("hot and cold neurons on two backends").add_argument
+    add("--placement", type=file_path, metavar="FILE", help="a .gpuidx of hotcold plan: what is hot")
+    what = "or a placement for so much memory, as 8GiB or 512MiB; bare numbers are GiB"
+    add("--vram-budget", type=byte_size, metavar="SIZE", help=what)
+    add("--profile", type=file_path, metavar="FILE", help="how often neurons fire, for it (a power law)")
+    add("--hardware", metavar="FILE|NAME", help="for it (rtx4090-i9)")
+    what = "computes the hot part, --backend the rest; there is no gpu yet"
+    add("--hot-backend", choices=BACKENDS, help=what)
+    what = "of the hot backend (default: as --threads, which is for the other)"
+    add("--hot-threads", type=whole_number(1, 1024), metavar="N", help=what)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +159,8 @@ def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
     from hotcold.engine.loading import LoadOptions, load
 
     flags = {"threads": args.threads, "context": args.ctx_size}
-    flags |= {name: getattr(args, name) for name in ("sparsity", "predictor") if name in args}
+    hybrid = ("placement", "vram_budget", "profile", "hardware", "hot_backend", "hot_threads")
+    flags |= {name: getattr(args, name) for name in ("sparsity", "predictor", *hybrid) if name in args}
     options = LoadOptions(backend=args.backend, cache_type=args.cache_type, **flags | more)
     with progress("loading", in_bytes=True) as advance:
         model = load(args.model, options, advance)
@@ -158,6 +174,8 @@ def facts(model: "LoadedModel") -> dict[str, Any]:
     return {
         "sparsity": model.sparsity, "notes": model.notes, "threads": model.threads, "context": model.context,
         "cache_type": model.cache_type, "backend": model.backend.name,
+        "hot_backend": model.hot.name if model.hot else None,
+        "hot_threads": getattr(model.hot, "threads", None),
         "isa": getattr(model.backend, "isa", None), "processor": processor(), "model": model.name,
     }  # fmt: skip
 

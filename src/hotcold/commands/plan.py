@@ -3,8 +3,6 @@
 import argparse
 from typing import Any
 
-import numpy as np
-
 from hotcold.commands import options
 from hotcold.demo import model_path
 from hotcold.formats.blocks import block_type
@@ -12,12 +10,9 @@ from hotcold.formats.files import printable
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.sparse.hardware import PRESETS, find_hardware
-from hotcold.sparse.placement import Profile, read_placement, read_profile, write_placement
-from hotcold.sparse.sizes import SHAPES, Sizes, power_law, sizes_of_file, sizes_of_shape
+from hotcold.sparse.placement import Profile, find_profile, read_placement, write_placement
+from hotcold.sparse.sizes import SHAPES, Sizes, sizes_of_file, sizes_of_shape
 from hotcold.sparse.solver import Costs, Solver, last_layers, layer_split, paper_placement
-
-#: Of a model of which nothing is known.
-_ACTIVITY = SHAPES["mistral-7b"] | {"source": "10 % fire, 26 % of them 80 % of all (assumed)"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,26 +83,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _model(args: argparse.Namespace) -> tuple[Sizes, Profile, int]:
     """Sizes, profile and context."""
-    activity, context, kind = SHAPES.get(args.shape, _ACTIVITY), args.ctx_size or 2048, block_type(args.type)
-    path, measured = args.model or model_path(), args.profile
+    context, kind = args.ctx_size or 2048, block_type(args.type)
+    path = args.model or model_path()
     if args.shape:
         sizes = sizes_of_shape(args.shape, kind, context, args.cache_type)
     else:
         with open_gguf(path) as file:
-            if measured is None and (beside := path.with_suffix(".profile.gguf")).exists():
-                measured = beside
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
             context = args.ctx_size or min(config.context, 4096)
             if context > config.context:
                 raise ValueError(f"-c {context}: this model has {config.context} positions")
             sizes = sizes_of_file(file, config, context, args.cache_type)
-    if measured:
-        return sizes, read_profile(measured, sizes), context
-    if sizes.always == 1:
-        return sizes, Profile([np.ones(n) for n in sizes.neurons], "no zeros: all neurons"), context
-    experts, law = activity["experts"], (activity["scale"], activity["exponent"])
-    firing = [np.tile(sizes.routed * power_law(n // experts, *law), experts) for n in sizes.neurons]
-    return sizes, Profile(firing, f"a power law in every layer; {activity['source']}"), context
+    known = (SHAPES[args.shape],) if args.shape else ()
+    return sizes, find_profile(sizes, args.profile, None if args.shape else path, *known), context
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -23,6 +23,14 @@ class ModelOptions(TypedDict, total=False):
     context: int | None  #: positions of each sequence; None is the model's own, 4096 at most
     backend: str  #: ``cpu``, or ``reference`` (NumPy; slow, for checks)
     sequences: int  #: how many prompts of one ``generate`` call run at the same time; each has a KV cache (1)
+    placement: (
+        Path | None
+    )  #: made by ``hotcold plan -o``: what the hot backend computes, and ``backend`` the rest
+    vram_budget: int | None  #: instead: bytes that the hot backend may take; a placement is made when loading
+    profile: Path | None  #: how often neurons fire, for that placement; None is a power law
+    hardware: str | None  #: a preset or a file of ``hotcold plan``, for that placement (rtx4090-i9)
+    hot_backend: str | None  #: ``cpu`` or ``reference``; a placement needs it while there is none for GPUs
+    hot_threads: int | None  #: None takes as many as ``threads``
     cache_type: str  #: of that cache: ``f16``, ``q8_0`` (half as large, lossy) or ``f32``
 
 
@@ -152,6 +160,8 @@ class LLM:
 
     def close(self) -> None:
         """Frees the model. Using the LLM afterwards is a ValueError."""
+        if self._engine is not None:
+            self._engine.model.close()
         self._engine = None
 
     def __enter__(self) -> Self:

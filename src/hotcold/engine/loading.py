@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,9 @@ import numpy.typing as npt
 
 from hotcold.demo import model_path
 from hotcold.engine.memory import available_memory
+from hotcold.engine.placing import open_devices
 from hotcold.engine.statistics import Counters, Footprint
 from hotcold.formats.gguf import GGUFFile, open_gguf, printable
-from hotcold.kernels import open_backend
 from hotcold.kernels.backend import (
     MAX_DECODE_ROWS,
     PAGE,
@@ -29,8 +30,9 @@ from hotcold.kernels.backend import (
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import CACHE_TYPES, KVCache
 from hotcold.model.tokenizer import Tokenizer
-from hotcold.model.transformer import FFN, DenseFFN, Transformer
+from hotcold.model.transformer import FFN, Transformer
 from hotcold.model.weights import Progress, check_tensors, load_weights
+from hotcold.sparse.handshake import Handshake
 from hotcold.sparse.hybrid_ffn import hybrid_ffns
 from hotcold.sparse.predictor import (
     PredictorFacts,
@@ -39,6 +41,8 @@ from hotcold.sparse.predictor import (
     load_predictors,
     predictor_names,
 )
+from hotcold.sparse.split import serve_cold
+from hotcold.sparse.timeline import Timeline
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 
@@ -63,6 +67,12 @@ class LoadOptions:
     backend: str = "cpu"  #: or ``reference``
     sequences: int = 1  #: how many run at the same time; each has ``context`` positions of KV cache
     chunk: int = 128  #: the most prompt rows of one step
+    placement: Path | None = None  #: a .gpuidx: what the hot backend computes, with ``backend`` for the rest
+    vram_budget: int | None = None  #: or bytes that the hot backend may take, for a placement made here
+    profile: Path | None = None  #: how often neurons fire, for that; None: a power law
+    hardware: str | None = None  #: a preset or a file, for that; None: rtx4090-i9
+    hot_backend: str | None = None  #: as ``backend``
+    hot_threads: int | None = None  #: None: as many as ``backend`` has
     cache_type: str = "f16"  #: what keys and values are rounded to, one of :data:`CACHE_TYPES`
 
     def __post_init__(self) -> None:
@@ -80,9 +90,9 @@ class LoadedModel:
 
     The caller fills ``transformer.batch`` and reads ``transformer.logits``. ``sparsity`` is the mode in
     force; ``notes`` say what ``auto`` chose and why, and whatever runs a slower way. ``context`` and
-    ``chunk`` are the most positions of a sequence and prompt rows of a step, ``footprint`` what a decode step
-    reads, and
-    ``counters`` what the steps so far did."""
+    ``chunk`` are the most positions of a sequence and prompt rows of a step, ``hot`` the backend of what is
+    hot, if not all lies on ``backend``, ``footprint`` what a decode step reads, and ``counters`` what the
+    steps so far did."""
 
     def __init__(self, file: GGUFFile, options: LoadOptions, progress: Progress | None = None) -> None:
         factors = predictor_names(file)
@@ -109,9 +119,12 @@ class LoadedModel:
         self.tokenizer = Tokenizer.from_metadata(file.metadata)
         self.cache_type = options.cache_type
         check_memory(weight_bytes, KVCache.page_bytes(config, self.cache_type), config, self._limits)
-        self.backend = open_backend(options.backend, options.threads)
+        positions = self._limits.sequences * self._limits.pages_per_sequence * PAGE
+        self._devices = open_devices(file, config, options, positions)
+        self.backend = self._devices.embedding
+        self.hot = getattr(self._devices, "hot", None)
         self.threads: int | None = getattr(self.backend, "threads", None)
-        self._weights = load_weights(file, config, self.backend, progress, factors)
+        self._weights = load_weights(file, config, self._devices, progress, factors)
         self._enter(options.sparsity)
 
     def run(self) -> None:
@@ -134,6 +147,15 @@ class LoadedModel:
         counters.kv_positions += rows + int(last)
         if self._dense_rows is not None:
             counters.rows += self._dense_rows if rows == 1 else self._dense_rows * (1, 1, 1, rows, 1)
+
+    def trace(self, timeline: Timeline | None) -> None:
+        """From now on records when each side of a hybrid model computes and waits; None stops it."""
+        self.handshake.mark = timeline.mark if timeline else None
+        self.transformer.watch = timeline.stage if timeline else None
+
+    def close(self) -> None:
+        """Ends the cold side's thread, where there is one. Nothing can be run any more."""
+        self.handshake.close()
 
     def with_sparsity(self, sparsity: str, predictor: Path | None = None, wrap: Wrap = list) -> LoadedModel:
         """The same weights in another mode, with a KV cache of its own, and perhaps with another sidecar.
@@ -174,15 +196,15 @@ class LoadedModel:
         if facts and self.sparsity == "predicted":
             used = [requested == "predicted" or pays for pays in facts.pays]
             with open_gguf(facts.path) as file:
-                loaded = load_predictors(file, self.config, self.backend, self.fingerprint)
+                loaded = load_predictors(file, self.config, self._devices, self.fingerprint)
             self._predictors = [each if use else None for each, use in zip(loaded, used, strict=True)]
             self._predictor_params, self._predictor_input = int(np.dot(facts.params, used)), facts.input
         self.counters = Counters(np.zeros((self.config.layers, 5), np.int64))
         self.footprint = self._footprint()
         pages = self._limits.sequences * self._limits.pages_per_sequence
-        self.cache = KVCache(self.backend, self.config, pages, self.cache_type)
+        self.cache = KVCache(self._devices, self.config, pages, self.cache_type)
         self.transformer = Transformer(
-            self.config, self._weights, self.backend, wrap(self._ffns()), self._limits, self.cache
+            self.config, self._weights, self._devices, wrap(self._ffns()), self._limits, self.cache
         )
         # What a dense step of one token reads, [layers, 5]; the other modes' FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
@@ -206,14 +228,15 @@ class LoadedModel:
 
     def _ffns(self) -> list[FFN]:
         weights = [layer.ffn for layer in self._weights.layers]
-        if self.sparsity == "off":
-            return [DenseFFN(self.backend, layer) for layer in weights]
-        rows, inputs = self._limits.tokens, self._predictor_input
+        rows, inputs, off = self._limits.tokens, self._predictor_input, self.sparsity == "off"
         ffns = hybrid_ffns(
-            self.backend, weights, rows, skip=True, predictors=self._predictors, predictor_input=inputs
+            self._devices, weights, rows, skip=not off, predictors=self._predictors, predictor_input=inputs
         )
         for ffn, counts in zip(ffns, self.counters.rows, strict=True):
-            ffn.stats = FFNStats(counts)  # a view: one array counts for all layers
+            ffn.stats = None if off else FFNStats(counts)  # a view: one array counts for all layers
+        self.handshake = Handshake()
+        weakref.finalize(self, self.handshake.close)
+        serve_cold(self.backend, ffns, self._limits, self.config.dim, self.handshake)
         return [*ffns]
 
     def _footprint(self) -> Footprint:

@@ -65,6 +65,11 @@ class Batch:
         self.lengths = zeros((limits.sequences,))  #: positions of each sequence after this step
         self.logits_rows = zeros((limits.logits,))  #: rows of the step whose logits are wanted
 
+    def copy_from(self, other: Batch) -> None:
+        """The same step, for another backend."""
+        for name in ("counts", "tokens", "positions", "sequence", "slots", "pages", "lengths", "logits_rows"):
+            getattr(self, name)[:] = getattr(other, name)
+
     @property
     def n_tokens(self) -> int:
         return int(self.counts[0])
@@ -204,6 +209,10 @@ class Backend(Protocol):
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights: ...
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights: ...
+
+    def host(self, fn: Callable[[], None], batch: Batch) -> None:
+        """Calls a Python function when all ops before it are done; those after it wait for its return."""
+        ...
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         """``out[t] = table[tokens[t]]``; out ``[T, D]``."""

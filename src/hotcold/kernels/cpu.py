@@ -36,11 +36,15 @@ class _Recorder:
         self.batch = batch
         arrays = [batch.counts, batch.tokens, batch.positions, batch.sequence, batch.slots]
         self.native = _cpu.Program(isa, pool, [*arrays, batch.pages, batch.lengths, batch.logits_rows])
+        self.calls: list[Callable[[], None]] = []  # one between each two segments of native
         self.kept: list[object] = [pool, batch]
 
     def run(self) -> None:
         """Runs every op, without the GIL; ValueError if a number of the batch is out of its range."""
-        self.native.run()
+        self.native.run(0)
+        for segment, call in enumerate(self.calls, 1):
+            call()
+            self.native.run(segment)
 
 
 class _Empty:
@@ -118,15 +122,19 @@ class CPUBackend:
 
     def _op(self, batch: Batch, append: Callable[[_cpu.Program], None], *kept: object) -> None:
         """Appends one op to the program being recorded, or runs it at once."""
+        recorder = self._recorder_of(batch)
+        append(recorder.native)
+        recorder.kept.extend(kept)
+        if not self._recording:
+            recorder.run()
+
+    def _recorder_of(self, batch: Batch) -> _Recorder:
         recorder = self._recorder or _Recorder(self.isa, self._pool, batch)
         if recorder.batch is not batch:
             raise ValueError("a program reads one batch: record a second program for another")
-        append(recorder.native)
-        recorder.kept.extend(kept)
         if self._recording:
             self._recorder = recorder
-        else:
-            recorder.run()
+        return recorder
 
     # Weights
 
@@ -181,6 +189,13 @@ class CPUBackend:
         return _Predictor(first, second, tensors.threshold, tensors.relu)
 
     # Ops; the extension refuses buffers that are not exactly right
+
+    def host(self, fn: Callable[[], None], batch: Batch) -> None:
+        if not self._recording:
+            return fn()
+        recorder = self._recorder_of(batch)
+        recorder.native.cut()
+        recorder.calls.append(fn)
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         w = checks.own_weights(table, _Matrix)

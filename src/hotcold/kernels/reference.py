@@ -220,6 +220,10 @@ class ReferenceBackend:
         checks.check_predictor(tensors)
         return _Predictor(_Matrix(tensors.first), _Matrix(tensors.second), tensors.threshold, tensors.relu)
 
+    def host(self, fn: Callable[[], None], batch: Batch) -> None:
+        """A plain call."""
+        fn()
+
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         """A row of the table per token, dequantised."""
         table = checks.own_weights(table, _Matrix)

@@ -7,6 +7,7 @@ import numpy as np
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import PAGE, Backend, Buffer
 from hotcold.model.config import Config, ModelError
+from hotcold.model.devices import Devices
 
 #: What keys and values are rounded to, by the name of its block type, and what arrays hold it.
 CACHE_TYPES = {"f16": np.float16, "q8_0": np.uint8, "f32": np.float32}
@@ -22,14 +23,15 @@ class KVCache:
     Position p of a sequence lies in the sequence's page ``p // PAGE``. ``layers`` are (K, V) of each layer,
     as ``Backend.store_kv`` has them. ModelError: the type's blocks do not fit the model's heads."""
 
-    def __init__(self, backend: Backend, config: Config, pages: int, type: str = "f16") -> None:
+    def __init__(self, backend: Backend | Devices, config: Config, pages: int, type: str = "f16") -> None:
         if pages < 1:
             raise ValueError(f"KV cache of {pages} pages: at least 1 is needed")
         dtype = np.dtype(CACHE_TYPES[type])
         row = self.page_bytes(config, type) // (config.layers * 2 * config.kv_heads * PAGE)
         shape = (pages, config.kv_heads, PAGE, row // dtype.itemsize)
         self.layers: list[tuple[Buffer, Buffer]] = [
-            (backend.zeros(shape, dtype), backend.zeros(shape, dtype)) for _ in range(config.layers)
+            (each.zeros(shape, dtype), each.zeros(shape, dtype))
+            for each in Devices.of(backend, config.layers).layers
         ]
         self.pages = pages
         self._free = list(range(pages - 1, -1, -1))  # a stack, so that warm pages are used again first

@@ -1,7 +1,7 @@
 """The forward pass of a decoder-only Transformer (arXiv 1706.03762), recorded once and replayed per step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -14,13 +14,15 @@ from hotcold.kernels.backend import (
     BatchLimits,
     Buffer,
     FFNWeights,
+    Floats,
     RopeTable,
     Rows,
 )
 from hotcold.model.config import Config
+from hotcold.model.devices import Devices
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.rope import rope_table
-from hotcold.model.weights import LayerWeights, Weights, upload
+from hotcold.model.weights import Weights, upload
 
 
 class FFN(Protocol):
@@ -45,46 +47,67 @@ class DenseFFN:
         self.backend.ffn(normed, self.weights, batch, out, skip=False, accumulate=True)
 
 
+class _Side:
+    """A backend's own copy of the batch, and its buffers."""
+
+    def __init__(
+        self, ops: Backend, config: Config, limits: BatchLimits, tables: tuple[Floats, Floats]
+    ) -> None:
+        self.ops = ops
+        self.batch = ops.batch(limits)
+        cos, sin = (upload(ops, table) for table in tables)
+        self.rope = RopeTable(cos, sin, config.rope.interleaved)
+        rows, q, kv = limits.tokens, config.heads * config.head_dim, config.kv_heads * config.head_dim
+        zeros = ops.zeros
+        self.x, self.normed = zeros((rows, config.dim)), zeros((rows, config.dim))  # x: residual stream
+        self.ffn_normed = zeros((rows, config.dim)) if config.family.parallel else self.normed
+        self.q, self.k, self.v = zeros((rows, q)), zeros((rows, kv)), zeros((rows, kv))
+        self.mixed, self.last = zeros((rows, q)), zeros((limits.logits, config.dim))
+
+
 class Transformer:
     """A model that turns the rows of :attr:`batch` into :attr:`logits`, one step at a time.
 
-    ``weights`` lie in ``backend``; there is one of ``ffns`` per layer. ``limits`` are the most that one step
-    may hold; positions go up to ``limits.pages_per_sequence * PAGE``. ``batch`` is filled in place before
-    each :meth:`run`; its slots and pages refer to ``cache``. Row r of ``logits`` ``[limits.logits, V]``,
-    float32, belongs to the step's row ``batch.logits_rows[r]``.
+    ``weights`` and ``cache`` lie in ``backend``, one or several; there is one of ``ffns`` per layer.
+    ``limits`` are the most that one step may hold; positions go up to ``limits.pages_per_sequence * PAGE``.
+    ``batch`` is filled in place before each :meth:`run`; its slots and pages refer to ``cache``. Row r of
+    ``logits`` ``[limits.logits, V]``, float32, belongs to the step's row ``batch.logits_rows[r]``.
+
+    Parts that follow each other on one backend are a stage, with a program of its own; between two stages the
+    residual stream moves. ``watch``, if set, is called with a stage's backend and first layer before it, and
+    with None after the last.
     """
 
     def __init__(
         self,
         config: Config,
         weights: Weights,
-        backend: Backend,
+        backend: Backend | Devices,
         ffns: Sequence[FFN],
         limits: BatchLimits,
         cache: KVCache,
     ) -> None:
         if len(ffns) != config.layers:
             raise ValueError(f"{len(ffns)} FFNs for {config.layers} layers: one each is needed")
+        devices = Devices.of(backend, config.layers)
+        tables = rope_table(config.rope, limits.pages_per_sequence * PAGE, weights.rope_factors)
+        self._sides = {
+            ops: _Side(ops, config, limits, tables) for ops in dict.fromkeys(devices.parts)
+        }  # the first has the embedding
         self.config = config
-        self.batch = backend.batch(limits)
-        self.logits: Buffer = backend.zeros((limits.logits, config.vocab))
+        self.batch = self._sides[devices.embedding].batch
+        self.logits: Buffer = devices.head.zeros((limits.logits, config.vocab))
+        self.watch: Callable[[Backend | None, int], None] | None = None
         self._weights = weights
-        self._backend = backend
         self._ffns = ffns
         self._cache = cache
         self._scale = 1 / math.sqrt(config.head_dim)
-        cos, sin = rope_table(config.rope, limits.pages_per_sequence * PAGE, weights.rope_factors)
-        self._rope = RopeTable(upload(backend, cos), upload(backend, sin), config.rope.interleaved)
-
-        rows, q, kv = limits.tokens, config.heads * config.head_dim, config.kv_heads * config.head_dim
-        zeros = backend.zeros
-        self._x, self._normed = zeros((rows, config.dim)), zeros((rows, config.dim))  # x: residual stream
-        self._ffn_normed = zeros((rows, config.dim)) if config.family.parallel else self._normed
-        self._q, self._k, self._v = zeros((rows, q)), zeros((rows, kv)), zeros((rows, kv))
-        self._mixed, self._last = zeros((rows, q)), zeros((limits.logits, config.dim))
-
-        sizes = {size for size in backend.program_rows if size < rows} | {rows}
-        self._programs = [(size, backend.record(partial(self._forward, size))) for size in sorted(sizes)]
+        self._stages = [(self._sides[devices.parts[parts.start]], parts) for parts in devices.stages]
+        smaller = {size for ops in self._sides for size in ops.program_rows if size < limits.tokens}
+        self._programs = {
+            size: [side.ops.record(partial(self._forward, side, parts, size)) for side, parts in self._stages]
+            for size in sorted(smaller | {limits.tokens})
+        }
 
     def run(self) -> None:
         """Computes one step from :attr:`batch` into the KV cache and :attr:`logits`.
@@ -96,36 +119,51 @@ class Transformer:
             raise ValueError(f"step of {rows} rows, {self.batch.n_logits} logits: the limits are {limits}")
         if self.batch.n_decode > min(rows, MAX_DECODE_ROWS):
             raise ValueError(f"{self.batch.n_decode} decode rows: {min(rows, MAX_DECODE_ROWS)} are the most")
-        next(program for size, program in self._programs if rows <= size).run()
+        programs = next(programs for size, programs in self._programs.items() if rows <= size)
+        for side in [*self._sides.values()][1:]:
+            side.batch.copy_from(self.batch)
+        x = None
+        for program, (side, parts) in zip(programs, self._stages, strict=True):
+            if x is not None:
+                side.x[:rows] = x[:rows]
+            if self.watch:
+                self.watch(side.ops, max(parts.start - 1, 0))
+            program.run()
+            x = side.x
+        if self.watch:
+            self.watch(None, 0)
 
-    def _forward(self, rows: int) -> None:
-        """The forward pass over at most ``rows`` rows."""
-        ops, batch, weights = self._backend, self.batch, self._weights
-        x, normed, ffn_normed = self._x[:rows], self._normed[:rows], self._ffn_normed[:rows]
+    def _forward(self, side: _Side, parts: range, rows: int) -> None:
+        """The forward pass over at most ``rows`` rows, of one stage."""
+        ops, batch, weights, x = side.ops, side.batch, self._weights, side.x[:rows]
+        if parts.start == 0:
+            ops.embed(weights.embedding, batch, x)
+        for part in parts:
+            if 0 < part <= self.config.layers:
+                self._layer(side, part - 1, rows)
+        if parts.stop == self.config.layers + 2:
+            ops.gather(x, batch, side.last)
+            ops.norm(side.last, weights.norm, batch, side.last, Rows.LOGITS)
+            ops.linear(side.last, [weights.head], batch, [self.logits], rows=Rows.LOGITS)
 
-        parallel = self.config.family.parallel
-        ops.embed(weights.embedding, batch, x)
-        for layer, ffn, kv_cache in zip(weights.layers, self._ffns, self._cache.layers, strict=True):
-            ops.norm(x, layer.attn_norm, batch, normed)
-            if not parallel:
-                self._attention(layer, normed, kv_cache, x)
-            if layer.ffn_norm is not None:
-                ops.norm(x, layer.ffn_norm, batch, ffn_normed)
-            ffn(normed if layer.ffn_norm is None else ffn_normed, x, batch, x)
-            if parallel:
-                self._attention(layer, normed, kv_cache, x)
+    def _layer(self, side: _Side, index: int, rows: int) -> None:
+        ops, batch = side.ops, side.batch
+        x, normed, ffn_normed = side.x[:rows], side.normed[:rows], side.ffn_normed[:rows]
+        layer, parallel = self._weights.layers[index], self.config.family.parallel
+        ops.norm(x, layer.attn_norm, batch, normed)
+        if not parallel:
+            self._attention(side, index, normed, x)
+        if layer.ffn_norm is not None:
+            ops.norm(x, layer.ffn_norm, batch, ffn_normed)
+        self._ffns[index](normed if layer.ffn_norm is None else ffn_normed, x, batch, x)
+        if parallel:
+            self._attention(side, index, normed, x)
 
-        ops.gather(x, batch, self._last)
-        ops.norm(self._last, weights.norm, batch, self._last, Rows.LOGITS)
-        ops.linear(self._last, [weights.head], batch, [self.logits], rows=Rows.LOGITS)
-
-    def _attention(
-        self, layer: LayerWeights, normed: Buffer, kv_cache: tuple[Buffer, Buffer], x: Buffer
-    ) -> None:
+    def _attention(self, side: _Side, index: int, normed: Buffer, x: Buffer) -> None:
         """``x += o(attention(q, k, v))``."""
-        ops, batch, rows = self._backend, self.batch, len(normed)
-        head_dim = self.config.head_dim
-        q, k, v, mixed = (buffer[:rows] for buffer in (self._q, self._k, self._v, self._mixed))
+        ops, batch, rows, head_dim = side.ops, side.batch, len(normed), self.config.head_dim
+        layer, kv_cache = self._weights.layers[index], self._cache.layers[index]
+        q, k, v, mixed = (buffer[:rows] for buffer in (side.q, side.k, side.v, side.mixed))
         q_heads, k_heads, v_heads, mixed_heads = (b.reshape(rows, -1, head_dim) for b in (q, k, v, mixed))
 
         ops.linear(normed, [layer.q, layer.k, layer.v], batch, [q, k, v])
@@ -133,8 +171,8 @@ class Transformer:
             ops.norm(q_heads, layer.q_norm, batch, q_heads)
         if layer.k_norm is not None:
             ops.norm(k_heads, layer.k_norm, batch, k_heads)
-        ops.rope(q_heads, self._rope, batch)
-        ops.rope(k_heads, self._rope, batch)
+        ops.rope(q_heads, side.rope, batch)
+        ops.rope(k_heads, side.rope, batch)
         ops.store_kv(k_heads, v_heads, batch, *kv_cache)
         ops.attention(q_heads, *kv_cache, batch, mixed_heads, self._scale)
         ops.linear(mixed, [layer.o], batch, [x], accumulate=True)

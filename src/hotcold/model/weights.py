@@ -6,6 +6,7 @@ Every name and shape is checked before anything is read. Tensors reach the backe
 import re
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from hotcold.formats.blocks import BlockTypeError, Tensor, block_type
 from hotcold.formats.gguf import GGUFFile, printable
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
 from hotcold.model.config import Config, ModelError
+from hotcold.model.devices import Devices
 
 #: Called with the bytes read so far and in all.
 Progress = Callable[[int, int], None]
@@ -39,7 +41,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole model in a backend. ``head`` is ``embedding`` where the file has no ``output.weight``."""
+    """A whole model. Without ``output.weight`` in the file, ``head`` is ``embedding`` or a copy of it."""
 
     embedding: Matrix  # (V, D)
     layers: tuple[LayerWeights, ...]
@@ -75,7 +77,7 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
 
 
 def load_weights(
-    file: GGUFFile, config: Config, backend: Backend,
+    file: GGUFFile, config: Config, backend: Backend | Devices,
     progress: Progress | None = None, others: Container[str] = (),
 ) -> Weights:  # fmt: skip
     """Reads the model into the backend; peak memory is the model and the tensors of one layer's FFN.
@@ -83,11 +85,15 @@ def load_weights(
     ModelError: see :func:`check_tensors`; also a norm or bias that is not finite. GGUFError: the file cannot
     be read, or has changed."""
     total = check_tensors(file, config, others)
-    reader = _Reader(file, backend, config, progress or (lambda done, total: None), total)
-    embedding = reader.matrix("token_embd")
-    layers = tuple(reader.layer(f"blk.{i}.") for i in range(config.layers))
-    head = reader.matrix("output") if "output.weight" in file.tensors else embedding
-    return Weights(embedding, layers, reader.norm("output_norm"), head, reader.rope_factors())
+    devices = Devices.of(backend, config.layers)
+    reader = _Reader(file, devices.embedding, config, progress or (lambda done, total: None), total)
+    embedding, layers = reader.matrix("token_embd"), []
+    for i, reader.backend in enumerate(devices.layers):
+        layers.append(reader.layer(f"blk.{i}.", partial(devices.ffn_weights, i)))
+    reader.backend, tied = devices.head, "output.weight" not in file.tensors
+    same = tied and devices.head is devices.embedding
+    head = embedding if same else reader.matrix("token_embd" if tied else "output")
+    return Weights(embedding, tuple(layers), reader.norm("output_norm"), head, reader.rope_factors())
 
 
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
@@ -140,7 +146,7 @@ def _down(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
 
 @dataclass
 class _Reader:
-    """Turns named tensors into weights of one backend and reports progress."""
+    """Turns named tensors into weights of a backend, ``backend``, and reports progress."""
 
     file: GGUFFile
     backend: Backend
@@ -149,14 +155,14 @@ class _Reader:
     total: int
     done: int = 0
 
-    def layer(self, blk: str) -> LayerWeights:
+    def layer(self, blk: str, ffn_weights: Callable[[FFNTensors], FFNWeights]) -> LayerWeights:
         attn_norm, ffn_norm = _norms(self.config, blk, self.file.tensors)
         q, k, v = self._attention_inputs(blk)
         own = (blk + name for name in ("attn_q_norm", "attn_k_norm", ffn_norm))
         present = (self.norm(name) if f"{name}.weight" in self.file.tensors else None for name in own)
         q_norm, k_norm, ffn_own = present
         norm, o, ffn = self.norm(blk + attn_norm), self.matrix(blk + "attn_output"), self.ffn(blk)
-        return LayerWeights(norm, q, k, v, o, q_norm, k_norm, ffn_own, self.backend.ffn_weights(ffn))
+        return LayerWeights(norm, q, k, v, o, q_norm, k_norm, ffn_own, ffn_weights(ffn))
 
     def matrix(self, name: str) -> Matrix:
         return self.backend.matrix(self._tensor(f"{name}.weight"), self._vector(f"{name}.bias"))

@@ -19,7 +19,9 @@ from hotcold.formats.files import naming, shown
 from hotcold.formats.gguf import GGUFFile, TensorInfo, printable, write_gguf
 from hotcold.kernels.backend import Backend, PredictorTensors, PredictorWeights
 from hotcold.model.config import Config
+from hotcold.model.devices import Devices
 from hotcold.sparse.hybrid_ffn import PREDICTOR_INPUTS
+from hotcold.sparse.split import SplitDevices
 
 THRESHOLD_KEY = "powerinfer.sparse_threshold"
 SIDECAR_TYPE = "predictor"  #: a sidecar's ``general.type``
@@ -141,11 +143,15 @@ def write_sidecar(
 
 
 def load_predictors(
-    file: GGUFFile, config: Config, backend: Backend, fingerprint: str | None = None
+    file: GGUFFile, config: Config, backend: Backend | Devices, fingerprint: str | None = None
 ) -> list[PredictorWeights]:
     """All layers' predictors in a backend; arguments and errors as in :func:`check_predictors`."""
     check_predictors(file, config, fingerprint)
-    return [backend.predictor_weights(read_predictor(file, config, i)) for i in range(config.layers)]
+    devices = Devices.of(backend, config.layers)
+    tensors = (read_predictor(file, config, i) for i in range(config.layers))
+    if isinstance(devices, SplitDevices):
+        return [devices.predictor_weights(i, each) for i, each in enumerate(tensors)]
+    return [ops.predictor_weights(each) for ops, each in zip(devices.layers, tensors, strict=True)]
 
 
 def _names(file: GGUFFile, layer: int) -> tuple[str, ...]:

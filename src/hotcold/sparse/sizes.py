@@ -8,7 +8,7 @@ fire, ``skew`` the share with 80 % of all firings, ``predictors`` their part of 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import BLOCK_TYPES, BlockType
+from hotcold.formats.blocks import BLOCK_TYPES, BlockType, block_type
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS
 from hotcold.model.config import Config
@@ -49,6 +49,7 @@ class Sizes:
     embedding: int
     tied: bool  #: head and embedding are one tensor
     buffers: int  #: of a step, on each device with a part in it
+    shared: int = 1  #: neurons with down weights in one block: blocks lie along neurons in many files
 
 
 def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Sizes:
@@ -79,7 +80,10 @@ def sizes_of_file(file: GGUFFile, config: Config, context: int, cache: str) -> S
                 check_predictors(beside, config, fingerprint)
                 tensors |= {name: info.nbytes for name, info in beside.tensors.items()}
             always = 0.0
-    return _sizes((file.path.stem, fingerprint, always, 1.0), config, tensors, context, cache)
+    downs = (info for name, info in file.tensors.items() if name.endswith(".ffn_down.weight"))
+    blocks = [block_type(info.type).weights for info in downs if config.down_layout == "by_output"]
+    sizes = _sizes((file.path.stem, fingerprint, always, 1.0), config, tensors, context, cache)
+    return replace(sizes, shared=max(blocks, default=1))
 
 
 def _sizes(

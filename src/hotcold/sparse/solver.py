@@ -66,8 +66,8 @@ class Solver:
 
     def __init__(self, sizes: Sizes, profile: Profile, costs: Costs) -> None:
         self._sizes, self._costs = sizes, costs
-        self._order = [np.argsort(-firing, kind="stable") for firing in profile.firing]
-        self._edges = [np.append(np.arange(0, n, GROUP), n) for n in sizes.neurons]
+        self._order = [_ranked(firing, sizes.shared) for firing in profile.firing]
+        self._edges = [np.append(np.arange(0, n, max(GROUP, sizes.shared)), n) for n in sizes.neurons]
         shape = len(self._edges), max(map(len, self._edges))
         # By layer and hot groups: bytes, and seconds up to where the GPU becomes the slower side.
         self._bytes, self._split = np.zeros(shape), np.full(shape, np.inf)
@@ -148,6 +148,12 @@ class Solver:
         seconds = self._whole[whole, 1].sum() + self._split[split, groups[split]].sum()
         groups[whole] = [len(self._edges[i]) - 1 for i in whole]
         return float(seconds) if room >= 0 else np.inf, groups
+
+
+def _ranked(firing: Array, shared: int) -> Array:
+    """Neurons, the most active first; those that share a block stay together."""
+    sums = np.add.reduceat(firing, np.arange(0, len(firing), shared))
+    return np.argsort(-np.repeat(sums, shared)[: len(firing)], kind="stable")
 
 
 def last_layers(sizes: Sizes, n: int) -> Placement:

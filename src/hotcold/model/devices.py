@@ -1,0 +1,37 @@
+"""Which backend computes which part of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The backend of each part: the embedding, every layer with its keys and values, the head."""
+
+    embedding: Backend
+    layers: tuple[Backend, ...]
+    head: Backend
+
+    @classmethod
+    def of(cls, backend: Backend | Devices, layers: int) -> Devices:
+        """One backend for everything, or the devices given."""
+        return backend if isinstance(backend, Devices) else cls(backend, (backend,) * layers, backend)
+
+    @property
+    def parts(self) -> tuple[Backend, ...]:
+        """In the order of computing: part 0 is the embedding, part i layer i - 1, the last one the head."""
+        return self.embedding, *self.layers, self.head
+
+    @property
+    def stages(self) -> list[range]:
+        """Parts that follow each other on one backend."""
+        parts = self.parts
+        starts = [i for i, part in enumerate(parts) if i == 0 or part is not parts[i - 1]]
+        return [range(*ends) for ends in pairwise([*starts, len(parts)])]
+
+    def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
+        return self.layers[layer].ffn_weights(tensors)

@@ -1,0 +1,213 @@
+"""The built-in model on two backends: its text, what it counts and allocates, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotcold import LLM
+from hotcold.demo import model_path
+from hotcold.engine.engine import Engine
+from hotcold.engine.loading import LoadedModel, LoadOptions, load
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.scoring import Scorer, compare
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.config import Config
+from hotcold.sparse.handshake import HandshakeError
+from hotcold.sparse.hybrid_ffn import SplitWeights
+from hotcold.sparse.placement import Placement, SidecarError, read_placement, write_placement
+from hotcold.sparse.sizes import Sizes, sizes_of_file
+from hotcold.sparse.timeline import Timeline
+
+TEXT = "The old man sat down by the fire and told the children a story about the sea and the white ship."
+
+
+@pytest.fixture(scope="module")
+def sizes() -> Sizes:
+    with open_gguf(model_path()) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        return sizes_of_file(file, config, 256, "f16")
+
+
+def write(path: Path, sizes: Sizes, share: float, layers: range = range(6), head: bool = True) -> Path:
+    random = np.random.default_rng(1)
+    hot = [(random.random(n) < share) & (i in layers) for i, n in enumerate(sizes.neurons)]
+    write_placement(path, sizes, Placement(hot, layers, head))
+    return path
+
+
+@pytest.fixture
+def half(tmp_path: Path, sizes: Sizes) -> Path:
+    return write(tmp_path / "half.gpuidx", sizes, 0.5)
+
+
+def on_two(path: Path, **more: Any) -> LoadedModel:
+    options = {"placement": path, "hot_backend": "cpu", "threads": 1} | more
+    return load(None, LoadOptions(**options))
+
+
+def random_prompts(*lengths: int) -> list[list[int]]:
+    random = np.random.default_rng(7)
+    return [random.integers(259, 4096, length).tolist() for length in lengths]
+
+
+def greedy(model: LoadedModel, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """All prompts at the same time."""
+    params = SamplingParams(temperature=0)
+    requests = [Request(prompt, params, max_tokens=tokens, ignore_eos=True) for prompt in prompts]
+    Engine(model).run(requests)
+    return [request.output for request in requests]
+
+
+@pytest.mark.parametrize("sparsity", ["exact", "off"])
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_greedy_text_of_several_sequences(tmp_path: Path, sizes: Sizes, share: float, sparsity: str) -> None:
+    """The same but for near ties: a sum's last bit now and then turns an int8 code, worth up to 0.1."""
+    prompts, whole = random_prompts(1, 40, 7), load(None, LoadOptions(sparsity=sparsity, sequences=3))
+    expected, same = greedy(whole, prompts, 120), 0
+    for layers in (range(6), range(2, 5)):
+        path = write(tmp_path / f"{layers.start}.gpuidx", sizes, share, layers, layers.start == 0)
+        texts = greedy(on_two(path, sparsity=sparsity, sequences=3), prompts, 120)
+        for prompt, text, other in zip(prompts, texts, expected, strict=True):
+            first = next((i for i in range(120) if text[i] != other[i]), None)
+            same += 120 if first is None else first
+            if first is not None:
+                *_, logits = Scorer(whole).logits(prompt + other[: first + 1])
+                assert logits[-1][other[first]] - logits[-1][text[first]] < 0.1
+    assert same > 400
+
+
+def test_the_bits_do_not_depend_on_time_or_threads_or_mode(half: Path) -> None:
+    def logits(model: LoadedModel) -> np.ndarray:
+        return np.concatenate([r.copy() for r in Scorer(model).logits(model.tokenizer.encode(TEXT))])
+
+    first = on_two(half, sparsity="exact")
+    expected = logits(first)
+    for other in (
+        first,
+        on_two(half, sparsity="exact", threads=2, hot_threads=1),
+        first.with_sparsity("off"),
+    ):
+        np.testing.assert_array_equal(logits(other), expected)
+
+
+@pytest.mark.parametrize("backends", [("cpu", "reference"), ("reference", "cpu")])
+def test_two_kinds_of_backend(half: Path, backends: tuple[str, str]) -> None:
+    """Not bit by bit: as in test_exactness, another order of sums now and then turns an int8 code."""
+    cold, hot = backends
+    threads = 1 if cold == "cpu" else None
+    split, whole = on_two(half, backend=cold, hot_backend=hot, threads=threads), load(None, LoadOptions())
+    both = compare(Scorer(split), Scorer(whole), whole.tokenizer.encode(TEXT))
+    assert both.kl.max() < 1e-3 and both.same_top.all()
+
+
+def test_figures_are_those_of_both_halves(half: Path) -> None:
+    split, whole = on_two(half, sparsity="exact"), load(None, LoadOptions(sparsity="exact"))
+    for model in (split, whole):
+        greedy(model, random_prompts(5), 30)
+    assert split.footprint == whole.footprint
+    assert split.counters.rows == pytest.approx(whole.counters.rows, rel=0.01)
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 1])
+def test_bytes_are_those_of_the_bill(tmp_path: Path, sizes: Sizes, share: float) -> None:
+    path = write(tmp_path / "x.gpuidx", sizes, share)
+    model, placement = on_two(path), read_placement(path, sizes)
+    kinds = {row["kind"]: np.zeros(2) for row in placement.bill(sizes)}
+    for row in placement.bill(sizes):
+        kinds[row["kind"]] += (row["gpu_bytes"], row["cpu_bytes"])
+    taken = np.zeros(2)
+    for layer in model._weights.layers:
+        parts = (layer.ffn.hot, layer.ffn.cold) if isinstance(layer.ffn, SplitWeights) else (layer.ffn, None)
+        taken += [part.nbytes if part else 0 for part in parts]
+    np.testing.assert_allclose(taken, kinds["neurons"], rtol=0.02)
+    weights = model._weights.layers[0]
+    attention = [part.nbytes for part in (weights.q, weights.k, weights.v, weights.o)]
+    assert 6 * sum(attention) == pytest.approx(kinds["attention"][0], rel=0.02)
+    assert 6 * sum(cache.nbytes for cache in model.cache.layers[0]) == kinds["kv"][0]
+    assert model._weights.head.nbytes == pytest.approx(kinds["head"][0], rel=0.02)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError, SystemExit])
+def test_a_cold_side_that_fails(
+    half: Path, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error("a reason")
+
+    with LLM(placement=half, hot_backend="cpu", backend="reference") as llm:
+        llm.generate("Once", max_tokens=1)
+        monkeypatch.setattr(llm.model.backend, "ffn", fail)
+        for _ in range(2):
+            with pytest.raises(HandshakeError, match=r"the cold side has ended.*a reason"):
+                llm.generate("Once", max_tokens=1)
+
+
+def test_no_thread_outlives_its_model(half: Path) -> None:
+    before = threading.active_count()
+    with LLM(placement=half, hot_backend="cpu", threads=1) as llm:
+        assert threading.active_count() == before + 1
+        llm.generate("Once upon a time", max_tokens=3)
+    assert threading.active_count() == before
+    model = on_two(half)
+    del model
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_a_budget() -> None:
+    """The least is nothing, which is the cold side alone; the most is everything."""
+    expected = LLM(threads=1).generate("Once upon a time", max_tokens=20, temperature=0).ids
+    for budget in (0, 3 << 20, 5 << 20, 1 << 30):
+        with LLM(vram_budget=budget, hot_backend="cpu", threads=1) as llm:
+            assert llm.generate("Once upon a time", max_tokens=20, temperature=0).ids == expected
+
+
+def test_the_timeline_of_two_sides(half: Path) -> None:
+    model = on_two(half)
+    model.trace(timeline := Timeline(model.hot))
+    greedy(model, random_prompts(5), 4)
+    spans = timeline.spans()
+    for side in ("hot", "cold"):  # never two things at a time
+        own = [span for span in spans if span.side == side]
+        assert all(one.start <= one.end <= other.start for one, other in pairwise(own))
+    for what in ("attention", "hot ffn", "wait", "cold ffn"):
+        found = [(span.step, span.layer) for span in spans if span.what == what]
+        assert found == [(step, layer) for step in range(4) for layer in range(6)], what
+    assert 0 <= (timeline.overlap() or -1) <= 1
+    model.trace(None)
+    greedy(model, random_prompts(5), 4)
+    assert timeline.spans() == spans
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"hot_backend": None},
+            "a placement needs --hot-backend cpu or reference: there is none for GPUs yet",
+        ),
+        ({"hot_backend": "gpu"}, "backend 'gpu' does not exist: choose from cpu, reference"),
+        ({"vram_budget": 1 << 20}, "--placement and --vram-budget: give one of them"),
+        ({"placement": None}, "--hot-backend and --hot-threads need --placement or --vram-budget"),
+        ({"hardware": "rtx3060"}, "they need --vram-budget"),
+        ({"hot_backend": "reference", "hot_threads": 2}, "'reference' has no thread pool"),
+    ],
+)
+def test_mistakes(half: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        on_two(half, **options)
+
+
+def test_a_placement_of_another_model(tmp_path: Path, sizes: Sizes) -> None:
+    path = write(tmp_path / "x.gpuidx", replace(sizes, fingerprint="another"), 0.5)
+    with pytest.raises(SidecarError, match="belongs to the model 'another'"):
+        on_two(path)
