@@ -9,7 +9,7 @@ import numpy as np
 from hotcold.convert.checkpoint import Checkpoint, ConvertError, Settings
 from hotcold.convert.sentencepiece_model import Piece, read_sentencepiece_model
 from hotcold.formats.files import shown
-from hotcold.model.bpe import GPT2, IGNORES_MERGES, PRE_TOKENIZERS, PUNCTUATION
+from hotcold.model.bpe import IGNORES_MERGES, PRE_TOKENIZERS
 from hotcold.model.vocabulary import TokenType
 
 _ADDED_SCORE = -1000.0  # llama.cpp's score of tokens that were added after training
@@ -185,13 +185,14 @@ def _steps(step: Any) -> list[str]:
             spelled = [expression for expression in found if expression != "ByteLevel"]
             return spelled + ["ByteLevel"] * (len(spelled) < len(found))
         case {"type": "ByteLevel", "add_prefix_space": False}:
-            return [*([_plain(GPT2)] if step.get("use_regex", True) else []), "ByteLevel"]
+            cuts = PRE_TOKENIZERS["gpt-2"] if step.get("use_regex", True) else ()
+            return [*map(_plain, cuts), "ByteLevel"]
         case {"type": "Split", "pattern": {"Regex": str(pattern)}, **how} if how in _CUTS:
             return [_plain(pattern)]
         case {"type": "Digits", "individual_digits": bool(individual)}:
             return [r"\p{N}" if individual else r"\p{N}+"]
         case {"type": "Punctuation", "behavior": "Contiguous"}:
-            return [_plain(PUNCTUATION)]
+            return [_plain(PRE_TOKENIZERS["falcon"][0])]
         case {"type": str(kind)}:
             return [kind if kind not in ("ByteLevel", "Split") else f"{kind} with more"]
     return [shown(step)]

@@ -23,9 +23,8 @@ class ModelOptions(TypedDict, total=False):
     context: int | None  #: positions of each sequence; None is the model's own, 4096 at most
     backend: str  #: ``cpu``, or ``reference`` (NumPy; slow, for checks)
     sequences: int  #: how many prompts of one ``generate`` call run at the same time; each has a KV cache (1)
-    placement: (
-        Path | None
-    )  #: made by ``hotcold plan -o``: what the hot backend computes, and ``backend`` the rest
+    #: made by ``hotcold plan -o``: what the hot backend computes, and ``backend`` the rest
+    placement: Path | None
     vram_budget: int | None  #: instead: bytes that the hot backend may take; a placement is made when loading
     profile: Path | None  #: how often neurons fire, for that placement; None is a power law
     hardware: str | None  #: a preset or a file of ``hotcold plan``, for that placement (rtx4090-i9)

@@ -1,11 +1,9 @@
 """Which backend computes which part of a model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights
+from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, PredictorTensors, PredictorWeights
 
 
 @dataclass(frozen=True)
@@ -17,7 +15,7 @@ class Devices:
     head: Backend
 
     @classmethod
-    def of(cls, backend: Backend | Devices, layers: int) -> Devices:
+    def of(cls, backend: "Backend | Devices", layers: int) -> "Devices":
         """One backend for everything, or the devices given."""
         return backend if isinstance(backend, Devices) else cls(backend, (backend,) * layers, backend)
 
@@ -35,3 +33,6 @@ class Devices:
 
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         return self.layers[layer].ffn_weights(tensors)
+
+    def predictor_weights(self, layer: int, tensors: PredictorTensors) -> PredictorWeights:
+        return self.layers[layer].predictor_weights(tensors)

@@ -6,34 +6,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from hotcold.kernels.backend import (
-    MAX_DECODE_ROWS,
-    PAGE,
-    Backend,
-    Batch,
-    BatchLimits,
-    Buffer,
-    FFNWeights,
-    Floats,
-    RopeTable,
-    Rows,
-)
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.rope import rope_table
 from hotcold.model.weights import Weights, upload
 
+from hotcold.kernels.backend import (  # isort: skip
+    MAX_DECODE_ROWS, PAGE, Backend, Batch, BatchLimits, Buffer, FFNWeights, Floats, RopeTable, Rows
+)  # fmt: skip
+
 
 class FFN(Protocol):
     """One layer's feed-forward network."""
 
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
-        """Adds ``ffn(normed)`` to ``out``; all ``[T, D]``.
-
-        ``residual`` is what ``normed`` was made from. ``out`` may be the same buffer: read it before writing.
-        """
-        ...
+        """Adds ``ffn(normed)`` to ``out``; all ``[T, D]``. ``residual`` is what ``normed`` was made from;
+        ``out`` may be the same buffer: read it before writing."""
 
 
 @dataclass(frozen=True)
@@ -75,25 +64,18 @@ class Transformer:
 
     Parts that follow each other on one backend are a stage, with a program of its own; between two stages the
     residual stream moves. ``watch``, if set, is called with a stage's backend and first layer before it, and
-    with None after the last.
-    """
+    with None after the last."""
 
     def __init__(
-        self,
-        config: Config,
-        weights: Weights,
-        backend: Backend | Devices,
-        ffns: Sequence[FFN],
-        limits: BatchLimits,
-        cache: KVCache,
-    ) -> None:
+        self, config: Config, weights: Weights, backend: Backend | Devices,
+        ffns: Sequence[FFN], limits: BatchLimits, cache: KVCache,
+    ) -> None:  # fmt: skip
         if len(ffns) != config.layers:
             raise ValueError(f"{len(ffns)} FFNs for {config.layers} layers: one each is needed")
         devices = Devices.of(backend, config.layers)
         tables = rope_table(config.rope, limits.pages_per_sequence * PAGE, weights.rope_factors)
-        self._sides = {
-            ops: _Side(ops, config, limits, tables) for ops in dict.fromkeys(devices.parts)
-        }  # the first has the embedding
+        # The first has the embedding.
+        self._sides = {ops: _Side(ops, config, limits, tables) for ops in dict.fromkeys(devices.parts)}
         self.config = config
         self.batch = self._sides[devices.embedding].batch
         self.logits: Buffer = devices.head.zeros((limits.logits, config.vocab))
@@ -110,10 +92,8 @@ class Transformer:
         }
 
     def run(self) -> None:
-        """Computes one step from :attr:`batch` into the KV cache and :attr:`logits`.
-
-        ``ValueError``: the batch holds more rows, decode rows or logits than its limits allow.
-        """
+        """Computes one step from :attr:`batch` into the KV cache and :attr:`logits`. ``ValueError``: the
+        batch holds more rows, decode rows or logits than its limits allow."""
         rows, limits = self.batch.n_tokens, self.batch.limits
         if rows > limits.tokens or self.batch.n_logits > limits.logits:
             raise ValueError(f"step of {rows} rows, {self.batch.n_logits} logits: the limits are {limits}")

@@ -1,10 +1,7 @@
 """How a layer's two sides wait for each other: the hot one posts and waits, the cold one takes and gives.
 
 A layer is posted when its input lies in the mailbox, and done when the cold side's answer does. Both are
-sequence numbers, and at most one layer is out at a time.
-"""
-
-from __future__ import annotations
+sequence numbers, and at most one layer is out at a time."""
 
 import contextlib
 import sys
@@ -47,8 +44,7 @@ class Handshake:
     """Between two threads of one process; its methods are host functions of the two sides' programs.
 
     Whoever waits sleeps: spinning would hold Python's lock. The state is in plain attributes, and bells only
-    say that it may have changed: Ctrl-C may come at any moment. ``mark``, if set, is told what happens.
-    """
+    say that it may have changed: Ctrl-C may come at any moment. ``mark``, if set, is told what happens."""
 
     def __init__(self) -> None:
         self.mark: Mark | None = None

@@ -1,21 +1,12 @@
 """An FFN that computes the neurons a token needs: all whose gate fires, or the predicted ones of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from hotcold.kernels.backend import (
-    Backend,
-    Batch,
-    Buffer,
-    FFNStats,
-    FFNWeights,
-    PredictorWeights,
-)
+from hotcold.kernels.backend import Backend, Batch, Buffer, FFNStats, FFNWeights, PredictorWeights
 from hotcold.model.devices import Devices
 from hotcold.sparse.handshake import Handshake
 
@@ -24,21 +15,13 @@ PREDICTOR_INPUTS = ("residual", "normed")
 
 @dataclass(frozen=True)
 class Prediction:
-    """Where a layer's candidates come from, for decode rows; prompt rows are always dense.
-
-    Attributes:
-        predictor: the layer's.
-        mask: the candidates, ``[T, ceil(N / 64)]`` uint64 for the rows of the batch. Layers may share it: it
-            is written and read within one call.
-        input: what the predictor reads: the ``residual`` stream before the FFN's norm (PowerInfer's), or the
-            ``normed`` input of the FFN.
-        hot_mask: for split weights, the first words of ``mask``, which name the hot neurons; cold ones begin
-            with a whole word.
-    """
+    """Where a layer's candidates come from, for decode rows; prompt rows are always dense."""
 
     predictor: PredictorWeights
-    mask: Buffer
+    mask: Buffer  #: ``[T, ceil(N / 64)]`` uint64; layers may share it: it is written and read in one call
+    #: what is read: the ``residual`` stream before the FFN's norm (PowerInfer), or the ``normed`` input
     input: str = "residual"
+    #: of split weights: the first words of ``mask``, which name the hot neurons; cold ones follow
     hot_mask: Buffer | None = None
 
     def __post_init__(self) -> None:
@@ -46,48 +29,33 @@ class Prediction:
             raise ValueError(f"predictor input {self.input!r}: choose from {', '.join(PREDICTOR_INPUTS)}")
 
 
+@dataclass(eq=False)
 class HybridFFN:
     """One layer's FFN. Mode ``exact`` is ``skip`` alone, ``predicted`` is ``skip`` with a prediction.
 
-    Args:
-        backend: runs the ops.
-        weights: the layer's.
-        skip: leave out neurons whose gate does not fire. Only for activations that then give exact zeros; the
-            FFN op refuses the others.
-        prediction: names the candidates; None means all.
-        stats: counts what decode rows read; None counts nothing.
-    """
+    ``skip`` leaves out neurons whose gate does not fire: only for activations that then give exact zeros; the
+    FFN op refuses the others."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        weights: FFNWeights,
-        *,
-        skip: bool,
-        prediction: Prediction | None = None,
-        stats: FFNStats | None = None,
-    ) -> None:
-        self.stats = stats
-        self.fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
-        self.weights = weights
-        self.prediction = prediction
-        self._backend = backend
-        self._skip = skip
+    backend: Backend
+    weights: FFNWeights
+    skip: bool
+    prediction: Prediction | None = None  #: names the candidates; None means all
+    stats: FFNStats | None = None  #: counts what decode rows read
+    fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
 
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
         """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``."""
         self._predict(normed, residual, batch)
-        mask = self.prediction and self.prediction.mask
-        self._compute(normed, self.weights, batch, out, mask)
+        self._compute(normed, self.weights, batch, out, self.prediction and self.prediction.mask)
 
     def _predict(self, normed: Buffer, residual: Buffer, batch: Batch) -> None:
         if (p := self.prediction) is not None:
-            self._backend.predict(residual if p.input == "residual" else normed, p.predictor, batch, p.mask)
+            self.backend.predict(residual if p.input == "residual" else normed, p.predictor, batch, p.mask)
 
     def _compute(self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, mask: Buffer) -> None:
-        self._backend.ffn(
+        self.backend.ffn(
             x, weights, batch, out,
-            skip=self._skip, mask=mask, fired=self.fired, stats=self.stats, accumulate=True,
+            skip=self.skip, mask=mask, fired=self.fired, stats=self.stats, accumulate=True,
         )  # fmt: skip
 
 
@@ -102,10 +70,7 @@ class SplitWeights:
     def halves(self) -> list[FFNWeights]:
         return [half for half in (self.hot, self.cold) if half is not None]
 
-    @property
-    def row_bytes(self) -> tuple[int, int, int, int]:
-        return self.cold.row_bytes
-
+    row_bytes = property(lambda self: self.cold.row_bytes)
     neurons = property(lambda self: sum(half.neurons for half in self.halves))
     nbytes = property(lambda self: sum(half.nbytes for half in self.halves))
     runs = property(lambda self: sum(half.runs for half in self.halves))
@@ -124,8 +89,7 @@ class Mailbox:
 class SplitFFN(HybridFFN):
     """Hot neurons on this backend and, at the same time, cold ones on another (arXiv 2312.12456, section 5).
 
-    ``out`` gets the hot part, then the cold one, whichever is first. :meth:`connect` comes before all else.
-    """
+    ``out`` gets the hot part, then the cold one, whichever is first. :meth:`connect` is called before."""
 
     weights: SplitWeights
 
@@ -137,18 +101,18 @@ class SplitFFN(HybridFFN):
         """As in :class:`HybridFFN`; belongs to the hot side's program."""
         self._predict(normed, residual, batch)
         fill = partial(self._fill, normed, batch)
-        self._backend.host(lambda: self._handshake.post(self._layer, fill), batch)
+        self.backend.host(lambda: self._handshake.post(self._layer, fill), batch)
         if self.weights.hot is not None:
             mask = self.prediction and self.prediction.hot_mask
             self._compute(normed, self.weights.hot, batch, out, mask)
-        self._backend.host(self._wait, batch)
-        self._backend.add(out, self._mailbox.y, batch)
+        self.backend.host(self._wait, batch)
+        self.backend.add(out, self._mailbox.y, batch)
 
     def record_cold(self, cold: Backend) -> None:
         """The cold side's part, in its own program."""
         box, weights, stats = self._mailbox, self.weights.cold, self._cold_stats
         cold.host(lambda: self._handshake.take(self._layer), box.batch)
-        cold.ffn(box.x, weights, box.batch, box.y, skip=self._skip, mask=box.mask, stats=stats)
+        cold.ffn(box.x, weights, box.batch, box.y, skip=self.skip, mask=box.mask, stats=stats)
         cold.host(lambda: self._handshake.give(self._layer), box.batch)
 
     def _fill(self, normed: Buffer, batch: Batch) -> None:
@@ -170,26 +134,14 @@ class SplitFFN(HybridFFN):
 
 
 def hybrid_ffns(
-    backend: Backend | Devices,
-    weights: Sequence[FFNWeights],
-    rows: int,
-    *,
-    skip: bool,
-    predictors: Sequence[PredictorWeights | None] | None = None,
-    predictor_input: str = "residual",
-) -> list[HybridFFN]:
-    """One FFN per layer, each with stats of its own; layers of the same width share one mask.
+    backend: Backend | Devices, weights: Sequence[FFNWeights], rows: int, *,
+    skip: bool, predictors: Sequence[PredictorWeights | None] = (), predictor_input: str = "residual",
+) -> list[HybridFFN]:  # fmt: skip
+    """One FFN per layer, each with stats of its own; layers of the same width share one mask. Those with
+    :class:`SplitWeights` still have to be connected.
 
-    Args:
-        backend: of all layers, or of each. Those with :class:`SplitWeights` still have to be connected.
-        rows: the most rows of a step (``BatchLimits.tokens``).
-        predictors: one per layer; a layer without one, or all, compute every gate.
-
-    Raises:
-        ValueError: a predictor is missing, or the input has no such name.
-    """
-    if predictors is None:
-        predictors = [None] * len(weights)
+    ``rows`` are the most of a step (``BatchLimits.tokens``). A layer without a predictor computes every gate.
+    ValueError: there are predictors, but not one per layer; or the input has no such name."""
     masks: dict[tuple[Backend, int], Buffer] = {}
 
     def mask(ops: Backend, parts: Sequence[FFNWeights]) -> Buffer:
@@ -201,12 +153,12 @@ def hybrid_ffns(
 
     ffns: list[HybridFFN] = []
     backends = Devices.of(backend, len(weights)).layers
-    for ops, layer, predictor in zip(backends, weights, predictors, strict=True):
+    for ops, layer, predictor in zip(backends, weights, predictors or [None] * len(weights), strict=True):
         kind, prediction, parts = HybridFFN, None, [layer]
         if isinstance(layer, SplitWeights):
             kind, parts = SplitFFN, layer.halves
         if predictor is not None:
             hot_mask = mask(ops, parts[:1]) if len(parts) > 1 else None
             prediction = Prediction(predictor, mask(ops, parts), predictor_input, hot_mask)
-        ffns.append(kind(ops, layer, skip=skip, prediction=prediction, stats=FFNStats()))
+        ffns.append(kind(ops, layer, skip, prediction, FFNStats()))
     return ffns

@@ -21,7 +21,6 @@ from hotcold.kernels.backend import Backend, PredictorTensors, PredictorWeights
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.sparse.hybrid_ffn import PREDICTOR_INPUTS
-from hotcold.sparse.split import SplitDevices
 
 THRESHOLD_KEY = "powerinfer.sparse_threshold"
 SIDECAR_TYPE = "predictor"  #: a sidecar's ``general.type``
@@ -148,10 +147,7 @@ def load_predictors(
     """All layers' predictors in a backend; arguments and errors as in :func:`check_predictors`."""
     check_predictors(file, config, fingerprint)
     devices = Devices.of(backend, config.layers)
-    tensors = (read_predictor(file, config, i) for i in range(config.layers))
-    if isinstance(devices, SplitDevices):
-        return [devices.predictor_weights(i, each) for i, each in enumerate(tensors)]
-    return [ops.predictor_weights(each) for ops, each in zip(devices.layers, tensors, strict=True)]
+    return [devices.predictor_weights(i, read_predictor(file, config, i)) for i in range(config.layers)]
 
 
 def _names(file: GGUFFile, layer: int) -> tuple[str, ...]:

@@ -1,31 +1,21 @@
 """A placement carried out: weights in two halves, and the cold half's program beside the hot one's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import Tensor
-from hotcold.kernels.backend import (
-    Backend,
-    BatchLimits,
-    Buffer,
-    FFNTensors,
-    FFNWeights,
-    Floats,
-    PredictorTensors,
-    PredictorWeights,
-)
 from hotcold.model.devices import Devices
 from hotcold.sparse.handshake import Handshake
 from hotcold.sparse.hybrid_ffn import HybridFFN, Mailbox, SplitFFN, SplitWeights
+from hotcold.sparse.placement import Placement
 
-if TYPE_CHECKING:
-    from hotcold.sparse.placement import Placement
+from hotcold.kernels.backend import (  # isort: skip
+    Backend, BatchLimits, FFNTensors, FFNWeights, Floats, PredictorTensors, PredictorWeights
+)  # fmt: skip
 
 Bools = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.intp]
@@ -33,9 +23,7 @@ Index = npt.NDArray[np.intp]
 
 def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
     """The neurons of a mask ``[N]``, in ascending order, in the file's own blocks; without the bias of down.
-
-    ``ValueError``: neurons whose down weights share blocks are not all on one side.
-    """
+    ``ValueError``: neurons whose down weights share blocks are not all on one side."""
     index, down = np.flatnonzero(chosen), tensors.down
 
     def vector(values: Floats | None) -> Floats | None:
@@ -47,10 +35,8 @@ def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
         dim, shared = down.shape[0], down.type.weights
         blocks = chosen.reshape(-1, shared)
         if (blocks != blocks[:, :1]).any():
-            raise ValueError(
-                f"the placement divides neurons whose down weights lie in one block, {shared} of type "
-                f"{down.type.name}: make it with this version's hotcold plan"
-            )
+            seen = f"neurons whose down weights lie in one block, {shared} of type {down.type.name}"
+            raise ValueError(f"the placement divides {seen}: make it with this version's hotcold plan")
         data = down.data.reshape(dim, len(blocks), -1)[:, blocks[:, 0]]
         taken = Tensor(down.type, (dim, len(index)), data.reshape(dim, -1))
     return FFNTensors(
@@ -62,9 +48,7 @@ def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
 
 def split_predictor(tensors: PredictorTensors, hot: Bools) -> PredictorTensors:
     """The same scores, those of hot neurons first, then, from a whole word of the mask on, the cold ones'.
-
-    What fills up the word has a threshold that no score reaches.
-    """
+    What fills up the word has a threshold that no score reaches."""
     filler = np.full(-int(hot.sum()) % 64, -1)
     order = np.concatenate([np.flatnonzero(hot), filler, np.flatnonzero(~hot)])
     second = _rows(tensors.second, order)
@@ -102,7 +86,7 @@ class SplitDevices(Devices):
     def predictor_weights(self, layer: int, tensors: PredictorTensors) -> PredictorWeights:
         if self._is_split(layer):
             tensors = split_predictor(tensors, self.masks[layer])
-        return self.layers[layer].predictor_weights(tensors)
+        return super().predictor_weights(layer, tensors)
 
     def _is_split(self, layer: int) -> bool:
         return self.layers[layer] is self.hot and not self.masks[layer].all()
@@ -112,22 +96,16 @@ def serve_cold(
     cold: Backend, ffns: Sequence[HybridFFN], limits: BatchLimits, dim: int, handshake: Handshake
 ) -> None:
     """Connects the split layers of ``ffns`` to one program on ``cold``, which the handshake then serves.
-
-    Layers alternate between two mailboxes.
-    """
+    Layers alternate between two mailboxes."""
     split = [(i, ffn) for i, ffn in enumerate(ffns) if isinstance(ffn, SplitFFN)]
     if not split:
         return
     batch, rows = cold.batch(limits), limits.tokens
     x, y = ([cold.zeros((rows, dim)) for _ in range(2)] for _ in range(2))
-    masks: dict[tuple[int, int], Buffer] = {}
     for at, (layer, ffn) in enumerate(split):
-        turn, words, mask = at % 2, -(-ffn.weights.cold.neurons // 64), None
-        if ffn.prediction is not None:
-            if (turn, words) not in masks:
-                masks[turn, words] = cold.zeros((rows, words), np.uint64)
-            mask = masks[turn, words]
-        ffn.connect(layer, Mailbox(batch, x[turn], mask, y[turn]), handshake)
+        words = -(-ffn.weights.cold.neurons // 64)
+        mask = cold.zeros((rows, words), np.uint64) if ffn.prediction else None
+        ffn.connect(layer, Mailbox(batch, x[at % 2], mask, y[at % 2]), handshake)
 
     def program() -> None:
         for _, ffn in split:
