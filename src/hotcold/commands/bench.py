@@ -94,7 +94,6 @@ def lengths_to_end_together(parallel: int, n_prompt: int, n_generate: int, chunk
 
 
 def prompt_of(model: LoadedModel, length: int) -> list[int]:
-    """``length`` token ids of natural text, begun as the model wants it."""
     more = model.tokenizer.encode(_TEXT, add_bos=False)
     return [*model.tokenizer.encode(_TEXT), *more * (length // len(more))][:length]
 

@@ -134,7 +134,6 @@ def _write(path: Path, hardware: Hardware) -> None:
 
 
 def _table(hardware: Hardware) -> list[str]:
-    """A row for each number of threads; errors of many kinds where a file's are damaged."""
     rows: dict[str, dict[str, str]] = {"threads": {}}
     for each in (hardware.machine or {})["bandwidths"]:
         n, least, median, most = (each[key] for key in ("run_bytes", "least_gb_s", "gb_s", "most_gb_s"))

@@ -95,7 +95,6 @@ def _write(path: Path, model: LoadedModel, asked: FitOptions, ladders: list[Ladd
 
 
 def _speed(*models: LoadedModel) -> dict[str, float]:
-    """Tokens a second of ``exact`` and ``predicted``, by turns."""
     context = models[0].context
     prompt, length = prompt_of(models[0], min(32, context // 4)), [min(64, context // 2)]
     engines = [Engine(model) for model in models]

@@ -71,7 +71,6 @@ def describe(file: GGUFFile) -> dict[str, Any]:
 
 
 def _types(infos: Iterable[TensorInfo]) -> list[dict[str, Any]]:
-    """Totals by block type, the largest first."""
     totals: dict[str, dict[str, Any]] = {}
     for info in infos:
         kind = {"type": info.type.name, "tensors": 0, "parameters": 0, "bytes": 0}

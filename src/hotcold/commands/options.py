@@ -130,7 +130,6 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_params(args: argparse.Namespace) -> "SamplingParams":
-    """Raises ValueError where a value is out of range."""
     from hotcold.engine.sampler import SamplingParams
 
     return SamplingParams(

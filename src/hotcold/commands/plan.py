@@ -82,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace) -> tuple[Sizes, Profile, int]:
-    """Sizes, profile and context."""
     context, kind = args.ctx_size or 2048, block_type(args.type)
     path = args.model or model_path()
     if args.shape:

@@ -42,7 +42,6 @@ class Settings:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above zero."""
         value: Any = self.values[key] if key in self else default
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.error(key, "a finite number above 0")
@@ -55,7 +54,6 @@ class Settings:
         return self._typed(key, default, str, "a string")
 
     def section(self, key: str) -> "Settings":
-        """A nested object; an absent one is empty."""
         return Settings(self.path, self._typed(key, {}, dict, "an object"))
 
     def token(self, key: str) -> int | None:
@@ -114,13 +112,11 @@ class Checkpoint:
         return rearrange(self.files[name].get_tensor(name))
 
     def settings(self, name: str) -> Settings:
-        """Another JSON file of the folder; empty when there is none."""
         path = self.folder / name
         return read_settings(path) if path.is_file() else Settings(path, {})
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Opens ``config.json`` and ``model.safetensors``, or the shards that its index lists."""
     if not folder.is_dir():
         raise ConvertError(f"{folder} is not a folder: a Hugging Face checkpoint folder is needed")
     if not (folder / "config.json").is_file():

@@ -32,8 +32,6 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What the checkpoint does not say."""
-
     type: str = "F16"  #: block type of matrices, one of :data:`FILE_TYPES`; vectors stay F32
     down: str | None = None  #: one of :data:`DOWN_LAYOUTS`; None: by neuron for activations with zeros
     name: str | None = None  #: ``general.name``; None is the folder's
@@ -43,8 +41,6 @@ class ConvertOptions:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written."""
-
     output: Path
     nbytes: int
     architecture: str
@@ -56,8 +52,6 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversion that is checked and ready."""
-
     metadata: dict[str, Any]
     sources: dict[str, Source]
     types: dict[str, BlockType]
@@ -65,7 +59,6 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(math.prod(type.data_shape(self.sources[name].shape)) for name, type in self.types.items())
 
 

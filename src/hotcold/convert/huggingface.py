@@ -35,8 +35,6 @@ class Rule:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a ``model_type`` becomes."""
-
     architecture: str  #: GGUF's
     activations: Mapping[str, str]  #: hidden_act -> ours
     rules: tuple[Rule, ...]
@@ -131,7 +129,6 @@ _REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attention\.masked_bias$
 
 
 def find_layout(config: Settings) -> tuple[Layout, Settings]:
-    """The layout that ``model_type`` names, and config.json under Llama's keys."""
     model_type = config.text("model_type")
     if model_type not in LAYOUTS:
         raise config.error("model_type", f"one of {', '.join(LAYOUTS)}")
@@ -175,7 +172,6 @@ def dimensions(config: Settings) -> dict[str, int]:
 
 
 def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
-    """The keys of GGUF that describe the network."""
     sizes = dimensions(config)
     rms = FAMILIES[layout.architecture].norm == "rms"
     eps = np.float32(config.number("rms_norm_eps" if rms else "layer_norm_epsilon"))

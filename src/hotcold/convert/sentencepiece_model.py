@@ -33,7 +33,6 @@ class SentencePieceModel(NamedTuple):
 
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
-    """Reads a ``tokenizer.model`` file."""
     if path.stat().st_size > MAX_FILE:
         raise ConvertError(f"{path} is no SentencePiece model: larger than {MAX_FILE >> 20} MiB")
     try:

@@ -163,7 +163,6 @@ def _merge(tokenizer: Settings, merge: Any) -> str:
 
 
 def _pre_kind(tokenizer: Settings, ignore_merges: bool) -> str:
-    """llama.cpp's name of this ``pre_tokenizer``."""
     steps = _steps(tokenizer.values.get("pre_tokenizer"))
     kinds = [kind for kind, cuts in PRE_TOKENIZERS.items() if [*map(_plain, cuts), "ByteLevel"] == steps]
     fitting = [kind for kind in kinds if (kind in IGNORES_MERGES) == ignore_merges]

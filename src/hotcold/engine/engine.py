@@ -15,8 +15,6 @@ from hotcold.kernels.backend import Floats
 
 
 class Engine:
-    """Generates tokens for any number of requests, several in each step of a model whose batch it fills."""
-
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
         batch = model.transformer.batch

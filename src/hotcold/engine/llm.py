@@ -73,7 +73,6 @@ class TextStream:
             self._decoder.push(token)
 
     def take(self) -> str:
-        """The text that has arrived since the last call."""
         new = self.request.output[self._taken :]
         self._taken += len(new)
         text = "".join(map(self._decoder.push, new))

@@ -46,8 +46,6 @@ class LoadError(ValueError):
 
 @dataclass
 class LoadOptions:
-    """How to load a model."""
-
     sparsity: str = "auto"  #: one of :data:`SPARSITY_MODES`
     predictor: Path | None = None  #: a sidecar; None: the one beside the model, else what the model has
     threads: int | None = None  #: None takes what affinity and cgroup quota allow
@@ -117,7 +115,6 @@ class LoadedModel:
         self._enter(options.sparsity)
 
     def run(self) -> None:
-        """Runs the step that the batch describes, and counts it."""
         batch, counters = self.transformer.batch, self.counters
         rows, decode_rows = int(batch.counts[0]), int(batch.counts[1])
         if rows > decode_rows:
@@ -176,7 +173,6 @@ class LoadedModel:
             return check_predictors(file, self.config, self.fingerprint)
 
     def _enter(self, requested: str, wrap: Wrap = list) -> None:
-        """Makes all that belongs to one sparsity mode."""
         facts = self._predictor_facts(requested)
         self.sparsity, notes = self._mode(requested, facts)
         self.notes = [*self.config.notes, *notes]

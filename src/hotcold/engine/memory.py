@@ -30,7 +30,6 @@ def _mem_available(meminfo: Path) -> int | None:
 
 
 def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> int | None:
-    """Limit minus use; None without a limit."""
     limit, usage = read_text(group / limit_name).strip(), read_text(group / usage_name).strip()
     if not limit.isdigit() or not usage.isdigit() or int(limit) >= _UNLIMITED:
         return None  # "max", or no such file

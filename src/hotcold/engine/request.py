@@ -27,8 +27,6 @@ class Timings:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A prompt, how to continue it, and the tokens so far."""
-
     prompt: Sequence[int]  #: token ids, at least one
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 200  #: the most tokens to generate, 1 or more
@@ -50,7 +48,6 @@ class Request:
 
     @property
     def seed(self) -> int:
-        """The seed that gives this text again."""
         assert self.params.seed is not None  # drawn when the request was made
         return self.params.seed
 

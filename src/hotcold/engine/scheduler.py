@@ -49,7 +49,6 @@ class Scheduler:
             raise ValueError(f"the request may need {pages} pages of KV cache, which has {self.total_pages}")
 
     def add(self, request: Request) -> None:
-        """Queues a request, after :meth:`check`."""
         self.check(request)
         request.timings.added = time.perf_counter()
         self.waiting.append(request)

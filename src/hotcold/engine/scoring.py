@@ -82,7 +82,6 @@ class Divergence(NamedTuple):
         return perplexity(self.nll - self.base_nll)
 
     def summary(self, seed: int = 0) -> dict[str, float]:
-        """Figures for people; the interval is that of :meth:`ratio_interval`."""
         low, high = self.ratio_interval(seed)
         return {
             "ppl": perplexity(self.base_nll), "ppl_ratio": self.perplexity_ratio,
@@ -92,7 +91,6 @@ class Divergence(NamedTuple):
         }  # fmt: skip
 
     def ratio_interval(self, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-        """Of the perplexity ratio: paired bootstrap over blocks of 32 neighbouring tokens."""
         difference = self.nll - self.base_nll
         starts = np.arange(0, len(difference), _BOOTSTRAP_BLOCK)
         sums = np.add.reduceat(difference, starts)
@@ -113,7 +111,6 @@ def perplexity_error(nll: Doubles) -> float:
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> Doubles:
-    """Over the last axis, in float64."""
     shifted: Doubles = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted
@@ -137,7 +134,6 @@ def compare(scorer: Scorer, base: Scorer, window: Sequence[int]) -> Divergence:
 
 
 def join(parts: Sequence[Divergence]) -> Divergence:
-    """All tokens of several windows."""
     return Divergence(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 

@@ -45,7 +45,6 @@ class BlockType:
         return self.decode is not None
 
     def data_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Rows of a tensor of this shape, and the bytes of one."""
         return math.prod(shape[:-1]), self.row_bytes(shape[-1])
 
     def row_bytes(self, n: int) -> int:
@@ -105,7 +104,6 @@ def quantise(values: npt.ArrayLike, type: BlockType | str) -> Tensor:
 
 
 def _code(code: Callable[[Any], Any], given: Any, out: Any, type: BlockType) -> None:
-    """Decodes or encodes blocks, some at a time."""
     step = max(1, _CHUNK // type.weights)
     with np.errstate(all="ignore"):
         for start in range(0, len(given), step):
@@ -195,7 +193,6 @@ def _by_bits(bits: int, *, minimum: bool) -> tuple[Decode, Encode]:
 
 
 def _pack(numbers: npt.NDArray[Any], bits: int) -> Bytes:
-    """The inverse of :func:`_codes`."""
     codes = numbers.astype(np.uint8)
     low: Bytes = codes[:, :16] & np.uint8(15) | codes[:, 16:] << np.uint8(4)
     if bits == 4:
@@ -262,7 +259,6 @@ def _decode_q4_k(blocks: Bytes) -> Floats:
 
 
 def _decode_q6_k(blocks: Bytes) -> Floats:
-    """16 groups, each with a scale of 8 bits."""
     codes = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32) << 4
     scales = _half(blocks, 208) * blocks[:, 192:208].view(np.int8)
     values = scales[:, :, None] * (codes.view(np.int8) - np.int8(32)).reshape(-1, 16, 16)

@@ -34,8 +34,6 @@ _INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # the smallest tensor entry
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies."""
-
     name: str
     shape: tuple[int, ...]  #: in NumPy order, outermost dimension first
     type: BlockType  #: perhaps one that can only be listed
@@ -155,7 +153,6 @@ def _read_magic(cursor: Cursor) -> tuple[str, int]:
 
 
 def _read_metadata(cursor: Cursor, n: int) -> tuple[dict[str, Any], int]:
-    """The values by key, and the alignment of tensor data."""
     metadata: dict[str, Any] = {}
     alignment = values.DEFAULT_ALIGNMENT
     for i in range(n):

@@ -21,13 +21,11 @@ def own_weights(weights: object, kind: type[_W]) -> _W:
 
 
 def check_skip(skip: bool, activation: str) -> None:
-    """Refuses to leave out neurons whose activation is never exactly zero."""
     if skip and activation not in SPARSE_ACTIVATIONS:
         raise ValueError(f"skip with {activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
 
 
 def check_matrix(tensor: Tensor, bias: Floats | None = None) -> None:
-    """Refuses weights that are not ``(O, I)`` or a bias that is not float32 ``[O]``."""
     if len(tensor.shape) != 2:
         raise ValueError(f"matrix of shape {tensor.shape}: two dimensions (rows, columns) are needed")
     _check_vector("bias", bias, tensor.shape[0])
@@ -53,7 +51,6 @@ def check_ffn(tensors: FFNTensors) -> None:
 
 
 def check_activation(activation: str, threshold: float, *, gated: bool) -> None:
-    """Refuses an unknown activation and a threshold where nothing can be zero."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
     if activation == "drelu" and not gated:

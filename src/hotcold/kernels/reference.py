@@ -87,7 +87,6 @@ class _Matrix:
         return self.tensor.dequantise()
 
     def dot(self, x: Floats) -> Floats:
-        """``x [T, I]`` -> ``x @ values.T + bias``, ``[T, O]``."""
         if self.quantised:
             codes, scales = quantise_input(x)
             x = (codes * scales).reshape(x.shape)
@@ -116,7 +115,6 @@ class _FFN:
 
     @property
     def dense(self) -> bool:
-        """Whether down is a dot over all neurons."""
         return self.down_layout == "by_output" and self.activation not in SPARSE_ACTIVATIONS
 
     @property
@@ -178,7 +176,6 @@ class _Predictor:
         return self.first.nbytes + self.second.nbytes + self.threshold.nbytes
 
     def scores(self, x: Floats) -> Floats:
-        """``x [T, D]`` -> ``[T, N]``."""
         hidden = self.first.dot(x)
         return self.second.dot(np.maximum(hidden, 0) if self.relu else hidden)
 
@@ -221,11 +218,9 @@ class ReferenceBackend:
         return _Predictor(_Matrix(tensors.first), _Matrix(tensors.second), tensors.threshold, tensors.relu)
 
     def host(self, fn: Callable[[], None], batch: Batch) -> None:
-        """A plain call."""
         fn()
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
-        """A row of the table per token, dequantised."""
         table = checks.own_weights(table, _Matrix)
         rows = _rows("out", out, batch, (table.shape[1],))
         rows[:] = table.values[batch.tokens[: len(rows)]]
@@ -248,7 +243,6 @@ class ReferenceBackend:
         self, x: Buffer, weights: Sequence[Matrix], batch: Batch, outs: Sequence[Buffer], *,
         accumulate: bool = False, rows: Rows = Rows.TOKENS,
     ) -> None:  # fmt: skip
-        """``x @ w.T + bias`` for several matrices that read the same input."""
         for matrix, out in zip(weights, outs, strict=True):
             w = checks.own_weights(matrix, _Matrix)
             values = _rows("x", x, batch, (w.shape[1],), rows=rows)
@@ -338,12 +332,10 @@ class ReferenceBackend:
         _store(w.down_sum(coefficients), target, accumulate)
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
-        """The residual sum."""
         rows = _rows("x", x, batch, x.shape[1:])
         rows += _rows("y", y, batch, x.shape[1:])
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
-        """The rows whose logits are wanted."""
         _rows("x", x, batch, x.shape[1:])
         target = _rows("out", out, batch, x.shape[1:], rows=Rows.LOGITS)
         target[:] = x[batch.logits_rows[: len(target)]]

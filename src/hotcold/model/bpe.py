@@ -31,8 +31,6 @@ _IN_NO_TEXT = {0xC0, 0xC1, *range(0xF5, 0x100)}  # bytes that UTF-8 never has
 
 
 class ByteLevelBPE:
-    """Turns text into token ids, and ids into bytes; ``pieces`` ``[V]`` are the bytes of each token."""
-
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         from tokenizers import Tokenizer, models
 
@@ -62,7 +60,6 @@ def pre_kind(metadata: Mapping[str, Any]) -> str:
 
 
 def pre_tokenizer(kind: str) -> Any:
-    """What cuts a text into words and spells them (an object of the tokenizers library)."""
     from tokenizers import Regex, pre_tokenizers
 
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PRE_TOKENIZERS[kind]]

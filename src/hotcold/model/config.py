@@ -32,7 +32,7 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class Config:
-    """What a Transformer computes. Shapes: D ``dim``, H ``heads``, K ``kv_heads``, V ``vocab``."""
+    """Shapes: D ``dim``, H ``heads``, K ``kv_heads``, V ``vocab``."""
 
     family: Family
     layers: int
@@ -84,8 +84,6 @@ class Config:
 
 @dataclass(frozen=True)
 class _Keys:
-    """Typed access to the keys under one prefix; an error names the key, what it holds and what it may."""
-
     metadata: Mapping[str, Any]
     prefix: str
 
@@ -153,7 +151,6 @@ def _heads(keys: _Keys, dim: int) -> tuple[int, int, int]:
 
 
 def _neurons(keys: _Keys, layers: int) -> tuple[int, ...]:
-    """One number, or one for each layer."""
     value = keys.get("feed_forward_length")
     if not hasattr(value, "__len__") or isinstance(value, str):
         return (keys.whole("feed_forward_length", 1, MAX_NEURONS),) * layers

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """How models of one architecture compute."""
-
     name: str  #: GGUF's ``general.architecture``
     activation: str = "silu"  #: of the FFN, where an ordinary GGUF file has no ``hotcold.ffn.activation``
     powerinfer_activation: str = "relu"  #: of PowerInfer's files (magic ``PWRI``), whose models are ReLU-fied

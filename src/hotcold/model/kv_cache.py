@@ -39,7 +39,6 @@ class KVCache:
 
     @staticmethod
     def page_bytes(config: Config, type: str = "f16") -> int:
-        """Bytes of one page, K and V of all layers."""
         block = BLOCK_TYPES[type.upper()]
         if config.head_dim % block.weights:
             seen = f"its blocks of {block.weights} do not fit heads of {config.head_dim}"

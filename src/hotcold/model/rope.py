@@ -13,8 +13,6 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rope:
-    """How positions turn queries and keys."""
-
     dim: int  #: values of each head that are rotated; even, at most the head's
     base: float  #: wavelengths are ``2 pi base^(2i / dim)``
     interleaved: bool  #: as in :class:`~hotcold.kernels.backend.RopeTable`

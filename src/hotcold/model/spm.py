@@ -27,8 +27,6 @@ def spelled(token: str) -> bytes:
 
 
 class SentencePieceBPE:
-    """Turns text into token ids, and ids into bytes; ``pieces`` ``[V]`` are the bytes of each token."""
-
     def __init__(self, vocabulary: Vocabulary, _: Mapping[str, Any]) -> None:
         assert vocabulary.scores is not None
         self.pieces = vocabulary.pieces(spelled)
@@ -58,7 +56,6 @@ class SentencePieceBPE:
         return [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
     def _merge(self, chunk: str) -> tuple[int, ...]:
-        """Ids of one chunk, in O(n log n)."""
         ranks = self._ranks
         symbols = list(chunk)
         end = len(symbols)

@@ -157,7 +157,6 @@ class StreamDecoder:
         return self._utf8.decode(b"", final=True)
 
     def next_bytes(self, id: int) -> bytes:
-        """The bytes that the next token adds to the text."""
         tokenizer = self._tokenizer
         piece = tokenizer.piece(id)
         if id in tokenizer._fences:  # text starts anew

@@ -18,8 +18,6 @@ from hotcold.kernels.backend import (  # isort: skip
 
 
 class FFN(Protocol):
-    """One layer's feed-forward network."""
-
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
         """Adds ``ffn(normed)`` to ``out``; all ``[T, D]``. ``residual`` is what ``normed`` was made from;
         ``out`` may be the same buffer: read it before writing."""
@@ -27,8 +25,6 @@ class FFN(Protocol):
 
 @dataclass(frozen=True)
 class DenseFFN:
-    """Every neuron for every token."""
-
     backend: Backend
     weights: FFNWeights
 
@@ -114,7 +110,6 @@ class Transformer:
             self.watch(None, 0)
 
     def _forward(self, side: _Side, parts: range, rows: int) -> None:
-        """The forward pass over at most ``rows`` rows, of one stage."""
         ops, batch, weights, x = side.ops, side.batch, self._weights, side.x[:rows]
         if parts.start == 0:
             ops.embed(weights.embedding, batch, x)

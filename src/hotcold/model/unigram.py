@@ -16,8 +16,6 @@ _LONGEST_KEY = 256  # bytes; bounds the walk through a broken table
 
 
 class Unigram:
-    """Turns text into token ids, and ids into bytes; ``pieces`` ``[V]`` are the bytes of each token."""
-
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         from tokenizers import Tokenizer, models
 

@@ -45,8 +45,6 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens in id order and the settings around them."""
-
     tokens: list[str]  #: ``[V]`` as the file spells them
     types: list[int]  #: ``[V]`` :class:`TokenType`, as plain integers
     scores: npt.NDArray[np.float32] | None  #: ``[V]``, for kinds of tokenizer that have them
@@ -138,7 +136,6 @@ def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None =
 
 
 def flag(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    """A true or false of the file; TokenizerError for anything else."""
     value = metadata.get(PREFIX + name, default)
     if not isinstance(value, bool):
         raise wrong(name, f"is {shown(value)}: true and false are allowed")
@@ -182,7 +179,6 @@ def _id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
 
 
 def _adds(metadata: Mapping[str, Any], which: str, id: int | None, *, default: bool) -> bool:
-    """Whether the BOS or EOS token is put around a text."""
     adds = flag(metadata, f"add_{which}_token", default=default and id is not None)
     if adds and id is None:
         raise wrong(f"add_{which}_token", f"is true: the file needs {PREFIX}{which}_token_id too")

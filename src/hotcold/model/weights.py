@@ -139,7 +139,6 @@ def _norms(config: Config, blk: str, present: Container[str]) -> tuple[str, str]
 
 
 def _down(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
-    """Name and layout of down."""
     by_neuron = f"{blk}ffn_down_t.weight" in present
     return ("ffn_down_t", "by_neuron") if by_neuron else ("ffn_down", config.down_layout)
 

@@ -37,8 +37,6 @@ _SLACK = 2  # and misses at most this many times what it may: other text costs a
 
 @dataclass
 class FitOptions:
-    """How predictors are made."""
-
     method: str = "svd"  #: or ``trained``: PowerInfer's, from the model's own file
     recall: float | None = None  #: of the active neurons; None: 0.99, or what trained thresholds give
     weighted: bool = False  #: recall counts |h| times the norm of the down row instead of neurons

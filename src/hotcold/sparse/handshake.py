@@ -70,7 +70,6 @@ class Handshake:
         self._note("waited", layer)
 
     def _settle(self) -> None:
-        """Returns when no answer is outstanding."""
         while self._done < self._posted:
             if self._ended is not None:
                 raise HandshakeError(f"the cold side has ended: {self._ended!r}") from self._ended

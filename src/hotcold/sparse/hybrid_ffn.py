@@ -109,14 +109,12 @@ class SplitFFN(HybridFFN):
         self.backend.add(out, self._mailbox.y, batch)
 
     def record_cold(self, cold: Backend) -> None:
-        """The cold side's part, in its own program."""
         box, weights, stats = self._mailbox, self.weights.cold, self._cold_stats
         cold.host(lambda: self._handshake.take(self._layer), box.batch)
         cold.ffn(box.x, weights, box.batch, box.y, skip=self.skip, mask=box.mask, stats=stats)
         cold.host(lambda: self._handshake.give(self._layer), box.batch)
 
     def _fill(self, normed: Buffer, batch: Batch) -> None:
-        """Fills the mailbox, and the mask of the hot neurons."""
         box, p, rows, decode = self._mailbox, self.prediction, batch.n_tokens, batch.n_decode
         box.batch.counts[:] = batch.counts
         box.x[:rows] = normed[:rows]

@@ -37,8 +37,6 @@ class PredictorError(ValueError):
 
 @dataclass(frozen=True)
 class PredictorFacts:
-    """What a file says of a model's predictors."""
-
     path: Path
     input: str  #: what they read, one of ``PREDICTOR_INPUTS``
     relu: bool  #: whether there is one between the factors

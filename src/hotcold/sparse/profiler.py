@@ -43,7 +43,6 @@ class Firings:
         return ffns
 
     def step(self, rows: int) -> None:
-        """Counts a step's first ``rows`` rows, the next tokens of the text."""
         self.add(np.hstack([mask[:rows] for mask in self._masks]))
 
     def restart(self) -> None:
@@ -64,7 +63,6 @@ class Firings:
         self._run = run[1 - SPANS[-1] :]
 
     def _ones(self, masks: Masks) -> npt.NDArray[np.int64]:
-        """Bits that are set, by layer."""
         return np.add.reduceat(_ONES[masks.view(np.uint16)].sum(0, np.int64), 4 * self._start)
 
     @property

@@ -53,7 +53,6 @@ class Sizes:
 
 
 def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Sizes:
-    """With all matrices of one block type."""
     shape = SimpleNamespace(**SHAPES[name])
     shape.head_dim, shape.neurons = shape.dim // shape.heads, [shape.ffn * shape.experts] * shape.layers
     row = type.row_bytes(shape.dim)

@@ -45,7 +45,6 @@ class Costs:
         self.handshake = hardware.handshake_s + 8 * sizes.dim / (hardware.link_pinned_gb_s * 1e9)
 
     def token(self, placement: Placement) -> float:
-        """Seconds of a token."""
         run = placement.layers
         total = self.ends(np.array(run.start), np.array(run.stop), placement.head) + self.cpu.sum()
         for i in run:
@@ -98,7 +97,6 @@ class Solver:
         self._whole_bound = self._whole[:, 1:] + self._whole[:, :1] * self._price
 
     def solve(self, budget: int) -> Placement:
-        """The fastest that fits."""
         best, found = np.inf, (range(0), False, np.zeros(len(self._order), np.int64))
         bound, *runs = self._runs(budget)
         for at in np.argsort(bound, kind="stable"):

@@ -63,8 +63,6 @@ def _rows(tensor: Tensor, index: Index) -> Tensor:
 
 @dataclass(frozen=True)
 class SplitDevices(Devices):
-    """Two backends, and which neurons of each layer are hot."""
-
     hot: Backend
     masks: Sequence[Bools]
 
