@@ -9,24 +9,10 @@
 #define HC_CONCAT(a, b) HC_CONCAT_(a, b)
 
 namespace hc {
+// clang-format off
 const Kernels HC_CONCAT(kernels_, HC_ISA) = {
-    Vec::name,
-    quantise,
-    decode_row,
-    product,
-    ffn_range,
-    ffn_hidden,
-    ffn_reduce,
-    ffn_prompt_down,
-    predict,
-    attention_split,
-    attention_merge,
-    attention_row,
-    norm,
-    rope,
-    store_row,
-    add,
-    relu,
-    read,
+    Vec::name, quantise, decode_row, product, ffn_range, ffn_hidden, ffn_reduce, ffn_prompt_down, predict,
+    attention_split, attention_merge, attention_row, norm, rope, store_row, add, relu, read,
 };
+// clang-format on
 }  // namespace hc

@@ -104,10 +104,8 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
 def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("hot and cold neurons on two backends").add_argument
     add("--placement", type=file_path, metavar="FILE", help="a .gpuidx of hotcold plan: what is hot")
-    what = "or a placement for so much memory, as 8GiB or 512MiB; bare numbers are GiB"
+    what = "or that of hotcold plan for so much memory, as 8GiB or 512MiB; bare numbers are GiB"
     add("--vram-budget", type=byte_size, metavar="SIZE", help=what)
-    add("--profile", type=file_path, metavar="FILE", help="how often neurons fire, for it (a power law)")
-    add("--hardware", metavar="FILE|NAME", help="for it (rtx4090-i9)")
     what = "computes the hot part, --backend the rest; there is no gpu yet"
     add("--hot-backend", choices=BACKENDS, help=what)
     what = "of the hot backend (default: as --threads, which is for the other)"
@@ -158,7 +156,7 @@ def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
     from hotcold.engine.loading import LoadOptions, load
 
     flags = {"threads": args.threads, "context": args.ctx_size}
-    hybrid = ("placement", "vram_budget", "profile", "hardware", "hot_backend", "hot_threads")
+    hybrid = ("placement", "vram_budget", "hot_backend", "hot_threads")
     flags |= {name: getattr(args, name) for name in ("sparsity", "predictor", *hybrid) if name in args}
     options = LoadOptions(backend=args.backend, cache_type=args.cache_type, **flags | more)
     with progress("loading", in_bytes=True) as advance:

@@ -9,7 +9,7 @@ from hotcold.formats.blocks import block_type
 from hotcold.formats.files import printable
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
-from hotcold.sparse.hardware import PRESETS, find_hardware
+from hotcold.sparse.hardware import DEFAULT, PRESETS, find_hardware
 from hotcold.sparse.placement import Profile, find_profile, read_placement, write_placement
 from hotcold.sparse.sizes import SHAPES, Sizes, sizes_of_file, sizes_of_shape
 from hotcold.sparse.solver import Costs, Solver, last_layers, layer_split, paper_placement
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "made by hotcold profile (MODEL.profile.gguf beside the model, else a power law)"
     add("--profile", type=path, metavar="FILE", help=what)
     what = "JSON, or a preset, such as rtx2080ti-i7 or rtx3060 (rtx4090-i9)"
-    add("--hardware", type=str, default="rtx4090-i9", metavar="FILE|NAME", help=what)
+    add("--hardware", default=DEFAULT, metavar="FILE|NAME", help=what)
     what = "least time of a token, or most firings on the GPU, as PowerInfer (time)"
     add("--objective", choices=("time", "paper"), default="time", help=what)
     add("--placement", type=path, metavar="FILE", help="a .gpuidx to judge, instead of solving")

@@ -55,9 +55,7 @@ class LoadOptions:
     sequences: int = 1  #: how many run at the same time; each has ``context`` positions of KV cache
     chunk: int = 128  #: the most prompt rows of one step
     placement: Path | None = None  #: a .gpuidx: what the hot backend computes, with ``backend`` for the rest
-    vram_budget: int | None = None  #: or bytes that the hot backend may take, for a placement made here
-    profile: Path | None = None  #: how often neurons fire, for that; None: a power law
-    hardware: str | None = None  #: a preset or a file, for that; None: rtx4090-i9
+    vram_budget: int | None = None  #: or bytes that the hot backend may take, for the placement of ``plan``
     hot_backend: str | None = None  #: as ``backend``
     hot_threads: int | None = None  #: None: as many as ``backend`` has
     cache_type: str = "f16"  #: what keys and values are rounded to, one of :data:`CACHE_TYPES`
@@ -97,12 +95,8 @@ class LoadedModel:
             raise LoadError(f"context of {asked} positions (-c): this model allows 2 to {most}")
         self.context = asked or min(most, options.default_context)
         self.chunk = min(options.chunk, self.context)
-        self._limits = BatchLimits(
-            tokens=MAX_DECODE_ROWS + self.chunk,
-            sequences=options.sequences,
-            pages_per_sequence=-(-self.context // PAGE),
-            logits=max(MAX_DECODE_ROWS, options.sequences),
-        )
+        pages, logits = -(-self.context // PAGE), max(MAX_DECODE_ROWS, options.sequences)
+        self._limits = BatchLimits(MAX_DECODE_ROWS + self.chunk, options.sequences, pages, logits)
         self.tokenizer = Tokenizer.from_metadata(file.metadata)
         self.cache_type = options.cache_type
         check_memory(weight_bytes, KVCache.page_bytes(config, self.cache_type), config, self._limits)
@@ -237,13 +231,11 @@ class LoadedModel:
         return Footprint(
             step_bytes=sum(each.nbytes for each in (*read, *predictors)),
             step_params=sum(math.prod(each.shape) for each in read) + self._predictor_params,
-            token_bytes=weights.embedding.nbytes // config.vocab,
-            neurons=config.neurons,
-            dim=config.dim,
+            token_bytes=weights.embedding.nbytes // config.vocab, neurons=config.neurons, dim=config.dim,
             # As in FFNStats: without a gate the up rows count as gate rows.
             row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
             kv_bytes=KVCache.page_bytes(config, self.cache_type) // PAGE,
-        )
+        )  # fmt: skip
 
 
 def load(path: Path | None, options: LoadOptions, progress: Progress | None = None) -> LoadedModel:

@@ -8,7 +8,7 @@ from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.sparse.hardware import find_hardware
+from hotcold.sparse.hardware import DEFAULT, find_hardware
 from hotcold.sparse.placement import find_profile, read_placement
 from hotcold.sparse.sizes import sizes_of_file
 from hotcold.sparse.solver import Costs, Solver
@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 def open_devices(file: GGUFFile, config: Config, options: LoadOptions, positions: int) -> Devices:
     """The backends that the options name; ``positions`` are those of the KV cache.
 
-    ``ValueError``: options that do not go together, or a placement, profile or hardware that is not right.
-    """
+    ``ValueError``: options that do not go together, or a placement or profile that is not right."""
     budget, hot, threads = options.vram_budget, options.hot_backend, options.hot_threads
     if options.placement is not None and budget is not None:
         raise ValueError("--placement and --vram-budget: give one of them")
-    if budget is None and (options.profile or options.hardware):
-        raise ValueError("--profile and --hardware are for a placement made here: they need --vram-budget")
     if options.placement is None and budget is None:
         if hot or threads:
             raise ValueError("--hot-backend and --hot-threads need --placement or --vram-budget")
@@ -39,8 +36,8 @@ def open_devices(file: GGUFFile, config: Config, options: LoadOptions, positions
     if options.placement is not None:
         placement = read_placement(options.placement, sizes)
     else:
-        profile = find_profile(sizes, options.profile, file.path)
-        costs = Costs(sizes, profile, find_hardware(options.hardware or "rtx4090-i9"))
+        profile = find_profile(sizes, None, file.path)
+        costs = Costs(sizes, profile, find_hardware(DEFAULT))
         placement = Solver(sizes, profile, costs).solve(budget or 0)
     cold = open_backend(options.backend, options.threads)
     if threads is None and hot == "cpu":

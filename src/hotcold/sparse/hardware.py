@@ -9,6 +9,7 @@ import numpy as np
 
 from hotcold.formats.files import RegularFile, shown
 
+DEFAULT = "rtx4090-i9"  #: the preset that plans are for, if nothing is said
 PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("machines.json").read_bytes())
 
 
