@@ -73,35 +73,20 @@ def new_file(text: str) -> Path:
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: built in)")
-    group.add_argument(
-        "-t", "--threads", type=whole_number(1, 1024), metavar="N", help="default: physical cores we may use"
-    )
-    group.add_argument(
-        "-c", "--ctx-size", type=whole_number(2), metavar="N",
-        help="positions of the context (default: the model's, 4096 at most)",
-    )  # fmt: skip
-    if sparsity:
-        group.add_argument(
-            "--sparsity", choices=SPARSITY_MODES, default="auto",
-            help="which neurons are computed (default: auto, which says what it chose)",
-        )  # fmt: skip
-        group.add_argument(
-            "--predictor", type=file_path, metavar="FILE",
-            help="made by fit-predictor (default: MODEL.predictor.gguf beside the model, if it is there)",
-        )  # fmt: skip
-        _add_hybrid_options(parser)
-    group.add_argument(
-        "--cache-type", choices=CACHE_TYPES, default="f16",
-        help="what keys and values are rounded to (default: f16; q8_0 takes half of it)",
-    )  # fmt: skip
-    group.add_argument(
-        "--backend", choices=BACKENDS, default="cpu", help="reference is NumPy: slow, for checks"
-    )
-
-
-def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
+    add, threads = parser.add_argument_group("model").add_argument, whole_number(1, 1024)
+    add("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: built in)")
+    add("-t", "--threads", type=threads, metavar="N", help="default: physical cores we may use")
+    what = "positions of the context (default: the model's, 4096 at most)"
+    add("-c", "--ctx-size", type=whole_number(2), metavar="N", help=what)
+    what = "what keys and values are rounded to (default: f16; q8_0 takes half of it)"
+    add("--cache-type", choices=CACHE_TYPES, default="f16", help=what)
+    add("--backend", choices=BACKENDS, default="cpu", help="reference is NumPy: slow, for checks")
+    if not sparsity:
+        return
+    what = "which neurons are computed (default: auto, which says what it chose)"
+    add("--sparsity", choices=SPARSITY_MODES, default="auto", help=what)
+    what = "made by fit-predictor (default: MODEL.predictor.gguf beside the model, if it is there)"
+    add("--predictor", type=file_path, metavar="FILE", help=what)
     add = parser.add_argument_group("hot and cold neurons on two backends").add_argument
     add("--placement", type=file_path, metavar="FILE", help="a .gpuidx of hotcold plan: what is hot")
     what = "or that of hotcold plan for so much memory, as 8GiB or 512MiB; bare numbers are GiB"
@@ -109,18 +94,17 @@ def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
     what = "computes the hot part, --backend the rest; there is no gpu yet"
     add("--hot-backend", choices=BACKENDS, help=what)
     what = "of the hot backend (default: as --threads, which is for the other)"
-    add("--hot-threads", type=whole_number(1, 1024), metavar="N", help=what)
+    add("--hot-threads", type=threads, metavar="N", help=what)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--temp", type=number, default=0.8, metavar="X", help="temperature; 0 is greedy (0.8)")
-    group.add_argument("--top-k", type=whole_number(0), default=40, metavar="N", help="0 is all (40)")
-    group.add_argument("--top-p", type=number, default=0.95, metavar="P", help="1 is all (0.95)")
-    group.add_argument("--min-p", type=number, default=0.05, metavar="P", help="0 is all (0.05)")
-    group.add_argument("--repeat-penalty", type=number, default=1.0, metavar="X", help="1 is none (1.0)")
-    seed = whole_number(-1, 2**63 - 1)
-    group.add_argument("--seed", type=seed, default=-1, metavar="N", help="-1 is random (-1)")
+    add, seed = parser.add_argument_group("sampling").add_argument, whole_number(-1, 2**63 - 1)
+    add("--temp", type=number, default=0.8, metavar="X", help="temperature; 0 is greedy (0.8)")
+    add("--top-k", type=whole_number(0), default=40, metavar="N", help="0 is all (40)")
+    add("--top-p", type=number, default=0.95, metavar="P", help="1 is all (0.95)")
+    add("--min-p", type=number, default=0.05, metavar="P", help="0 is all (0.05)")
+    add("--repeat-penalty", type=number, default=1.0, metavar="X", help="1 is none (1.0)")
+    add("--seed", type=seed, default=-1, metavar="N", help="-1 is random (-1)")
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
