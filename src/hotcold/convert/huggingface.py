@@ -2,11 +2,13 @@
 
 Names and keys are those of llama.cpp's files. Facts that GGUF has no key for go to ``hotcold.ffn.*``."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,38 +55,14 @@ class Source:
     load: Callable[[], Array] = field(compare=False)  #: as :meth:`Checkpoint.load`, in GGUF's order
 
 
-def _like_llama(qkv_bias: bool | str, o_bias: bool | str = False, qk_norm: bool = False) -> tuple[Rule, ...]:
-    layer = "model.layers.{}."
-    return (
-        Rule("model.embed_tokens", "token_embd", "VD"),
-        Rule("model.norm", "output_norm", "D"),
-        Rule("lm_head", "output", "VD", when="own_head"),
-        Rule(layer + "input_layernorm", "blk.{}.attn_norm", "D"),
-        Rule(layer + "self_attn.q_proj", "blk.{}.attn_q", "QD", "H", qkv_bias),
-        Rule(layer + "self_attn.k_proj", "blk.{}.attn_k", "KD", "G", qkv_bias),
-        Rule(layer + "self_attn.v_proj", "blk.{}.attn_v", "KD", "", qkv_bias),
-        Rule(layer + "self_attn.o_proj", "blk.{}.attn_output", "DQ", "", o_bias),
-        Rule(layer + "self_attn.q_norm", "blk.{}.attn_q_norm", "d", when=qk_norm),
-        Rule(layer + "self_attn.k_norm", "blk.{}.attn_k_norm", "d", when=qk_norm),
-        Rule(layer + "post_attention_layernorm", "blk.{}.ffn_norm", "D"),
-        Rule(layer + "mlp.gate_proj", "blk.{}.ffn_gate", "ND", bias="mlp_bias"),
-        Rule(layer + "mlp.up_proj", "blk.{}.ffn_up", "ND", bias="mlp_bias"),
-        Rule(layer + "mlp.down_proj", "blk.{}.ffn_down", "DN", bias="mlp_bias"),
+def _rules(name: str, **flags: bool | str) -> tuple[Rule, ...]:
+    """Those of ``layouts.json``, where ``bias`` and ``when`` may also name one of ``flags``."""
+    rows = json.loads(Path(__file__).with_name("layouts.json").read_bytes())[name]
+    rules = (Rule(*row) for row in rows)
+    return tuple(
+        replace(rule, bias=flags.get(str(rule.bias), rule.bias), when=flags.get(str(rule.when), rule.when))
+        for rule in rules
     )
-
-
-_FALCON = (
-    Rule("transformer.word_embeddings", "token_embd", "VD"),
-    Rule("transformer.ln_f", "output_norm", "D", bias=True),
-    Rule("lm_head", "output", "VD", when="own_head"),
-    Rule("transformer.h.{}.input_layernorm", "blk.{}.attn_norm", "D", bias=True, when="one_norm"),
-    Rule("transformer.h.{}.ln_mlp", "blk.{}.attn_norm", "D", bias=True, when="two_norms"),
-    Rule("transformer.h.{}.ln_attn", "blk.{}.attn_norm_2", "D", bias=True, when="two_norms"),
-    Rule("transformer.h.{}.self_attention.query_key_value", "blk.{}.attn_qkv", "FD", bias="bias"),
-    Rule("transformer.h.{}.self_attention.dense", "blk.{}.attn_output", "DQ", bias="bias"),
-    Rule("transformer.h.{}.mlp.dense_h_to_4h", "blk.{}.ffn_up", "ND", bias="bias"),
-    Rule("transformer.h.{}.mlp.dense_4h_to_h", "blk.{}.ffn_down", "DN", bias="bias"),
-)
 
 
 def _falcon(config: Settings) -> dict[str, Any]:
@@ -109,8 +87,8 @@ _SILU = {"silu": "silu"}
 #: GGUF's gelu is the tanh form; where a checkpoint means the exact one, conversion notes the difference.
 _GELU = {"gelu": "gelu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
 
-_LLAMA = _like_llama("attention_bias", "attention_bias")
-_QWEN3 = _like_llama("attention_bias", "attention_bias", qk_norm=True)
+_BIAS: dict[str, bool | str] = {"qkv_bias": "attention_bias", "o_bias": "attention_bias", "qk_norm": False}
+_LLAMA = _rules("llama", **_BIAS)
 _JPLOSKI = {"tensor_data_layout": "jploski"}  # llama.cpp's name of how q, k and v follow one another
 
 LAYOUTS = {
@@ -118,10 +96,10 @@ LAYOUTS = {
     "llama": Layout("llama", _SILU | {"relu": "relu", "fatrelu": "relu"}, _LLAMA),
     # Bamboo's code applies hidden_act to gate and up alike.
     "bamboo": Layout("bamboo", {"relu": "drelu"}, _LLAMA),
-    "mistral": Layout("llama", _SILU | {"relu": "relu"}, _like_llama(False)),
-    "qwen2": Layout("qwen2", _SILU, _like_llama(True)),
-    "qwen3": Layout("qwen3", _SILU, _QWEN3),
-    "falcon": Layout("falcon", _GELU, _FALCON, _JPLOSKI, _falcon),
+    "mistral": Layout("llama", _SILU | {"relu": "relu"}, _rules("llama", **dict.fromkeys(_BIAS, False))),
+    "qwen2": Layout("qwen2", _SILU, _rules("llama", **_BIAS | {"qkv_bias": True, "o_bias": False})),
+    "qwen3": Layout("qwen3", _SILU, _rules("llama", **_BIAS | {"qk_norm": True})),
+    "falcon": Layout("falcon", _GELU, _rules("falcon"), _JPLOSKI, _falcon),
 }
 
 #: Tensors that hold nothing which config.json does not say.
