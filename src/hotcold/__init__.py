@@ -3,8 +3,7 @@
 >>> from hotcold import LLM
 >>> llm = LLM()  # the built-in model; or LLM("model.gguf")
 >>> for piece in llm.stream("Once upon a time"):
-...     print(piece, end="")
-"""
+...     print(piece, end="")"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The ``hotcold`` command: picks the verb, imports its module alone, and turns errors into one line.
 
 Exit codes: 0 done, 2 a mistake of the user or of the machine (one line on stderr), 130 interrupted by Ctrl-C,
-141 the reader of stdout has gone. ``python -X dev -m hotcold`` shows the traceback behind the line.
-"""
+141 the reader of stdout has gone. ``python -X dev -m hotcold`` shows the traceback behind the line."""
 
 import argparse
 import contextlib

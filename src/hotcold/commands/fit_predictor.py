@@ -1,8 +1,7 @@
 """Makes the predictors of --sparsity predicted from a text, without training, and says what they are worth.
 
 They go into a sidecar. Commands find one that lies beside the model as MODEL.predictor.gguf. It also says in
-which layers prediction pays; there --sparsity auto uses it.
-"""
+which layers prediction pays; there --sparsity auto uses it."""
 
 import argparse
 import statistics

@@ -1,7 +1,6 @@
 """Counts how often each neuron fires, every token of a text evaluated by the decode rule.
 
-Commands find a profile that lies beside the model as MODEL.profile.gguf.
-"""
+Commands find a profile that lies beside the model as MODEL.profile.gguf."""
 
 import argparse
 import colorsys

@@ -6,8 +6,7 @@
 
 from the checkpoint that ``fable-7m.md`` describes. Conversion is deterministic: a test makes the file again.
 Its profile beside it is of half a book and as much of TinyStories, 65536 tokens: that of a book alone says
-little about stories (docs/results.md).
-"""
+little about stories (docs/results.md)."""
 
 from __future__ import annotations
 

@@ -150,9 +150,7 @@ def _surprise(log_probabilities: Doubles, targets: Sequence[int]) -> Doubles:
     return surprise
 
 
-def ffn_inputs(
-    model: LoadedModel, windows: Sequence[Sequence[int]], names: set[str]
-) -> list[dict[str, Floats]]:
+def ffn_inputs(model: LoadedModel, windows: list[list[int]], names: set[str]) -> list[dict[str, Floats]]:
     """What each layer's FFN is given for the tokens of the windows but the last ones, ``[tokens, D]``.
     ``names`` are those of ``normed`` and ``residual`` that are wanted."""
     shape, seen = (model.transformer.batch.limits.tokens, model.config.dim), []

@@ -3,8 +3,7 @@
 Such a file is a zip of entries that are not compressed: ``NAME/data.pkl``, which describes the tensor, and
 ``NAME/data/KEY`` with its numbers, little-endian. The pickle must have exactly the opcodes of one tensor of
 one dimension, bare or alone in a list or dict. No size is believed: entries lie inside the file, numbers
-inside their entry.
-"""
+inside their entry."""
 
 import pickletools
 import struct

@@ -35,9 +35,7 @@ class DenseFFN:
 class _Side:
     """A backend's own copy of the batch, and its buffers."""
 
-    def __init__(
-        self, ops: Backend, config: Config, limits: BatchLimits, tables: tuple[Floats, Floats]
-    ) -> None:
+    def __init__(self, ops: Backend, config: Config, limits: BatchLimits, tables: Sequence[Floats]) -> None:
         self.ops = ops
         self.batch = ops.batch(limits)
         cos, sin = (upload(ops, table) for table in tables)

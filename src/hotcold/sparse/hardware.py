@@ -17,8 +17,7 @@ PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("machin
 class Hardware:
     """Bandwidths are in 1e9 bytes a second, as decoding gets them; a ValueError names a wrong field.
 
-    Without a GPU its memory and all that is measured on it are 0.
-    """
+    Without a GPU its memory and all that is measured on it are 0."""
 
     name: str
     source: str  #: where the figures come from

@@ -62,9 +62,7 @@ class Placement:
         return sum(row["gpu_bytes"] for row in self.bill(sizes) if kind in ("", row["kind"]))
 
 
-def find_profile(
-    sizes: Sizes, path: Path | None, model: Path | None, activity: Mapping[str, Any] = _ACTIVITY
-) -> Profile:
+def find_profile(sizes: Sizes, path: Path | None, model: Path | None, activity: Any = _ACTIVITY) -> Profile:
     """The one at ``path``, else the one beside the model, else the same power law in every layer; where
     nothing is zero, all fire. SidecarError as in :func:`read_profile`."""
     if path is None and model and (beside := model.with_suffix(".profile.gguf")).exists():

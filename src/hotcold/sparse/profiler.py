@@ -87,8 +87,7 @@ def import_counts(folder: Path, neurons: Sequence[int], tokens: int | None = Non
     Its files say how often neurons fired, not for how many tokens. Without ``tokens``, counts are parts of
     the largest of all, as if that neuron had always fired; numbers up to 1 are shares already.
 
-    SidecarError: a layer without a file, a file without a layer, another length or range; TorchFileError.
-    """
+    SidecarError: a layer without a file, a file without a layer, another length or range; TorchFileError."""
     names = {path.name for path in folder.iterdir() if re.fullmatch(r"activation_.*\.pt", path.name)}
     needed, counts = [f"activation_{i}.pt" for i in range(len(neurons))], []
     if names != {*needed}:
