@@ -24,13 +24,10 @@ int max_splits(const Batch& b, int tokens) {
     return m;
 }
 
-[[noreturn]] void refuse(const char* what, int64_t seen, int64_t limit) {
-    throw std::invalid_argument(std::string("batch: ") + what + " " + std::to_string(seen) +
-                                " is out of range; allowed: 0 to " + std::to_string(limit));
-}
-
 void check_range(const char* what, int64_t seen, int64_t limit) {
-    if (seen < 0 || seen > limit) refuse(what, seen, limit);
+    if (seen < 0 || seen > limit)
+        throw std::invalid_argument(std::string("batch: ") + what + " " + std::to_string(seen) +
+                                    " is out of range; allowed: 0 to " + std::to_string(limit));
 }
 
 }  // namespace

@@ -5,6 +5,9 @@
 #include <cstring>
 #include <functional>
 
+// Lane i of the result.
+#define HC_EACH(Type, lane) each<Type>([&](int i) { return lane; })
+
 namespace hc {
 namespace {
 
@@ -55,45 +58,25 @@ struct Vec {
 
     static F zero() { return {}; }
     static F set1(float v) { return {{v, v, v, v}}; }
-    static F load(const float* p) { return load(p, 4); }
-    static F load(const float* p, int n) {
-        return each<F>([&](int i) { return i < n ? p[i] : 0.0f; });
-    }
-    static void store(float* p, F v) { store(p, v, 4); }
-    static void store(float* p, F v, int n) {
+    static F load(const float* p, int n = 4) { return HC_EACH(F, i < n ? p[i] : 0.0f); }
+    static void store(float* p, F v, int n = 4) {
         for (int i = 0; i < n; ++i) p[i] = v.v[i];
     }
-    static F load_f16(const uint16_t* p) { return load_f16(p, 4); }
-    static F load_f16(const uint16_t* p, int n) {
-        return each<F>([&](int i) { return i < n ? half(p[i]) : 0.0f; });
-    }
+    static F load_f16(const uint16_t* p, int n = 4) { return HC_EACH(F, i < n ? half(p[i]) : 0.0f); }
     static F set1_f16(const uint16_t* p) { return set1(half(*p)); }
-    static F load_bf16(const uint16_t* p) { return load_bf16(p, 4); }
-    static F load_bf16(const uint16_t* p, int n) {
-        return each<F>([&](int i) { return i < n ? brain(p[i]) : 0.0f; });
-    }
+    static F load_bf16(const uint16_t* p, int n = 4) { return HC_EACH(F, i < n ? brain(p[i]) : 0.0f); }
     static void store_f16(uint16_t* p, F v, int n) {
         for (int i = 0; i < n; ++i) p[i] = to_half(v.v[i]);
     }
-    static F fma(F a, F b, F c) {
-        return each<F>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
-    }
+    static F fma(F a, F b, F c) { return HC_EACH(F, a.v[i] * b.v[i] + c.v[i]); }
     static F add(F a, F b) { return zip(a, b, std::plus<>()); }
     static F sub(F a, F b) { return zip(a, b, std::minus<>()); }
     static F mul(F a, F b) { return zip(a, b, std::multiplies<>()); }
     static F div(F a, F b) { return zip(a, b, std::divides<>()); }
-    static F max(F a, F b) {
-        return each<F>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
-    }
-    static F min(F a, F b) {
-        return each<F>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
-    }
-    static F abs(F a) {
-        return each<F>([&](int i) { return a.v[i] < 0 ? -a.v[i] : a.v[i]; });
-    }
-    static F greater(F a, F b, F value) {
-        return each<F>([&](int i) { return a.v[i] > b.v[i] ? value.v[i] : 0.0f; });
-    }
+    static F max(F a, F b) { return HC_EACH(F, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+    static F min(F a, F b) { return HC_EACH(F, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+    static F abs(F a) { return HC_EACH(F, a.v[i] < 0 ? -a.v[i] : a.v[i]); }
+    static F greater(F a, F b, F value) { return HC_EACH(F, a.v[i] > b.v[i] ? value.v[i] : 0.0f); }
     static float sum(F v) { return (v.v[0] + v.v[2]) + (v.v[1] + v.v[3]); }
     static float max_of(F v) {
         float m = v.v[0];
@@ -103,18 +86,13 @@ struct Vec {
 
     static I zero_i() { return {}; }
     static I set1_i(int v) { return {{v, v, v, v}}; }
-    static I load_i(const void* p) { return load_i(p, 4); }
-    static I load_i(const void* p, int n) {
+    static I load_i(const void* p, int n = 4) {
         I r = {};
         std::memcpy(r.v, p, size_t(4 * n));
         return r;
     }
-    static I load_u8(const uint8_t* p, int n) {
-        return each<I>([&](int i) { return i < n ? int32_t(p[i]) : 0; });
-    }
-    static I load_i8(const uint8_t* p, int n) {
-        return each<I>([&](int i) { return i < n ? int32_t(int8_t(p[i])) : 0; });
-    }
+    static I load_u8(const uint8_t* p, int n) { return HC_EACH(I, i < n ? int32_t(p[i]) : 0); }
+    static I load_i8(const uint8_t* p, int n) { return HC_EACH(I, i < n ? int32_t(int8_t(p[i])) : 0); }
     // Lane i: the half, or nibble (at + i) % 8 of the 32-bit word, of super-block at / 8; at is a multiple
     // of 4.
     static F spread_f16(const uint16_t* p, int64_t at, int) { return set1(half(p[at / 8])); }
@@ -138,21 +116,11 @@ struct Vec {
     static I bit_xor(I a, I b) { return zip(a, b, std::bit_xor<>()); }
     static I add_i(I a, I b) { return zip(a, b, std::plus<>()); }
     static I sub_i(I a, I b) { return zip(a, b, std::minus<>()); }
-    template <int N> static I shl(I a) {
-        return each<I>([&](int i) { return int32_t(uint32_t(a.v[i]) << N); });
-    }
-    template <int N> static I shr(I a) {
-        return each<I>([&](int i) { return int32_t(uint32_t(a.v[i]) >> N); });
-    }
-    template <int N> static I sar(I a) {
-        return each<I>([&](int i) { return a.v[i] >> N; });
-    }
-    static F to_float(I a) {
-        return each<F>([&](int i) { return float(a.v[i]); });
-    }
-    static I to_int(F a) {
-        return each<I>([&](int i) { return int32_t(std::lrintf(a.v[i])); });
-    }
+    template <int N> static I shl(I a) { return HC_EACH(I, int32_t(uint32_t(a.v[i]) << N)); }
+    template <int N> static I shr(I a) { return HC_EACH(I, int32_t(uint32_t(a.v[i]) >> N)); }
+    template <int N> static I sar(I a) { return HC_EACH(I, a.v[i] >> N); }
+    static F to_float(I a) { return HC_EACH(F, float(a.v[i])); }
+    static I to_int(F a) { return HC_EACH(I, int32_t(std::lrintf(a.v[i]))); }
     static F as_float(I a) { return bits_of<F>(a); }
 
     static constexpr int words_at_once(int) { return 8; }
@@ -163,10 +131,12 @@ struct Vec {
         return acc;
     }
     template <int P> static F nibble(I w) {
-        return each<F>([&](int i) { return float(int(uint32_t(w.v[i]) >> (4 * P) & 15) - 8); });
+        return HC_EACH(F, float(int(uint32_t(w.v[i]) >> (4 * P) & 15) - 8));
     }
     static HC_INLINE void prefetch(const void*) {}
 };
 
 }  // namespace
 }  // namespace hc
+
+#undef HC_EACH
