@@ -148,19 +148,15 @@ def _predictor_text(report: dict[str, Any]) -> str:
     ranks, threshold = report["predictor_ranks"], report["predictor_threshold"]
     if not ranks:
         return "none"
-    rank = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-    return (
-        f"{report['predictor_layers']} layers, rank {rank}, {options.size(report['predictor_bytes'])}, "
-        f"threshold {'not a number' if threshold is None else format(threshold, 'g')}"
-    )
+    rank, size = " to ".join(map(str, dict.fromkeys((ranks[0], ranks[-1])))), report["predictor_bytes"]
+    given = "not a number" if threshold is None else f"{threshold:g}"
+    return f"{report['predictor_layers']} layers, rank {rank}, {options.size(size)}, threshold {given}"
 
 
 def _tokenizer_text(report: dict[str, Any]) -> str | None:
-    if report["tokenizer"] is None:
-        return None
-    kind = report["tokenizer"] + (f" ({report['tokenizer_pre']})" if report["tokenizer_pre"] else "")
-    vocab = "no tokens" if report["vocab"] is None else f"{report['vocab']} tokens"
-    return f"{kind}, {vocab}{', chat template' if report['chat_template'] else ''}"
+    pre, vocab = report["tokenizer_pre"], "no" if report["vocab"] is None else report["vocab"]
+    text = f"{report['tokenizer']}{f' ({pre})' if pre else ''}, {vocab} tokens"
+    return text + ", chat template" * report["chat_template"] if report["tokenizer"] else None
 
 
 def _per_layer(value: Any) -> Any:
