@@ -1,8 +1,8 @@
 // The vector type of the ISA that this file is being compiled for.
 #pragma once
 
-// A step that is left as a call of its own moves a kernel's registers to memory and back; and GCC drops calls of
-// a function that does nothing but prefetch.
+// A step that is left as a call of its own moves a kernel's registers to memory and back; and GCC drops calls
+// of a function that does nothing but prefetch.
 #if defined(_MSC_VER)
 #define HC_INLINE __forceinline
 #define HC_NOINLINE __declspec(noinline)
