@@ -286,13 +286,14 @@ HC_INLINE void panel_parts(const PanelRun& p, int64_t block, int lanes, int l, i
 // and goes to y once.
 template <class B> inline void panel_axpy(const PanelRun& p, float* y, Stream& stream) {
     constexpr int parts = Vec::panel_vectors / 4 / B::words_per_part;
+    constexpr int scales = kBlock * B::header_quarters / (B::halves ? 8 : 4);  // bytes, of a run's 32 outputs
     F total = Vec::zero();
     for (int k = 0; k < p.count; ++k) total = Vec::add(total, Vec::set1(p.c[k]));
     for (int64_t block = 0; block < p.blocks; block += kLanes) {
         for_lanes(p.blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
             unroll<0, B::parts / parts>([&](auto chunk) HC_INLINE_LAMBDA {
                 panel_parts<B, decltype(chunk)::value * parts, parts>(p, block, lanes, l, n, total, y);
-                stream.fetch(n * (p.count * 4 * B::units + B::header_quarters / 4) * parts / B::parts);
+                stream.fetch(n * (p.count * 4 * B::units + scales) * parts / B::parts);
             });
         });
     }

@@ -82,15 +82,12 @@ inline int chunk_of(const Ffn& f, const int32_t* list, int64_t count) {
     return n;
 }
 
-// The stream will read the up rows, panel's scales and down rows of a list's neurons, chunk by chunk.
+// The stream will read the up rows, panel's scales and down rows of a list's neurons, chunk by chunk, in the
+// order of use.
 inline void expect_rows(const Ffn& f, const int32_t* list, int64_t count, Stream& ahead) {
-    // A neuron's up and down rows may lie side by side.
-    const bool pairs = f.gate.base && f.down.base == f.up.base + row_bytes(f.up);
     for (int64_t k = 0; k < count;) {
         const int n = chunk_of(f, list + k, count - k);
-        if (f.gate.base)
-            for (int i = 0; i < n; ++i)
-                ahead.expect(f.up.row(list[k + i]), row_bytes(f.up) + (pairs ? row_bytes(f.down) : 0));
+        for (int i = 0; i < n && f.gate.base; ++i) ahead.expect(f.up.row(list[k + i]), row_bytes(f.up));
         if (f.panels.neurons) {
             // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
             // regions.
@@ -98,7 +95,7 @@ inline void expect_rows(const Ffn& f, const int32_t* list, int64_t count, Stream
             ahead.expect(panel_of(f, list[k]) + list[k] % f.panels.neurons / scale_run(f.down.type) * part,
                          part);
         }
-        for (int i = 0; i < n && !pairs; ++i)
+        for (int i = 0; i < n; ++i)
             ahead.expect(down_row(f, list[k + i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
         k += n;
     }
@@ -108,14 +105,16 @@ inline void expect_rows(const Ffn& f, const int32_t* list, int64_t count, Stream
 // `kept`; returns where they end.
 inline int64_t keep_fired(const Ffn& f, int tokens, int64_t k, int64_t n, int64_t kept,
                           const RangeScratch& s) {
-    for (const int64_t end = k + n; k < end; ++k) {
-        bool any = !(f.skip && can_skip(f.activation));
-        for (int t = 0; t < tokens; ++t)
-            any |= s.gate[k * tokens + t] > f.threshold && named(f, t, s.list[k]);
-        if (!any) continue;
+    const bool all = !(f.skip && can_skip(f.activation));
+    for (const int64_t end = k + n; k < end; ++k) {  // without a branch that none can foresee
+        bool any = all;
+        for (int t = 0; t < tokens; ++t) {
+            const float gate = s.gate[k * tokens + t];
+            any |= (gate > f.threshold) & (tokens == 1 || named(f, t, s.list[k]));
+            s.gate[kept * tokens + t] = gate;
+        }
         s.list[kept] = s.list[k];
-        for (int t = 0; t < tokens; ++t) s.gate[kept * tokens + t] = s.gate[k * tokens + t];
-        ++kept;
+        kept += any;
     }
     return kept;
 }
@@ -185,7 +184,9 @@ void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
         expected = smaller(k + (count == end - begin ? 64 : 16), count);
         while (f.panels.neurons && expected < count && same_run(f, s.list[expected - 1], s.list[expected]))
             ++expected;
-        for (int64_t i = k; i < expected; ++i) ahead.expect(first.row(s.list[i]), row_bytes(first));
+        const int64_t bytes = row_bytes(first), together = count == end - begin && first.stride == bytes;
+        for (int64_t i = k; i < expected; i += together ? expected - k : 1)
+            ahead.expect(first.row(s.list[i]), together ? (expected - k) * bytes : bytes);
         return expected - k;
     };
     int64_t k = 0, n = expect_gates(), next = expect_gates();
