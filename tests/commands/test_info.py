@@ -137,6 +137,23 @@ def test_values_by_layer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert (shown["neurons"], shown["kv heads"]) == ("32 to 64, by layer", "2")
 
 
+def test_the_list_of_tensors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    long = "blk.0." + "x" * 51 + ".weight"
+    write_gguf(path, METADATA, tensors() | {long: quantise(np.ones((2, 3, 4, 32)), "BF16")})
+    listed = report(capsys, path, "--tensors")["tensor_list"]
+    with open_gguf(path) as file:
+        assert [(entry["name"], tuple(entry["shape"]), entry["type"]) for entry in listed] == [
+            (seen.name, seen.shape, seen.type.name) for seen in file.tensors.values()
+        ]
+    text = info(capsys, path, "--tensors")
+    words = text.split()
+    for entry in listed:
+        assert entry["name"] in words
+    assert "2 x 3 x 4 x 32" in text and "BF16" in words
+    assert "tensor_list" not in report(capsys, path)
+
+
 def test_a_vocabulary_only_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     keys = {"tokenizer.ggml.pre": "default", "tokenizer.chat_template": "{{ messages }}"}
     write_gguf(tmp_path / "vocab.gguf", METADATA | keys, {})
@@ -165,8 +182,9 @@ def test_a_type_that_cannot_run_is_marked(capsys: pytest.CaptureFixture[str], tm
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202e\x9b" * 30
 
 
+@pytest.mark.parametrize("arguments", [[], ["--tensors"]], ids=str)
 def test_text_of_a_file_cannot_command_the_terminal(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     hostile = {"general.name": HOSTILE, "tokenizer.ggml.model": HOSTILE, "hotcold.ffn.activation": HOSTILE}
     architecture = {
@@ -175,7 +193,7 @@ def test_text_of_a_file_cannot_command_the_terminal(
         "tokenizer.ggml.pre": HOSTILE,
     }
     write_gguf(tmp_path / "tiny.gguf", METADATA | hostile | architecture, tensors())
-    text = info(capsys, tmp_path / "tiny.gguf")
+    text = info(capsys, tmp_path / "tiny.gguf", *arguments)
     assert [line for line in text.splitlines() if not line.isprintable()] == []
     assert [line for line in text.splitlines() if len(line) > 80] == []
     found = report(capsys, tmp_path / "tiny.gguf")

@@ -27,14 +27,21 @@ _NUMBERS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     path, about = options.file_path, "GGUF file (default: the built-in model)"
     parser.add_argument("file", nargs="?", type=path, metavar="FILE", help=about)
+    parser.add_argument("--tensors", action="store_true", help="list the tensors as well")
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     with open_gguf(args.file or model_path()) as file:
         report = describe(file)
+        tensors = list(file.tensors.values()) if args.tensors else []
     if not args.json:
-        print("\n".join(_lines(report)))
+        print("\n".join([*_lines(report), *_tensor_lines(tensors)]))
+    elif args.tensors:
+        report["tensor_list"] = [
+            {"name": t.name, "shape": t.shape, "type": t.type.name, "offset": t.offset, "bytes": t.nbytes}
+            for t in tensors
+        ]
     return options.end(args, report)
 
 
@@ -141,6 +148,16 @@ def _type_lines(types: list[dict[str, Any]]) -> list[str]:
         lines.append(f"{entry['type']:<{_LABEL}}{entry['tensors']:>8}{count:>12}{size:>12}{mark}")
     if not all(entry["supported"] for entry in types):
         lines += ["", f"This model cannot run here: supported types are {', '.join(BLOCK_TYPES)}."]
+    return lines
+
+
+def _tensor_lines(infos: list[TensorInfo]) -> list[str]:
+    lines = [""] if infos else []
+    for info in infos:
+        shape = " x ".join(map(str, info.shape))
+        rest = f"{info.type.name:<8}{shape:>20}{options.size(info.nbytes):>12}"
+        # A long name gets a line of its own, so that columns stay within 80.
+        lines += [f"{info.name:<38}{rest}"] if len(info.name) < 38 else [info.name, f"{'':<38}{rest}"]
     return lines
 
 

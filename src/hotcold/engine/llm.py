@@ -13,6 +13,24 @@ from hotcold.engine.sampler import SamplingParams
 from hotcold.model.tokenizer import Tokenizer
 
 
+class ModelOptions(TypedDict, total=False):
+    """What :class:`LLM` takes besides the file; all optional."""
+
+    #: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in ``llm.model.notes``.
+    sparsity: str
+    predictor: Path | None  #: a sidecar; None finds ``MODEL.predictor.gguf`` beside the model
+    threads: int | None  #: None takes the cores that affinity and cgroup quota allow
+    context: int | None  #: positions of each sequence; None is the model's own, 4096 at most
+    backend: str  #: ``cpu``, or ``reference`` (NumPy; slow, for checks)
+    sequences: int  #: how many prompts of one ``generate`` call run at the same time; each has a KV cache (1)
+    #: made by ``hotcold plan -o``: what the hot backend computes, and ``backend`` the rest
+    placement: Path | None
+    vram_budget: int | None  #: instead: bytes that the hot backend may take, for the placement of ``plan``
+    hot_backend: str | None  #: ``cpu`` or ``reference``; a placement needs it while there is none for GPUs
+    hot_threads: int | None  #: None takes as many as ``threads``
+    cache_type: str  #: of that cache: ``f16``, ``q8_0`` (half as large, lossy) or ``f32``
+
+
 class GenerationOptions(TypedDict, total=False):
     """What :meth:`LLM.generate` and :meth:`LLM.stream` take besides the prompt; all optional."""
 
@@ -80,11 +98,10 @@ class LLM:
     >>> with LLM() as llm:
     ...     print(llm.generate("Once upon a time", max_tokens=50, seed=1))
 
-    ``path`` is a GGUF file; None is the small built-in model. Options are the fields of
-    :class:`~hotcold.engine.loading.LoadOptions`. Not for use from several threads at once.
+    ``path`` is a GGUF file; None is the small built-in model. Not for use from several threads at once.
     ``ValueError``: a file that is no model, or an option that does not fit it or the machine."""
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, **options: Unpack[ModelOptions]) -> None:
         file = None if path is None else Path(path)
         self._engine: Engine | None = Engine(load(file, LoadOptions(**options)))
 
