@@ -79,13 +79,29 @@ def test_an_unknown_instruction_set_is_refused(native: Path) -> None:
     assert "mmx" in done.stdout + done.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux" or shutil.which("nm") is None, reason="needs nm of Linux")
+def symbols(native: Path) -> dict[str, str]:
+    """What nm says of the objects with kernels, by instruction set."""
+    if sys.platform != "linux" or shutil.which("nm") is None:
+        pytest.skip("needs nm of Linux")
+    found = {}
+    for file in sorted(native.parent.glob("**/hotcold_isa_*.dir/**/*.o")):
+        command = ["nm", "--defined-only", "-C", str(file)]
+        isa = file.as_posix().partition("hotcold_isa_")[2].partition(".")[0]
+        found[isa] = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert len(found) == 1 + 2 * X86 + ARM
+    return found
+
+
 def test_instruction_sets_do_not_leak_into_each_other(native: Path) -> None:
     """The linker keeps one copy of a weak symbol; one compiled for AVX-512 would stop an older processor."""
-    objects = sorted(native.parent.glob("**/hotcold_isa_*.dir/**/*.o"))
-    assert len(objects) == 1 + 2 * X86 + ARM
-    for file in objects:
-        command = ["nm", "--defined-only", "-C", str(file)]
-        symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert "hc::kernels_" in symbols
-        assert re.findall(r"^\w+ [VWuvw] .*", symbols, re.MULTILINE) == []
+    for defined in symbols(native).values():
+        assert "hc::kernels_" in defined
+        assert re.findall(r"^\w+ [VWuvw] .*", defined, re.MULTILINE) == []
+
+
+def test_no_step_of_a_kernel_is_a_call(native: Path) -> None:
+    """Compilers stop inlining in large files; a dot of Q4_0 then took twice as long (docs/log.md)."""
+    vector = [defined for isa, defined in symbols(native).items() if isa != "scalar"]
+    for defined in vector:
+        assert "dots_of" in defined  # local symbols are there to be seen
+        assert re.findall(r"Vec::.*|Stream::fetch.*|load_units.*|Block\w+::.*", defined) == []

@@ -16,6 +16,15 @@ from hotcold.engine.memory import available_memory
 from hotcold.engine.placing import open_devices
 from hotcold.engine.statistics import Counters, Footprint
 from hotcold.formats.gguf import GGUFFile, open_gguf, printable
+from hotcold.kernels.backend import (
+    MAX_DECODE_ROWS,
+    PAGE,
+    SPARSE_ACTIVATIONS,
+    BatchLimits,
+    Buffer,
+    FFNStats,
+    PredictorWeights,
+)
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import CACHE_TYPES, KVCache
 from hotcold.model.tokenizer import Tokenizer
@@ -23,15 +32,15 @@ from hotcold.model.transformer import FFN, Transformer
 from hotcold.model.weights import Progress, check_tensors, load_weights
 from hotcold.sparse.handshake import Handshake
 from hotcold.sparse.hybrid_ffn import hybrid_ffns
+from hotcold.sparse.predictor import (
+    PredictorFacts,
+    check_predictors,
+    find_predictors,
+    load_predictors,
+    predictor_names,
+)
 from hotcold.sparse.split import serve_cold
 from hotcold.sparse.timeline import Timeline
-
-from hotcold.kernels.backend import (  # isort: skip
-    MAX_DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits, Buffer, FFNStats, PredictorWeights
-)  # fmt: skip
-from hotcold.sparse.predictor import (  # isort: skip
-    PredictorFacts, check_predictors, find_predictors, load_predictors, predictor_names
-)  # fmt: skip
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 

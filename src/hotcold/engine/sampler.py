@@ -62,9 +62,13 @@ class Sampler:
         self._backend = backend
 
     def sample(
-        self, logits: Floats, params: SamplingParams, position: int,
-        recent: Sequence[int] = (), allowed: npt.NDArray[np.uint64] | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        logits: Floats,
+        params: SamplingParams,
+        position: int,
+        recent: Sequence[int] = (),
+        allowed: npt.NDArray[np.uint64] | None = None,
+    ) -> int:
         """The id of the next token, from logits ``[V]`` float32 and parameters with a seed or temperature 0.
 
         The token's ``position`` in its sequence is the key of the random number, with the seed; ``recent`` is

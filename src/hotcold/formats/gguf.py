@@ -232,9 +232,13 @@ def _aligned(n: int, alignment: int) -> int:
 
 
 def write_gguf(
-    path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], *,
-    magic: str = "GGUF", version: int = 3,
-) -> None:  # fmt: skip
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    magic: str = "GGUF",
+    version: int = 3,
+) -> None:
     """Writes a file that :func:`open_gguf` accepts, atomically: whole under its name, or not at all.
 
     :func:`~hotcold.formats.gguf_values.encode_value` says what metadata may hold; ``general.alignment`` is

@@ -221,9 +221,15 @@ class Backend(Protocol):
         """Normalises the last axis of x (``[T, D]`` or ``[T, H, head_dim]``) into out; out may be x."""
 
     def linear(
-        self, x: Buffer, weights: Sequence[Matrix], batch: Batch, outs: Sequence[Buffer], *,
-        accumulate: bool = False, rows: Rows = Rows.TOKENS,
-    ) -> None:  # fmt: skip
+        self,
+        x: Buffer,
+        weights: Sequence[Matrix],
+        batch: Batch,
+        outs: Sequence[Buffer],
+        *,
+        accumulate: bool = False,
+        rows: Rows = Rows.TOKENS,
+    ) -> None:
         """``out[t] (+)= w @ x[t] + bias`` for each (w, out). x ``[T, I]``, out ``[T, O]``.
 
         For block types of 8 bits or fewer x is quantised to int8 per 32 values first (d = amax / 127, codes
@@ -250,10 +256,18 @@ class Backend(Protocol):
         """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i."""
 
     def ffn(
-        self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, *, skip: bool,
-        mask: Buffer | None = None, fired: Buffer | None = None, stats: FFNStats | None = None,
+        self,
+        x: Buffer,
+        weights: FFNWeights,
+        batch: Batch,
+        out: Buffer,
+        *,
+        skip: bool,
+        mask: Buffer | None = None,
+        fired: Buffer | None = None,
+        stats: FFNStats | None = None,
         accumulate: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
 
         Decode rows: only the candidates of ``mask`` are computed (all when None); with ``skip`` a neuron

@@ -13,12 +13,28 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels import _cpu, checks
+from hotcold.kernels.backend import (
+    ACTIVATIONS,
+    SPARSE_ACTIVATIONS,
+    Batch,
+    BatchLimits,
+    Buffer,
+    FFNStats,
+    FFNTensors,
+    FFNWeights,
+    Floats,
+    Ints,
+    Masks,
+    Matrix,
+    Norm,
+    PredictorTensors,
+    PredictorWeights,
+    RopeTable,
+    Rows,
+    panel_bytes,
+    scale_run,
+)
 from hotcold.kernels.cores import available_cores
-
-from hotcold.kernels.backend import (  # isort: skip
-    ACTIVATIONS, SPARSE_ACTIVATIONS, Batch, BatchLimits, Buffer, FFNStats, FFNTensors, FFNWeights, Floats,
-    Ints, Masks, Matrix, Norm, PredictorTensors, PredictorWeights, RopeTable, Rows, panel_bytes, scale_run,
-)  # fmt: skip
 
 ISAS = ("avx512", "avx2", "neon", "scalar")
 MAX_THREADS = 1024
@@ -206,9 +222,15 @@ class CPUBackend:
         self._op(batch, lambda p: p.norm(x, out, *args), x, norm, out)
 
     def linear(
-        self, x: Buffer, weights: Sequence[Matrix], batch: Batch, outs: Sequence[Buffer], *,
-        accumulate: bool = False, rows: Rows = Rows.TOKENS,
-    ) -> None:  # fmt: skip
+        self,
+        x: Buffer,
+        weights: Sequence[Matrix],
+        batch: Batch,
+        outs: Sequence[Buffer],
+        *,
+        accumulate: bool = False,
+        rows: Rows = Rows.TOKENS,
+    ) -> None:
         own = [checks.own_weights(w, _Matrix) for w in weights]
         args = [w.rows for w in own], [w.bias for w in own], list(outs), accumulate, int(rows)
         self._op(batch, lambda p: p.linear(x, *args), x, *own, *outs)
@@ -232,10 +254,18 @@ class CPUBackend:
         self._op(batch, lambda p: p.predict(x, *args), x, w, mask)
 
     def ffn(
-        self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, *, skip: bool,
-        mask: Buffer | None = None, fired: Buffer | None = None, stats: FFNStats | None = None,
+        self,
+        x: Buffer,
+        weights: FFNWeights,
+        batch: Batch,
+        out: Buffer,
+        *,
+        skip: bool,
+        mask: Buffer | None = None,
+        fired: Buffer | None = None,
+        stats: FFNStats | None = None,
         accumulate: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         w = checks.own_weights(weights, _FFN)
         checks.check_skip(skip, w.activation)
         counts = stats.counts if stats else None

@@ -14,12 +14,28 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.kernels import checks
-
-from hotcold.kernels.backend import (  # isort: skip
-    PAGE, SPARSE_ACTIVATIONS, Batch, BatchLimits, Buffer, FFNStats, FFNTensors, FFNWeights, Floats, Ints,
-    Masks, Matrix, Norm, PredictorTensors, PredictorWeights, Program, RopeTable, Rows, panel_bytes, scale_run,
-)  # fmt: skip
-
+from hotcold.kernels.backend import (
+    PAGE,
+    SPARSE_ACTIVATIONS,
+    Batch,
+    BatchLimits,
+    Buffer,
+    FFNStats,
+    FFNTensors,
+    FFNWeights,
+    Floats,
+    Ints,
+    Masks,
+    Matrix,
+    Norm,
+    PredictorTensors,
+    PredictorWeights,
+    Program,
+    RopeTable,
+    Rows,
+    panel_bytes,
+    scale_run,
+)
 
 Bools = npt.NDArray[np.bool_]
 
@@ -240,9 +256,15 @@ class ReferenceBackend:
         target[:] = normed if norm.bias is None else normed + norm.bias
 
     def linear(
-        self, x: Buffer, weights: Sequence[Matrix], batch: Batch, outs: Sequence[Buffer], *,
-        accumulate: bool = False, rows: Rows = Rows.TOKENS,
-    ) -> None:  # fmt: skip
+        self,
+        x: Buffer,
+        weights: Sequence[Matrix],
+        batch: Batch,
+        outs: Sequence[Buffer],
+        *,
+        accumulate: bool = False,
+        rows: Rows = Rows.TOKENS,
+    ) -> None:
         for matrix, out in zip(weights, outs, strict=True):
             w = checks.own_weights(matrix, _Matrix)
             values = _rows("x", x, batch, (w.shape[1],), rows=rows)
@@ -304,10 +326,18 @@ class ReferenceBackend:
         target[: batch.n_decode] = pack_mask(p.scores(values) >= p.threshold)
 
     def ffn(
-        self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, *, skip: bool,
-        mask: Buffer | None = None, fired: Buffer | None = None, stats: FFNStats | None = None,
+        self,
+        x: Buffer,
+        weights: FFNWeights,
+        batch: Batch,
+        out: Buffer,
+        *,
+        skip: bool,
+        mask: Buffer | None = None,
+        fired: Buffer | None = None,
+        stats: FFNStats | None = None,
         accumulate: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 
         A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what
@@ -401,9 +431,13 @@ def _store(values: Floats, out: Floats, accumulate: bool) -> None:
 
 
 def _rows(
-    what: str, array: Buffer, batch: Batch, tail: tuple[int, ...],
-    dtype: npt.DTypeLike = np.float32, rows: Rows = Rows.TOKENS,
-) -> npt.NDArray[Any]:  # fmt: skip
+    what: str,
+    array: Buffer,
+    batch: Batch,
+    tail: tuple[int, ...],
+    dtype: npt.DTypeLike = np.float32,
+    rows: Rows = Rows.TOKENS,
+) -> npt.NDArray[Any]:
     """The rows of this step, after checking that the buffer has room for the largest one."""
     most, now = batch.limits.tokens, batch.n_tokens
     if rows == Rows.LOGITS:

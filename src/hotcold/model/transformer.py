@@ -6,15 +6,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from hotcold.kernels.backend import (
+    MAX_DECODE_ROWS,
+    PAGE,
+    Backend,
+    Batch,
+    BatchLimits,
+    Buffer,
+    FFNWeights,
+    Floats,
+    RopeTable,
+    Rows,
+)
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.rope import rope_table
 from hotcold.model.weights import Weights, upload
-
-from hotcold.kernels.backend import (  # isort: skip
-    MAX_DECODE_ROWS, PAGE, Backend, Batch, BatchLimits, Buffer, FFNWeights, Floats, RopeTable, Rows
-)  # fmt: skip
 
 
 class FFN(Protocol):
@@ -61,9 +69,14 @@ class Transformer:
     with None after the last."""
 
     def __init__(
-        self, config: Config, weights: Weights, backend: Backend | Devices,
-        ffns: Sequence[FFN], limits: BatchLimits, cache: KVCache,
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        weights: Weights,
+        backend: Backend | Devices,
+        ffns: Sequence[FFN],
+        limits: BatchLimits,
+        cache: KVCache,
+    ) -> None:
         if len(ffns) != config.layers:
             raise ValueError(f"{len(ffns)} FFNs for {config.layers} layers: one each is needed")
         devices = Devices.of(backend, config.layers)

@@ -77,9 +77,12 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
 
 
 def load_weights(
-    file: GGUFFile, config: Config, backend: Backend | Devices,
-    progress: Progress | None = None, others: Container[str] = (),
-) -> Weights:  # fmt: skip
+    file: GGUFFile,
+    config: Config,
+    backend: Backend | Devices,
+    progress: Progress | None = None,
+    others: Container[str] = (),
+) -> Weights:
     """Reads the model into the backend; peak memory is the model and the tensors of one layer's FFN.
 
     ModelError: see :func:`check_tensors`; also a norm or bias that is not finite. GGUFError: the file cannot

@@ -132,9 +132,14 @@ class SplitFFN(HybridFFN):
 
 
 def hybrid_ffns(
-    backend: Backend | Devices, weights: Sequence[FFNWeights], rows: int, *,
-    skip: bool, predictors: Sequence[PredictorWeights | None] = (), predictor_input: str = "residual",
-) -> list[HybridFFN]:  # fmt: skip
+    backend: Backend | Devices,
+    weights: Sequence[FFNWeights],
+    rows: int,
+    *,
+    skip: bool,
+    predictors: Sequence[PredictorWeights | None] = (),
+    predictor_input: str = "residual",
+) -> list[HybridFFN]:
     """One FFN per layer, each with stats of its own; layers of the same width share one mask. Those with
     :class:`SplitWeights` still have to be connected.
 

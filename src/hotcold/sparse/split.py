@@ -8,14 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import Tensor
+from hotcold.kernels.backend import (
+    Backend,
+    BatchLimits,
+    FFNTensors,
+    FFNWeights,
+    Floats,
+    PredictorTensors,
+    PredictorWeights,
+)
 from hotcold.model.devices import Devices
 from hotcold.sparse.handshake import Handshake
 from hotcold.sparse.hybrid_ffn import HybridFFN, Mailbox, SplitFFN, SplitWeights
 from hotcold.sparse.placement import Placement
-
-from hotcold.kernels.backend import (  # isort: skip
-    Backend, BatchLimits, FFNTensors, FFNWeights, Floats, PredictorTensors, PredictorWeights
-)  # fmt: skip
 
 Bools = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.intp]
