@@ -40,7 +40,8 @@ import synthetic
 from contestants import Contestant, Lengths, LlamaCpp, Ours, PowerInfer
 from machine_state import MachineState
 
-from hotcold.engine.loading import LoadedModel, LoadOptions, load
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import LoadedModel, load
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

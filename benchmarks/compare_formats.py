@@ -33,7 +33,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.loading import LoadOptions, load
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import Scorer, cut_windows, log_softmax, score

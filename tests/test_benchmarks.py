@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from hotcold.engine.loading import LoadOptions, load
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
 from hotcold.engine.scoring import Scorer, score
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.formats.gguf import open_gguf

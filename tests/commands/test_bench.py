@@ -11,7 +11,8 @@ import pytest
 
 from hotcold.commands import bench
 from hotcold.commands.cli import main
-from hotcold.engine.loading import LoadOptions, load
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
 
 
 def report(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:

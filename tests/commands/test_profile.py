@@ -14,7 +14,8 @@ from torch_files import vector, write
 
 from hotcold.commands import cli
 from hotcold.demo import model_path
-from hotcold.engine.loading import LoadOptions, load
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
 from hotcold.engine.scoring import cut_windows, ffn_inputs
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.loading import LoadedModel, LoadOptions, load
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import LoadedModel, load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.kernels.backend import MAX_DECODE_ROWS

@@ -10,7 +10,8 @@ from pwri import write_pwri
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.loading import LoadedModel, LoadOptions, load
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import LoadedModel, load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import Scorer, compare

@@ -12,7 +12,8 @@ from pwri import write_pwri
 
 from hotcold.demo import model_path
 from hotcold.engine import loading
-from hotcold.engine.loading import LoadedModel, LoadError, LoadOptions, load
+from hotcold.engine.load_options import LoadError, LoadOptions
+from hotcold.engine.loading import LoadedModel, load
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
 from hotcold.kernels.backend import PredictorTensors

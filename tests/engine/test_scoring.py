@@ -12,7 +12,8 @@ from golden import golden
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.loading import LoadedModel, LoadOptions, load
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import LoadedModel, load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import (

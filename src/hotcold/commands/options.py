@@ -137,7 +137,8 @@ def read_text(path: Path | None) -> str:
 def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
     """Loads the model that the flags name, with a progress bar, and prints its notes to stderr. ``more``
     belongs to :class:`~hotcold.engine.loading.LoadOptions`."""
-    from hotcold.engine.loading import LoadOptions, load
+    from hotcold.engine.load_options import LoadOptions
+    from hotcold.engine.loading import load
 
     flags = {"threads": args.threads, "context": args.ctx_size}
     hybrid = ("placement", "vram_budget", "hot_backend", "hot_threads")

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from hotcold import __version__
 from hotcold.commands import options
 from hotcold.demo import model_path
 from hotcold.formats.blocks import block_type
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         "all_gpu_bytes": everything.gpu_bytes(sizes), "parts": parts,
     }  # fmt: skip
     if args.output:
-        write_placement(args.output, sizes, placement)
+        write_placement(args.output, sizes, placement, __version__)
     _print(report)
     return options.end(args, report)
 

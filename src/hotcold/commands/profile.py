@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hotcold import __version__
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.demo import model_path
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         more, facts["tokens"] = firings.figures(), firings.tokens
     hottest = [np.sort(each)[-(len(each) // 5) :].sum() / (each.sum() or 1) for each in firing]
     columns = {"active": [each.mean() for each in firing], "hottest_fifth": hottest, **more}
-    write_profile(args.output, Profile(firing, source), facts | columns)
+    write_profile(args.output, Profile(firing, source), {"version": __version__} | facts | columns)
     if args.picture:
         args.picture.write_text(_picture(name, firing), encoding="utf-8")
     print(printable(f"{name}: {source}", 80))

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack, overload
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.loading import LoadedModel, LoadOptions, load
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import LoadedModel, load
 from hotcold.engine.request import FinishReason, Request, Timings
 from hotcold.engine.sampler import SamplingParams
 from hotcold.model.tokenizer import Tokenizer

@@ -5,13 +5,13 @@ import math
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.demo import model_path
+from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.memory import available_memory
 from hotcold.engine.placing import open_devices
 from hotcold.engine.statistics import Counters, Footprint
@@ -26,7 +26,7 @@ from hotcold.kernels.backend import (
     PredictorWeights,
 )
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import CACHE_TYPES, KVCache
+from hotcold.model.kv_cache import KVCache
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import FFN, Transformer
 from hotcold.model.weights import Progress, check_tensors, load_weights
@@ -42,41 +42,8 @@ from hotcold.sparse.predictor import (
 from hotcold.sparse.split import serve_cold
 from hotcold.sparse.timeline import Timeline
 
-SPARSITY_MODES = ("auto", "exact", "predicted", "off")
-
-
 #: Is given the layers' FFNs, and gives those to run.
 Wrap = Callable[[list[FFN]], list[FFN]]
-
-
-class LoadError(ValueError):
-    """A model that cannot run as asked; the message says what would work."""
-
-
-@dataclass
-class LoadOptions:
-    sparsity: str = "auto"  #: one of :data:`SPARSITY_MODES`
-    predictor: Path | None = None  #: a sidecar; None: the one beside the model, else what the model has
-    threads: int | None = None  #: None takes what affinity and cgroup quota allow
-    context: int | None = None  #: positions of a sequence; None: the model's, ``default_context`` at most
-    default_context: int = 4096
-    backend: str = "cpu"  #: or ``reference``
-    sequences: int = 1  #: how many run at the same time; each has ``context`` positions of KV cache
-    chunk: int = 128  #: the most prompt rows of one step
-    placement: Path | None = None  #: a .gpuidx: what the hot backend computes, with ``backend`` for the rest
-    vram_budget: int | None = None  #: or bytes that the hot backend may take, for the placement of ``plan``
-    hot_backend: str | None = None  #: as ``backend``
-    hot_threads: int | None = None  #: None: as many as ``backend`` has
-    cache_type: str = "f16"  #: what keys and values are rounded to, one of :data:`CACHE_TYPES`
-
-    def __post_init__(self) -> None:
-        if self.sparsity not in SPARSITY_MODES:
-            raise LoadError(f"sparsity {self.sparsity!r}: choose from {', '.join(SPARSITY_MODES)}")
-        if self.cache_type not in CACHE_TYPES:
-            raise LoadError(f"cache type {self.cache_type!r}: choose from {', '.join(CACHE_TYPES)}")
-        for name in ("sequences", "chunk", "default_context"):
-            if getattr(self, name) < 1:
-                raise LoadError(f"{name} is {getattr(self, name)}: at least 1 is needed")
 
 
 class LoadedModel:

@@ -1,9 +1,6 @@
 """Which backend computes which part of a model that is being loaded."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from hotcold.engine.load_options import LoadOptions
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.model.config import Config
@@ -13,9 +10,6 @@ from hotcold.sparse.placement import find_profile, read_placement
 from hotcold.sparse.sizes import sizes_of_file
 from hotcold.sparse.solver import Costs, Solver
 from hotcold.sparse.split import SplitDevices
-
-if TYPE_CHECKING:
-    from hotcold.engine.loading import LoadOptions
 
 
 def open_devices(file: GGUFFile, config: Config, options: LoadOptions, positions: int) -> Devices:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold import __version__
 from hotcold.formats.blocks import GGML_TYPES, Tensor, quantise
 from hotcold.formats.files import naming, printable, shown
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
@@ -87,18 +86,19 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:
-    """``facts`` are values of ``hotcold.profile.*``: ``model_fingerprint``, and figures for people."""
-    keys = {"version": __version__, "source": profile.source, **facts}
+    """``facts`` are values of ``hotcold.profile.*``: ``model_fingerprint``, and what is for people."""
+    keys = {"source": profile.source, **facts}
     tensors = {f"blk.{i}.profile": quantise(each, "F16") for i, each in enumerate(profile.firing)}
     write_gguf(path, {"general.type": "profile"} | {_PROFILE + k: v for k, v in keys.items()}, tensors)
 
 
-def write_placement(path: Path, sizes: Sizes, placement: Placement) -> None:
-    """Tensors in PowerInfer's order, by which it reads them; it passes over keys that it does not know."""
+def write_placement(path: Path, sizes: Sizes, placement: Placement, version: str = "") -> None:
+    """Tensors in PowerInfer's order, by which it reads them; it passes over keys that it does not know.
+    ``version`` is the writing program's, for people."""
     metadata = {
         "general.architecture": _INDEX, f"{_INDEX}.block_count": len(placement.hot),
         "split.vram_capacity": np.uint64(placement.gpu_bytes(sizes, "neurons")),
-        _KEY + "version": __version__, _KEY + "model_fingerprint": sizes.fingerprint,
+        _KEY + "version": version, _KEY + "model_fingerprint": sizes.fingerprint,
         _KEY + "first_layer": placement.layers.start, _KEY + "layers": len(placement.layers),
         _KEY + "head": placement.head,
     }  # fmt: skip
