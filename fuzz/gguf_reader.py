@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
+from input_file import InputFile
 
 from hotcold.formats.gguf import GGUFError, open_gguf
 
 CORPUS = "gguf"  #: folder of the seeds in tests/corpus
 
-_memory = Path("/dev/shm")  # where it exists, files there never reach a disk
-_file = tempfile.NamedTemporaryFile(suffix=".gguf", dir=_memory if _memory.is_dir() else None)  # noqa: SIM115
+_file = InputFile(".gguf")
 
 
 def one_input(data: bytes) -> bool:
     """Whether the file opens; what is neither that nor a proper refusal raises."""
-    os.ftruncate(_file.fileno(), 0)
-    os.pwrite(_file.fileno(), data, 0)
+    _file.write(data)
     try:
-        with open_gguf(_file.name) as file:
+        with open_gguf(_file.path) as file:
             end = 0
             for info in sorted(file.tensors.values(), key=lambda info: info.offset):
                 assert end <= info.offset < info.offset + info.nbytes <= file.size == len(data)
@@ -32,6 +28,5 @@ def one_input(data: bytes) -> bool:
             assert len(file.fingerprint()) == 16
         return True
     except GGUFError as error:
-        text = str(error)
-        assert text.isprintable() and text.startswith(f"{_file.name}: ") and len(text) < 1000, text
+        _file.check_refusal(error)
         return False

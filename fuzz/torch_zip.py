@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
+from input_file import InputFile
 
 from hotcold.formats.torch_zip import TorchFileError, read_vector
 
 CORPUS = "torch_zip"  #: folder of the seeds in tests/corpus
 
-_memory = Path("/dev/shm")  # where it exists, files there never reach a disk
-_file = tempfile.NamedTemporaryFile(suffix=".pt", dir=_memory if _memory.is_dir() else None)  # noqa: SIM115
+_file = InputFile(".pt")
 
 
 def one_input(data: bytes) -> bool:
     """Whether the file is read; what is neither that nor a proper refusal raises."""
-    os.ftruncate(_file.fileno(), 0)
-    os.pwrite(_file.fileno(), data, 0)
+    _file.write(data)
     try:
-        vector = read_vector(Path(_file.name))
+        vector = read_vector(_file.path)
         assert vector.ndim == 1 and 0 < vector.nbytes < len(data) and vector.tobytes() in data
         return True
     except TorchFileError as error:
-        text = str(error)
-        assert text.isprintable() and text.startswith(f"{_file.name}: ") and len(text) < 1000, text
+        _file.check_refusal(error)
         return False
