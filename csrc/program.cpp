@@ -139,11 +139,11 @@ void Program::rope(const RopeArgs& args, int64_t positions, float* x, int64_t he
 
 void Program::store_kv(const float* k, const float* v, const Cache& c) {
     bounds_.pages = std::min(bounds_.pages, c.pages);
-    step([this] { return count(kTokens); },
-         [=](int64_t t, const Scratch&) {
-             const int64_t page = batch_.slots[t] / kPage, offset = batch_.slots[t] % kPage;
+    step([this, c] { return count(kTokens) ? c.kv_heads : 0; },
+         [=](int64_t h, const Scratch&) {
              const int64_t bytes = row_bytes(c.type, c.head_dim);
-             for (int64_t h = 0; h < c.kv_heads; ++h) {
+             for (int64_t t = 0; t < count(kTokens); ++t) {
+                 const int64_t page = batch_.slots[t] / kPage, offset = batch_.slots[t] % kPage;
                  const int64_t from = (t * c.kv_heads + h) * c.head_dim;
                  const int64_t to = ((page * c.kv_heads + h) * kPage + offset) * bytes;
                  k_.store_row(c.type, k + from, c.k + to, c.head_dim);

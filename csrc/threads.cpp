@@ -77,17 +77,20 @@ bool Pool::work(int thread) {
     // us.
     const size_t step = current_;
     const int64_t pieces = pieces_;
-    (*steps_)[step].run(piece, Scratch{shared_, local_[size_t(thread)].get()});
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) advance(step + 1);
+    (*steps_)[step].run(piece, scratch(thread));
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) advance(step + 1, thread);
     return true;
 }
 
-// Opens the next step that has pieces, or ends the run. Called by one thread, while no piece is outstanding.
-void Pool::advance(size_t next) {
+// Opens the next step that has several pieces, or ends the run. Called by one thread, while no piece is
+// outstanding; it runs steps of one piece by itself, whose data then stay in its cache.
+void Pool::advance(size_t next, int thread) {
     int64_t pieces = 0;
-    for (; next < steps_->size(); ++next)
-        if ((pieces = (*steps_)[next].pieces()) > 0) break;
-    const bool finished = pieces == 0;
+    for (; next < steps_->size(); ++next) {
+        if ((pieces = (*steps_)[next].pieces()) > 1) break;
+        if (pieces == 1) (*steps_)[next].run(0, scratch(thread));
+    }
+    const bool finished = next == steps_->size();
     current_ = next, pieces_ = pieces, ++step_;
     done_.store(0, std::memory_order_relaxed);
     const auto threads = int64_t(claims_.size());
@@ -96,8 +99,7 @@ void Pool::advance(size_t next) {
         claims_[size_t(i)].word.store(step_ << (2 * kBits) | end << kBits | first, std::memory_order_seq_cst);
     }
     if (finished) finished_.store(true, std::memory_order_seq_cst);
-    // A step of one piece needs no one else: the thread that opened it will run it.
-    if ((pieces > 1 || finished) && sleepers_.load(std::memory_order_seq_cst) > 0) {
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) {
         std::lock_guard<std::mutex> lock(sleep_mutex_);
         wake_.notify_all();
     }
@@ -128,7 +130,7 @@ void Pool::run(const std::vector<Step>& steps, uint8_t* shared) {
     steps_ = &steps;
     shared_ = shared;
     finished_.store(false, std::memory_order_seq_cst);
-    advance(0);
+    advance(0, 0);
     while (!finished_.load(std::memory_order_acquire)) {
         if (work(0)) continue;
         wait([this] { return has_work() || finished_.load(std::memory_order_seq_cst); });

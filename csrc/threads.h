@@ -32,7 +32,8 @@ AlignedBytes allocate_aligned(size_t bytes);  // 64-byte aligned, not cleared
 
 // Each thread starts with a run of neighbouring pieces of its own, so that what it reads goes on in memory,
 // and when these are done takes others' from their end. A step ends when all its pieces are done, whoever did
-// them: a descheduled thread that holds no piece delays nobody. Waiting threads spin briefly, then sleep.
+// them: a descheduled thread that holds no piece delays nobody. The thread that did the last one goes on with
+// steps of one piece by itself. Waiting threads spin briefly, then sleep.
 class Pool {
   public:
     explicit Pool(int threads);
@@ -57,7 +58,8 @@ class Pool {
     bool has_work() const;
     int64_t claim(int thread);
     bool work(int thread);  // claims and runs one piece; false when there was none
-    void advance(size_t next);
+    void advance(size_t next, int thread);
+    Scratch scratch(int thread) const { return {shared_, local_[size_t(thread)].get()}; }
     void loop(int thread);
     template <class Done> void wait(Done done);
 
