@@ -30,7 +30,10 @@ struct Vec {
     static F load(const float* p) { return _mm256_loadu_ps(p); }
     static F load(const float* p, int n) { return _mm256_maskload_ps(p, mask(n)); }
     static void store(float* p, F v) { _mm256_storeu_ps(p, v); }
-    static void store(float* p, F v, int n) { _mm256_maskstore_ps(p, mask(n), v); }
+    static void store(float* p, F v, int n) {  // masked stores are slow on AMD: tens of cycles
+        if (n == width) return store(p, v);
+        _mm256_maskstore_ps(p, mask(n), v);
+    }
     static F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
     static F load_f16(const uint16_t* p, int n) { return _mm256_cvtph_ps(load_u16(p, n)); }
     static F set1_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_set1_epi16(short(*p))); }
@@ -40,8 +43,10 @@ struct Vec {
     static F load_bf16(const uint16_t* p) { return from_bf16(_mm_loadu_si128((const __m128i*)p)); }
     static F load_bf16(const uint16_t* p, int n) { return from_bf16(load_u16(p, n)); }
     static void store_f16(uint16_t* p, F v, int n) {
+        const __m128i half = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+        if (n == width) return _mm_storeu_si128((__m128i*)p, half);
         alignas(16) uint16_t h[8];
-        _mm_store_si128((__m128i*)h, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+        _mm_store_si128((__m128i*)h, half);
         for (int i = 0; i < n; ++i) p[i] = h[i];
     }
     static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }

@@ -40,7 +40,14 @@ void norm(const NormArgs& a, const float* x, float* out) {
 void rope(const RopeArgs& a, float* head, int position) {
     const float *cos = a.cos + position * a.half, *sin = a.sin + position * a.half;
     const int64_t step = a.interleaved ? 2 : 1, far = a.interleaved ? 1 : a.half;
-    for (int64_t i = 0; i < a.half; ++i) {
+    int64_t i = 0;
+    for (; !a.interleaved && i + Vec::width <= a.half; i += Vec::width) {
+        const F c = Vec::load(cos + i), s = Vec::load(sin + i), x = Vec::load(head + i),
+                y = Vec::load(head + far + i);
+        Vec::store(head + i, Vec::sub(Vec::mul(x, c), Vec::mul(y, s)));
+        Vec::store(head + far + i, Vec::add(Vec::mul(x, s), Vec::mul(y, c)));
+    }
+    for (; i < a.half; ++i) {
         float *p = head + i * step, *q = p + far;
         const float x = *p, y = *q;
         *p = x * cos[i] - y * sin[i];
