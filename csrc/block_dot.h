@@ -16,7 +16,7 @@ struct Segment {
 // What nobody expected yet is fetched, as much as was owed, once it is.
 class Stream {
   public:
-    Stream() = default;
+    Stream() : owed_(INT64_MIN / 2) {}  // fetches nothing
     explicit Stream(const Segment& one) : segment_(one) {}
     explicit Stream(Segment* room) : next_(room), end_(room) {}
 
@@ -78,6 +78,20 @@ template <bool Short = false, class Fn> HC_INLINE void for_lanes(int64_t blocks,
     if constexpr (Short && Vec::width < kLanes)
         for (; l + Vec::width <= lanes; l += Vec::width) fn(lanes, l, Vec::width);
     for (; l < lanes; l += Vec::width) fn(lanes, l, smaller(Vec::width, lanes - l));
+}
+
+// The same for all groups of a row: fn(block, lanes, l, n). Full groups have a loop of their own, with
+// nothing in it that depends on their number.
+template <bool Short = false, class Fn> HC_INLINE void for_groups(int64_t blocks, Fn&& fn) {
+    int64_t block = 0;
+    for (; block + kLanes <= blocks; block += kLanes)
+        for (int l = 0; l < kLanes; l += Vec::width) fn(block, kLanes, l, Vec::width);
+    if (block == blocks) return;
+    const int lanes = int(blocks - block);
+    int l = 0;
+    if constexpr (Short && Vec::width < kLanes)
+        for (; l + Vec::width <= lanes; l += Vec::width) fn(block, lanes, l, Vec::width);
+    for (; l < lanes; l += Vec::width) fn(block, lanes, l, smaller(Vec::width, lanes - l));
 }
 
 // What codes that are too large have added to a dot.
@@ -144,35 +158,36 @@ template <class B, int R, int T> HC_INLINE void dot_quantised(const uint8_t* con
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sum[r][t] = Vec::zero();
     const int64_t blocks = in.cols / kBlock;
-    for (int64_t block = 0; block < blocks; block += kLanes) {
-        for_lanes<true>(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-            dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, n, sum);
-        });
-        stream.fetch(R * smaller<int64_t>(kLanes, blocks - block) * (B::header_quarters + 16 * B::units) / 4);
-    }
+    for_groups<true>(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
+        dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, n, sum);
+        if (l + n == lanes) stream.fetch(R * lanes * (B::header_quarters + 16 * B::units) / 4);
+    });
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
 }
 
 template <class P, int R, int T> inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0,
                                                        float (&out)[R][T], Stream& stream) {
-    constexpr int A = Vec::accumulators;
+    constexpr int A = Vec::accumulators, step = A * Vec::width, together = 2 * step;
     F sum[R][T][A];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t)
             for (int a = 0; a < A; ++a) sum[r][t][a] = Vec::zero();
     const float* x = in.x + t0 * in.stride;
-    int64_t i = 0;
-    for (; i + A * Vec::width <= in.cols; i += A * Vec::width) {
-        for (int a = 0; a < A; ++a)
+    const auto add = [&](int64_t i) HC_INLINE_LAMBDA {
+        for (int a = 0; a < A; ++a, i += Vec::width)
             for (int r = 0; r < R; ++r) {
-                const F w = P::load(rows[r], i + a * Vec::width);
+                const F w = P::load(rows[r], i);
                 for (int t = 0; t < T; ++t)
-                    sum[r][t][a] =
-                        Vec::fma(w, Vec::load(x + t * in.stride + i + a * Vec::width), sum[r][t][a]);
+                    sum[r][t][a] = Vec::fma(w, Vec::load(x + t * in.stride + i), sum[r][t][a]);
             }
-        stream.fetch(R * A * Vec::width * P::bytes);
+    };
+    int64_t i = 0;
+    for (; i + together <= in.cols; i += together) {
+        add(i), add(i + step);
+        stream.fetch(R * together * P::bytes);
     }
+    for (; i + step <= in.cols; i += step) add(i);
     for (; i < in.cols; i += Vec::width) {
         const int n = int(smaller<int64_t>(Vec::width, in.cols - i));
         for (int r = 0; r < R; ++r)
@@ -213,7 +228,7 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
                                                      float* y, Stream& stream) {
     constexpr int words = B::words_per_part;
     const int64_t blocks = cols / kBlock;
-    const auto lanes_of = [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
+    for_groups(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
         F factor[K];
         Head head[K];
         I unit[K][B::units];
@@ -238,10 +253,7 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
             });
         });
         stream.fetch(K * n * (4 * B::units + B::header_quarters / 4));
-    };
-    for (int64_t block = 0; block < blocks; block += kLanes)
-        for_lanes(blocks, block,
-                  [&](int lanes, int l, int n) HC_INLINE_LAMBDA { lanes_of(block, lanes, l, n); });
+    });
 }
 
 // The neurons of one run of a panel: `scales` is the panel, y as in axpy.
@@ -289,24 +301,26 @@ template <class B> inline void panel_axpy(const PanelRun& p, float* y, Stream& s
     constexpr int scales = kBlock * B::header_quarters / (B::halves ? 8 : 4);  // bytes, of a run's 32 outputs
     F total = Vec::zero();
     for (int k = 0; k < p.count; ++k) total = Vec::add(total, Vec::set1(p.c[k]));
-    for (int64_t block = 0; block < p.blocks; block += kLanes) {
-        for_lanes(p.blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-            unroll<0, B::parts / parts>([&](auto chunk) HC_INLINE_LAMBDA {
-                panel_parts<B, decltype(chunk)::value * parts, parts>(p, block, lanes, l, n, total, y);
-                stream.fetch(n * (p.count * 4 * B::units + scales) * parts / B::parts);
-            });
+    for_groups(p.blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
+        unroll<0, B::parts / parts>([&](auto chunk) HC_INLINE_LAMBDA {
+            panel_parts<B, decltype(chunk)::value * parts, parts>(p, block, lanes, l, n, total, y);
+            stream.fetch(n * (p.count * 4 * B::units + scales) * parts / B::parts);
         });
-    }
+    });
 }
 
 template <class P, int K>
 inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols, float* y, Stream& stream) {
+    constexpr int A = 4;  // vectors between two looks at the stream
     int64_t i = 0;
-    for (; i + Vec::width <= cols; i += Vec::width) {
-        F sum = Vec::load(y + i);
-        for (int k = 0; k < K; ++k) sum = Vec::fma(P::load(rows[k], i), Vec::set1(c[k]), sum);
-        Vec::store(y + i, sum);
-        stream.fetch(K * Vec::width * P::bytes);
+    for (; i + A * Vec::width <= cols; i += A * Vec::width) {
+        for (int a = 0; a < A; ++a) {
+            const int64_t at = i + a * Vec::width;
+            F sum = Vec::load(y + at);
+            for (int k = 0; k < K; ++k) sum = Vec::fma(P::load(rows[k], at), Vec::set1(c[k]), sum);
+            Vec::store(y + at, sum);
+        }
+        stream.fetch(K * A * Vec::width * P::bytes);
     }
     for (; i < cols; i += Vec::width) {
         const int n = int(smaller<int64_t>(Vec::width, cols - i));

@@ -2,10 +2,15 @@
 #pragma once
 
 // A step that is left as a call of its own moves a kernel's registers to memory and back; and GCC drops calls
-// of a function that does nothing but prefetch.
+// of a function that does nothing but prefetch. The scalar kernels have no such registers, and do not
+// prefetch.
 #if defined(_MSC_VER)
 #define HC_INLINE __forceinline
 #define HC_NOINLINE __declspec(noinline)
+#define HC_INLINE_LAMBDA
+#elif defined(HC_ISA_SCALAR)
+#define HC_INLINE inline
+#define HC_NOINLINE
 #define HC_INLINE_LAMBDA
 #else
 #define HC_INLINE inline __attribute__((always_inline))

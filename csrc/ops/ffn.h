@@ -37,9 +37,8 @@ inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, 
     return count;
 }
 
-// y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run.
+// y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one.
 void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, Stream& ahead) {
-    if (!count) return;
     const uint8_t* rows[kChunk];
     for (int k = 0; k < count; ++k) rows[k] = down_row(f, neurons[k]);
     with_type(f.down.type, [&](auto type) {
@@ -57,18 +56,6 @@ void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, f
     });
 }
 
-// Scratch of one range: what will be read (at most a neuron's three rows and its run's scales), gates
-// [neuron, token], and the neurons still in play.
-struct RangeScratch {
-    Segment* segments;
-    float* gate;
-    int32_t* list;
-    RangeScratch(uint8_t* local, int64_t neurons, int tokens)
-        : segments((Segment*)local),
-          gate((float*)(segments + 4 * neurons)),
-          list((int32_t*)(gate + neurons * tokens)) {}
-};
-
 // Whether two neurons of a panel share scales: what they add is summed before it is scaled.
 inline bool same_run(const Ffn& f, int64_t a, int64_t b) {
     return a / scale_run(f.down.type) == b / scale_run(f.down.type);
@@ -82,126 +69,144 @@ inline int chunk_of(const Ffn& f, const int32_t* list, int64_t count) {
     return n;
 }
 
-// The stream will read the up rows, panel's scales and down rows of a list's neurons, chunk by chunk, in the
-// order of use.
-inline void expect_rows(const Ffn& f, const int32_t* list, int64_t count, Stream& ahead) {
-    for (int64_t k = 0; k < count;) {
-        const int n = chunk_of(f, list + k, count - k);
-        for (int i = 0; i < n && f.gate.base; ++i) ahead.expect(f.up.row(list[k + i]), row_bytes(f.up));
-        if (f.panels.neurons) {
-            // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
-            // regions.
-            const int64_t part = f.panels.header * scale_run(f.down.type) / f.panels.neurons;
-            ahead.expect(panel_of(f, list[k]) + list[k] % f.panels.neurons / scale_run(f.down.type) * part,
-                         part);
+// The decode rows of one range of neurons, in blocks: the gates of one, then the rows that the block before
+// it found. So the next rows are known while gates are read, and what to fetch never runs out before the
+// range.
+class Range {
+  public:
+    Range(const Ffn& ffn, int token_count, int range, uint8_t* local)
+        : f(ffn),
+          tokens(token_count),
+          begin(f.range_begin(range)),
+          end(f.range_end(range)),
+          first(f.gate.base ? f.gate : f.up),
+          segments((Segment*)local),
+          gate((float*)(segments + 4 * (end - begin))),
+          list((int32_t*)(gate + (end - begin) * tokens)),
+          partial(f.partial + range * tokens * padded(f.dim())),
+          stats(f.range_stats + range * kStats),
+          ahead(segments) {}
+
+    void run() {
+        if (f.fired)
+            for (int t = 0; t < tokens; ++t)
+                for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired[t * f.words() + w] = 0;
+        std::memset(partial, 0, size_t(tokens * padded(f.dim()) * 4));
+        for (int i = 0; i < kStats; ++i) stats[i] = 0;
+        stats[0] = count = candidates(f, tokens, begin, end, list);
+
+        const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
+        int64_t k = 0, n = expect_gates(), next = expect_gates();
+        ahead.fetch(kAhead);
+        int64_t done = 0, kept = 0;  // neurons whose rows are read, and those that are to be
+        while (n > 0 || done < kept) {
+            const int64_t found = kept;
+            dots(first, list + k, 0, n, f.x, 0, tokens, ahead, {gate + k * tokens, tokens, 1, bias});
+            kept = keep_fired(k, n, kept);
+            while (done < found) done += run_chunk(list + done, gate + done * tokens, found - done);
+            expect_rows(list + found, kept - found);
+            k += n, n = next, next = expect_gates();
         }
-        for (int i = 0; i < n; ++i)
-            ahead.expect(down_row(f, list[k + i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
-        k += n;
     }
-}
 
-// Moves those of neurons [k, k + n) whose gate fires for some token that names them, with their gates, to
-// `kept`; returns where they end.
-inline int64_t keep_fired(const Ffn& f, int tokens, int64_t k, int64_t n, int64_t kept,
-                          const RangeScratch& s) {
-    const bool all = !(f.skip && can_skip(f.activation));
-    for (const int64_t end = k + n; k < end; ++k) {  // without a branch that none can foresee
-        bool any = all;
-        for (int t = 0; t < tokens; ++t) {
-            const float gate = s.gate[k * tokens + t];
-            any |= (gate > f.threshold) & (tokens == 1 || named(f, t, s.list[k]));
-            s.gate[kept * tokens + t] = gate;
-        }
-        s.list[kept] = s.list[k];
-        kept += any;
-    }
-    return kept;
-}
-
-// One chunk of neurons: up rows, coefficients, then the down rows of each token.
-inline void run_chunk(const Ffn& f, int tokens, int n, const int32_t* list, const float* gate, float* partial,
-                      int64_t* stats, Stream& ahead) {
-    const bool skip = f.skip && can_skip(f.activation);
-    float up[kChunk * kMaxDecodeRows], h[kChunk * kMaxDecodeRows];
-    if (f.gate.base) {
-        dots(f.up, list, 0, n, f.x, 0, tokens, ahead, {up, tokens, 1, f.up_bias});
-        stats[1] += n;
-    }
-    activate_rows(f.activation, f.threshold, gate, f.gate.base ? up : nullptr, h, int64_t(n) * tokens);
-    bool used[kChunk] = {};
-    for (int t = 0; t < tokens; ++t) {
-        int32_t neurons[kChunk];
-        float c[kChunk];
-        int count = 0;
-        for (int k = 0; k < n; ++k) {
-            const float v = h[k * tokens + t];
-            if (!named(f, t, list[k]) || (skip && v == 0)) continue;
-            if (f.fired && v != 0) f.fired[t * f.words() + list[k] / 64] |= uint64_t(1) << (list[k] % 64);
-            neurons[count] = list[k], c[count++] = v, used[k] = true;
-        }
-        stats[3] += count;
-        add_down(f, neurons, c, count, partial + t * padded(f.dim()), ahead);
-    }
-    int rows = 0;
-    for (int k = 0; k < n; ++k) rows += used[k];
-    stats[2] += rows, stats[4] += f.panels.neurons && rows;
-}
-
-// Up and down rows of neurons [k, end) of a range's list.
-inline void run_rows(const Ffn& f, int tokens, int64_t k, int64_t end, const RangeScratch& s, int range,
-                     Stream& ahead) {
-    float* partial = f.partial + range * tokens * padded(f.dim());
-    while (k < end) {
-        const int n = chunk_of(f, s.list + k, end - k);
-        run_chunk(f, tokens, n, s.list + k, s.gate + k * tokens, partial, f.range_stats + range * kStats,
-                  ahead);
-        k += n;
-    }
-}
-
-// One range, in blocks: the gates of one, then the rows that the block before it found. So the next rows are
-// known while gates are read, and what to fetch never runs out before the range does.
-void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
-    const int64_t begin = f.range_begin(range), end = f.range_end(range);
-    const RangeScratch s(local, end - begin, tokens);
-    std::memset(f.partial + range * tokens * padded(f.dim()), 0, size_t(tokens * padded(f.dim()) * 4));
-    if (f.fired)
-        for (int t = 0; t < tokens; ++t)
-            for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired[t * f.words() + w] = 0;
-    const int64_t count = candidates(f, tokens, begin, end, s.list);
-    int64_t* stats = f.range_stats + range * kStats;
-    for (int i = 0; i < kStats; ++i) stats[i] = 0;
-    stats[0] = count;
-
-    const Rows& first = f.gate.base ? f.gate : f.up;
-    const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
-    Stream ahead(s.segments);
-    int64_t expected = 0;  // gates
-    const auto expect_gates = [&] {
+  private:
+    // The stream will read the next block's gates; returns how many.
+    int64_t expect_gates() {
         const int64_t k = expected;
         // Few of many make shorter blocks, so that there are several. No run of a panel lies in two.
         expected = smaller(k + (count == end - begin ? 64 : 16), count);
-        while (f.panels.neurons && expected < count && same_run(f, s.list[expected - 1], s.list[expected]))
+        while (f.panels.neurons && expected < count && same_run(f, list[expected - 1], list[expected]))
             ++expected;
         const int64_t bytes = row_bytes(first), together = count == end - begin && first.stride == bytes;
         for (int64_t i = k; i < expected; i += together ? expected - k : 1)
-            ahead.expect(first.row(s.list[i]), together ? (expected - k) * bytes : bytes);
+            ahead.expect(first.row(list[i]), together ? (expected - k) * bytes : bytes);
         return expected - k;
-    };
-    int64_t k = 0, n = expect_gates(), next = expect_gates();
-    ahead.fetch(kAhead);
-    int64_t done = 0, kept = 0;  // neurons whose rows are read, and those that are to be
-    while (n > 0 || done < kept) {
-        const int64_t found = kept;
-        dots(first, s.list + k, 0, n, f.x, 0, tokens, ahead, {s.gate + k * tokens, tokens, 1, bias});
-        kept = keep_fired(f, tokens, k, n, kept, s);
-        run_rows(f, tokens, done, found, s, range, ahead);
-        done = found;
-        expect_rows(f, s.list + found, kept - found, ahead);
-        k += n, n = next, next = expect_gates();
     }
-}
+
+    // The stream will read the up rows, panel's scales and down rows of some neurons, chunk by chunk, in the
+    // order of use.
+    void expect_rows(const int32_t* neurons, int64_t left) {
+        for (int n; left > 0; neurons += n, left -= n) {
+            n = chunk_of(f, neurons, left);
+            for (int i = 0; i < n && f.gate.base; ++i) ahead.expect(f.up.row(neurons[i]), row_bytes(f.up));
+            if (f.panels.neurons) {
+                // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
+                // regions.
+                const int64_t part = f.panels.header * scale_run(f.down.type) / f.panels.neurons;
+                const int64_t run = *neurons % f.panels.neurons / scale_run(f.down.type);
+                ahead.expect(panel_of(f, *neurons) + run * part, part);
+            }
+            for (int i = 0; i < n; ++i)
+                ahead.expect(down_row(f, neurons[i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
+        }
+    }
+
+    // Moves those of neurons [k, k + n) whose gate fires for some token that names them, with their gates, to
+    // `kept`; returns where they end.
+    int64_t keep_fired(int64_t k, int64_t n, int64_t kept) {
+        const bool all = !(f.skip && can_skip(f.activation));
+        for (const int64_t stop = k + n; k < stop; ++k) {  // without a branch that none can foresee
+            bool any = all;
+            for (int t = 0; t < tokens; ++t) {
+                const float v = gate[k * tokens + t];
+                any |= (v > f.threshold) & (tokens == 1 || named(f, t, list[k]));
+                gate[kept * tokens + t] = v;
+            }
+            list[kept] = list[k];
+            kept += any;
+        }
+        return kept;
+    }
+
+    // The first chunk of a list: up rows, coefficients, then the down rows of each token. Returns its
+    // neurons.
+    int run_chunk(const int32_t* neurons, const float* gates, int64_t left) {
+        const int n = chunk_of(f, neurons, left);
+        const bool skip = f.skip && can_skip(f.activation);
+        float up[kChunk * kMaxDecodeRows], h[kChunk * kMaxDecodeRows];
+        if (f.gate.base) {
+            dots(f.up, neurons, 0, n, f.x, 0, tokens, ahead, {up, tokens, 1, f.up_bias});
+            stats[1] += n;
+        }
+        activate_rows(f.activation, f.threshold, gates, f.gate.base ? up : nullptr, h, int64_t(n) * tokens);
+        bool used[kChunk] = {};
+        for (int t = 0; t < tokens; ++t) {
+            int32_t active[kChunk];
+            float c[kChunk];
+            int m = 0;
+            for (int k = 0; k < n; ++k) {
+                const float v = h[k * tokens + t];
+                if (!named(f, t, neurons[k]) || (skip && v == 0)) continue;
+                if (f.fired && v != 0)
+                    f.fired[t * f.words() + neurons[k] / 64] |= uint64_t(1) << (neurons[k] % 64);
+                active[m] = neurons[k], c[m++] = v, used[k] = true;
+            }
+            if (!m) continue;
+            stats[3] += m;
+            add_down(f, active, c, m, partial + t * padded(f.dim()), ahead);
+        }
+        int rows = 0;
+        for (int k = 0; k < n; ++k) rows += used[k];
+        stats[2] += rows, stats[4] += f.panels.neurons && rows;
+        return n;
+    }
+
+    const Ffn& f;
+    const int tokens;
+    const int64_t begin, end;
+    const Rows& first;  // read of every candidate: gates, or ups where there are none
+    // Scratch: what will be read (at most a neuron's three rows and its run's scales), gates [neuron, token],
+    // and the neurons still in play.
+    Segment* segments;
+    float* gate;
+    int32_t* list;
+    float* partial;
+    int64_t* stats;
+    Stream ahead;
+    int64_t count = 0, expected = 0;  // candidates; those whose gates the stream knows
+};
+
+void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) { Range(f, tokens, range, local).run(); }
 
 inline void write_out(const Ffn& f, int token, int64_t group, const float* sum) {
     float* out = f.out + token * f.dim() + group * kGroup;
