@@ -65,33 +65,30 @@ template <class B> inline int64_t codes_of(int64_t blocks, int64_t block) {
     return blocks * B::header_quarters / 4 + block * B::units * 4;
 }
 
-// Calls fn(lanes, l, n) for the vectors of the group that starts at `block`: lanes [l, l + n) of `lanes`.
-// Full groups get constants, which are worth a copy of the code; `Short` rows have none, so one more for full
-// vectors.
-template <bool Short = false, class Fn> HC_INLINE void for_lanes(int64_t blocks, int64_t block, Fn&& fn) {
-    const int lanes = int(smaller<int64_t>(kLanes, blocks - block));
+// fn(lanes, l, n) for the vectors of a group of fewer than kLanes blocks: lanes [l, l + n). `Short` rows have
+// no other group, so full vectors are worth a copy of the code there.
+template <bool Short, class Fn> HC_INLINE void for_last_lanes(int lanes, Fn&& fn) {
     int l = 0;
-    if (lanes == kLanes) {
-        for (; l < kLanes; l += Vec::width) fn(kLanes, l, Vec::width);
-        return;
-    }
     if constexpr (Short && Vec::width < kLanes)
         for (; l + Vec::width <= lanes; l += Vec::width) fn(lanes, l, Vec::width);
     for (; l < lanes; l += Vec::width) fn(lanes, l, smaller(Vec::width, lanes - l));
 }
 
-// The same for all groups of a row: fn(block, lanes, l, n). Full groups have a loop of their own, with
-// nothing in it that depends on their number.
+// fn(lanes, l, n) for the vectors of the group that starts at `block`. Full groups get constants.
+template <class Fn> HC_INLINE void for_lanes(int64_t blocks, int64_t block, Fn&& fn) {
+    if (blocks - block < kLanes) return for_last_lanes<false>(int(blocks - block), fn);
+    for (int l = 0; l < kLanes; l += Vec::width) fn(kLanes, l, Vec::width);
+}
+
+// fn(block, lanes, l, n) for all groups of a row. Full groups have a loop of their own, with nothing in it
+// that depends on their number.
 template <bool Short = false, class Fn> HC_INLINE void for_groups(int64_t blocks, Fn&& fn) {
     int64_t block = 0;
     for (; block + kLanes <= blocks; block += kLanes)
         for (int l = 0; l < kLanes; l += Vec::width) fn(block, kLanes, l, Vec::width);
-    if (block == blocks) return;
-    const int lanes = int(blocks - block);
-    int l = 0;
-    if constexpr (Short && Vec::width < kLanes)
-        for (; l + Vec::width <= lanes; l += Vec::width) fn(block, lanes, l, Vec::width);
-    for (; l < lanes; l += Vec::width) fn(block, lanes, l, smaller(Vec::width, lanes - l));
+    if (block < blocks)
+        for_last_lanes<Short>(int(blocks - block),
+                              [&](int lanes, int l, int n) HC_INLINE_LAMBDA { fn(block, lanes, l, n); });
 }
 
 // What codes that are too large have added to a dot.
