@@ -15,11 +15,15 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
+from hotcold.demo import model_path
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.scoring import Scorer, score
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.formats.gguf import open_gguf
+from hotcold.model.config import Config
+from hotcold.sparse.placement import read_placement
+from hotcold.sparse.sizes import sizes_of_file
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -224,3 +228,18 @@ llama_print_timings:        eval time =   15712.27 ms /    39 runs   (  402.88 m
     done.returncode = 1
     with pytest.raises(RuntimeError, match="PowerInfer ended with 1"):
         run()
+
+
+def test_the_even_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hottest quarter of each layer of the built-in model, by the profile that comes with it."""
+    out = tmp_path / "quarter.gpuidx"
+    monkeypatch.setattr(sys, "argv", ["even_placement.py", str(out), "--share", "0.25"])
+    importlib.import_module("even_placement").main()
+    with open_gguf(model_path().with_suffix(".profile.gguf")) as file:
+        firing = [file.load(f"blk.{i}.profile").dequantise() for i in range(len(file.tensors))]
+    with open_gguf(model_path()) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        hot = read_placement(out, sizes_of_file(file, config, 512, "f16")).hot
+    for mask, shares in zip(hot, firing, strict=True):
+        assert mask.sum() == len(shares) // 4
+        assert shares[mask].min() >= shares[~mask].max()
