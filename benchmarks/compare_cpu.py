@@ -14,9 +14,11 @@ and share of active neurons:
 - ``predicted``: ours with PowerInfer's predictor, on the PWRI file;
 - ``powerinfer``: PowerInfer's ``main`` on that file; its sparse FFN computes F16 and Q4_0 alone.
 
-Every round runs each once, in turning and alternating order. Before and after each measure the machine's
-state is told (benchmarks/machine_state.py), and the read bandwidth is probed before it; a ratio is made of
-two samples of one round in the same state. llama.cpp comes from llama-cpp-python, built from source
+Every round runs each once, in turning and alternating order, phase by phase: all prompts, then the first
+piece of everyone's generation (``--pieces``), and so on. Before and after each the machine's state is told
+(benchmarks/machine_state.py), and the read bandwidth is probed before it; a ratio is made of two samples of
+the same phase of one round in the same state. A shared machine changes its state every second or two, so
+short pieces leave more pairs. llama.cpp comes from llama-cpp-python, built from source
 (CMAKE_ARGS=-DGGML_NATIVE=ON). ``--out`` gets ``speed.md``, ``speed.json`` with every sample, and
 ``speed.png``. The last line of stdout is a JSON object with the ratios of the first type and share.
 """
@@ -32,6 +34,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -132,26 +135,33 @@ def run_rounds(
         for _, run in contestant.phases(args.rounds):  # warms memory, threads and the file cache
             run()
     for round in range(args.rounds):
-        line = []
-        for name in order(list(contestants), round):
-            if name == "powerinfer" and round % args.powerinfer_every:
-                continue
-            for measure, run in contestants[name].phases(round):
+        names = order(list(contestants), round)
+        due = [name for name in names if name != "powerinfer" or round % args.powerinfer_every == 0]
+        line: dict[str, list[str]] = {name: [] for name in due}
+        # All do the first phase, then all the second: what is compared lies as close in time as can be.
+        for index, phase in enumerate(zip_longest(*(contestants[name].phases(round) for name in due))):
+            for name, step in zip(due, phase, strict=True):
+                if step is None:
+                    continue
+                measure, run = step
                 measured, seen = machine.around(run, args.probe)
+                # Pieces of a generation begin with the second phase; each is paired with the others' same piece.
+                piece = max(0, index - 1) if measure == "generation" else 0
                 yield report.Sample(
-                    type, active, round, name, measure, measured.tok_s, measured.gb_s, measured.active_share,
-                    seen.state, seen.barrier_ns, seen.read_gb_s,
+                    type, active, round * args.pieces + piece, name, measure, measured.tok_s, measured.gb_s,
+                    measured.active_share, seen.state, seen.barrier_ns, seen.read_gb_s,
                 )  # fmt: skip
                 if measure == "generation":
-                    line.append(f"{name} {measured.tok_s:.1f} ({seen.state})")
-        say(f"{type} {active:.0%} round {round + 1}/{args.rounds}: {', '.join(line)}")
+                    line[name].append(f"{measured.tok_s:.1f} ({seen.state})")
+        told = "; ".join(f"{name} {', '.join(each)}" for name, each in line.items())
+        say(f"{type} {active:.0%} round {round + 1}/{args.rounds}: {told}")
 
 
 def measure_all(args: argparse.Namespace, folder: Path) -> tuple[list[report.Sample], dict[str, Any]]:
     models, machine = Models(args, folder), MachineState(args.threads)
-    lengths = Lengths(args.prompt, args.generate, args.sequences)
+    lengths = Lengths(args.prompt, args.generate, args.sequences, pieces=args.pieces)
     samples: list[report.Sample] = []
-    settings: dict[str, Any] = {"sequences in parallel": args.sequences}
+    settings: dict[str, Any] = {"sequences in parallel": args.sequences, "pieces": args.pieces}
     for type in args.types:  # one type at a time: all of them would not fit in memory
         dense = dense_contestants(models, type, lengths)
         llama = dense.get("llama_cpp")
@@ -253,6 +263,7 @@ def main() -> None:
     add("--types", nargs="+", default=["Q4_0"])
     add("--active", nargs="+", type=float, default=[0.1], help="shares of active neurons (0.1)")
     add_model_options(add)
+    add("--pieces", type=int, default=1, help="that a generation is timed in (1)")
     add("--sequences", type=int, default=8, help="at the same time; 1 leaves the measure out (8)")
     add("--probe", type=float, default=0.1, help="seconds of each probe of the read bandwidth (0.1)")
     add("--powerinfer-every", type=int, default=1, help="rounds between its samples (1)")

@@ -39,6 +39,7 @@ class Lengths:
     sequences: int = 8
     parallel_prompt: int = 16  #: of each sequence; together one step of the engine
     parallel_generate: int = 12
+    pieces: int = 1  #: in which the continuation of the one is timed
 
     @property
     def context(self) -> int:
@@ -70,7 +71,7 @@ Phase = tuple[str, Callable[[], Measured]]
 
 class Contestant(Protocol):
     def phases(self, seed: int) -> Iterator[Phase]:
-        """One pass; the same ``seed`` gives all contestants the same prompts."""
+        """One pass; the same ``seed`` gives all contestants the same prompts. Others may run in between."""
         ...
 
 
@@ -88,9 +89,10 @@ class Ours:
     def phases(self, seed: int) -> Iterator[Phase]:
         lengths = self.lengths
         # The first token comes with the prompt, so one more makes as many steps.
-        request = self._add(lengths.prompt, lengths.generate + 1, seed)
+        request = self._add(lengths.prompt, lengths.generate // lengths.pieces * lengths.pieces + 1, seed)
         yield "prompt", lambda: self._read([request])
-        yield "generation", lambda: self._generate([request], lengths.generate)
+        for _ in range(lengths.pieces):
+            yield "generation", lambda: self._generate([request], lengths.generate // lengths.pieces)
         if lengths.sequences > 1:
             requests = [
                 self._add(lengths.parallel_prompt, lengths.parallel_generate + 1, 1000 * (seed + 1) + i)
@@ -112,12 +114,14 @@ class Ours:
         return Measured(sum(len(request.prompt) for request in requests), time.perf_counter() - start)
 
     def _generate(self, requests: Sequence[Request], each: int) -> Measured:
+        had = sum(len(request.output) for request in requests)
         before, start = self.model.counters.copy(), time.perf_counter()
-        while not all(request.finished for request in requests):
+        for _ in range(each):
             self._engine.step()
         seconds = time.perf_counter() - start
         figures = Figures.of(self.model.counters.since(before), self.model.footprint)
-        tokens = each * len(requests)
+        tokens = sum(len(request.output) for request in requests) - had
+        assert tokens == each * len(requests)
         assert figures.bytes_per_token is not None
         return Measured(tokens, seconds, figures.bytes_per_token * tokens, figures.active_share)
 
@@ -164,7 +168,9 @@ class LlamaCpp:
         self._clear("single")
         prompt = [random_tokens(lengths.prompt, self._vocab, seed)]
         yield "prompt", lambda: self._decode("single", prompt)
-        yield "generation", lambda: self._generate("single", lengths.prompt, lengths.generate, seed)
+        each = lengths.generate // lengths.pieces
+        for at in range(lengths.prompt, lengths.prompt + each * lengths.pieces, each):
+            yield "generation", lambda at=at: self._generate("single", at, each, seed + at)
         if lengths.sequences > 1:
             self._clear("several")
             self._decode(
@@ -174,8 +180,8 @@ class LlamaCpp:
                     for i in range(lengths.sequences)
                 ],
             )
-            at, each = lengths.parallel_prompt, lengths.parallel_generate
-            yield "parallel", lambda: self._generate("several", at, each, seed)
+            start, steps = lengths.parallel_prompt, lengths.parallel_generate
+            yield "parallel", lambda: self._generate("several", start, steps, seed)
 
     def close(self) -> None:
         for context in self._contexts.values():
