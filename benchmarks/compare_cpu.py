@@ -145,7 +145,7 @@ def run_rounds(
                     continue
                 measure, run = step
                 measured, seen = machine.around(run, args.probe)
-                # Pieces of a generation begin with the second phase; each is paired with the others' same piece.
+                # A generation's pieces begin with the second phase; each is paired with others' same piece.
                 piece = max(0, index - 1) if measure == "generation" else 0
                 yield report.Sample(
                     type, active, round * args.pieces + piece, name, measure, measured.tok_s, measured.gb_s,
