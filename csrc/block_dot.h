@@ -163,39 +163,64 @@ template <class B, int R, int T> HC_INLINE void dot_quantised(const uint8_t* con
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
 }
 
+// Products of columns [i, end) of R rows and T tokens, a multiple of `step`: sum[a] gets those of every
+// A-th vector from the a-th on, in order. For several tokens one a after another, so that a tile of sums fits
+// in registers; the columns are few enough to stay in L1.
+template <class P, int R, int T> HC_INLINE void add_columns(const uint8_t* const* rows, const float* x,
+                                                            int64_t stride, int64_t i, int64_t end,
+                                                            F (&sum)[Vec::accumulators][R][T]) {
+    constexpr int A = Vec::accumulators, step = A * Vec::width;
+    const auto add = [&](int64_t at, F(&s)[R][T]) HC_INLINE_LAMBDA {
+        F w[R];
+        for (int r = 0; r < R; ++r) w[r] = P::load(rows[r], at);
+        for (int t = 0; t < T; ++t) {
+            const F v = Vec::load(x + t * stride + at);
+            for (int r = 0; r < R; ++r) s[r][t] = Vec::fma(w[r], v, s[r][t]);
+        }
+    };
+    if constexpr (R * T == 1) {
+        for (; i < end; i += step)
+            for (int a = 0; a < A; ++a) add(i + a * Vec::width, sum[a]);
+        return;
+    }
+    for (int a = 0; a < A; ++a) {
+        F own[R][T];
+        for (int r = 0; r < R; ++r)
+            for (int t = 0; t < T; ++t) own[r][t] = sum[a][r][t];
+        for (int64_t at = i + a * Vec::width; at < end; at += step) add(at, own);
+        for (int r = 0; r < R; ++r)
+            for (int t = 0; t < T; ++t) sum[a][r][t] = own[r][t];
+    }
+}
+
 template <class P, int R, int T> inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0,
                                                        float (&out)[R][T], Stream& stream) {
-    constexpr int A = Vec::accumulators, step = A * Vec::width, together = 2 * step;
-    F sum[R][T][A];
-    for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t)
-            for (int a = 0; a < A; ++a) sum[r][t][a] = Vec::zero();
+    constexpr int A = Vec::accumulators, step = A * Vec::width, together = (R * T == 1 ? 2 : 16) * step;
+    F sum[A][R][T];
+    for (auto& part : sum)
+        for (auto& of_row : part)
+            for (F& each : of_row) each = Vec::zero();
     const float* x = in.x + t0 * in.stride;
-    const auto add = [&](int64_t i) HC_INLINE_LAMBDA {
-        for (int a = 0; a < A; ++a, i += Vec::width)
-            for (int r = 0; r < R; ++r) {
-                const F w = P::load(rows[r], i);
-                for (int t = 0; t < T; ++t)
-                    sum[r][t][a] = Vec::fma(w, Vec::load(x + t * in.stride + i), sum[r][t][a]);
-            }
-    };
     int64_t i = 0;
     for (; i + together <= in.cols; i += together) {
-        add(i), add(i + step);
+        add_columns<P>(rows, x, in.stride, i, i + together, sum);
         stream.fetch(R * together * P::bytes);
     }
-    for (; i + step <= in.cols; i += step) add(i);
+    const int64_t whole = in.cols / step * step;
+    add_columns<P>(rows, x, in.stride, i, whole, sum);
+    stream.fetch(R * (whole - i) * P::bytes);
+    i = whole;
     for (; i < in.cols; i += Vec::width) {
         const int n = int(smaller<int64_t>(Vec::width, in.cols - i));
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < T; ++t)
-                sum[r][t][0] =
-                    Vec::fma(P::load(rows[r], i, n), Vec::load(x + t * in.stride + i, n), sum[r][t][0]);
+                sum[0][r][t] =
+                    Vec::fma(P::load(rows[r], i, n), Vec::load(x + t * in.stride + i, n), sum[0][r][t]);
     }
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) {
-            F s = sum[r][t][0];
-            for (int a = 1; a < A; ++a) s = Vec::add(s, sum[r][t][a]);
+            F s = sum[0][r][t];
+            for (int a = 1; a < A; ++a) s = Vec::add(s, sum[a][r][t]);
             out[r][t] = Vec::sum(s);
         }
 }

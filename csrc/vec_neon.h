@@ -11,7 +11,7 @@ struct Vec {
     static constexpr const char* name = "neon";
     static constexpr int width = 4;
     static constexpr int accumulators = 4;
-    static constexpr int row_tile = 1, token_tile = 4, plain_tile = 4, down_tile = 8;
+    static constexpr int row_tile = 1, token_tile = 4, plain_rows = 4, plain_tile = 4, down_tile = 8;
     static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
     static constexpr int signed_shift = 0;
     using F = float32x4_t;

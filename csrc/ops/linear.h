@@ -29,7 +29,10 @@ template <class B> HC_NOINLINE void dots_of(const Rows& rows, const int32_t* lis
                                             int64_t count, const Input& input, int t0, int t1, Stream& stream,
                                             const Sink& sink) {
     const Input in = input;  // a copy that no store can change: its addresses stay in registers
-    constexpr int RT = Vec::row_tile, TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
+    constexpr int RT = B::quantised ? Vec::row_tile : Vec::plain_rows;
+    constexpr int TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
+    // Several plain rows are long: read side by side they are not what the stream fetches.
+    const bool together = B::quantised || t1 - t0 > kMaxDecodeRows;
     const auto row = [&](int64_t r) { return list ? list[r] : first + r; };
     Stream idle;
     const auto tile = [&](auto row_count, auto token_count, int64_t r, int t) HC_INLINE_LAMBDA {
@@ -44,7 +47,7 @@ template <class B> HC_NOINLINE void dots_of(const Rows& rows, const int32_t* lis
     int t = t0;
     for (; t + TT <= t1; t += TT) {
         int64_t r = 0;
-        for (; r + RT <= count; r += RT) tile(Index<RT>{}, Index<TT>{}, r, t);
+        for (; together && r + RT <= count; r += RT) tile(Index<RT>{}, Index<TT>{}, r, t);
         for (; r < count; ++r) tile(Index<1>{}, Index<TT>{}, r, t);
     }
     for (; t < t1; ++t)
