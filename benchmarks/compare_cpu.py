@@ -269,6 +269,8 @@ def main() -> None:
     add("--powerinfer-every", type=int, default=1, help="rounds between its samples (1)")
     add("--out", type=Path, help="folder for speed.md, speed.json and speed.png")
     args = parser.parse_args()
+    if args.pieces < 1 or args.generate % args.pieces:
+        parser.error(f"--pieces {args.pieces} must divide --generate {args.generate}")
     with model_folder(args) as folder:
         samples, settings = measure_all(args, folder)
     settings = facts(args) | settings

@@ -39,7 +39,11 @@ class Lengths:
     sequences: int = 8
     parallel_prompt: int = 16  #: of each sequence; together one step of the engine
     parallel_generate: int = 12
-    pieces: int = 1  #: in which the continuation of the one is timed
+    pieces: int = 1  #: of equal length, in which the continuation of the one is timed
+
+    @property
+    def piece(self) -> int:
+        return self.generate // self.pieces
 
     @property
     def context(self) -> int:
@@ -89,10 +93,10 @@ class Ours:
     def phases(self, seed: int) -> Iterator[Phase]:
         lengths = self.lengths
         # The first token comes with the prompt, so one more makes as many steps.
-        request = self._add(lengths.prompt, lengths.generate // lengths.pieces * lengths.pieces + 1, seed)
+        request = self._add(lengths.prompt, lengths.generate + 1, seed)
         yield "prompt", lambda: self._read([request])
         for _ in range(lengths.pieces):
-            yield "generation", lambda: self._generate([request], lengths.generate // lengths.pieces)
+            yield "generation", lambda: self._generate([request], lengths.piece)
         if lengths.sequences > 1:
             requests = [
                 self._add(lengths.parallel_prompt, lengths.parallel_generate + 1, 1000 * (seed + 1) + i)
@@ -168,9 +172,8 @@ class LlamaCpp:
         self._clear("single")
         prompt = [random_tokens(lengths.prompt, self._vocab, seed)]
         yield "prompt", lambda: self._decode("single", prompt)
-        each = lengths.generate // lengths.pieces
-        for at in range(lengths.prompt, lengths.prompt + each * lengths.pieces, each):
-            yield "generation", lambda at=at: self._generate("single", at, each, seed + at)
+        for at in range(lengths.prompt, lengths.prompt + lengths.generate, lengths.piece):
+            yield "generation", lambda at=at: self._generate("single", at, lengths.piece, seed + at)
         if lengths.sequences > 1:
             self._clear("several")
             self._decode(
@@ -180,8 +183,8 @@ class LlamaCpp:
                     for i in range(lengths.sequences)
                 ],
             )
-            start, steps = lengths.parallel_prompt, lengths.parallel_generate
-            yield "parallel", lambda: self._generate("several", start, steps, seed)
+            at, each = lengths.parallel_prompt, lengths.parallel_generate
+            yield "parallel", lambda: self._generate("several", at, each, seed)
 
     def close(self) -> None:
         for context in self._contexts.values():

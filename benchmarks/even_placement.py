@@ -14,6 +14,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from profile_stability import hottest
 
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
@@ -38,7 +39,7 @@ def main() -> None:
     hot = []
     for shares in firing:
         mask = np.zeros(len(shares), bool)
-        mask[np.argsort(-shares, kind="stable")[: round(args.share * len(shares))]] = True
+        mask[hottest(shares, args.share)] = True
         hot.append(mask)
     write_placement(args.out, sizes, Placement(hot, range(len(hot)), True))
 

@@ -36,8 +36,8 @@ def profile(text: Path, more: list[str]) -> tuple[dict[str, Any], list[np.ndarra
     return json.loads(printed.getvalue().splitlines()[-1]), firing
 
 
-def hottest(firing: np.ndarray) -> np.ndarray:
-    return np.argsort(-firing, kind="stable")[: round(HOT * len(firing))]
+def hottest(firing: np.ndarray, share: float = HOT) -> np.ndarray:
+    return np.argsort(-firing, kind="stable")[: round(share * len(firing))]
 
 
 def compare(first: list[np.ndarray], other: list[np.ndarray]) -> dict[str, list[float]]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -158,6 +158,47 @@ def test_bytes_read_are_those_of_the_file(
     assert found[1].bytes == 3 * (step + row) + sum(range(41, 44)) * position
     assert found[2].bytes == 3 * (step + row) + sum(range(44, 47)) * position
     assert found[3].bytes == 4 * step + 12 * row + 3 * sum(range(8, 12)) * position
+
+
+def test_contestants_take_turns_piece_by_piece(contestants: ModuleType) -> None:
+    """Everyone's prompts, then everyone's first pieces; a piece's number is the same for all."""
+    compare = importlib.import_module("compare_cpu")
+    ran: list[tuple[str, str]] = []
+
+    class Scripted:
+        def __init__(self, name: str, *measures: str) -> None:
+            self.name, self.measures = name, measures
+
+        def phases(self, seed: int) -> Iterator[Any]:
+            for measure in self.measures:
+                yield measure, lambda measure=measure: ran.append((self.name, measure))
+
+    class Machine:
+        def around(self, run: Any, seconds: float) -> tuple[Any, Any]:
+            run()
+            seen = SimpleNamespace(state="smt", barrier_ns=(30.0, 30.0), read_gb_s=40.0)
+            return SimpleNamespace(tok_s=1.0, gb_s=None, active_share=None), seen
+
+    ours = ("prompt", "generation", "generation", "parallel")
+    names = {"dense": ours, "exact": ours, "powerinfer": ("generation",)}
+    args = SimpleNamespace(rounds=2, pieces=2, probe=0.0, powerinfer_every=2)
+    scripted = {name: Scripted(name, *measures) for name, measures in names.items()}
+    samples = list(compare.run_rounds(scripted, Machine(), args, "Q4_0", 0.1))
+    assert [measure for name, measure in ran if name == "dense"] == [*ours] * 3  # the first warms
+    first = [(each.contestant, each.measure, each.round) for each in samples[:9]]
+    assert first == [
+        ("dense", "prompt", 0), ("exact", "prompt", 0), ("powerinfer", "generation", 0),
+        ("dense", "generation", 0), ("exact", "generation", 0),
+        ("dense", "generation", 1), ("exact", "generation", 1),
+        ("dense", "parallel", 0), ("exact", "parallel", 0),
+    ]  # fmt: skip
+    # The next round runs backwards, without PowerInfer.
+    assert [(each.contestant, each.measure, each.round) for each in samples[9:]] == [
+        ("exact", "prompt", 2), ("dense", "prompt", 2),
+        ("exact", "generation", 2), ("dense", "generation", 2),
+        ("exact", "generation", 3), ("dense", "generation", 3),
+        ("exact", "parallel", 2), ("dense", "parallel", 2),
+    ]  # fmt: skip
 
 
 def test_ratios_pair_samples_of_one_round_and_one_state(report: ModuleType) -> None:
