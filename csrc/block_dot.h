@@ -245,7 +245,8 @@ template <class B, int P, int W, int Byte> HC_INLINE F weight(const I* unit, con
 }
 
 // y += c[0] w[0] + ... + c[K-1] w[K-1], added in that order. For quantised types y is in packed order:
-// element e of the block in lane l of group g is y[g * kGroup + e * kLanes + l], so y holds whole groups.
+// element e of the block in lane l of group g is y[g * kSums + e * kLanes + l], so y holds whole groups. Of
+// types whose values are too large, element kBlock sums the factors that they were multiplied by.
 template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t cols,
                                                      float* y, Stream& stream) {
     constexpr int words = B::words_per_part;
@@ -254,16 +255,29 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
         F factor[K];
         Head head[K];
         I unit[K][B::units];
+        const auto load = [&](auto u) HC_INLINE_LAMBDA {
+            constexpr int U = decltype(u)::value;
+            for (int k = 0; k < K; ++k) {
+                const uint8_t* at = rows[k] + codes_of<B>(blocks, block) + 4 * (U * lanes + l);
+                unit[k][U] = n == Vec::width ? Vec::load_i(at) : Vec::load_i(at, n);
+            }
+        };
         for (int k = 0; k < K; ++k) {
             head[k] = B::head({rows[k], blocks, block + l, n});
             factor[k] = one_scale<B> ? Vec::mul(head[k].scale, Vec::set1(c[k])) : Vec::set1(c[k]);
-            load_units<B>(rows[k] + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit[k]);
         }
-        float* group = y + block * kBlock + l;
-        unroll<0, B::parts * words>([&](auto j) HC_INLINE_LAMBDA {
-            constexpr int P = decltype(j)::value / words, W = decltype(j)::value % words;
-            unroll<0, 4>([&](auto byte) HC_INLINE_LAMBDA {
-                constexpr int Byte = decltype(byte)::value;
+        unroll<B::parts, B::units>(load);
+        float* group = y + block / kLanes * kSums + l;
+        if constexpr (B::excess > 0) {
+            F sum = Vec::load(group + kGroup);
+            for (int k = 0; k < K; ++k) sum = Vec::add(sum, factor[k]);
+            Vec::store(group + kGroup, sum);
+        }
+        unroll<0, B::parts>([&](auto part) HC_INLINE_LAMBDA {
+            constexpr int P = decltype(part)::value;
+            load(part);
+            unroll<0, words * 4>([&](auto j) HC_INLINE_LAMBDA {
+                constexpr int W = decltype(j)::value / 4, Byte = decltype(j)::value % 4;
                 float* to = group + (4 * (P + W * B::parts) + Byte) * kLanes;
                 F sum = Vec::load(to);
                 for (int k = 0; k < K; ++k)
@@ -288,6 +302,16 @@ struct PanelRun {
     int64_t blocks;  // of 32 outputs
 };
 
+// y + what a run adds to one output: the sum of its c[k] value[k], scaled, and `total`, the sum of its c[k].
+template <class B, int W, int Byte> HC_INLINE F add_run(F sum, F total, const Head& head, F y) {
+    if constexpr (B::excess > 0)
+        sum = Vec::fma(sum, Vec::set1(1.0f / B::template times<W, Byte>()),
+                       Vec::mul(total, Vec::set1(-B::excess)));
+    y = Vec::fma(sum, head.scale, y);
+    if constexpr (B::has_minimum) y = Vec::fma(head.minimum, total, y);
+    return y;
+}
+
 // Parts [first, first + parts) of some lanes' codes: y += (sum of c[k] code[k]) * scale + (sum of c[k]) *
 // minimum.
 template <class B, int first, int parts>
@@ -309,10 +333,8 @@ HC_INLINE void panel_parts(const PanelRun& p, int64_t block, int lanes, int l, i
         constexpr int e = 4 * (P + W * B::parts) + J % 4;
         const int64_t at = block * kBlock + e * lanes + l;
         const Head head = panel_head<B>({p.scales, p.blocks * kBlock, at, n}, p.run);
-        float* to = y + block * kBlock + e * kLanes + l;
-        F v = Vec::fma(sum[J], head.scale, Vec::load(to));
-        if constexpr (B::has_minimum) v = Vec::fma(head.minimum, total, v);
-        Vec::store(to, v);
+        float* to = y + block / kLanes * kSums + e * kLanes + l;
+        Vec::store(to, add_run<B, W, J % 4>(sum[J], total, head, Vec::load(to)));
     });
 }
 
@@ -360,11 +382,15 @@ inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float
         axpy_plain<B, K>(rows, c, cols, y, stream);
 }
 
-// Element order of packed sums -> plain order, for one group.
-inline void unpack_group(const float* packed, float* out, int64_t cols, int64_t group) {
+// Sums of rows as axpy leaves them -> plain order, for one group.
+template <class B> inline void unpack_group(const float* packed, float* out, int64_t cols, int64_t group) {
     const int64_t lanes = smaller<int64_t>(kLanes, cols / kBlock - group * kLanes);
-    for (int64_t l = 0; l < lanes; ++l)
-        for (int e = 0; e < kBlock; ++e) out[l * kBlock + e] = packed[e * kLanes + l];
+    unroll<0, kBlock>([&](auto element) {
+        constexpr int e = decltype(element)::value;
+        constexpr float unit = 1.0f / B::template times<e / 4 / B::parts, e % 4>();
+        for (int64_t l = 0; l < lanes; ++l)
+            out[l * kBlock + e] = packed[e * kLanes + l] * unit - B::excess * packed[kGroup + l];
+    });
 }
 
 }  // namespace

@@ -56,6 +56,10 @@ struct TypeBase {
     static constexpr bool has_minimum = false;
     static constexpr bool super =
         false;  // blocks of 256: a panel's scales depend on where in it a neuron lies
+    // What value() gives is `excess` too large, and then times<W, Byte>() as much: sums of it are put right
+    // once.
+    static constexpr int excess = 0;
+    template <int W, int Byte> static constexpr int times() { return 1; }
     template <int W> static HC_INLINE I nibbles(I part) {
         return Vec::bit_and(W ? Vec::shr<4>(part) : part, Vec::set1_i(0x0f0f0f0f));
     }
@@ -74,11 +78,17 @@ struct BlockQ8_0 : TypeBase {
 };
 
 struct BlockQ4_0 : TypeBase {
-    static constexpr int header_quarters = 8, shift = 3;
+    static constexpr int header_quarters = 8, shift = 3, excess = 8;
     static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
     template <int P, int W> static HC_INLINE I word(const I* unit) { return nibbles<W>(unit[P]); }
+    // A nibble where it stands in its unit, since shifts cost as much as the product; the last would be
+    // negative.
+    template <int W, int Byte> static constexpr int times() {
+        return W && Byte == 3 ? 1 : 1 << (8 * Byte + 4 * W);
+    }
     template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
-        return Vec::nibble<2 * Byte + W>(unit[P]);
+        if constexpr (W && Byte == 3) return Vec::to_float(Vec::shr<28>(unit[P]));
+        return Vec::to_float(Vec::bit_and(unit[P], Vec::set1_i(15 * times<W, Byte>())));
     }
 };
 

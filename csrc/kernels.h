@@ -17,9 +17,10 @@ constexpr int kMaxDecodeRows = 16;  // rows of a step that may follow the decode
 constexpr int kBlock = 32;          // weights of one scale
 constexpr int kLanes = 16;          // blocks of one group
 constexpr int kGroup = kBlock * kLanes;
-constexpr int kPromptTile = 64;  // the most prompt rows of one piece of an FFN's down sums
-constexpr int kMaxRanges = 32;   // pieces that one layer's neurons are cut into
-constexpr int kStats = 5;        // numbers of hotcold.kernels.backend.FFNStats
+constexpr int kSums = kGroup + kLanes;  // floats that sums of packed rows take for a group: see axpy
+constexpr int kPromptTile = 64;         // the most prompt rows of one piece of an FFN's down sums
+constexpr int kMaxRanges = 32;          // pieces that one layer's neurons are cut into
+constexpr int kStats = 5;               // numbers of hotcold.kernels.backend.FFNStats
 
 enum Type : int {
     F32 = 0,
@@ -64,6 +65,7 @@ static inline int64_t row_bytes(Type type, int64_t cols) {
     return cols / block_size(type).weights * block_size(type).bytes;
 }
 static inline int64_t padded(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
+static inline int64_t sums_of(int64_t n) { return (n + kGroup - 1) / kGroup * kSums; }
 
 // `count` weight rows of `cols` weights, `stride` bytes apart.
 struct Rows {
@@ -138,7 +140,7 @@ struct Ffn {
     float* out;  // [T, D]
 
     // Shared scratch, laid out when the op is recorded.
-    float* partial;        // [ranges, T, padded(D)]
+    float* partial;        // [ranges, T, sums_of(D)]
     int64_t* range_stats;  // [ranges, kStats]
     float* hidden;         // prompt rows by neuron [N, hidden_tokens]; all rows by output [T, N]
     int64_t hidden_tokens;

@@ -18,6 +18,13 @@ int64_t piece_rows(const Rows& rows) {
     return std::clamp<int64_t>((64 << 10) / std::max<int64_t>(1, row_size(rows.type, rows.cols)), 8, 256);
 }
 
+// Rows [first, end) where they lie in one stretch.
+Span stretch(const Rows& rows, int64_t first, int64_t end) {
+    const int64_t bytes = row_bytes(rows.type, rows.cols);
+    if (rows.stride != bytes) return {};
+    return {rows.row(first), (std::min(end, rows.count) - first) * bytes};
+}
+
 int max_splits(const Batch& b, int tokens) {
     int m = 0;
     for (int t = 0; t < tokens; ++t) m = std::max(m, b.positions[t] / kSplit + 1);
@@ -115,6 +122,13 @@ void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Pr
              const Product& p = (*all)[i];
              const int64_t size = piece_rows(p.rows), first = (piece - (i ? ends[i - 1] : 0)) * size;
              k_.product(p, *in, first, std::min(size, p.rows.count - first), 0, int(rows()));
+         },
+         [all, ends](int64_t piece, int64_t end) {
+             size_t i = 0;
+             while (piece >= ends[i]) ++i;
+             const Rows& r = (*all)[i].rows;
+             const int64_t size = piece_rows(r), before = i ? ends[i - 1] : 0;
+             return stretch(r, (piece - before) * size, (std::min(end, ends[i]) - before) * size);
          });
 }
 
@@ -201,7 +215,8 @@ void Program::predict(const float* x, const Rows& first, const Rows& second, boo
          [=](int64_t piece, const Scratch&) {
              const int64_t end = std::min(words, (piece + 1) * size);
              k_.predict(second, *hidden, threshold, piece * size, end, int(rows()), mask);
-         });
+         },
+         [=](int64_t first, int64_t end) { return stretch(second, first * size * 64, end * size * 64); });
 }
 
 void Program::ffn(Ffn args, const float* x) {
@@ -216,7 +231,7 @@ void Program::ffn(Ffn args, const float* x) {
     plan.take(bounds_.tokens * f->neurons() * 4,
               [f](uint8_t* p) { f->hidden = reinterpret_cast<float*>(p); });
     if (f->by_output) return ffn_by_output(f, plan);
-    plan.take(f->ranges() * max_decode() * padded(f->dim()) * 4,
+    plan.take(f->ranges() * max_decode() * sums_of(f->dim()) * 4,
               [f](uint8_t* p) { f->partial = reinterpret_cast<float*>(p); });
     plan.take(f->ranges() * kStats * 8, [f](uint8_t* p) { f->range_stats = reinterpret_cast<int64_t*>(p); });
     ffn_by_neuron(f);
@@ -232,6 +247,12 @@ void Program::ffn_by_neuron(std::shared_ptr<Ffn> f) {
              const int64_t first = (piece - ranges) * size;
              k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), decode, batch_.tokens_count(),
                            s.local);
+         },
+         [=](int64_t first, int64_t end) {
+             const int64_t ranges = batch_.decode_count() ? f->ranges() : 0;
+             if (first >= ranges || f->mask) return Span{};  // which rows a mask names is not known yet
+             return stretch(f->gate.base ? f->gate : f->up, f->range_begin(int(first)),
+                            f->range_end(int(std::min(end, ranges)) - 1));
          });
     const int64_t groups = padded(f->dim()) / kGroup;
     step([=] { return groups * (batch_.decode_count() + ceil_div(batch_.prompt_count(), kPromptTile)); },
@@ -276,6 +297,9 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
          [=](int64_t piece, const Scratch& s) {
              const int64_t first = piece * size;
              k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), 0, int(tokens()), s.local);
+         },
+         [=](int64_t first, int64_t end) {
+             return stretch(f->gate.base ? f->gate : f->up, first * size, end * size);
          });
     if (f->mask || f->fired || f->stats)
         step([this] { return int64_t(batch_.decode_count() > 0); },

@@ -52,8 +52,9 @@ class Program {
     int64_t count(RowsOf rows) const { return batch_.counts[rows == kTokens ? 0 : 2]; }
     int64_t max_rows(RowsOf rows) const { return rows == kTokens ? bounds_.tokens : bounds_.logits; }
     int64_t max_decode() const { return bounds_.tokens < kMaxDecodeRows ? bounds_.tokens : kMaxDecodeRows; }
-    void step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run) {
-        segments_.back().push_back({std::move(pieces), std::move(run)});
+    void step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run,
+              std::function<Span(int64_t, int64_t)> reads = {}) {
+        segments_.back().push_back({std::move(pieces), std::move(run), std::move(reads)});
     }
     std::shared_ptr<Input> input(ScratchPlan&, const float* x, int64_t cols, int64_t max_rows,
                                  bool quantised);

@@ -125,10 +125,6 @@ struct Vec {
         }
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs[M - 1], _mm256_set1_epi16(1)));
     }
-    template <int P> static F nibble(I w) {
-        const I flipped = _mm256_xor_si256(w, _mm256_set1_epi32(int(0x88888888)));
-        return to_float(sar<28>(shl<28 - 4 * P>(flipped)));
-    }
     static HC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 };
 

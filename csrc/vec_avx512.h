@@ -105,11 +105,6 @@ struct Vec {
         }
         return acc;
     }
-    // Nibble P of each lane less 8, as a float: a table of 16 floats is one register.
-    template <int P> static F nibble(I w) {
-        const F table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-        return _mm512_permutexvar_ps(_mm512_srli_epi32(w, 4 * P), table);
-    }
     static HC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 };
 

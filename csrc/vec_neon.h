@@ -113,10 +113,6 @@ struct Vec {
         for (int i = 0; i < M; ++i) acc = vdotq_s32(acc, vreinterpretq_s8_s32(w[i]), vld1q_s8(x + i * step));
         return acc;
     }
-    template <int P> static F nibble(I w) {
-        const I flipped = veorq_s32(w, vdupq_n_s32(int(0x88888888)));
-        return to_float(sar<28>(shl<28 - 4 * P>(flipped)));
-    }
     static HC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 };
 

@@ -130,9 +130,6 @@ struct Vec {
                 acc.v[i / 4] += int32_t(byte(w[j].v[i / 4], i % 4)) * x[j * step + i];
         return acc;
     }
-    template <int P> static F nibble(I w) {
-        return HC_EACH(F, float(int(uint32_t(w.v[i]) >> (4 * P) & 15) - 8));
-    }
     static HC_INLINE void prefetch(const void*) {}
 };
 

@@ -8,6 +8,8 @@
 namespace hc {
 namespace {
 
+constexpr int64_t kRangeAhead =
+    16 << 10;                   // as kAhead: rows whose sums are made together are far apart in the stream
 constexpr int kChunk = 32;      // the most neurons whose up rows are read before their down rows are added
 constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead
 
@@ -83,7 +85,7 @@ class Range {
           segments((Segment*)local),
           gate((float*)(segments + 4 * (end - begin))),
           list((int32_t*)(gate + (end - begin) * tokens)),
-          partial(f.partial + range * tokens * padded(f.dim())),
+          partial(f.partial + range * tokens * sums_of(f.dim())),
           stats(f.range_stats + range * kStats),
           ahead(segments) {}
 
@@ -91,13 +93,13 @@ class Range {
         if (f.fired)
             for (int t = 0; t < tokens; ++t)
                 for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired[t * f.words() + w] = 0;
-        std::memset(partial, 0, size_t(tokens * padded(f.dim()) * 4));
+        std::memset(partial, 0, size_t(tokens * sums_of(f.dim()) * 4));
         for (int i = 0; i < kStats; ++i) stats[i] = 0;
         stats[0] = count = candidates(f, tokens, begin, end, list);
 
         const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
         int64_t k = 0, n = expect_gates(), next = expect_gates();
-        ahead.fetch(kAhead);
+        ahead.fetch(kRangeAhead);
         int64_t done = 0, kept = 0;  // neurons whose rows are read, and those that are to be
         while (n > 0 || done < kept) {
             const int64_t found = kept;
@@ -183,7 +185,7 @@ class Range {
             }
             if (!m) continue;
             stats[3] += m;
-            add_down(f, active, c, m, partial + t * padded(f.dim()), ahead);
+            add_down(f, active, c, m, partial + t * sums_of(f.dim()), ahead);
         }
         int rows = 0;
         for (int k = 0; k < n; ++k) rows += used[k];
@@ -208,14 +210,23 @@ class Range {
 
 void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) { Range(f, tokens, range, local).run(); }
 
+// Floats of a group's sums.
+inline int group_sums(const Ffn& f) { return is_quantised(f.down.type) ? kSums : kGroup; }
+
 inline void write_out(const Ffn& f, int token, int64_t group, const float* sum) {
     float* out = f.out + token * f.dim() + group * kGroup;
     const int64_t n = smaller<int64_t>(kGroup, f.dim() - group * kGroup);
     float plain[kGroup];
-    if (is_quantised(f.down.type)) {
-        unpack_group(sum, plain, f.down.cols, group);
-        sum = plain;
-    }
+    with_type(f.down.type, [&](auto type) {
+        using B = decltype(type);
+        if constexpr (B::quantised) {
+            if (f.panels.neurons)
+                unpack_group<TypeBase>(sum, plain, f.down.cols, group);
+            else
+                unpack_group<B>(sum, plain, f.down.cols, group);
+            sum = plain;
+        }
+    });
     for (int64_t i = 0; i < n; ++i) {
         const float v = f.down_bias ? sum[i] + f.down_bias[group * kGroup + i] : sum[i];
         out[i] = f.accumulate ? out[i] + v : v;
@@ -224,12 +235,11 @@ inline void write_out(const Ffn& f, int token, int64_t group, const float* sum) 
 
 // Sums one group of outputs over the ranges, in range order.
 void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group) {
-    const int64_t width = padded(f.dim());
-    float sum[kGroup];
-    for (int i = 0; i < kGroup; ++i) sum[i] = 0;
+    const int size = group_sums(f);
+    float sum[kSums] = {};
     for (int r = 0; r < f.ranges(); ++r) {
-        const float* from = f.partial + (int64_t(r) * tokens + token) * width + group * kGroup;
-        for (int i = 0; i < kGroup; i += Vec::width)
+        const float* from = f.partial + (int64_t(r) * tokens + token) * sums_of(f.dim()) + group * size;
+        for (int i = 0; i < size; i += Vec::width)
             Vec::store(sum + i, Vec::add(Vec::load(sum + i), Vec::load(from + i)));
     }
     write_out(f, token, group, sum);
@@ -286,14 +296,21 @@ struct TileLists {
 // acc += c * down over a tile of decoded neurons, for each token: axpy's products, in axpy's order. Scaled
 // tiles hold codes whose lanes still want their scale; sums lie as axpy leaves them, or in plain order where
 // none is scaled. A slice of the tile stays in L1 for all tokens.
-template <bool Scaled>
+template <bool Scaled, bool Factors>
 inline void add_tile(const float* tile, const float* scales, const TileLists& lists, int tokens, float* acc) {
     constexpr int DT = Vec::down_tile;
-    for (int l = 0; l < kLanes; l += Vec::width)
+    for (int l = 0; l < kLanes; l += Vec::width) {
+        for (int t = 0; t < tokens && Factors; ++t) {
+            F sum = Vec::load(acc + t * kSums + kGroup + l);
+            for (int k = 0; k < lists.count[t]; ++k)
+                sum = Vec::add(sum, Vec::mul(Vec::load(scales + lists.neuron[t][k] * kLanes + l),
+                                             Vec::set1(lists.c[t][k])));
+            Vec::store(acc + t * kSums + kGroup + l, sum);
+        }
         for (int e = 0; e < kBlock; e += DT)
             for (int t = 0; t < tokens; ++t) {
                 if (!lists.count[t]) continue;
-                float* to = acc + t * kGroup + e * kLanes + l;
+                float* to = acc + t * kSums + e * kLanes + l;
                 F sum[DT];
                 for (int i = 0; i < DT; ++i) sum[i] = Vec::load(to + i * kLanes);
                 for (int k = 0; k < lists.count[t]; ++k) {
@@ -305,22 +322,19 @@ inline void add_tile(const float* tile, const float* scales, const TileLists& li
                 }
                 for (int i = 0; i < DT; ++i) Vec::store(to + i * kLanes, sum[i]);
             }
+    }
 }
 
-// The values of one group's codes, or its weights where scales cannot be kept apart.
-template <class B, bool Weights>
-HC_INLINE void decode_codes(const uint8_t* codes, int lanes, int l, int n, const Head& head, float* tile) {
+// tile[e * kLanes + l] = fn(P, W, Byte, unit) for the elements of some lanes' codes.
+template <class B, class Fn>
+HC_INLINE void decode_codes(const uint8_t* codes, int lanes, int l, int n, float* tile, Fn&& fn) {
     I unit[B::units];
     load_units<B>(codes + 4 * l, lanes, n, unit);
-    unroll<0, B::parts * B::words_per_part * 4>([&](auto j) {
+    unroll<0, B::parts * B::words_per_part * 4>([&](auto j) HC_INLINE_LAMBDA {
         constexpr int Byte = decltype(j)::value % 4, word = decltype(j)::value / 4;
         constexpr int P = word / B::words_per_part, W = word % B::words_per_part;
-        F v;
-        if constexpr (Weights)
-            v = weight<B, P, W, Byte>(unit, head);
-        else
-            v = B::template value<P, W, Byte>(unit);
-        Vec::store(tile + (4 * (P + W * B::parts) + Byte) * kLanes + l, v);
+        Vec::store(tile + (4 * (P + W * B::parts) + Byte) * kLanes + l,
+                   fn(Index<P>{}, Index<W>{}, Index<Byte>{}, unit));
     });
 }
 
@@ -335,7 +349,14 @@ inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float*
         for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
             const Head head = B::head({row, blocks, block + l, n});
             Vec::store(scales + l, head.scale);
-            decode_codes<B, !one_scale<B>>(row + codes_of<B>(blocks, block), lanes, l, n, head, tile);
+            const auto decode = [&](auto p, auto w, auto byte, const I* unit) HC_INLINE_LAMBDA {
+                constexpr int P = decltype(p)::value, W = decltype(w)::value, Byte = decltype(byte)::value;
+                if constexpr (one_scale<B>)
+                    return B::template value<P, W, Byte>(unit);
+                else
+                    return weight<B, P, W, Byte>(unit, head);
+            };
+            decode_codes<B>(row + codes_of<B>(blocks, block), lanes, l, n, tile, decode);
         });
     } else {
         const int64_t n = smaller<int64_t>(kGroup, cols - group * kGroup);
@@ -351,11 +372,16 @@ inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float*
 template <class B> void decode_panel(const Ffn& f, int64_t first, int64_t group, float* tile) {
     const int64_t blocks = f.down.cols / kBlock, block = group * kLanes;
     const int rows = scale_run(f.down.type), run = int(first % f.panels.neurons) / rows;
-    const Head none{Vec::zero(), Vec::zero(), Vec::zero()};
+    const auto decode = [&](auto p, auto w, auto byte, const I* unit) HC_INLINE_LAMBDA {
+        constexpr int W = decltype(w)::value, Byte = decltype(byte)::value,
+                      times = B::template times<W, Byte>();
+        const F value = B::template value<decltype(p)::value, W, Byte>(unit);
+        return times == 1 ? value : Vec::mul(value, Vec::set1(1.0f / times));
+    };
     for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
         for (int k = 0; k < rows; ++k)
-            decode_codes<B, false>(down_row(f, first + k) + block * 4 * B::units, lanes, l, n, none,
-                                   tile + k * kGroup);
+            decode_codes<B>(down_row(f, first + k) + block * 4 * B::units, lanes, l, n, tile + k * kGroup,
+                            decode);
         for (int e = 0; e < kBlock; ++e) {
             const int64_t at = block * kBlock + e * lanes + l;
             const Head head = panel_head<B>({panel_of(f, first), f.down.cols, at, n}, run);
@@ -380,18 +406,23 @@ void add_panel(const float* tile, int rows, const TileLists& lists, int tokens, 
                     const F c = Vec::set1(lists.c[t][k]);
                     const float* from = tile + lists.neuron[t][k] * kGroup + e * kLanes + l;
                     for (int i = 0; i < DT; ++i) sum[i] = Vec::fma(Vec::load(from + i * kLanes), c, sum[i]);
-                    if constexpr (B::has_minimum) total = Vec::add(total, c);
+                    if constexpr (B::has_minimum || B::excess > 0) total = Vec::add(total, c);
                 }
                 for (int i = 0; i < DT; ++i) {
                     const int at = (e + i) * kLanes + l;
-                    float* to = acc + t * kGroup + at;
-                    F v = Vec::fma(sum[i], Vec::load(scales + at), Vec::load(to));
-                    if constexpr (B::has_minimum) v = Vec::fma(Vec::load(minima + at), total, v);
-                    Vec::store(to, v);
+                    float* to = acc + t * kSums + at;
+                    const Head head{Vec::load(scales + at), Vec::zero(), Vec::load(minima + at)};
+                    Vec::store(to, add_run<B, 0, 0>(sum[i], total, head, Vec::load(to)));
                 }
             }
 }
 
+template <class B> constexpr bool has_excess() {
+    if constexpr (B::quantised)
+        return B::excess > 0;
+    else
+        return false;
+}
 template <class B> constexpr bool tile_is_scaled() {
     if constexpr (B::quantised)
         return one_scale<B>;
@@ -419,16 +450,16 @@ template <class B> inline void fetch_groups(const Ffn& f, int64_t group, int64_t
 void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local) {
     const int tokens = t1 - t0;
     float* acc = (float*)local;
-    float* total = acc + tokens * kGroup;
-    float* tile = total + tokens * kGroup;
+    float* total = acc + tokens * kSums;
+    float* tile = total + tokens * kSums;
     float* scales = tile + kTile * kGroup;
     TileLists& lists = *(TileLists*)(scales + 2 * kGroup);
     const int rows = f.panels.neurons ? scale_run(f.down.type) : kTile;
-    for (int i = 0; i < tokens * kGroup; ++i) total[i] = 0;
+    for (int i = 0; i < tokens * kSums; ++i) total[i] = 0;
     with_type(f.down.type, [&](auto type) {
         using B = decltype(type);
         for (int r = 0; r < f.ranges(); ++r) {
-            for (int i = 0; i < tokens * kGroup; i += Vec::width) Vec::store(acc + i, Vec::zero());
+            for (int i = 0; i < tokens * kSums; i += Vec::width) Vec::store(acc + i, Vec::zero());
             for (int64_t first = f.range_begin(r); first < f.range_end(r); first += rows) {
                 const int n = int(smaller<int64_t>(rows, f.range_end(r) - first));
                 fetch_groups<B>(f, group, first + n, smaller(first + n + rows, f.neurons()));
@@ -443,13 +474,13 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
                 for (int k = 0; k < n; ++k)
                     decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup,
                                     scales + k * kLanes);
-                add_tile<tile_is_scaled<B>()>(tile, scales, lists, tokens, acc);
+                add_tile<tile_is_scaled<B>(), has_excess<B>()>(tile, scales, lists, tokens, acc);
             }
-            for (int i = 0; i < tokens * kGroup; i += Vec::width)
+            for (int i = 0; i < tokens * kSums; i += Vec::width)
                 Vec::store(total + i, Vec::add(Vec::load(total + i), Vec::load(acc + i)));
         }
     });
-    for (int t = 0; t < tokens; ++t) write_out(f, t0 + t, group, total + t * kGroup);
+    for (int t = 0; t < tokens; ++t) write_out(f, t0 + t, group, total + t * kSums);
 }
 
 }  // namespace

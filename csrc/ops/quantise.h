@@ -87,10 +87,10 @@ void decode_row(const Rows& rows, int64_t row, float* out, uint8_t* local) {
             axpy<B, 1>(&w, &one, rows.cols, out, none);
         } else {
             float* packed = (float*)local;
-            for (int64_t i = 0; i < padded(rows.cols); ++i) packed[i] = 0;
+            for (int64_t i = 0; i < sums_of(rows.cols); ++i) packed[i] = 0;
             axpy<B, 1>(&w, &one, rows.cols, packed, none);
             for (int64_t g = 0; g * kGroup < rows.cols; ++g)
-                unpack_group(packed + g * kGroup, out + g * kGroup, rows.cols, g);
+                unpack_group<B>(packed + g * kSums, out + g * kGroup, rows.cols, g);
         }
     });
 }
