@@ -237,9 +237,17 @@ template <class B, int R, int T> HC_INLINE void dot_tile(const uint8_t* const* r
 // Whether a weight is one code times one scale, so that scale and coefficient can be multiplied beforehand.
 template <class B> constexpr bool one_scale = !B::halves && !B::has_minimum;
 
-// The weight of one element: its code's value times the scale, plus the minimum.
-template <class B, int P, int W, int Byte> HC_INLINE F weight(const I* unit, const Head& head) {
+// The code of one element, with `excess` or without.
+template <class B, int P, int W, int Byte, bool Excess> HC_INLINE F code(const I* unit) {
+    constexpr int times = B::template times<W, Byte>(), excess = Excess ? 0 : B::excess;
     const F value = B::template value<P, W, Byte>(unit);
+    if constexpr (excess > 0) return Vec::fma(value, Vec::set1(1.0f / times), Vec::set1(-excess));
+    return times == 1 ? value : Vec::mul(value, Vec::set1(1.0f / times));
+}
+
+// The weight of one element: its code times the scale, plus the minimum.
+template <class B, int P, int W, int Byte> HC_INLINE F weight(const I* unit, const Head& head) {
+    const F value = code<B, P, W, Byte, false>(unit);
     if constexpr (B::has_minimum) return Vec::add(Vec::mul(value, head.scale), head.minimum);
     return Vec::mul(value, B::halves && W ? head.high_scale : head.scale);
 }
@@ -268,7 +276,7 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
         }
         unroll<B::parts, B::units>(load);
         float* group = y + block / kLanes * kSums + l;
-        if constexpr (B::excess > 0) {
+        if constexpr (one_scale<B> && B::excess > 0) {
             F sum = Vec::load(group + kGroup);
             for (int k = 0; k < K; ++k) sum = Vec::add(sum, factor[k]);
             Vec::store(group + kGroup, sum);
@@ -302,11 +310,13 @@ struct PanelRun {
     int64_t blocks;  // of 32 outputs
 };
 
-// y + what a run adds to one output: the sum of its c[k] value[k], scaled, and `total`, the sum of its c[k].
-template <class B, int W, int Byte> HC_INLINE F add_run(F sum, F total, const Head& head, F y) {
+// y + what a run adds to one output: the sum of its c[k] value[k], here `times` as much, put right and
+// scaled, and the minimum for each of its c[k], whose sum is `total`.
+template <class B> HC_INLINE F add_run(F sum, int times, F total, const Head& head, F y) {
     if constexpr (B::excess > 0)
-        sum = Vec::fma(sum, Vec::set1(1.0f / B::template times<W, Byte>()),
-                       Vec::mul(total, Vec::set1(-B::excess)));
+        sum = Vec::fma(sum, Vec::set1(1.0f / times), Vec::mul(total, Vec::set1(-B::excess)));
+    else if (times > 1)
+        sum = Vec::mul(sum, Vec::set1(1.0f / times));
     y = Vec::fma(sum, head.scale, y);
     if constexpr (B::has_minimum) y = Vec::fma(head.minimum, total, y);
     return y;
@@ -334,7 +344,7 @@ HC_INLINE void panel_parts(const PanelRun& p, int64_t block, int lanes, int l, i
         const int64_t at = block * kBlock + e * lanes + l;
         const Head head = panel_head<B>({p.scales, p.blocks * kBlock, at, n}, p.run);
         float* to = y + block / kLanes * kSums + e * kLanes + l;
-        Vec::store(to, add_run<B, W, J % 4>(sum[J], total, head, Vec::load(to)));
+        Vec::store(to, add_run<B>(sum[J], B::template times<W, J % 4>(), total, head, Vec::load(to)));
     });
 }
 
@@ -386,10 +396,10 @@ inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float
 template <class B> inline void unpack_group(const float* packed, float* out, int64_t cols, int64_t group) {
     const int64_t lanes = smaller<int64_t>(kLanes, cols / kBlock - group * kLanes);
     unroll<0, kBlock>([&](auto element) {
-        constexpr int e = decltype(element)::value;
-        constexpr float unit = 1.0f / B::template times<e / 4 / B::parts, e % 4>();
+        constexpr int e = decltype(element)::value, excess = one_scale<B> ? B::excess : 0;
+        constexpr float unit = one_scale<B> ? 1.0f / B::template times<e / 4 / B::parts, e % 4>() : 1;
         for (int64_t l = 0; l < lanes; ++l)
-            out[l * kBlock + e] = packed[e * kLanes + l] * unit - B::excess * packed[kGroup + l];
+            out[l * kBlock + e] = packed[e * kLanes + l] * unit - excess * packed[kGroup + l];
     });
 }
 

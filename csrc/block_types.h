@@ -77,12 +77,10 @@ struct BlockQ8_0 : TypeBase {
     }
 };
 
-struct BlockQ4_0 : TypeBase {
-    static constexpr int header_quarters = 8, shift = 3, excess = 8;
-    static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
+// Unsigned codes of four bits. A value is a nibble where it stands in its unit, since a shift costs as much
+// as the product that follows; the last nibble would be negative there.
+struct Nibbles : TypeBase {
     template <int P, int W> static HC_INLINE I word(const I* unit) { return nibbles<W>(unit[P]); }
-    // A nibble where it stands in its unit, since shifts cost as much as the product; the last would be
-    // negative.
     template <int W, int Byte> static constexpr int times() {
         return W && Byte == 3 ? 1 : 1 << (8 * Byte + 4 * W);
     }
@@ -92,25 +90,28 @@ struct BlockQ4_0 : TypeBase {
     }
 };
 
-// Values of unsigned codes: byte `Byte` of the word, less the type's offset.
-template <class B, int P, int W, int Byte> HC_INLINE F byte_value(const I* unit) {
-    I v = Vec::bit_and(Vec::shr<8 * Byte>(B::template word<P, W>(unit)), Vec::set1_i(255));
-    if constexpr (B::shift > 0) v = Vec::sub_i(v, Vec::set1_i(1 << B::shift));
-    return Vec::to_float(v);
-}
-
-struct BlockQ4_1 : TypeBase {
-    static constexpr int header_quarters = 16;
-    static constexpr bool has_minimum = true;
-    static HC_INLINE Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
-    template <int P, int W> static HC_INLINE I word(const I* unit) { return nibbles<W>(unit[P]); }
-    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
-        return byte_value<BlockQ4_1, P, W, Byte>(unit);
+// Unsigned codes of up to eight bits, likewise: a byte where it stands in its word.
+struct Bytes : TypeBase {
+    template <int W, int Byte> static constexpr int times() { return Byte == 3 ? 1 : 1 << 8 * Byte; }
+    template <int Byte> static HC_INLINE F byte(I word) {
+        if constexpr (Byte == 3) return Vec::to_float(Vec::shr<24>(word));
+        return Vec::to_float(Vec::bit_and(word, Vec::set1_i(255 * times<0, Byte>())));
     }
 };
 
+struct BlockQ4_0 : Nibbles {
+    static constexpr int header_quarters = 8, shift = 3, excess = 8;
+    static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
+};
+
+struct BlockQ4_1 : Nibbles {
+    static constexpr int header_quarters = 16;
+    static constexpr bool has_minimum = true;
+    static HC_INLINE Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
+};
+
 // A fifth bit: byte c of unit 4 holds, for word w, the high bit of element 4w + c as its bit w.
-struct FiveBits : TypeBase {
+struct FiveBits : Bytes {
     static constexpr int units = 5, code_bits = 5;
     template <int P, int W> static HC_INLINE I word(const I* unit) {
         constexpr int w = P + 4 * W;
@@ -118,23 +119,20 @@ struct FiveBits : TypeBase {
             w <= 4 ? Vec::shl<4 - (w <= 4 ? w : 4)>(unit[4]) : Vec::shr<(w > 4 ? w : 4) - 4>(unit[4]);
         return Vec::bit_or(nibbles<W>(unit[P]), Vec::bit_and(high, Vec::set1_i(0x10101010)));
     }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
+        return byte<Byte>(word<P, W>(unit));
+    }
 };
 
 struct BlockQ5_0 : FiveBits {
-    static constexpr int header_quarters = 8, shift = 4;
+    static constexpr int header_quarters = 8, shift = 4, excess = 16;
     static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
-    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
-        return byte_value<BlockQ5_0, P, W, Byte>(unit);
-    }
 };
 
 struct BlockQ5_1 : FiveBits {
     static constexpr int header_quarters = 16;
     static constexpr bool has_minimum = true;
     static HC_INLINE Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
-    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
-        return byte_value<BlockQ5_1, P, W, Byte>(unit);
-    }
 };
 
 // Scales and minima of 6 bits: low nibbles of both in a byte, two high bits of each in another.
@@ -167,24 +165,17 @@ struct KBlock {
     }
 };
 
-struct BlockQ4_K : TypeBase, KBlock {
+struct BlockQ4_K : Nibbles, KBlock {
     using KBlock::has_minimum, KBlock::super;
-    template <int P, int W> static HC_INLINE I word(const I* unit) { return nibbles<W>(unit[P]); }
-    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
-        return byte_value<BlockQ4_K, P, W, Byte>(unit);
-    }
 };
 
 struct BlockQ5_K : FiveBits, KBlock {
     using KBlock::has_minimum, KBlock::super;
-    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
-        return byte_value<BlockQ5_K, P, W, Byte>(unit);
-    }
 };
 
 // Two high bits: byte c of unit 4 + w / 4 holds those of element 4w + c at bit 2 (w % 4).
-struct BlockQ6_K : TypeBase {
-    static constexpr int header_quarters = 9, units = 6, code_bits = 6, shift = 5;
+struct BlockQ6_K : Bytes {
+    static constexpr int header_quarters = 9, units = 6, code_bits = 6, shift = 5, excess = 32;
     static constexpr bool halves = true, super = true;
     static HC_INLINE Head head(const Lanes& s) {
         const int64_t supers = s.blocks / 8;
@@ -203,7 +194,7 @@ struct BlockQ6_K : TypeBase {
         return Vec::bit_or(nibbles<W>(unit[P]), Vec::bit_and(high, Vec::set1_i(0x30303030)));
     }
     template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
-        return byte_value<BlockQ6_K, P, W, Byte>(unit);
+        return byte<Byte>(word<P, W>(unit));
     }
 };
 

@@ -8,8 +8,8 @@
 namespace hc {
 namespace {
 
-constexpr int64_t kRangeAhead =
-    16 << 10;                   // as kAhead: rows whose sums are made together are far apart in the stream
+// As kAhead; more, since the rows whose sums are made together lie apart in the stream.
+constexpr int64_t kRangeAhead = 16 << 10;
 constexpr int kChunk = 32;      // the most neurons whose up rows are read before their down rows are added
 constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead
 
@@ -373,10 +373,7 @@ template <class B> void decode_panel(const Ffn& f, int64_t first, int64_t group,
     const int64_t blocks = f.down.cols / kBlock, block = group * kLanes;
     const int rows = scale_run(f.down.type), run = int(first % f.panels.neurons) / rows;
     const auto decode = [&](auto p, auto w, auto byte, const I* unit) HC_INLINE_LAMBDA {
-        constexpr int W = decltype(w)::value, Byte = decltype(byte)::value,
-                      times = B::template times<W, Byte>();
-        const F value = B::template value<decltype(p)::value, W, Byte>(unit);
-        return times == 1 ? value : Vec::mul(value, Vec::set1(1.0f / times));
+        return code<B, decltype(p)::value, decltype(w)::value, decltype(byte)::value, true>(unit);
     };
     for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
         for (int k = 0; k < rows; ++k)
@@ -412,14 +409,14 @@ void add_panel(const float* tile, int rows, const TileLists& lists, int tokens, 
                     const int at = (e + i) * kLanes + l;
                     float* to = acc + t * kSums + at;
                     const Head head{Vec::load(scales + at), Vec::zero(), Vec::load(minima + at)};
-                    Vec::store(to, add_run<B, 0, 0>(sum[i], total, head, Vec::load(to)));
+                    Vec::store(to, add_run<B>(sum[i], 1, total, head, Vec::load(to)));
                 }
             }
 }
 
 template <class B> constexpr bool has_excess() {
     if constexpr (B::quantised)
-        return B::excess > 0;
+        return one_scale<B> && B::excess > 0;
     else
         return false;
 }
