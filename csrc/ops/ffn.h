@@ -8,8 +8,6 @@
 namespace hc {
 namespace {
 
-// As kAhead; more, since the rows whose sums are made together lie apart in the stream.
-constexpr int64_t kRangeAhead = 16 << 10;
 constexpr int kChunk = 32;      // the most neurons whose up rows are read before their down rows are added
 constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead
 
@@ -99,7 +97,7 @@ class Range {
 
         const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
         int64_t k = 0, n = expect_gates(), next = expect_gates();
-        ahead.fetch(kRangeAhead);
+        ahead.fetch(kAhead);
         int64_t done = 0, kept = 0;  // neurons whose rows are read, and those that are to be
         while (n > 0 || done < kept) {
             const int64_t found = kept;
