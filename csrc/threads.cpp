@@ -26,7 +26,7 @@ void pause() {
 // How long a waiting thread spins before it sleeps: longer than a barrier, shorter than a scheduler's slice.
 constexpr std::chrono::microseconds kSpin(50);
 
-// What a waiting thread fetches of its next run: half of a usual L2.
+// What a waiting thread fetches of its next run, at most: half of a usual L2.
 constexpr int64_t kFetchAhead = 256 << 10;
 
 void fetch(const uint8_t* at) {
@@ -106,19 +106,20 @@ void Pool::advance(size_t next, int thread) {
     current_ = next, pieces_ = pieces, ++step_;
     done_.store(0, std::memory_order_relaxed);
     const auto threads = int64_t(claims_.size());
+    if (!finished && threads > 1 && next >= announced_) announce(next + 1);
     for (int64_t i = 0; i < threads && !finished; ++i) {
         const auto first = uint64_t(pieces * i / threads), end = uint64_t(pieces * (i + 1) / threads);
         claims_[size_t(i)].word.store(step_ << (2 * kBits) | end << kBits | first, std::memory_order_seq_cst);
     }
     if (finished) finished_.store(true, std::memory_order_seq_cst);
-    if (!finished && threads > 1 && next >= announced_) announce(next + 1);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) {
         std::lock_guard<std::mutex> lock(sleep_mutex_);
         wake_.notify_all();
     }
 }
 
-// Tells waiting threads what they will read in the next step that says so.
+// Tells waiting threads what they will read in the next step that says so. Called before the current step
+// opens: after that, another thread may be the one that advances.
 void Pool::announce(size_t next) {
     while (next < steps_->size() && !(*steps_)[next].reads) ++next;
     announced_ = next;
