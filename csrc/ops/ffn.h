@@ -292,8 +292,9 @@ struct TileLists {
 };
 
 // acc += c * down over a tile of decoded neurons, for each token: axpy's products, in axpy's order. Scaled
-// tiles hold codes whose lanes still want their scale; sums lie as axpy leaves them, or in plain order where
-// none is scaled. A slice of the tile stays in L1 for all tokens.
+// tiles hold codes whose lanes still want their scale; sums lie as axpy leaves them, those of the factors too
+// where it keeps them, or in plain order where none is scaled. A slice of the tile stays in L1 for all
+// tokens.
 template <bool Scaled, bool Factors>
 inline void add_tile(const float* tile, const float* scales, const TileLists& lists, int tokens, float* acc) {
     constexpr int DT = Vec::down_tile;
