@@ -52,12 +52,15 @@ class Stream {
     Segment *next_ = nullptr, *end_ = nullptr;
 };
 
-// The units of one type's lanes, from a group of `lanes` blocks whose codes start at `codes`.
+// Unit k of some lanes, from a group of `lanes` blocks whose codes start at `codes`; then all of a type's.
+HC_INLINE I load_unit(const uint8_t* codes, int k, int lanes, int n) {
+    const uint8_t* at = codes + k * 4 * lanes;
+    return n == Vec::width ? Vec::load_i(at) : Vec::load_i(at, n);
+}
 template <class B> HC_INLINE void load_units(const uint8_t* codes, int lanes, int n, I (&unit)[B::units]) {
     unroll<0, B::units>([&](auto k) HC_INLINE_LAMBDA {
         constexpr int K = decltype(k)::value;
-        unit[K] =
-            n == Vec::width ? Vec::load_i(codes + K * 4 * lanes) : Vec::load_i(codes + K * 4 * lanes, n);
+        unit[K] = load_unit(codes, K, lanes, n);
     });
 }
 
@@ -237,11 +240,22 @@ template <class B, int R, int T> HC_INLINE void dot_tile(const uint8_t* const* r
 // Whether a weight is one code times one scale, so that scale and coefficient can be multiplied beforehand.
 template <class B> constexpr bool one_scale = !B::halves && !B::has_minimum;
 
-// The code of one element, with `excess` or without.
+// How much too large a code is.
+template <class B> constexpr int excess = B::shift ? 1 << B::shift : 0;
+
+// Whether sums of rows need those of the factors too.
+template <class B> constexpr bool sums_factors() {
+    if constexpr (B::quantised)
+        return one_scale<B> && excess<B> > 0;
+    else
+        return false;
+}
+
+// The code of one element, with its excess or without.
 template <class B, int P, int W, int Byte, bool Excess> HC_INLINE F code(const I* unit) {
-    constexpr int times = B::template times<W, Byte>(), excess = Excess ? 0 : B::excess;
+    constexpr int times = B::template times<W, Byte>(), less = Excess ? 0 : excess<B>;
     const F value = B::template value<P, W, Byte>(unit);
-    if constexpr (excess > 0) return Vec::fma(value, Vec::set1(1.0f / times), Vec::set1(-excess));
+    if constexpr (less > 0) return Vec::fma(value, Vec::set1(1.0f / times), Vec::set1(-less));
     return times == 1 ? value : Vec::mul(value, Vec::set1(1.0f / times));
 }
 
@@ -254,7 +268,7 @@ template <class B, int P, int W, int Byte> HC_INLINE F weight(const I* unit, con
 
 // y += c[0] w[0] + ... + c[K-1] w[K-1], added in that order. For quantised types y is in packed order:
 // element e of the block in lane l of group g is y[g * kSums + e * kLanes + l], so y holds whole groups. Of
-// types whose values are too large, element kBlock sums the factors that they were multiplied by.
+// types whose codes are too large, element kBlock sums the factors that they were multiplied by.
 template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t cols,
                                                      float* y, Stream& stream) {
     constexpr int words = B::words_per_part;
@@ -265,10 +279,8 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
         I unit[K][B::units];
         const auto load = [&](auto u) HC_INLINE_LAMBDA {
             constexpr int U = decltype(u)::value;
-            for (int k = 0; k < K; ++k) {
-                const uint8_t* at = rows[k] + codes_of<B>(blocks, block) + 4 * (U * lanes + l);
-                unit[k][U] = n == Vec::width ? Vec::load_i(at) : Vec::load_i(at, n);
-            }
+            for (int k = 0; k < K; ++k)
+                unit[k][U] = load_unit(rows[k] + codes_of<B>(blocks, block) + 4 * l, U, lanes, n);
         };
         for (int k = 0; k < K; ++k) {
             head[k] = B::head({rows[k], blocks, block + l, n});
@@ -276,7 +288,7 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
         }
         unroll<B::parts, B::units>(load);
         float* group = y + block / kLanes * kSums + l;
-        if constexpr (one_scale<B> && B::excess > 0) {
+        if constexpr (sums_factors<B>()) {
             F sum = Vec::load(group + kGroup);
             for (int k = 0; k < K; ++k) sum = Vec::add(sum, factor[k]);
             Vec::store(group + kGroup, sum);
@@ -313,8 +325,8 @@ struct PanelRun {
 // y + what a run adds to one output: the sum of its c[k] value[k], here `times` as much, put right and
 // scaled, and the minimum for each of its c[k], whose sum is `total`.
 template <class B> HC_INLINE F add_run(F sum, int times, F total, const Head& head, F y) {
-    if constexpr (B::excess > 0)
-        sum = Vec::fma(sum, Vec::set1(1.0f / times), Vec::mul(total, Vec::set1(-B::excess)));
+    if constexpr (excess<B> > 0)
+        sum = Vec::fma(sum, Vec::set1(1.0f / times), Vec::mul(total, Vec::set1(-excess<B>)));
     else if (times > 1)
         sum = Vec::mul(sum, Vec::set1(1.0f / times));
     y = Vec::fma(sum, head.scale, y);
@@ -396,10 +408,10 @@ inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float
 template <class B> inline void unpack_group(const float* packed, float* out, int64_t cols, int64_t group) {
     const int64_t lanes = smaller<int64_t>(kLanes, cols / kBlock - group * kLanes);
     unroll<0, kBlock>([&](auto element) {
-        constexpr int e = decltype(element)::value, excess = one_scale<B> ? B::excess : 0;
+        constexpr int e = decltype(element)::value, more = sums_factors<B>() ? excess<B> : 0;
         constexpr float unit = one_scale<B> ? 1.0f / B::template times<e / 4 / B::parts, e % 4>() : 1;
         for (int64_t l = 0; l < lanes; ++l)
-            out[l * kBlock + e] = packed[e * kLanes + l] * unit - excess * packed[kGroup + l];
+            out[l * kBlock + e] = packed[e * kLanes + l] * unit - more * packed[kGroup + l];
     });
 }
 

@@ -56,9 +56,7 @@ struct TypeBase {
     static constexpr bool has_minimum = false;
     static constexpr bool super =
         false;  // blocks of 256: a panel's scales depend on where in it a neuron lies
-    // What value() gives is `excess` too large, and then times<W, Byte>() as much: sums of it are put right
-    // once.
-    static constexpr int excess = 0;
+    // What value() gives is a code, times<W, Byte>() as much: sums of it are put right once.
     template <int W, int Byte> static constexpr int times() { return 1; }
     template <int W> static HC_INLINE I nibbles(I part) {
         return Vec::bit_and(W ? Vec::shr<4>(part) : part, Vec::set1_i(0x0f0f0f0f));
@@ -100,7 +98,7 @@ struct Bytes : TypeBase {
 };
 
 struct BlockQ4_0 : Nibbles {
-    static constexpr int header_quarters = 8, shift = 3, excess = 8;
+    static constexpr int header_quarters = 8, shift = 3;
     static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
 };
 
@@ -125,7 +123,7 @@ struct FiveBits : Bytes {
 };
 
 struct BlockQ5_0 : FiveBits {
-    static constexpr int header_quarters = 8, shift = 4, excess = 16;
+    static constexpr int header_quarters = 8, shift = 4;
     static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
 };
 
@@ -175,7 +173,7 @@ struct BlockQ5_K : FiveBits, KBlock {
 
 // Two high bits: byte c of unit 4 + w / 4 holds those of element 4w + c at bit 2 (w % 4).
 struct BlockQ6_K : Bytes {
-    static constexpr int header_quarters = 9, units = 6, code_bits = 6, shift = 5, excess = 32;
+    static constexpr int header_quarters = 9, units = 6, code_bits = 6, shift = 5;
     static constexpr bool halves = true, super = true;
     static HC_INLINE Head head(const Lanes& s) {
         const int64_t supers = s.blocks / 8;

@@ -145,6 +145,7 @@ struct Ffn {
     float* hidden;         // prompt rows by neuron [N, hidden_tokens]; all rows by output [T, N]
     int64_t hidden_tokens;
 
+    const Rows& first() const { return gate.base ? gate : up; }  // read of every candidate
     int64_t neurons() const { return up.count; }
     int64_t dim() const { return up.cols; }
     int64_t words() const { return (neurons() + 63) / 64; }

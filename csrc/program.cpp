@@ -112,23 +112,26 @@ void Program::quantise(std::shared_ptr<Input> in, std::function<int64_t()> rows)
 // Pieces of several products over the same input: blocks of rows, one product after another.
 void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Product>> all,
                        std::function<int64_t()> rows) {
-    std::vector<int64_t> ends;  // first piece after each product
+    std::vector<int64_t> begins{0};  // first piece of each product, and the end
     for (const Product& p : *all)
-        ends.push_back((ends.empty() ? 0 : ends.back()) + ceil_div(p.rows.count, piece_rows(p.rows)));
-    step([rows, n = ends.back()] { return rows() ? n : 0; },
-         [this, in, all, ends, rows](int64_t piece, const Scratch&) {
-             size_t i = 0;
-             while (piece >= ends[i]) ++i;
+        begins.push_back(begins.back() + ceil_div(p.rows.count, piece_rows(p.rows)));
+    const auto of = [begins](int64_t piece) {
+        size_t i = 0;
+        while (piece >= begins[i + 1]) ++i;
+        return i;
+    };
+    step([rows, n = begins.back()] { return rows() ? n : 0; },
+         [this, in, all, of, begins, rows](int64_t piece, const Scratch&) {
+             const size_t i = of(piece);
              const Product& p = (*all)[i];
-             const int64_t size = piece_rows(p.rows), first = (piece - (i ? ends[i - 1] : 0)) * size;
+             const int64_t size = piece_rows(p.rows), first = (piece - begins[i]) * size;
              k_.product(p, *in, first, std::min(size, p.rows.count - first), 0, int(rows()));
          },
-         [all, ends](int64_t piece, int64_t end) {
-             size_t i = 0;
-             while (piece >= ends[i]) ++i;
+         [all, of, begins](int64_t piece, int64_t end) {
+             const size_t i = of(piece);
              const Rows& r = (*all)[i].rows;
-             const int64_t size = piece_rows(r), before = i ? ends[i - 1] : 0;
-             return stretch(r, (piece - before) * size, (std::min(end, ends[i]) - before) * size);
+             const int64_t size = piece_rows(r);
+             return stretch(r, (piece - begins[i]) * size, (end - begins[i]) * size);
          });
 }
 
@@ -251,7 +254,7 @@ void Program::ffn_by_neuron(std::shared_ptr<Ffn> f) {
          [=](int64_t first, int64_t end) {
              const int64_t ranges = batch_.decode_count() ? f->ranges() : 0;
              if (first >= ranges || f->mask) return Span{};  // which rows a mask names is not known yet
-             return stretch(f->gate.base ? f->gate : f->up, f->range_begin(int(first)),
+             return stretch(f->first(), f->range_begin(int(first)),
                             f->range_end(int(std::min(end, ranges)) - 1));
          });
     const int64_t groups = padded(f->dim()) / kGroup;
@@ -298,9 +301,7 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
              const int64_t first = piece * size;
              k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), 0, int(tokens()), s.local);
          },
-         [=](int64_t first, int64_t end) {
-             return stretch(f->gate.base ? f->gate : f->up, first * size, end * size);
-         });
+         [=](int64_t first, int64_t end) { return stretch(f->first(), first * size, end * size); });
     if (f->mask || f->fired || f->stats)
         step([this] { return int64_t(batch_.decode_count() > 0); },
              [this, f](int64_t, const Scratch&) { account_by_output(*f, batch_.decode_count()); });

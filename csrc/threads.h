@@ -66,7 +66,7 @@ class Pool {
         std::atomic<const uint8_t*> next{nullptr};
         std::atomic<int64_t> bytes{0};
     };
-    // What a waiting thread has fetched: `at` follows the Claim's `next`, from `base`.
+    // What a waiting thread has fetched of where its claim's `next` was `base`.
     struct Fetched {
         const uint8_t* base = nullptr;
         int64_t bytes = 0;

@@ -79,7 +79,7 @@ class Range {
           tokens(token_count),
           begin(f.range_begin(range)),
           end(f.range_end(range)),
-          first(f.gate.base ? f.gate : f.up),
+          first(f.first()),
           segments((Segment*)local),
           gate((float*)(segments + 4 * (end - begin))),
           list((int32_t*)(gate + (end - begin) * tokens)),
@@ -250,7 +250,7 @@ void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group) {
 // of prompt rows, token by token where down is a dot.
 void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint8_t* local) {
     constexpr int kTokens = 64;  // so that the tile of up values stays in L2
-    const Rows& gate = f.gate.base ? f.gate : f.up;
+    const Rows& gate = f.first();
     const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
     const int64_t row_step = f.by_output ? 1 : f.hidden_tokens, token_step = f.by_output ? f.neurons() : 1;
     float* up = (float*)local;  // one tile, in the order of hidden
@@ -402,7 +402,7 @@ void add_panel(const float* tile, int rows, const TileLists& lists, int tokens, 
                     const F c = Vec::set1(lists.c[t][k]);
                     const float* from = tile + lists.neuron[t][k] * kGroup + e * kLanes + l;
                     for (int i = 0; i < DT; ++i) sum[i] = Vec::fma(Vec::load(from + i * kLanes), c, sum[i]);
-                    if constexpr (B::has_minimum || B::excess > 0) total = Vec::add(total, c);
+                    if constexpr (B::has_minimum || excess<B> > 0) total = Vec::add(total, c);
                 }
                 for (int i = 0; i < DT; ++i) {
                     const int at = (e + i) * kLanes + l;
@@ -413,12 +413,6 @@ void add_panel(const float* tile, int rows, const TileLists& lists, int tokens, 
             }
 }
 
-template <class B> constexpr bool has_excess() {
-    if constexpr (B::quantised)
-        return one_scale<B> && B::excess > 0;
-    else
-        return false;
-}
 template <class B> constexpr bool tile_is_scaled() {
     if constexpr (B::quantised)
         return one_scale<B>;
@@ -470,7 +464,7 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
                 for (int k = 0; k < n; ++k)
                     decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup,
                                     scales + k * kLanes);
-                add_tile<tile_is_scaled<B>(), has_excess<B>()>(tile, scales, lists, tokens, acc);
+                add_tile<tile_is_scaled<B>(), sums_factors<B>()>(tile, scales, lists, tokens, acc);
             }
             for (int i = 0; i < tokens * kSums; i += Vec::width)
                 Vec::store(total + i, Vec::add(Vec::load(total + i), Vec::load(acc + i)));
