@@ -11,7 +11,7 @@ struct Segment {
     int64_t bytes, step = 0, count = 1;
 };
 
-// What to bring into L2 ahead of its use. A stream walks segments in the order in which they will be read;
+// What to bring into L1 ahead of its use. A stream walks segments in the order in which they will be read;
 // whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units work.
 // What nobody expected yet is fetched, as much as was owed, once it is.
 class Stream {
@@ -296,19 +296,24 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
         unroll<0, B::parts>([&](auto part) HC_INLINE_LAMBDA {
             constexpr int P = decltype(part)::value;
             load(part);
-            unroll<0, words * 4>([&](auto j) HC_INLINE_LAMBDA {
-                constexpr int W = decltype(j)::value / 4, Byte = decltype(j)::value % 4;
-                float* to = group + (4 * (P + W * B::parts) + Byte) * kLanes;
-                F sum = Vec::load(to);
+            unroll<0, words>([&](auto word) HC_INLINE_LAMBDA {  // four elements side by side: chains of sums
+                constexpr int W = decltype(word)::value;
+                float* to = group + 4 * (P + W * B::parts) * kLanes;
+                F sum[4];
+                for (int i = 0; i < 4; ++i) sum[i] = Vec::load(to + i * kLanes);
                 for (int k = 0; k < K; ++k)
-                    if constexpr (one_scale<B>)
-                        sum = Vec::fma(B::template value<P, W, Byte>(unit[k]), factor[k], sum);
-                    else
-                        sum = Vec::fma(weight<B, P, W, Byte>(unit[k], head[k]), factor[k], sum);
-                Vec::store(to, sum);
+                    unroll<0, 4>([&](auto byte) HC_INLINE_LAMBDA {
+                        constexpr int Byte = decltype(byte)::value;
+                        F& s = sum[Byte];
+                        if constexpr (one_scale<B>)
+                            s = Vec::fma(B::template value<P, W, Byte>(unit[k]), factor[k], s);
+                        else
+                            s = Vec::fma(weight<B, P, W, Byte>(unit[k], head[k]), factor[k], s);
+                    });
+                for (int i = 0; i < 4; ++i) Vec::store(to + i * kLanes, sum[i]);
             });
+            stream.fetch(K * n * (4 * B::units + B::header_quarters / 4) / B::parts);
         });
-        stream.fetch(K * n * (4 * B::units + B::header_quarters / 4));
     });
 }
 

@@ -125,7 +125,8 @@ struct Vec {
         }
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs[M - 1], _mm256_set1_epi16(1)));
     }
-    static HC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+    static HC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }  // into L1
+    static HC_INLINE void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 };
 
 }  // namespace

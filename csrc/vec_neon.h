@@ -113,7 +113,8 @@ struct Vec {
         for (int i = 0; i < M; ++i) acc = vdotq_s32(acc, vreinterpretq_s8_s32(w[i]), vld1q_s8(x + i * step));
         return acc;
     }
-    static HC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+    static HC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }  // into L1
+    static HC_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 };
 
 }  // namespace

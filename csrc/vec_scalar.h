@@ -131,6 +131,7 @@ struct Vec {
         return acc;
     }
     static HC_INLINE void prefetch(const void*) {}
+    static HC_INLINE void prefetch_l2(const void*) {}
 };
 
 }  // namespace

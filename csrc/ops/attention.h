@@ -116,7 +116,7 @@ template <class Use> inline void each_tile(const Attention& a, const void* cache
         if (more || after) {
             const uint8_t* next =
                 cache_rows(a, more ? cache : after, b, s, s.first + (more ? j + kPage : j % kPage));
-            for (int64_t i = 0; i < bytes; i += 64) Vec::prefetch(next + i);
+            for (int64_t i = 0; i < bytes; i += 64) Vec::prefetch_l2(next + i);
         }
         use(j, cache_rows(a, cache, b, s, s.first + j));
     }

@@ -430,9 +430,9 @@ template <class B> inline void fetch_groups(const Ffn& f, int64_t group, int64_t
         if constexpr (B::quantised) {
             const int64_t head = B::header_quarters * kLanes / 4;
             at = codes_of<B>(f.panels.neurons ? 0 : rows.cols / kBlock, group * kLanes), bytes -= head;
-            if (!f.panels.neurons) Vec::prefetch(rows.row(i) + group * head);
+            if (!f.panels.neurons) Vec::prefetch_l2(rows.row(i) + group * head);
         }
-        for (int64_t b = 0; b < bytes; b += 64) Vec::prefetch(down_row(f, i) + at + b);
+        for (int64_t b = 0; b < bytes; b += 64) Vec::prefetch_l2(down_row(f, i) + at + b);
     }
 }
 

@@ -5,7 +5,9 @@
 namespace hc {
 namespace {
 
-constexpr int64_t kAhead = 8 << 10;  // bytes between what is fetched and what is used
+// Bytes between what is fetched and what is used. A core keeps some fifty lines on their way and drops what
+// is fetched beyond them (Zen 3; docs/log.md).
+constexpr int64_t kAhead = 3 << 10;
 
 inline int64_t row_bytes(const Rows& rows) { return row_bytes(rows.type, rows.cols); }
 
