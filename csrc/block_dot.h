@@ -196,24 +196,19 @@ template <class P, int R, int T> HC_INLINE void add_columns(const uint8_t* const
     }
 }
 
-template <class P, int R, int T> inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0,
-                                                       float (&out)[R][T], Stream& stream) {
-    constexpr int A = Vec::accumulators, step = A * Vec::width, together = (R * T == 1 ? 2 : 16) * step;
-    F sum[A][R][T];
+// A tile of sums before any column; then what follows its last whole step of columns, and the dots.
+template <int R, int T> using PlainSums = F[Vec::accumulators][R][T];
+template <int R, int T> HC_INLINE void clear(PlainSums<R, T>& sum) {
     for (auto& part : sum)
         for (auto& of_row : part)
             for (F& each : of_row) each = Vec::zero();
+}
+template <class P, int R, int T> HC_INLINE void finish_plain(const uint8_t* const* rows, const Input& in,
+                                                             int t0, PlainSums<R, T>& sum,
+                                                             float (&out)[R][T]) {
+    constexpr int A = Vec::accumulators, step = A * Vec::width;
     const float* x = in.x + t0 * in.stride;
-    int64_t i = 0;
-    for (; i + together <= in.cols; i += together) {
-        add_columns<P>(rows, x, in.stride, i, i + together, sum);
-        stream.fetch(R * together * P::bytes);
-    }
-    const int64_t whole = in.cols / step * step;
-    add_columns<P>(rows, x, in.stride, i, whole, sum);
-    stream.fetch(R * (whole - i) * P::bytes);
-    i = whole;
-    for (; i < in.cols; i += Vec::width) {
+    for (int64_t i = in.cols / step * step; i < in.cols; i += Vec::width) {
         const int n = int(smaller<int64_t>(Vec::width, in.cols - i));
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < T; ++t)
@@ -226,6 +221,23 @@ template <class P, int R, int T> inline void dot_plain(const uint8_t* const* row
             for (int a = 1; a < A; ++a) s = Vec::add(s, sum[a][r][t]);
             out[r][t] = Vec::sum(s);
         }
+}
+
+template <class P, int R, int T> inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0,
+                                                       float (&out)[R][T], Stream& stream) {
+    constexpr int step = Vec::accumulators * Vec::width, together = (R * T == 1 ? 2 : 16) * step;
+    PlainSums<R, T> sum;
+    clear<R, T>(sum);
+    const float* x = in.x + t0 * in.stride;
+    int64_t i = 0;
+    for (; i + together <= in.cols; i += together) {
+        add_columns<P>(rows, x, in.stride, i, i + together, sum);
+        stream.fetch(R * together * P::bytes);
+    }
+    const int64_t whole = in.cols / step * step;
+    add_columns<P>(rows, x, in.stride, i, whole, sum);
+    stream.fetch(R * (whole - i) * P::bytes);
+    finish_plain<P, R, T>(rows, in, t0, sum, out);
 }
 
 // The same for either kind of type.

@@ -24,6 +24,28 @@ struct Sink {
     }
 };
 
+// Dots of `tiles` times R plain rows with T tokens, a slice of columns at a time: the tokens' slice stays in
+// L1 for all the rows, whose sums wait in memory meanwhile. Sums in dot_plain's order. `cold` rows are not in
+// L2.
+constexpr int kTiles = 8;
+template <class P, int R, int T> void dot_slices(const uint8_t* const* rows, int tiles, const Input& in,
+                                                 int t0, bool cold, float (*out)[R][T]) {
+    constexpr int step = Vec::accumulators * Vec::width, slice = 16 * step;
+    PlainSums<R, T> sum[kTiles];
+    for (int i = 0; i < tiles; ++i) clear<R, T>(sum[i]);
+    const int64_t whole = in.cols / step * step;
+    for (int64_t at = 0; at < whole; at += slice)
+        for (int i = 0; i < tiles; ++i) {
+            const bool last = i + 1 == tiles;
+            for (int r = 0; cold && r < R; ++r)
+                for (int64_t b = 0; b < slice * P::bytes; b += 64)
+                    Vec::prefetch(rows[(last ? 0 : i + 1) * R + r] + (at + last * slice) * P::bytes + b);
+            add_columns<P>(rows + i * R, in.x + t0 * in.stride, in.stride, at, smaller(at + slice, whole),
+                           sum[i]);
+        }
+    for (int i = 0; i < tiles; ++i) finish_plain<P, R, T>(rows + i * R, in, t0, sum[i], out[i]);
+}
+
 // Dots of `count` rows (first, first + 1, ..., or those that a list names) with tokens [t0, t1). Tokens
 // outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1, so only the first tile
 // fetches ahead.
@@ -33,8 +55,6 @@ template <class B> HC_NOINLINE void dots_of(const Rows& rows, const int32_t* lis
     const Input in = input;  // a copy that no store can change: its addresses stay in registers
     constexpr int RT = B::quantised ? Vec::row_tile : Vec::plain_rows;
     constexpr int TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
-    // Several plain rows are long: read side by side they are not what the stream fetches.
-    const bool together = B::quantised || t1 - t0 > kMaxDecodeRows;
     const auto row = [&](int64_t r) { return list ? list[r] : first + r; };
     Stream idle;
     const auto tile = [&](auto row_count, auto token_count, int64_t r, int t) HC_INLINE_LAMBDA {
@@ -46,10 +66,24 @@ template <class B> HC_NOINLINE void dots_of(const Rows& rows, const int32_t* lis
         for (int i = 0; i < R; ++i)
             for (int j = 0; j < T; ++j) sink.put(r + i, t - t0 + j, row(r + i), d[i][j]);
     };
+    // Rows from r on that fill tiles, for TT tokens; returns how many.
+    const auto slices = [&](int64_t r, int t) {
+        const int tiles = int(smaller<int64_t>(kTiles, (count - r) / RT));
+        const uint8_t* w[kTiles * RT];
+        for (int i = 0; i < tiles * RT; ++i) w[i] = rows.row(row(r + i));
+        float d[kTiles][RT][TT];
+        if constexpr (!B::quantised) dot_slices<B, RT, TT>(w, tiles, in, t, t == t0, d);
+        for (int i = 0; i < tiles * RT; ++i)
+            for (int j = 0; j < TT; ++j) sink.put(r + i, t - t0 + j, row(r + i), d[i / RT][i % RT][j]);
+        return tiles * RT;
+    };
     int t = t0;
     for (; t + TT <= t1; t += TT) {
         int64_t r = 0;
-        for (; together && r + RT <= count; r += RT) tile(Index<RT>{}, Index<TT>{}, r, t);
+        if constexpr (B::quantised)
+            for (; r + RT <= count; r += RT) tile(Index<RT>{}, Index<TT>{}, r, t);
+        else
+            while (t1 - t0 > kMaxDecodeRows && r + RT <= count) r += slices(r, t);
         for (; r < count; ++r) tile(Index<1>{}, Index<TT>{}, r, t);
     }
     for (; t < t1; ++t)
