@@ -308,7 +308,8 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
         unroll<0, B::parts>([&](auto part) HC_INLINE_LAMBDA {
             constexpr int P = decltype(part)::value;
             load(part);
-            unroll<0, words>([&](auto word) HC_INLINE_LAMBDA {  // four elements side by side: chains of sums
+            // A word's four elements side by side: as many chains of additions.
+            unroll<0, words>([&](auto word) HC_INLINE_LAMBDA {
                 constexpr int W = decltype(word)::value;
                 float* to = group + 4 * (P + W * B::parts) * kLanes;
                 F sum[4];

@@ -36,10 +36,10 @@ template <class P, int R, int T> void dot_slices(const uint8_t* const* rows, int
     const int64_t whole = in.cols / step * step;
     for (int64_t at = 0; at < whole; at += slice)
         for (int i = 0; i < tiles; ++i) {
-            const bool last = i + 1 == tiles;
-            for (int r = 0; cold && r < R; ++r)
+            const int64_t next = i + 1 < tiles ? at : at + slice;
+            for (int r = 0; cold && next < whole && r < R; ++r)
                 for (int64_t b = 0; b < slice * P::bytes; b += 64)
-                    Vec::prefetch(rows[(last ? 0 : i + 1) * R + r] + (at + last * slice) * P::bytes + b);
+                    Vec::prefetch(rows[(i + 1) % tiles * R + r] + next * P::bytes + b);
             add_columns<P>(rows + i * R, in.x + t0 * in.stride, in.stride, at, smaller(at + slice, whole),
                            sum[i]);
         }
@@ -67,12 +67,12 @@ template <class B> HC_NOINLINE void dots_of(const Rows& rows, const int32_t* lis
             for (int j = 0; j < T; ++j) sink.put(r + i, t - t0 + j, row(r + i), d[i][j]);
     };
     // Rows from r on that fill tiles, for TT tokens; returns how many.
-    const auto slices = [&](int64_t r, int t) {
+    const auto slices = [&](auto type, int64_t r, int t) {
         const int tiles = int(smaller<int64_t>(kTiles, (count - r) / RT));
         const uint8_t* w[kTiles * RT];
         for (int i = 0; i < tiles * RT; ++i) w[i] = rows.row(row(r + i));
         float d[kTiles][RT][TT];
-        if constexpr (!B::quantised) dot_slices<B, RT, TT>(w, tiles, in, t, t == t0, d);
+        dot_slices<decltype(type), RT, TT>(w, tiles, in, t, t == t0, d);
         for (int i = 0; i < tiles * RT; ++i)
             for (int j = 0; j < TT; ++j) sink.put(r + i, t - t0 + j, row(r + i), d[i / RT][i % RT][j]);
         return tiles * RT;
@@ -83,7 +83,7 @@ template <class B> HC_NOINLINE void dots_of(const Rows& rows, const int32_t* lis
         if constexpr (B::quantised)
             for (; r + RT <= count; r += RT) tile(Index<RT>{}, Index<TT>{}, r, t);
         else
-            while (t1 - t0 > kMaxDecodeRows && r + RT <= count) r += slices(r, t);
+            while (t1 - t0 > kMaxDecodeRows && r + RT <= count) r += slices(B{}, r, t);
         for (; r < count; ++r) tile(Index<1>{}, Index<TT>{}, r, t);
     }
     for (; t < t1; ++t)
