@@ -14,7 +14,7 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows of one piece of a product, so that a piece stays in L2 for all its tokens: about 64 KB of weights, or
-// 192 KB of plain ones, whose tokens do not.
+// 192 KB of plain ones, whose tokens do not stay there and are read again for every piece.
 int64_t piece_rows(const Rows& rows) {
     const int64_t bytes = (is_quantised(rows.type) ? 64 : 192) << 10;
     return std::clamp<int64_t>(bytes / std::max<int64_t>(1, row_size(rows.type, rows.cols)), 8, 256);
