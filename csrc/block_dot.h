@@ -27,6 +27,14 @@ class Stream {
         else
             *end_++ = {at, bytes};
     }
+    // `bytes` were read without it.
+    void pass(int64_t bytes) {
+        while (bytes > 0 && (at_ < stop_ || advance())) {
+            const int64_t part = smaller<int64_t>(bytes, stop_ - at_);
+            at_ += part;
+            bytes -= part;
+        }
+    }
     HC_INLINE void fetch(int64_t bytes) {
         owed_ += bytes;
         for (; owed_ >= 64; owed_ -= 64, at_ += 64) {
@@ -166,12 +174,18 @@ template <class B, int R, int T> HC_INLINE void dot_quantised(const uint8_t* con
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
 }
 
+// Bytes [begin, end) of each of some rows, which will be read next.
+struct Ahead {
+    const uint8_t* const* rows;
+    int64_t begin, end;
+};
+
 // Products of columns [i, end) of R rows and T tokens, a multiple of `step`: sum[a] gets those of every
-// A-th vector from the a-th on, in order. For several tokens one a after another, so that a tile of sums fits
-// in registers; the columns are few enough to stay in L1.
-template <class P, int R, int T> HC_INLINE void add_columns(const uint8_t* const* rows, const float* x,
-                                                            int64_t stride, int64_t i, int64_t end,
-                                                            F (&sum)[Vec::accumulators][R][T]) {
+// A-th vector from the a-th on, in order. For several rows one a after another, so that a tile of sums fits
+// in registers; the columns are few enough to stay in L1. Meanwhile what lies ahead is fetched.
+template <class P, int R, int T>
+HC_INLINE void add_columns(const uint8_t* const* rows, const float* x, int64_t stride, int64_t i, int64_t end,
+                           F (&sum)[Vec::accumulators][R][T], const Ahead& ahead = {nullptr, 0, 0}) {
     constexpr int A = Vec::accumulators, step = A * Vec::width;
     const auto add = [&](int64_t at, F(&s)[R][T]) HC_INLINE_LAMBDA {
         F w[R];
@@ -181,12 +195,14 @@ template <class P, int R, int T> HC_INLINE void add_columns(const uint8_t* const
             for (int r = 0; r < R; ++r) s[r][t] = Vec::fma(w[r], v, s[r][t]);
         }
     };
-    if constexpr (R * T == 1) {
+    if constexpr (R == 1) {
         for (; i < end; i += step)
             for (int a = 0; a < A; ++a) add(i + a * Vec::width, sum[a]);
         return;
     }
     for (int a = 0; a < A; ++a) {
+        for (int64_t b = ahead.begin + 64 * a; b < ahead.end; b += 64 * A)
+            for (int r = 0; r < R; ++r) Vec::prefetch(ahead.rows[r] + b);
         F own[R][T];
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < T; ++t) own[r][t] = sum[a][r][t];
@@ -223,30 +239,31 @@ template <class P, int R, int T> HC_INLINE void finish_plain(const uint8_t* cons
         }
 }
 
-template <class P, int R, int T> inline void dot_plain(const uint8_t* const* rows, const Input& in, int t0,
-                                                       float (&out)[R][T], Stream& stream) {
-    constexpr int step = Vec::accumulators * Vec::width, together = (R * T == 1 ? 2 : 16) * step;
-    PlainSums<R, T> sum;
-    clear<R, T>(sum);
+// Dots of one plain row with T tokens, whose sums stay in registers: two tokens at most.
+template <class P, int T>
+inline void dot_plain(const uint8_t* row, const Input& in, int t0, float (&out)[1][T], Stream& stream) {
+    constexpr int step = Vec::accumulators * Vec::width, together = 2 * step;
+    PlainSums<1, T> sum;
+    clear<1, T>(sum);
     const float* x = in.x + t0 * in.stride;
     int64_t i = 0;
     for (; i + together <= in.cols; i += together) {
-        add_columns<P>(rows, x, in.stride, i, i + together, sum);
-        stream.fetch(R * together * P::bytes);
+        add_columns<P>(&row, x, in.stride, i, i + together, sum);
+        stream.fetch(together * P::bytes);
     }
     const int64_t whole = in.cols / step * step;
-    add_columns<P>(rows, x, in.stride, i, whole, sum);
-    stream.fetch(R * (whole - i) * P::bytes);
-    finish_plain<P, R, T>(rows, in, t0, sum, out);
+    add_columns<P>(&row, x, in.stride, i, whole, sum);
+    stream.fetch((whole - i) * P::bytes);
+    finish_plain<P, 1, T>(&row, in, t0, sum, out);
 }
 
-// The same for either kind of type.
+// The same for either kind of type; plain rows come one by one.
 template <class B, int R, int T> HC_INLINE void dot_tile(const uint8_t* const* rows, const Input& in, int t0,
                                                          float (&out)[R][T], Stream& stream) {
     if constexpr (B::quantised)
         dot_quantised<B, R, T>(rows, in, t0, out, stream);
     else
-        dot_plain<B, R, T>(rows, in, t0, out, stream);
+        dot_plain<B, T>(rows[0], in, t0, out, stream);
 }
 
 // Whether a weight is one code times one scale, so that scale and coefficient can be multiplied beforehand.

@@ -26,22 +26,21 @@ struct Sink {
 
 // Dots of `tiles` times R plain rows with T tokens, a slice of columns at a time: the tokens' slice stays in
 // L1 for all the rows, whose sums wait in memory meanwhile. Sums in dot_plain's order. `cold` rows are not in
-// L2.
+// L2: their slices are short, so that no more is on its way than a core keeps.
 constexpr int kTiles = 8;
-template <class P, int R, int T> void dot_slices(const uint8_t* const* rows, int tiles, const Input& in,
-                                                 int t0, bool cold, float (*out)[R][T]) {
-    constexpr int step = Vec::accumulators * Vec::width, slice = 16 * step;
+template <class P, int R, int T> HC_NOINLINE void dot_slices(const uint8_t* const* rows, int tiles,
+                                                             const Input& in, int t0, bool cold,
+                                                             float (*out)[R][T]) {
+    constexpr int step = Vec::accumulators * Vec::width;
+    const int64_t whole = in.cols / step * step, slice = (cold ? 4 : 16) * step;
     PlainSums<R, T> sum[kTiles];
     for (int i = 0; i < tiles; ++i) clear<R, T>(sum[i]);
-    const int64_t whole = in.cols / step * step;
     for (int64_t at = 0; at < whole; at += slice)
         for (int i = 0; i < tiles; ++i) {
-            const int64_t next = i + 1 < tiles ? at : at + slice;
-            for (int r = 0; cold && next < whole && r < R; ++r)
-                for (int64_t b = 0; b < slice * P::bytes; b += 64)
-                    Vec::prefetch(rows[(i + 1) % tiles * R + r] + next * P::bytes + b);
-            add_columns<P>(rows + i * R, in.x + t0 * in.stride, in.stride, at, smaller(at + slice, whole),
-                           sum[i]);
+            const int64_t end = smaller(at + slice, whole), next = i + 1 < tiles ? at : at + slice;
+            const uint8_t* const* after = rows + (i + 1) % tiles * R;
+            const Ahead ahead{after, next * P::bytes, cold ? smaller(next + slice, whole) * P::bytes : 0};
+            add_columns<P>(rows + i * R, in.x + t0 * in.stride, in.stride, at, end, sum[i], ahead);
         }
     for (int i = 0; i < tiles; ++i) finish_plain<P, R, T>(rows + i * R, in, t0, sum[i], out[i]);
 }
@@ -66,27 +65,43 @@ template <class B> HC_NOINLINE void dots_of(const Rows& rows, const int32_t* lis
         for (int i = 0; i < R; ++i)
             for (int j = 0; j < T; ++j) sink.put(r + i, t - t0 + j, row(r + i), d[i][j]);
     };
-    // Rows from r on that fill tiles, for TT tokens; returns how many.
-    const auto slices = [&](auto type, int64_t r, int t) {
+    // Plain rows from r on that fill tiles; returns how many.
+    const auto slices = [&](auto token_count, int64_t r, int t) HC_INLINE_LAMBDA {
+        constexpr int T = decltype(token_count)::value;
         const int tiles = int(smaller<int64_t>(kTiles, (count - r) / RT));
         const uint8_t* w[kTiles * RT];
         for (int i = 0; i < tiles * RT; ++i) w[i] = rows.row(row(r + i));
-        float d[kTiles][RT][TT];
-        dot_slices<decltype(type), RT, TT>(w, tiles, in, t, t == t0, d);
+        float d[kTiles][RT][T];
+        dot_slices<B, RT, T>(w, tiles, in, t, t == t0, d);
+        if (t == t0) stream.pass(tiles * RT * row_bytes(rows));
         for (int i = 0; i < tiles * RT; ++i)
-            for (int j = 0; j < TT; ++j) sink.put(r + i, t - t0 + j, row(r + i), d[i / RT][i % RT][j]);
+            for (int j = 0; j < T; ++j) sink.put(r + i, t - t0 + j, row(r + i), d[i / RT][i % RT][j]);
         return tiles * RT;
     };
-    int t = t0;
-    for (; t + TT <= t1; t += TT) {
+    // All rows with tokens [t, t + T).
+    const auto all_rows = [&](auto token_count, int t) HC_INLINE_LAMBDA {
+        constexpr int T = decltype(token_count)::value;
         int64_t r = 0;
-        if constexpr (B::quantised)
-            for (; r + RT <= count; r += RT) tile(Index<RT>{}, Index<TT>{}, r, t);
-        else
-            while (t1 - t0 > kMaxDecodeRows && r + RT <= count) r += slices(B{}, r, t);
-        for (; r < count; ++r) tile(Index<1>{}, Index<TT>{}, r, t);
-    }
-    for (; t < t1; ++t)
+        if constexpr (B::quantised) {
+            for (; r + RT <= count; r += RT) tile(Index<RT>{}, token_count, r, t);
+            for (; r < count; ++r) tile(Index<1>{}, token_count, r, t);
+        } else {
+            // Two tokens alone are read for row by row, which keeps memory busier.
+            while ((T > 2 || t > t0) && r + RT <= count) r += slices(token_count, r, t);
+            for (; r < count; ++r) {
+                for (int k = 0; k + 2 <= T; k += 2) tile(Index<1>{}, Index<2>{}, r, t + k);
+                if constexpr (T % 2 == 1) tile(Index<1>{}, Index<1>{}, r, t + T - 1);
+            }
+        }
+    };
+    int t = t0;
+    for (; t + TT <= t1; t += TT) all_rows(Index<TT>{}, t);
+    if constexpr (TT > 3)
+        if (t1 - t == 3) return all_rows(Index<3>{}, t);
+    if constexpr (TT > 2)
+        if (t1 - t == 2) return all_rows(Index<2>{}, t);
+    // A single row at a time reads memory best, and one token asks for no more.
+    if (t < t1)
         for (int64_t r = 0; r < count; ++r) tile(Index<1>{}, Index<1>{}, r, t);
 }
 

@@ -412,7 +412,7 @@ int main(int argc, char** argv) {
     for (Type type : {F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4}) {
         const int64_t unit = block_size(type).weights == 256 ? 256 : 32;
         for (int64_t cols : {32, 64, 96, 256, 512, 544, 768, 1120})
-            for (int tokens : {1, 2, 5, 9, 21})  // more than kMaxDecodeRows: tiles of several plain rows
+            for (int tokens : {1, 2, 3, 5, 6, 7, 21})  // whole tiles of tokens, and every number left over
                 if (cols % unit == 0) test_linear(*k, pool, type, cols, tokens);
         for (bool by_output : {false, true})
             for (Activation a : {kRelu, kDRelu, kRelu2, kSilu, kGelu})
