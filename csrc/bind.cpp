@@ -251,7 +251,7 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
     f.skip = skip, f.accumulate = accumulate;
     f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.words()) : nullptr;
     f.fired = fired ? data_of(*fired, "ffn: fired", decode, f.words()) : nullptr;
-    f.stats = vector_of(stats, "ffn: stats", kStats);
+    f.stats = reinterpret_cast<FfnCounts*>(vector_of(stats, "ffn: stats", sizeof(FfnCounts) / 8));
     f.out = data_of(out, "ffn: out", rows, dim);
     p.program.ffn(f, data_of(x, "ffn: x", rows, dim));
 }

@@ -49,8 +49,10 @@ class Stream {
             if (next_ == end_) return false;
             segment_ = *next_++;
         }
-        at_ = segment_.at, stop_ = at_ + segment_.bytes;
-        segment_.at += segment_.step, --segment_.count;
+        at_ = segment_.at;
+        stop_ = at_ + segment_.bytes;
+        segment_.at += segment_.step;
+        --segment_.count;
         return true;
     }
 
@@ -102,16 +104,19 @@ template <bool Short = false, class Fn> HC_INLINE void for_groups(int64_t blocks
                               [&](int lanes, int l, int n) HC_INLINE_LAMBDA { fn(block, lanes, l, n); });
 }
 
-// What codes that are too large have added to a dot.
+// log2 of a power of two.
+constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
+
+// What a dot starts from, so that codes may be too large: the offset times the sum of x, negative.
 template <class B> HC_INLINE I start_of(const Input& in, int t, int64_t at, bool high) {
-    constexpr int shift = B::signed_codes ? Vec::signed_shift : B::shift;
-    if constexpr (shift == 0) return Vec::zero_i();
+    constexpr int offset = B::signed_codes ? Vec::signed_offset : B::offset;
+    if constexpr (offset == 0) return Vec::zero_i();
     I sum = Vec::load_i(in.sums(t) + at);
     if constexpr (B::halves) {
         const I low = Vec::load_i(in.low_sums(t) + at);
         sum = high ? Vec::sub_i(sum, low) : low;
     }
-    return Vec::sub_i(Vec::zero_i(), Vec::template shl<shift>(sum));
+    return Vec::sub_i(Vec::zero_i(), Vec::template shl<log2_of(offset)>(sum));
 }
 
 // One group of R rows and T tokens: lanes [l, l + n) of a group of `lanes` blocks that starts at `block`.
@@ -269,28 +274,26 @@ template <class B, int R, int T> HC_INLINE void dot_tile(const uint8_t* const* r
 // Whether a weight is one code times one scale, so that scale and coefficient can be multiplied beforehand.
 template <class B> constexpr bool one_scale = !B::halves && !B::has_minimum;
 
-// How much too large a code is.
-template <class B> constexpr int excess = B::shift ? 1 << B::shift : 0;
-
 // Whether sums of rows need those of the factors too.
 template <class B> constexpr bool sums_factors() {
     if constexpr (B::quantised)
-        return one_scale<B> && excess<B> > 0;
+        return one_scale<B> && B::offset > 0;
     else
         return false;
 }
 
-// The code of one element, with its excess or without.
-template <class B, int P, int W, int Byte, bool Excess> HC_INLINE F code(const I* unit) {
-    constexpr int times = B::template times<W, Byte>(), less = Excess ? 0 : excess<B>;
+// The code of one element, too large by its offset or put right.
+template <class B, int P, int W, int Byte, bool PutRight> HC_INLINE F code(const I* unit) {
+    constexpr int times = B::template times<W, Byte>();
     const F value = B::template value<P, W, Byte>(unit);
-    if constexpr (less > 0) return Vec::fma(value, Vec::set1(1.0f / times), Vec::set1(-less));
+    if constexpr (PutRight && B::offset > 0)
+        return Vec::fma(value, Vec::set1(1.0f / times), Vec::set1(-B::offset));
     return times == 1 ? value : Vec::mul(value, Vec::set1(1.0f / times));
 }
 
 // The weight of one element: its code times the scale, plus the minimum.
 template <class B, int P, int W, int Byte> HC_INLINE F weight(const I* unit, const Head& head) {
-    const F value = code<B, P, W, Byte, false>(unit);
+    const F value = code<B, P, W, Byte, true>(unit);
     if constexpr (B::has_minimum) return Vec::add(Vec::mul(value, head.scale), head.minimum);
     return Vec::mul(value, B::halves && W ? head.high_scale : head.scale);
 }
@@ -360,8 +363,8 @@ struct PanelRun {
 // y + what a run adds to one output: the sum of its c[k] value[k], here `times` as much, put right and
 // scaled, and the minimum for each of its c[k], whose sum is `total`.
 template <class B> HC_INLINE F add_run(F sum, int times, F total, const Head& head, F y) {
-    if constexpr (excess<B> > 0)
-        sum = Vec::fma(sum, Vec::set1(1.0f / times), Vec::mul(total, Vec::set1(-excess<B>)));
+    if constexpr (B::offset > 0)
+        sum = Vec::fma(sum, Vec::set1(1.0f / times), Vec::mul(total, Vec::set1(-B::offset)));
     else if (times > 1)
         sum = Vec::mul(sum, Vec::set1(1.0f / times));
     y = Vec::fma(sum, head.scale, y);
@@ -443,7 +446,7 @@ inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float
 template <class B> inline void unpack_group(const float* packed, float* out, int64_t cols, int64_t group) {
     const int64_t lanes = smaller<int64_t>(kLanes, cols / kBlock - group * kLanes);
     unroll<0, kBlock>([&](auto element) {
-        constexpr int e = decltype(element)::value, more = sums_factors<B>() ? excess<B> : 0;
+        constexpr int e = decltype(element)::value, more = sums_factors<B>() ? B::offset : 0;
         constexpr float unit = one_scale<B> ? 1.0f / B::template times<e / 4 / B::parts, e % 4>() : 1;
         for (int64_t l = 0; l < lanes; ++l)
             out[l * kBlock + e] = packed[e * kLanes + l] * unit - more * packed[kGroup + l];

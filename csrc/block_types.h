@@ -14,11 +14,11 @@ namespace {
 using F = Vec::F;
 using I = Vec::I;
 
-template <int N> struct Index {
+template <int N> struct Constant {
     static constexpr int value = N;
 };
 template <int Begin, class Fn, int... N> HC_INLINE void unroll(Fn&& fn, std::integer_sequence<int, N...>) {
-    (fn(Index<Begin + N>{}), ...);
+    (fn(Constant<Begin + N>{}), ...);
 }
 template <int Begin, int End, class Fn> HC_INLINE void unroll(Fn&& fn) {
     unroll<Begin>(fn, std::make_integer_sequence<int, End - Begin>{});
@@ -51,7 +51,7 @@ struct TypeBase {
     static constexpr int parts = 4, words_per_part = 2, units = 4;
     static constexpr bool signed_codes = false;  // whether word() gives int8 or codes 0..127
     static constexpr int code_bits = 4;          // of the largest magnitude that word() gives
-    static constexpr int shift = 0;              // codes are 1 << shift too large, when not 0
+    static constexpr int offset = 0;             // how much too large codes are: a power of two, or 0
     static constexpr bool halves = false;        // two scales in a block, of 16 weights each
     static constexpr bool has_minimum = false;
     static constexpr bool super =
@@ -98,7 +98,7 @@ struct Bytes : TypeBase {
 };
 
 struct BlockQ4_0 : Nibbles {
-    static constexpr int header_quarters = 8, shift = 3;
+    static constexpr int header_quarters = 8, offset = 8;
     static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
 };
 
@@ -112,9 +112,8 @@ struct BlockQ4_1 : Nibbles {
 struct FiveBits : Bytes {
     static constexpr int units = 5, code_bits = 5;
     template <int P, int W> static HC_INLINE I word(const I* unit) {
-        constexpr int w = P + 4 * W;
-        const I high =
-            w <= 4 ? Vec::shl<4 - (w <= 4 ? w : 4)>(unit[4]) : Vec::shr<(w > 4 ? w : 4) - 4>(unit[4]);
+        constexpr int w = P + 4 * W, left = w < 4 ? 4 - w : 0, right = w < 4 ? 0 : w - 4;  // to bit 4
+        const I high = w < 4 ? Vec::shl<left>(unit[4]) : Vec::shr<right>(unit[4]);
         return Vec::bit_or(nibbles<W>(unit[P]), Vec::bit_and(high, Vec::set1_i(0x10101010)));
     }
     template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
@@ -123,7 +122,7 @@ struct FiveBits : Bytes {
 };
 
 struct BlockQ5_0 : FiveBits {
-    static constexpr int header_quarters = 8, shift = 4;
+    static constexpr int header_quarters = 8, offset = 16;
     static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
 };
 
@@ -173,7 +172,7 @@ struct BlockQ5_K : FiveBits, KBlock {
 
 // Two high bits: byte c of unit 4 + w / 4 holds those of element 4w + c at bit 2 (w % 4).
 struct BlockQ6_K : Bytes {
-    static constexpr int header_quarters = 9, units = 6, code_bits = 6, shift = 5;
+    static constexpr int header_quarters = 9, units = 6, code_bits = 6, offset = 32;
     static constexpr bool halves = true, super = true;
     static HC_INLINE Head head(const Lanes& s) {
         const int64_t supers = s.blocks / 8;
@@ -187,8 +186,8 @@ struct BlockQ6_K : Bytes {
         return {Vec::mul(f16_lanes(s, 0), Vec::to_float(scale)), Vec::zero(), Vec::zero()};
     }
     template <int P, int W> static HC_INLINE I word(const I* unit) {
-        const I high = P < 2 ? Vec::shl < P<2 ? 4 - 2 * P : 0>(unit[4 + W])
-                             : Vec::shr < P<2 ? 0 : 2 * P - 4>(unit[4 + W]);
+        constexpr int left = P < 2 ? 4 - 2 * P : 0, right = P < 2 ? 0 : 2 * P - 4;  // to bits 4 and 5
+        const I high = P < 2 ? Vec::shl<left>(unit[4 + W]) : Vec::shr<right>(unit[4 + W]);
         return Vec::bit_or(nibbles<W>(unit[P]), Vec::bit_and(high, Vec::set1_i(0x30303030)));
     }
     template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {

@@ -1,7 +1,8 @@
 // Compiled once per ISA: HC_ISA names the table, the compiler's flags allow the instructions.
 #include "kernels.h"
 #include "ops/attention.h"
-#include "ops/ffn.h"
+#include "ops/ffn_decode.h"
+#include "ops/ffn_prompt.h"
 #include "ops/norm_rope.h"
 #include "ops/quantise.h"
 

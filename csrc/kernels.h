@@ -9,6 +9,14 @@
 #include <cstddef>
 #include <cstdint>
 
+// This header is compiled once per ISA too: a function of it that stayed one would be a weak symbol, of which
+// the linker keeps any ISA's.
+#if defined(_MSC_VER)
+#define HC_SMALL __forceinline
+#else
+#define HC_SMALL inline __attribute__((always_inline))
+#endif
+
 namespace hc {
 
 constexpr int kPage = 32;           // positions of one KV page
@@ -20,7 +28,6 @@ constexpr int kGroup = kBlock * kLanes;
 constexpr int kSums = kGroup + kLanes;  // floats that sums of packed rows take for a group: see axpy
 constexpr int kPromptTile = 64;         // the most prompt rows of one piece of an FFN's down sums
 constexpr int kMaxRanges = 32;          // pieces that one layer's neurons are cut into
-constexpr int kStats = 5;               // numbers of hotcold.kernels.backend.FFNStats
 
 enum Type : int {
     F32 = 0,
@@ -42,7 +49,7 @@ enum Type : int {
 struct BlockSize {
     int weights, bytes;
 };
-static inline BlockSize block_size(Type type) {
+HC_SMALL BlockSize block_size(Type type) {
     switch (type) {
         case F32: return {1, 4};
         case F16:
@@ -60,12 +67,12 @@ static inline BlockSize block_size(Type type) {
     }
     return {0, 0};
 }
-static inline bool is_quantised(Type type) { return block_size(type).weights > 1; }
-static inline int64_t row_bytes(Type type, int64_t cols) {
+HC_SMALL bool is_quantised(Type type) { return block_size(type).weights > 1; }
+HC_SMALL int64_t row_bytes(Type type, int64_t cols) {
     return cols / block_size(type).weights * block_size(type).bytes;
 }
-static inline int64_t padded(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
-static inline int64_t sums_of(int64_t n) { return (n + kGroup - 1) / kGroup * kSums; }
+HC_SMALL int64_t padded(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
+HC_SMALL int64_t sums_of(int64_t n) { return (n + kGroup - 1) / kGroup * kSums; }
 
 // `count` weight rows of `cols` weights, `stride` bytes apart.
 struct Rows {
@@ -74,7 +81,7 @@ struct Rows {
     int64_t count = 0;
     int64_t cols = 0;
     Type type = F32;
-    const uint8_t* row(int64_t i) const { return base + i * stride; }
+    HC_SMALL const uint8_t* row(int64_t i) const { return base + i * stride; }
 };
 
 // Down by output, its blocks along the neurons: each panel holds the neurons of one block. First the scales
@@ -83,18 +90,18 @@ struct Panels {
     int64_t neurons = 0;  // 32 or 256; 0: no panels
     int64_t header = 0;   // bytes of scales
     int64_t row = 0;      // bytes of one neuron's codes
-    int64_t bytes() const { return header + neurons * row; }
+    HC_SMALL int64_t bytes() const { return header + neurons * row; }
 };
 // Neurons whose weights of one output share one scale; panels of 256 hold several such runs.
-static inline int scale_run(Type type) { return type == Q6_K ? 16 : kBlock; }
+HC_SMALL int scale_run(Type type) { return type == Q6_K ? 16 : kBlock; }
 
 // One step's numbers; see hotcold.kernels.backend.Batch.
 struct Batch {
     const int32_t *counts, *tokens, *positions, *sequence, *slots, *pages, *lengths, *logits_rows;
     int64_t pages_per_sequence;
-    int tokens_count() const { return counts[0]; }
-    int decode_count() const { return counts[1]; }
-    int prompt_count() const { return counts[0] - counts[1]; }
+    HC_SMALL int tokens_count() const { return counts[0]; }
+    HC_SMALL int decode_count() const { return counts[1]; }
+    HC_SMALL int prompt_count() const { return counts[0] - counts[1]; }
 };
 
 // Activations of several tokens: float rows and, where a quantised weight will meet them, int8 codes per 32
@@ -105,11 +112,17 @@ struct Input {
     uint8_t* quantised = nullptr;
     int64_t cols = 0;
 
-    static int64_t token_bytes(int64_t cols) { return padded(cols) + padded(cols) / kBlock * 12; }
-    int8_t* codes(int t) const { return reinterpret_cast<int8_t*>(quantised + t * token_bytes(cols)); }
-    float* scales(int t) const { return reinterpret_cast<float*>(codes(t) + padded(cols)); }
-    int32_t* sums(int t) const { return reinterpret_cast<int32_t*>(scales(t) + padded(cols) / kBlock); }
-    int32_t* low_sums(int t) const { return sums(t) + padded(cols) / kBlock; }  // of each block's first half
+    HC_SMALL static int64_t token_bytes(int64_t cols) { return padded(cols) + padded(cols) / kBlock * 12; }
+    HC_SMALL int8_t* codes(int t) const {
+        return reinterpret_cast<int8_t*>(quantised + t * token_bytes(cols));
+    }
+    HC_SMALL float* scales(int t) const { return reinterpret_cast<float*>(codes(t) + padded(cols)); }
+    HC_SMALL int32_t* sums(int t) const {
+        return reinterpret_cast<int32_t*>(scales(t) + padded(cols) / kBlock);
+    }
+    HC_SMALL int32_t* low_sums(int t) const {
+        return sums(t) + padded(cols) / kBlock;
+    }  // of each block's first half
 };
 
 // out[t * stride + r] (+)= rows[r] . x[t] + bias[r].
@@ -122,7 +135,19 @@ struct Product {
 };
 
 enum Activation : int { kRelu = 0, kDRelu = 1, kRelu2 = 2, kSilu = 3, kGelu = 4 };
-inline bool can_skip(Activation a) { return a == kRelu || a == kDRelu || a == kRelu2; }
+HC_SMALL bool can_skip(Activation a) { return a == kRelu || a == kDRelu || a == kRelu2; }
+
+// What decode rows have read: hotcold.kernels.backend.FFNStats, in its order.
+struct FfnCounts {
+    int64_t gate_rows, up_rows, down_rows, pairs, runs;
+    HC_SMALL void add(const FfnCounts& more) {
+        gate_rows += more.gate_rows;
+        up_rows += more.up_rows;
+        down_rows += more.down_rows;
+        pairs += more.pairs;
+        runs += more.runs;
+    }
+};
 
 struct Ffn {
     Rows gate, up,
@@ -135,23 +160,23 @@ struct Ffn {
     bool skip, accumulate;
     const uint64_t* mask;  // [T, words] candidates, or null
     uint64_t* fired;       // [T, words], or null
-    int64_t* stats;        // [kStats], or null
+    FfnCounts* stats;      // or null
     Input x;
     float* out;  // [T, D]
 
     // Shared scratch, laid out when the op is recorded.
-    float* partial;        // [ranges, T, sums_of(D)]
-    int64_t* range_stats;  // [ranges, kStats]
-    float* hidden;         // prompt rows by neuron [N, hidden_tokens]; all rows by output [T, N]
+    float* partial;          // [ranges, T, sums_of(D)]
+    FfnCounts* range_stats;  // [ranges]
+    float* hidden;           // prompt rows by neuron [N, hidden_tokens]; all rows by output [T, N]
     int64_t hidden_tokens;
 
-    const Rows& first() const { return gate.base ? gate : up; }  // read of every candidate
-    int64_t neurons() const { return up.count; }
-    int64_t dim() const { return up.cols; }
-    int64_t words() const { return (neurons() + 63) / 64; }
-    int ranges() const { return words() < kMaxRanges ? int(words()) : kMaxRanges; }
-    int64_t range_begin(int r) const { return words() * r / ranges() * 64; }
-    int64_t range_end(int r) const {
+    HC_SMALL const Rows& first() const { return gate.base ? gate : up; }  // read of every candidate
+    HC_SMALL int64_t neurons() const { return up.count; }
+    HC_SMALL int64_t dim() const { return up.cols; }
+    HC_SMALL int64_t words() const { return (neurons() + 63) / 64; }
+    HC_SMALL int ranges() const { return words() < kMaxRanges ? int(words()) : kMaxRanges; }
+    HC_SMALL int64_t range_begin(int r) const { return words() * r / ranges() * 64; }
+    HC_SMALL int64_t range_end(int r) const {
         const int64_t end = words() * (r + 1) / ranges() * 64;
         return end < neurons() ? end : neurons();
     }
@@ -166,8 +191,8 @@ struct Attention {
     float scale;
     float* partial;  // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
     int max_splits;
-    int group() const { return heads / kv_heads; }
-    int64_t partial_floats() const { return int64_t(group()) * (head_dim + 2); }
+    HC_SMALL int group() const { return heads / kv_heads; }
+    HC_SMALL int64_t partial_floats() const { return int64_t(group()) * (head_dim + 2); }
 };
 
 struct NormArgs {

@@ -238,7 +238,8 @@ void Program::ffn(Ffn args, const float* x) {
     if (f->by_output) return ffn_by_output(f, plan);
     plan.take(f->ranges() * max_decode() * sums_of(f->dim()) * 4,
               [f](uint8_t* p) { f->partial = reinterpret_cast<float*>(p); });
-    plan.take(f->ranges() * kStats * 8, [f](uint8_t* p) { f->range_stats = reinterpret_cast<int64_t*>(p); });
+    plan.take(f->ranges() * int64_t(sizeof(FfnCounts)),
+              [f](uint8_t* p) { f->range_stats = reinterpret_cast<FfnCounts*>(p); });
     ffn_by_neuron(f);
 }
 
@@ -290,8 +291,8 @@ static void account_by_output(const Ffn& f, int decode) {
         }
     }
     if (!f.stats) return;
-    const int64_t n = f.neurons(), read[kStats] = {n, f.gate.base ? n : 0, n, pairs, 0};
-    for (int i = 0; i < kStats; ++i) f.stats[i] += read[i];
+    const int64_t n = f.neurons();
+    f.stats->add({n, f.gate.base ? n : 0, n, pairs, 0});
 }
 
 // Dense: every row is read, and down is a dot over all neurons.

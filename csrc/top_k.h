@@ -35,7 +35,8 @@ inline std::vector<std::pair<float, int32_t>> top_k(const float* logits, int64_t
             continue;
         }
         std::push_heap(heap.begin(), heap.end(), before);
-        full = int64_t(heap.size()) == k, worst = heap.front().first;
+        full = int64_t(heap.size()) == k;
+        worst = heap.front().first;
     }
     std::sort_heap(heap.begin(), heap.end(), before);
     return heap;

@@ -13,7 +13,7 @@ struct Vec {
     static constexpr int accumulators = 4;
     static constexpr int row_tile = 1, token_tile = 4, plain_rows = 3, plain_tile = 4, down_tile = 4;
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
-    static constexpr int signed_shift = 0;
+    static constexpr int signed_offset = 0;
     using F = __m256;
     using I = __m256i;
 

@@ -10,9 +10,8 @@ struct Vec {
     static constexpr int width = 16;
     static constexpr int accumulators = 4;  // independent sums of one float dot
     static constexpr int row_tile = 2, token_tile = 4, plain_rows = 4, plain_tile = 4, down_tile = 8;
-    static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
-    static constexpr int signed_shift =
-        7;  // a signed dot4 adds (1 << signed_shift) * sum(x); 0: it adds nothing
+    static constexpr int panel_vectors = 16;   // sums that panel_axpy keeps in registers
+    static constexpr int signed_offset = 128;  // how much too large dot4 takes signed codes to be
     using F = __m512;
     using I = __m512i;
 

@@ -13,7 +13,7 @@ struct Vec {
     static constexpr int accumulators = 4;
     static constexpr int row_tile = 1, token_tile = 4, plain_rows = 4, plain_tile = 4, down_tile = 8;
     static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
-    static constexpr int signed_shift = 0;
+    static constexpr int signed_offset = 0;
     using F = float32x4_t;
     using I = int32x4_t;
 
@@ -21,7 +21,7 @@ struct Vec {
         T v[4] = {};
     };
     // The first n values, then zeros.
-    template <class T, class From> static Four<T> padded(const From* from, int n) {
+    template <class T, class From> static Four<T> extended(const From* from, int n) {
         Four<T> to;
         for (int i = 0; i < n; ++i) to.v[i] = T(from[i]);
         return to;
@@ -32,7 +32,7 @@ struct Vec {
     static F zero() { return vdupq_n_f32(0); }
     static F set1(float v) { return vdupq_n_f32(v); }
     static F load(const float* p) { return vld1q_f32(p); }
-    static F load(const float* p, int n) { return vld1q_f32(padded<float>(p, n).v); }
+    static F load(const float* p, int n) { return vld1q_f32(extended<float>(p, n).v); }
     static void store(float* p, F v) { vst1q_f32(p, v); }
     static void store(float* p, F v, int n) {
         float t[4];
@@ -40,10 +40,10 @@ struct Vec {
         copy(p, t, n);
     }
     static F load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
-    static F load_f16(const uint16_t* p, int n) { return load_f16(padded<uint16_t>(p, n).v); }
+    static F load_f16(const uint16_t* p, int n) { return load_f16(extended<uint16_t>(p, n).v); }
     static F set1_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(*p))); }
     static F load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
-    static F load_bf16(const uint16_t* p, int n) { return load_bf16(padded<uint16_t>(p, n).v); }
+    static F load_bf16(const uint16_t* p, int n) { return load_bf16(extended<uint16_t>(p, n).v); }
     static void store_f16(uint16_t* p, F v, int n) {
         uint16_t t[4];
         vst1_u16(t, vreinterpret_u16_f16(vcvt_f16_f32(v)));
@@ -71,8 +71,8 @@ struct Vec {
         copy(v, (const uint8_t*)p, 4 * n);
         return load_i(v);
     }
-    static I load_u8(const uint8_t* p, int n) { return vld1q_s32(padded<int32_t>(p, n).v); }
-    static I load_i8(const uint8_t* p, int n) { return vld1q_s32(padded<int32_t>((const int8_t*)p, n).v); }
+    static I load_u8(const uint8_t* p, int n) { return vld1q_s32(extended<int32_t>(p, n).v); }
+    static I load_i8(const uint8_t* p, int n) { return vld1q_s32(extended<int32_t>((const int8_t*)p, n).v); }
     // Lane i: the half, or nibble (at + i) % 8 of the 32-bit word, of super-block at / 8; at is a multiple
     // of 4.
     static F spread_f16(const uint16_t* p, int64_t at, int) {

@@ -17,7 +17,7 @@ struct Vec {
     static constexpr int accumulators = 1;
     static constexpr int row_tile = 1, token_tile = 2, plain_rows = 1, plain_tile = 2, down_tile = 4;
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
-    static constexpr int signed_shift = 0;
+    static constexpr int signed_offset = 0;
     struct F {
         float v[4];
     };

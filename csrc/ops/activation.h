@@ -44,7 +44,7 @@ inline F activate(Activation kind, F g, F threshold) {
     return g;
 }
 
-// h = act(gate) * up; without up, act(gate). h may be gate.
+// h = act(gate) * up; without up, act(gate). h may be gate. NaN stays NaN: max gives its second operand then.
 inline void activate_rows(Activation kind, float threshold, const float* gate, const float* up, float* h,
                           int64_t n) {
     const F limit = Vec::set1(threshold);
@@ -53,7 +53,7 @@ inline void activate_rows(Activation kind, float threshold, const float* gate, c
         F v = activate(kind, Vec::load(gate + i, m), limit);
         if (up) {
             const F u = Vec::load(up + i, m);
-            v = Vec::mul(v, kind == kDRelu ? Vec::max(u, Vec::zero()) : u);
+            v = Vec::mul(v, kind == kDRelu ? Vec::max(Vec::zero(), u) : u);
         }
         Vec::store(h + i, v, m);
     }

@@ -100,9 +100,10 @@ inline void add_cached(const Attention& a, const float* w, const uint8_t* rows, 
     }
 }
 
-// fn(Index<count>, first) for heads g and on, most of them G together: what is read of the cache serves all.
+// fn(Constant<count>, first) for heads g and on, most of them G together: what is read of the cache serves
+// all.
 template <int G, class Fn> inline void each_heads(int g, int group, Fn fn) {
-    for (; g + G <= group; g += G) fn(Index<G>{}, g);
+    for (; g + G <= group; g += G) fn(Constant<G>{}, g);
     if constexpr (G > 1) each_heads<G / 2>(g, group, fn);
 }
 

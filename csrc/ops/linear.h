@@ -83,26 +83,26 @@ template <class B> HC_NOINLINE void dots_of(const Rows& rows, const int32_t* lis
         constexpr int T = decltype(token_count)::value;
         int64_t r = 0;
         if constexpr (B::quantised) {
-            for (; r + RT <= count; r += RT) tile(Index<RT>{}, token_count, r, t);
-            for (; r < count; ++r) tile(Index<1>{}, token_count, r, t);
+            for (; r + RT <= count; r += RT) tile(Constant<RT>{}, token_count, r, t);
+            for (; r < count; ++r) tile(Constant<1>{}, token_count, r, t);
         } else {
             // Two tokens alone are read for row by row, which keeps memory busier.
             while ((T > 2 || t > t0) && r + RT <= count) r += slices(token_count, r, t);
             for (; r < count; ++r) {
-                for (int k = 0; k + 2 <= T; k += 2) tile(Index<1>{}, Index<2>{}, r, t + k);
-                if constexpr (T % 2 == 1) tile(Index<1>{}, Index<1>{}, r, t + T - 1);
+                for (int k = 0; k + 2 <= T; k += 2) tile(Constant<1>{}, Constant<2>{}, r, t + k);
+                if constexpr (T % 2 == 1) tile(Constant<1>{}, Constant<1>{}, r, t + T - 1);
             }
         }
     };
     int t = t0;
-    for (; t + TT <= t1; t += TT) all_rows(Index<TT>{}, t);
+    for (; t + TT <= t1; t += TT) all_rows(Constant<TT>{}, t);
     if constexpr (TT > 3)
-        if (t1 - t == 3) return all_rows(Index<3>{}, t);
+        if (t1 - t == 3) return all_rows(Constant<3>{}, t);
     if constexpr (TT > 2)
-        if (t1 - t == 2) return all_rows(Index<2>{}, t);
+        if (t1 - t == 2) return all_rows(Constant<2>{}, t);
     // A single row at a time reads memory best, and one token asks for no more.
     if (t < t1)
-        for (int64_t r = 0; r < count; ++r) tile(Index<1>{}, Index<1>{}, r, t);
+        for (int64_t r = 0; r < count; ++r) tile(Constant<1>{}, Constant<1>{}, r, t);
 }
 
 void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t count, const Input& in, int t0,

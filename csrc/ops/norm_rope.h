@@ -27,7 +27,7 @@ void norm(const NormArgs& a, const float* x, float* out) {
         }
         squares = Vec::fma(d, d, squares);
     }
-    const F scale = Vec::set1(1.0f / std::sqrt(Vec::sum(squares) / float(n) + a.eps));
+    const F scale = Vec::set1(1.0f / sqrtf(Vec::sum(squares) / float(n) + a.eps));
     const float* from = a.centre ? out : x;
     for (int64_t i = 0; i < n; i += Vec::width) {
         const int m = int(smaller<int64_t>(Vec::width, n - i));
@@ -65,7 +65,7 @@ void add(float* x, const float* y, int64_t n) {
 void relu(float* x, int64_t n) {
     for (int64_t i = 0; i < n; i += Vec::width) {
         const int m = int(smaller<int64_t>(Vec::width, n - i));
-        Vec::store(x + i, Vec::max(Vec::load(x + i, m), Vec::zero()), m);
+        Vec::store(x + i, Vec::max(Vec::zero(), Vec::load(x + i, m)), m);  // NaN stays NaN
     }
 }
 

@@ -395,6 +395,32 @@ void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool 
     }
 }
 
+// A NaN is never taken for a neuron that does not fire: it shows in the output of every instruction set.
+void test_nan(const Kernels& k, std::shared_ptr<Pool> pool) {
+    const int64_t n = 64, d = 32;
+    Step1 s(2, 1, 2);  // a decode row and a prompt row
+    const std::vector<float> ones(size_t(n * d), 1.0f), x(size_t(2 * d), 1.0f);
+    std::vector<float> up = ones, out(size_t(2 * d));
+    up[5 * d + 3] = std::nanf("");
+    const auto rows = [&](const std::vector<float>& w) {
+        return Rows{reinterpret_cast<const uint8_t*>(w.data()), d * 4, n, d, F32};
+    };
+    Ffn f{};
+    f.gate = rows(ones);
+    f.up = rows(up);
+    f.down = rows(ones);
+    f.activation = kDRelu;
+    f.skip = true;
+    f.out = out.data();
+    Program program(k, pool, s.batch, s.bounds);
+    program.ffn(f, x.data());
+    program.run(0);
+    for (float v : out) check("NaN of an up row under dReLU", F32, d, std::isnan(v), 1, 1);
+    float two[2] = {std::nanf(""), -1};
+    k.relu(two, 2);
+    check("NaN after ReLU", F32, 2, std::isnan(two[0]) && two[1] == 0, 1, 1);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -433,6 +459,7 @@ int main(int argc, char** argv) {
         }
     for (int64_t n : {8, 36, 64, 100, 4096})
         for (bool flag : {false, true}) test_norm_rope(*k, n, flag, flag);
+    test_nan(*k, pool);
     std::printf("%s: %d checks, %d failed\n", k->name, checks, failures);
     return failures ? 1 : 0;
 }

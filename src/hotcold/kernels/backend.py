@@ -172,15 +172,18 @@ class PredictorWeights(Protocol):
     def nbytes(self) -> int: ...
 
 
+#: What :class:`FFNStats` counts, in order; csrc/kernels.h has the same names.
+FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
+
+
 @dataclass
 class FFNStats:
-    """What the FFN op did for decode rows since it was cleared; int64 ``[5]``.
+    """What the FFN op did for decode rows since it was cleared; int64, one number for each of :data:`FFN_COUNTS`:
+    gate, up and down rows read (a row that serves several tokens of a step is read once), (token, neuron) pairs
+    whose down row was added, and runs of :func:`scale_run` neurons that any of those down rows lies in, where
+    down lies in panels. Without a gate the up rows count as gate rows."""
 
-    0: gate rows read, 1: up rows read, 2: down rows read (a row that serves several tokens of a step is read
-    once), 3: (token, neuron) pairs whose down row was added, 4: runs of :func:`scale_run` neurons that any of
-    those down rows lies in, where down lies in panels. Without a gate the up rows count as gate rows."""
-
-    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(5, np.int64))
+    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(FFN_COUNTS), np.int64))
 
 
 class Program(Protocol):

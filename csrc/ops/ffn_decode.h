@@ -1,0 +1,231 @@
+// The FFN op for decode rows: exact and predicted, cut by neurons.
+#pragma once
+#include <cstring>
+
+#include "ffn_rows.h"
+
+namespace hc {
+namespace {
+
+constexpr int kChunk = 32;      // the most neurons whose up rows are read before their down rows are added
+constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead
+
+inline bool named(const Ffn& f, int token, int64_t neuron) {
+    return !f.mask || (f.mask[token * f.words() + neuron / 64] >> (neuron % 64) & 1);
+}
+
+// Neurons of [begin, end) that any token's mask names, ascending.
+inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, int32_t* list) {
+    int64_t count = 0;
+    for (int64_t word = begin / 64; word * 64 < end; ++word) {
+        uint64_t any = f.mask ? 0 : ~uint64_t(0);
+        if (f.mask)
+            for (int t = 0; t < tokens; ++t) any |= f.mask[t * f.words() + word];
+        for (int64_t i = word * 64; any && i < end; ++i, any >>= 1)
+            if (any & 1) list[count++] = int32_t(i);
+    }
+    return count;
+}
+
+// y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one.
+void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, Stream& ahead) {
+    const uint8_t* rows[kChunk];
+    for (int k = 0; k < count; ++k) rows[k] = down_row(f, neurons[k]);
+    with_type(f.down.type, [&](auto type) {
+        using B = decltype(type);
+        if constexpr (B::quantised)
+            if (f.panels.neurons) {
+                const int run = int(neurons[0] % f.panels.neurons) / scale_run(f.down.type);
+                return panel_axpy<B>({panel_of(f, neurons[0]), run, rows, c, count, f.down.cols / kBlock}, y,
+                                     ahead);
+            }
+        int k = 0;
+        for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y, ahead);
+        if (k + 2 <= count) {
+            axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead);
+            k += 2;
+        }
+        if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
+    });
+}
+
+// Whether two neurons of a panel share scales: what they add is summed before it is scaled.
+inline bool same_run(const Ffn& f, int64_t a, int64_t b) {
+    return a / scale_run(f.down.type) == b / scale_run(f.down.type);
+}
+
+// Neurons of the chunk that begins a list: a few rows, or those of one run of a panel.
+inline int chunk_of(const Ffn& f, const int32_t* list, int64_t count) {
+    if (!f.panels.neurons) return int(smaller<int64_t>(kRowsAtOnce, count));
+    int n = 1;
+    while (n < count && same_run(f, list[0], list[n])) ++n;
+    return n;
+}
+
+// The decode rows of one range of neurons, in blocks: the gates of one, then the rows that the block before
+// it found. So the next rows are known while gates are read, and what to fetch never runs out before the
+// range.
+class DecodeRange {
+  public:
+    DecodeRange(const Ffn& ffn, int token_count, int range, uint8_t* local)
+        : f(ffn),
+          tokens(token_count),
+          begin(f.range_begin(range)),
+          end(f.range_end(range)),
+          first(f.first()),
+          segments((Segment*)local),
+          gate((float*)(segments + 4 * (end - begin))),
+          list((int32_t*)(gate + (end - begin) * tokens)),
+          partial(f.partial + range * tokens * sums_of(f.dim())),
+          stats(f.range_stats[range]),
+          ahead(segments) {}
+
+    void run() {
+        if (f.fired)
+            for (int t = 0; t < tokens; ++t)
+                for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired[t * f.words() + w] = 0;
+        std::memset(partial, 0, size_t(tokens * sums_of(f.dim()) * 4));
+        count = candidates(f, tokens, begin, end, list);
+        stats = {count, 0, 0, 0, 0};
+
+        const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
+        int64_t k = 0, n = expect_gates(), next = expect_gates();
+        ahead.fetch(kAhead);
+        int64_t done = 0, kept = 0;  // neurons whose rows are read, and those that are to be
+        while (n > 0 || done < kept) {
+            const int64_t found = kept;
+            dots(first, list + k, 0, n, f.x, 0, tokens, ahead, {gate + k * tokens, tokens, 1, bias});
+            kept = keep_fired(k, n, kept);
+            while (done < found) done += run_chunk(list + done, gate + done * tokens, found - done);
+            expect_rows(list + found, kept - found);
+            k += n;
+            n = next;
+            next = expect_gates();
+        }
+    }
+
+  private:
+    // The stream will read the next block's gates; returns how many.
+    int64_t expect_gates() {
+        const int64_t k = expected;
+        // Few of many make shorter blocks, so that there are several. No run of a panel lies in two.
+        expected = smaller(k + (count == end - begin ? 64 : 16), count);
+        while (f.panels.neurons && expected < count && same_run(f, list[expected - 1], list[expected]))
+            ++expected;
+        const int64_t bytes = row_bytes(first), together = count == end - begin && first.stride == bytes;
+        for (int64_t i = k; i < expected; i += together ? expected - k : 1)
+            ahead.expect(first.row(list[i]), together ? (expected - k) * bytes : bytes);
+        return expected - k;
+    }
+
+    // The stream will read the up rows, panel's scales and down rows of some neurons, chunk by chunk, in the
+    // order of use.
+    void expect_rows(const int32_t* neurons, int64_t left) {
+        while (left > 0) {
+            const int n = chunk_of(f, neurons, left);
+            for (int i = 0; i < n && f.gate.base; ++i) ahead.expect(f.up.row(neurons[i]), row_bytes(f.up));
+            if (f.panels.neurons) {
+                // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
+                // regions.
+                const int64_t part = f.panels.header * scale_run(f.down.type) / f.panels.neurons;
+                const int64_t run = *neurons % f.panels.neurons / scale_run(f.down.type);
+                ahead.expect(panel_of(f, *neurons) + run * part, part);
+            }
+            for (int i = 0; i < n; ++i)
+                ahead.expect(down_row(f, neurons[i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
+            neurons += n;
+            left -= n;
+        }
+    }
+
+    // Moves those of neurons [k, k + n) whose gate fires for some token that names them, with their gates, to
+    // `kept`; returns where they end.
+    int64_t keep_fired(int64_t k, int64_t n, int64_t kept) {
+        const bool all = !(f.skip && can_skip(f.activation));
+        for (const int64_t stop = k + n; k < stop; ++k) {  // without a branch that none can foresee
+            bool any = all;
+            for (int t = 0; t < tokens; ++t) {
+                const float v = gate[k * tokens + t];
+                any |= (v > f.threshold) & (tokens == 1 || named(f, t, list[k]));
+                gate[kept * tokens + t] = v;
+            }
+            list[kept] = list[k];
+            kept += any;
+        }
+        return kept;
+    }
+
+    // The first chunk of a list: up rows, coefficients, then the down rows of each token. Returns its
+    // neurons.
+    int run_chunk(const int32_t* neurons, const float* gates, int64_t left) {
+        const int n = chunk_of(f, neurons, left);
+        const bool skip = f.skip && can_skip(f.activation);
+        float up[kChunk * kMaxDecodeRows], h[kChunk * kMaxDecodeRows];
+        if (f.gate.base) {
+            dots(f.up, neurons, 0, n, f.x, 0, tokens, ahead, {up, tokens, 1, f.up_bias});
+            stats.up_rows += n;
+        }
+        activate_rows(f.activation, f.threshold, gates, f.gate.base ? up : nullptr, h, int64_t(n) * tokens);
+        bool used[kChunk] = {};
+        for (int t = 0; t < tokens; ++t) {
+            int32_t active[kChunk];
+            float c[kChunk];
+            int m = 0;
+            for (int k = 0; k < n; ++k) {
+                const float v = h[k * tokens + t];
+                if (!named(f, t, neurons[k]) || (skip && v == 0)) continue;
+                if (f.fired && v != 0)
+                    f.fired[t * f.words() + neurons[k] / 64] |= uint64_t(1) << (neurons[k] % 64);
+                active[m] = neurons[k];
+                c[m++] = v;
+                used[k] = true;
+            }
+            if (!m) continue;
+            stats.pairs += m;
+            add_down(f, active, c, m, partial + t * sums_of(f.dim()), ahead);
+        }
+        int rows = 0;
+        for (int k = 0; k < n; ++k) rows += used[k];
+        stats.down_rows += rows;
+        stats.runs += f.panels.neurons && rows;
+        return n;
+    }
+
+    const Ffn& f;
+    const int tokens;
+    const int64_t begin, end;
+    const Rows& first;  // read of every candidate: gates, or ups where there are none
+    // Scratch: what will be read (at most a neuron's three rows and its run's scales), gates [neuron, token],
+    // and the neurons still in play.
+    Segment* segments;
+    float* gate;
+    int32_t* list;
+    float* partial;
+    FfnCounts& stats;
+    Stream ahead;
+    int64_t count = 0, expected = 0;  // candidates; those whose gates the stream knows
+};
+
+void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
+    DecodeRange(f, tokens, range, local).run();
+}
+
+// Floats of a group's sums.
+inline int group_sums(const Ffn& f) { return is_quantised(f.down.type) ? kSums : kGroup; }
+
+// Sums one group of outputs over the ranges, in range order.
+void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group) {
+    const int size = group_sums(f);
+    float sum[kSums] = {};
+    for (int r = 0; r < f.ranges(); ++r) {
+        const float* from = f.partial + (int64_t(r) * tokens + token) * sums_of(f.dim()) + group * size;
+        for (int i = 0; i < size; i += Vec::width)
+            Vec::store(sum + i, Vec::add(Vec::load(sum + i), Vec::load(from + i)));
+    }
+    write_out(f, token, group, sum);
+    if (f.stats && token == 0 && group == 0)
+        for (int r = 0; r < f.ranges(); ++r) f.stats->add(f.range_stats[r]);
+}
+
+}  // namespace
+}  // namespace hc
