@@ -99,6 +99,18 @@ def test_instruction_sets_do_not_leak_into_each_other(native: Path) -> None:
         assert re.findall(r"^\w+ [VWuvw] .*", defined, re.MULTILINE) == []
 
 
+@pytest.mark.skipif(not X86 or shutil.which("g++") is None, reason="needs g++ for x86")
+def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path) -> None:
+    """Then nothing is inlined but what must be."""
+    flags = ["-mavx2", "-mfma", "-mf16c", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni"))]
+    command = ["g++", "-std=c++17", "-O0", "-w", *flags, "-DHC_ISA=avx512", "-DHC_ISA_AVX512=1", "-c"]
+    subprocess.run([*command, str(ROOT / "csrc" / "isa.cpp"), "-o", str(tmp_path / "isa.o")], check=True)
+    command = ["nm", "--defined-only", "-C", str(tmp_path / "isa.o")]
+    defined = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    weak = re.findall(r"^\w+ [VWuvw] (.*)", defined, re.MULTILINE)
+    assert [name for name in weak if not name.startswith("DW.ref.")] == []  # an address of the C++ runtime
+
+
 def test_no_step_of_a_kernel_is_a_call(native: Path) -> None:
     """Compilers stop inlining in large files; a dot of Q4_0 then took twice as long (docs/log.md)."""
     vector = [defined for isa, defined in symbols(native).items() if isa != "scalar"]
