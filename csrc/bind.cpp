@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -64,6 +65,19 @@ template <class T> T* data_of(const Array<T>& a, const char* name, int64_t rows,
 
 template <class T> T* vector_of(const Maybe<T>& a, const char* name, int64_t n) {
     return a ? data_of(*a, name, n, 1) : nullptr;
+}
+
+// The thread on which Python calls signal handlers; set when the module is loaded.
+unsigned long main_thread;
+
+// What a pool's run may ask without the GIL, so that Ctrl-C soon ends it with what Python's handler raises.
+// Nothing on other threads, where Python calls no handler.
+std::function<void()> check_signals() {
+    if (PyThread_get_thread_ident() != main_thread) return {};
+    return [] {
+        nb::gil_scoped_acquire acquire;
+        if (PyErr_CheckSignals()) nb::raise_python_error();
+    };
 }
 
 // Rows that live in a Memory, perhaps in panels; keeps it alive.
@@ -340,19 +354,11 @@ void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
     p.program.gather(from, data_of(out, "gather: out", p.rows(kLogits), dim), dim);
 }
 
-// The thread on which Python calls signal handlers; set when the module is loaded.
-unsigned long main_thread;
-
-// Runs without the GIL. On the main thread Ctrl-C soon ends it, with what Python's handler raises.
+// Without the GIL.
 void bind_run(BoundProgram& p, size_t segment) {
-    std::function<void()> check_interrupt;
-    if (PyThread_get_thread_ident() == main_thread)
-        check_interrupt = [] {
-            nb::gil_scoped_acquire acquire;
-            if (PyErr_CheckSignals()) nb::raise_python_error();
-        };
+    const std::function<void()> check = check_signals();
     nb::gil_scoped_release release;
-    p.program.run(segment, check_interrupt);
+    p.program.run(segment, check);
 }
 
 // How many of `ids` and `values` are found.
@@ -379,11 +385,12 @@ double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, 
                                    [&](int64_t piece, const Scratch&) {
                                        if (k.read(memory.data() + size_t(piece) * kPiece, kPiece) > 0) ++kept;
                                    }}};
+    const std::function<void()> check = check_signals();
     nb::gil_scoped_release release;
     const auto start = std::chrono::steady_clock::now();
     double elapsed = 0, bytes = 0;
     do {
-        pool.run(steps, nullptr);
+        pool.run(steps, nullptr, check);
         bytes += double(pieces) * kPiece;
         elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     } while (elapsed < seconds);

@@ -36,7 +36,7 @@ constexpr std::chrono::microseconds kSpin(50);
 // How often a run asks whether it shall go on: soon for a person, and no short step ever asks.
 constexpr std::chrono::milliseconds kAskEvery(50);
 // Pieces between two looks at the clock, which costs as much as the smallest pieces.
-constexpr int kLookEvery = 8;
+constexpr int kLookEvery = 16;
 
 int64_t process_id() {
 #if defined(_WIN32)
@@ -159,7 +159,6 @@ void Pool::advance(size_t next, int thread) {
         if (pieces && threads > 1 && next >= announced_) announce(next + 1);
     } catch (...) {
         fail();
-        pieces = 0;
     }
     current_ = next;
     pieces_ = pieces;

@@ -183,10 +183,11 @@ void test_interrupts(Pool& pool) {
                                  [&](int64_t, const Scratch&) {
                                      if (std::this_thread::get_id() == caller) {
                                          while (!joined) std::this_thread::yield();
+                                         sleep_ms(30);  // so that it sleeps beyond the first question
                                          left = true;
                                      } else if (!joined.exchange(true)) {
                                          while (!left) std::this_thread::yield();
-                                         sleep_ms(20);
+                                         sleep_ms(5);
                                      }
                                  }});
     if (pool.threads() == 2) test_interrupt(pool, "steps of another thread", steps, ran, 1000);
