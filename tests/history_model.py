@@ -14,6 +14,7 @@ import numpy as np
 from hotcold.engine.statistics import Counters
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch, BatchLimits
 from hotcold.kernels.reference import ReferenceBackend
+from hotcold.model.kv_cache import PagePool
 
 VOCAB = 50
 STOP = 7
@@ -37,28 +38,6 @@ def follow(prompt: list[int], n: int, *, ignore_eos: bool = False) -> list[int]:
             break
         history.append(token)
     return history[len(prompt) :]
-
-
-class PageList:
-    """A stack of pages that refuses to give one twice or take one back twice."""
-
-    def __init__(self, n: int) -> None:
-        self.free = list(range(n))
-        self.taken: set[int] = set()
-
-    @property
-    def free_pages(self) -> int:
-        return len(self.free)
-
-    def allocate(self, n: int) -> list[int]:
-        pages = [self.free.pop() for _ in range(n)]
-        self.taken.update(pages)
-        return pages
-
-    def release(self, pages: list[int]) -> None:
-        for page in pages:
-            self.taken.remove(page)
-            self.free.append(page)
 
 
 class HistoryTransformer:
@@ -108,7 +87,9 @@ def history_model(
     transformer = HistoryTransformer(limits, pages)
     return SimpleNamespace(
         transformer=transformer,
-        cache=PageList(pages),
+        cache=PagePool(pages),
+        config=SimpleNamespace(vocab=VOCAB),
+        claim=lambda user: None,
         context=context,
         chunk=chunk,
         backend=ReferenceBackend(),

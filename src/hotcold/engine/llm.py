@@ -127,7 +127,7 @@ class LLM:
         has the options. ``ValueError``: the prompt does not fit in the context, or an option is out of range.
         """
         request = self.request(prompt, **options)
-        self.engine.scheduler.check(request)  # now, not at the first piece
+        self.engine.check(request)  # now, not at the first piece
         return stream_text(self.engine, request)
 
     @overload

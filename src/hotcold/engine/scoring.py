@@ -9,6 +9,7 @@ import numpy.typing as npt
 from hotcold.engine.loading import LoadedModel
 from hotcold.engine.statistics import Figures
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch, Buffer, Floats
+from hotcold.model.kv_cache import KVCache
 from hotcold.model.transformer import FFN
 
 Doubles = npt.NDArray[np.float64]
@@ -31,6 +32,17 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
     return windows
 
 
+class _Scoring:
+    """One window that is being scored: the model is in use until its iterator ends or is closed."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+
+    @property
+    def in_use(self) -> str:
+        return "a scoring that has not come to the end of its window" if self._cache.owns(self) else ""
+
+
 class Scorer:
     """Runs windows of tokens through a model as decode rows, several consecutive positions a step. Causality
     is by position, so this gives the same logits as one row a step."""
@@ -47,7 +59,9 @@ class Scorer:
         if len(window) > self.model.context:
             raise ValueError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
         batch = self.model.transformer.batch
-        pages = self.model.cache.allocate(-(-len(window) // PAGE))
+        use = _Scoring(self.model.cache)
+        self.model.claim(use)
+        pages = self.model.cache.allocate(use, -(-len(window) // PAGE))
         try:
             batch.pages[0, : len(pages)] = pages
             slots = np.add.outer(np.multiply(pages, PAGE), np.arange(PAGE)).ravel()
@@ -61,7 +75,7 @@ class Scorer:
                 self.model.run()
                 yield np.asarray(self.model.transformer.logits)[:rows]
         finally:
-            self.model.cache.release(pages)
+            self.model.cache.release(use)
 
     @property
     def figures(self) -> Figures:
