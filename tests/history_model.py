@@ -49,6 +49,7 @@ class HistoryTransformer:
         self.kept = np.full(pages * PAGE, -1)
         self.row_counts: list[tuple[int, int]] = []
         self.interrupt_in: int | None = None
+        self.interrupt: type[BaseException] = KeyboardInterrupt
 
     def run(self) -> None:
         batch = self.batch
@@ -66,7 +67,7 @@ class HistoryTransformer:
             self.interrupt_in -= 1
             if self.interrupt_in < 0:
                 self.interrupt_in = None
-                raise KeyboardInterrupt
+                raise self.interrupt
         for i in range(n_logits):
             self.logits[i] = logits_after(self.history(int(batch.logits_rows[i])))
         self.row_counts.append((n_decode, n - n_decode))

@@ -66,7 +66,7 @@ class Engine:
             return []
         self.model.run()  # from the batch to logits
         results = [(request, self._continue(request, row)) for row, request in enumerate(step.sampled)]
-        self.scheduler.advance(step)
+        self.scheduler.advance(step)  # not before: an interrupted step is repeated
         self.scheduler.settle()
         seconds = time.perf_counter() - start
         if step.prompts:

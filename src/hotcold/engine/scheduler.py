@@ -110,11 +110,10 @@ class Scheduler:
         return step
 
     def advance(self, step: Step) -> None:
-        """Records which prompt rows are in the cache. A prompt's end is not recorded here but by its first
-        token, which the logits of the last row choose."""
+        """Records which prompt rows are in the cache; when the step's tokens are chosen, since the whole
+        prompt in the cache without a first token would be a state of its own."""
         for request, end in step.prompts:
-            if end < len(request.prompt):
-                request.computed = end
+            request.computed = end
         if len(self.running) > MAX_DECODE_ROWS:  # those served go to the end of the queue
             self.running = sorted(self.running, key=set(step.decode).__contains__)
 
