@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hotcold.commands import bench
 from hotcold.commands.cli import main
+from hotcold.engine.benchmark import prompt_of
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 
@@ -45,8 +45,8 @@ def test_the_reference_has_no_bandwidth_to_compare_with(capsys: pytest.CaptureFi
 
 def test_a_prompt_of_any_length() -> None:
     model = load(None, LoadOptions(backend="reference"))
-    assert len(bench.prompt_of(model, 1)) == 1
-    ids = bench.prompt_of(model, 5000)
+    assert len(prompt_of(model, 1)) == 1
+    ids = prompt_of(model, 5000)
     assert len(ids) == 5000 and ids.count(model.tokenizer.bos_id) == 1
 
 

@@ -16,14 +16,9 @@ from hotcold.formats.blocks import GGML_TYPES, Tensor, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
-from hotcold.sparse.placement import (
-    INDEX_BYTES,
-    Placement,
-    SidecarError,
-    read_placement,
-    read_profile,
-    write_placement,
-)
+from hotcold.sparse.placement import INDEX_BYTES, Placement, read_placement, write_placement
+from hotcold.sparse.profiles import read_profile
+from hotcold.sparse.sidecar import SidecarError
 from hotcold.sparse.sizes import SHAPES, power_law, sizes_of_file
 from tests.plans import made_up
 
@@ -65,7 +60,7 @@ def test_powerinfer_finds_what_it_reads(tmp_path: Path) -> None:
     assert reader.fields["general.architecture"].contents() == "generic.gpu_index"
     assert reader.fields["generic.gpu_index.block_count"].contents() == LAYERS
     needed = sum(
-        int(m.sum()) * (int(n) + INDEX_BYTES) for m, n in zip(placement.hot, sizes.neuron, strict=True)
+        int(m.sum()) * (int(n) + INDEX_BYTES) for m, n in zip(placement.hot, sizes.neuron_bytes, strict=True)
     )
     assert reader.fields["split.vram_capacity"].contents() == needed
     assert len(reader.tensors) == 2 * LAYERS
@@ -219,7 +214,7 @@ def test_every_byte_of_a_file_is_somewhere() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_power_law_has_the_published_mean_and_skew(name: str) -> None:
     facts = SHAPES[name]
-    firing = power_law(facts["ffn"], facts["scale"], facts["exponent"])
-    assert firing.mean() == pytest.approx(facts["active"], rel=0.01)
+    firing = power_law(facts.ffn, facts.scale, facts.exponent)
+    assert firing.mean() == pytest.approx(facts.active, rel=0.01)
     most = np.searchsorted(firing.cumsum(), 0.8 * firing.sum()) / len(firing)
-    assert most == pytest.approx(facts["skew"], abs=0.002)
+    assert most == pytest.approx(facts.skew, abs=0.002)

@@ -5,10 +5,13 @@ from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.sparse.costs import Costs
 from hotcold.sparse.hardware import DEFAULT, find_hardware
-from hotcold.sparse.placement import find_profile, read_placement
+from hotcold.sparse.placement import read_placement
+from hotcold.sparse.predictor import find_predictors
+from hotcold.sparse.profiles import find_profile
 from hotcold.sparse.sizes import sizes_of_file
-from hotcold.sparse.solver import Costs, Solver
+from hotcold.sparse.solver import Solver
 from hotcold.sparse.split import SplitDevices
 
 
@@ -26,12 +29,13 @@ def open_devices(file: GGUFFile, config: Config, options: LoadOptions, positions
     if hot is None:
         allowed = " or ".join(BACKENDS)
         raise ValueError(f"a placement needs --hot-backend {allowed}: there is none for GPUs yet")
-    sizes = sizes_of_file(file, config, positions, options.cache_type)
+    predictors = find_predictors(file)
+    sizes = sizes_of_file(file, config, positions, options.cache_type, predictors=predictors)
     if options.placement is not None:
         placement = read_placement(options.placement, sizes)
     else:
         profile = find_profile(sizes, None, file.path)
-        costs = Costs(sizes, profile, find_hardware(DEFAULT))
+        costs = Costs.expected(sizes, profile, find_hardware(DEFAULT))
         placement = Solver(sizes, profile, costs).solve(budget or 0)
     cold = open_backend(options.backend, options.threads)
     if threads is None and hot == "cpu":
