@@ -16,6 +16,7 @@ from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.memory import available_memory
 from hotcold.engine.placing import open_devices
 from hotcold.engine.statistics import Counters, Footprint
+from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf, printable
 from hotcold.kernels.backend import (
     MAX_DECODE_ROWS,
@@ -103,7 +104,7 @@ class LoadedModel:
             return
         if owner is not None and owner.in_use:
             fix = "finish or abort that first, or take model.with_sparsity(), which has a KV cache of its own"
-            raise ValueError(f"the model is in use by {owner.in_use}: {fix}")
+            raise UserError(f"the model is in use by {owner.in_use}: {fix}")
         self.cache.clear()
         self._user = weakref.ref(user)
 

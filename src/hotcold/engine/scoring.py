@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from hotcold.engine.loading import LoadedModel
 from hotcold.engine.statistics import Figures
+from hotcold.errors import UserError
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch, Buffer, Floats
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.transformer import FFN
@@ -28,7 +29,7 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
     if len(windows) > 1 and len(windows[-1]) < size:
         windows.pop()
     if not windows or len(windows[0]) < 2:
-        raise ValueError(f"the text has {len(ids)} tokens: at least {2 - len(first)} needed")
+        raise UserError(f"the text has {len(ids)} tokens: at least {2 - len(first)} needed")
     return windows
 
 
@@ -57,7 +58,7 @@ class Scorer:
         They are a view of the model's buffer: use them before the next ones are asked for. A window that is
         longer than the model's context is a ``ValueError``."""
         if len(window) > self.model.context:
-            raise ValueError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
+            raise UserError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
         batch = self.model.transformer.batch
         use = _Scoring(self.model.cache)
         self.model.claim(use)
