@@ -111,9 +111,10 @@ def _budget(args: argparse.Namespace, hardware: Hardware) -> int:
 
 def _model(args: argparse.Namespace) -> tuple[Sizes, Profile, int]:
     """With the positions of its context."""
+    kind = block_type(args.type)
     if args.shape:
         context = args.ctx_size or 2048
-        sizes = sizes_of_shape(args.shape, block_type(args.type), context, args.cache_type)
+        sizes = sizes_of_shape(args.shape, kind, context, args.cache_type)
         if args.profile:
             return sizes, find_profile(sizes, args.profile, None), context
         return sizes, power_law_profile(sizes, SHAPES[args.shape]), context
