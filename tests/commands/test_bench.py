@@ -72,6 +72,23 @@ def test_lines_for_people_of_several_sequences(capsys: pytest.CaptureFixture[str
     assert re.search(r"\ngeneration of 4 in 2 sequences, 2 at a time: .* in all\neach of them: .* tok/s", out)
 
 
+def overlap(events: list[dict[str, Any]]) -> float:
+    """Share of the cold side's busy time, ``tid`` 1, in which the hot side did anything but wait; by a walk
+    over all moments at which something begins or ends."""
+    changes = []
+    for event in events:
+        if event["name"] != "wait":
+            changes.append((event["ts"], 1, event["tid"]))
+            changes.append((event["ts"] + event["dur"], -1, event["tid"]))
+    working, before, both, cold = [0, 0], 0.0, 0.0, 0.0
+    for now, change, side in sorted(changes):
+        cold += (now - before) * (working[1] > 0)
+        both += (now - before) * (min(working) > 0)
+        working[side] += change
+        before = now
+    return both / cold
+
+
 def test_the_timeline_of_two_backends(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     args = ("-p", "8", "-n", "4", "-r", "1", "-t", "1", "--timeline", str(path))
@@ -80,7 +97,8 @@ def test_the_timeline_of_two_backends(capsys: pytest.CaptureFixture[str], tmp_pa
     assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["hot", "cold"]
     lasting = [event for event in events if event["ph"] == "X"]
     assert {event["tid"] for event in lasting} == {0, 1} and all(event["dur"] >= 0 for event in lasting)
-    assert 0 <= result["overlap"] <= 1 and (result["hot_backend"], result["hot_threads"]) == ("cpu", 1)
+    assert result["overlap"] == pytest.approx(overlap(lasting), abs=1e-6)
+    assert (result["hot_backend"], result["hot_threads"]) == ("cpu", 1)
     path.unlink()
     assert main(["bench", *args]) == 2
     assert "--timeline shows two backends: it needs --placement or --vram-budget" in capsys.readouterr().err
