@@ -7,12 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hotcold.commands.cli import main
+from hotcold.demo import model_path
 from hotcold.engine.benchmark import prompt_of
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.config import Config
+from hotcold.sparse.placement import Placement, write_placement
+from hotcold.sparse.sizes import sizes_of_file
 
 
 def report(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
@@ -90,13 +96,25 @@ def overlap(events: list[dict[str, Any]]) -> float:
 
 
 def test_the_timeline_of_two_backends(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
+    """Half of each layer's neurons on either, so that both wait and both work."""
+    half, path = tmp_path / "half.gpuidx", tmp_path / "trace.json"
+    with open_gguf(model_path()) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        sizes = sizes_of_file(file, config, 256, "f16")
+    hot = [np.arange(n) % 2 == 0 for n in sizes.neurons]
+    write_placement(half, sizes, Placement(hot, range(len(hot)), True))
     args = ("-p", "8", "-n", "4", "-r", "1", "-t", "1", "--timeline", str(path))
-    result = report(capsys, *args, "--hot-backend", "cpu", "--vram-budget", "3MiB")
+    result = report(capsys, *args, "--hot-backend", "cpu", "--placement", str(half))
     events = json.loads(path.read_text())
     assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["hot", "cold"]
     lasting = [event for event in events if event["ph"] == "X"]
-    assert {event["tid"] for event in lasting} == {0, 1} and all(event["dur"] >= 0 for event in lasting)
+    assert {(event["tid"], event["name"]) for event in lasting} >= {
+        (0, "attention"),
+        (0, "hot ffn"),
+        (0, "wait"),
+        (1, "cold ffn"),
+    }
+    assert all(event["dur"] >= 0 for event in lasting)
     assert result["overlap"] == pytest.approx(overlap(lasting), abs=1e-6)
     assert (result["hot_backend"], result["hot_threads"]) == ("cpu", 1)
     path.unlink()
