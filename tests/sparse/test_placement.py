@@ -1,4 +1,4 @@
-"""Files of placements and profiles: PowerInfer's own, ours, damaged ones and those of other models."""
+"""Files of placements: PowerInfer's own, ours, damaged ones and those of other models; and sizes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from hotcold.demo import model_path
-from hotcold.formats.blocks import GGML_TYPES, Tensor, quantise
+from hotcold.formats.blocks import GGML_TYPES, Tensor
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
 from hotcold.sparse.placement import INDEX_BYTES, Placement, read_placement, write_placement
-from hotcold.sparse.profiles import read_profile
+from hotcold.sparse.profiles import read_profile, write_profile
 from hotcold.sparse.sidecar import SidecarError
 from hotcold.sparse.sizes import SHAPES, power_law, sizes_of_file
 from tests.plans import made_up
@@ -133,11 +133,9 @@ def test_a_damaged_index(tmp_path: Path, change: Callable[[dict[str, Any]], None
 
 def test_what_belongs_to_another_model(tmp_path: Path) -> None:
     write_placement(tmp_path / "x.gpuidx", sizes, by_layer())
-    write_profile(tmp_path / "x.profile.gguf")
-    other = replace(sizes, fingerprint="other")
-    for read, name in ((read_placement, "x.gpuidx"), (read_profile, "x.profile.gguf")):
-        with pytest.raises(SidecarError, match=r"belongs to the model '3'.*'other'"):
-            read(tmp_path / name, other)
+    write_profile(tmp_path / "x.profile.gguf", profile, {"model_fingerprint": sizes.fingerprint})
+    with pytest.raises(SidecarError, match=r"belongs to the model '3'.*'other'"):
+        read_placement(tmp_path / "x.gpuidx", replace(sizes, fingerprint="other"))
     with pytest.raises(SidecarError, match="is no placement"):
         read_placement(tmp_path / "x.profile.gguf", sizes)
     with pytest.raises(SidecarError, match=r"has no hotcold\.profile\.model_fingerprint"):
@@ -162,35 +160,6 @@ def test_a_placement_that_contradicts_itself(tmp_path: Path, key: str, value: An
     write_gguf(path, metadata, integers, magic="PWRI")
     with pytest.raises(SidecarError, match=message):
         read_placement(path, sizes)
-
-
-def write_profile(path: Path, layers: int = LAYERS, share: float | None = None) -> None:
-    tensors = {f"blk.{i}.profile": quantise(each, "F32") for i, each in enumerate(profile.firing[:layers])}
-    if share is not None:
-        tensors["blk.1.profile"] = quantise(np.full(sizes.neurons[1], share), "F32")
-    keys = {"general.type": "profile", "hotcold.profile.model_fingerprint": sizes.fingerprint}
-    write_gguf(path, keys | {"hotcold.profile.source": "a text"}, tensors)
-
-
-def test_profiles(tmp_path: Path) -> None:
-    path = tmp_path / "x.profile.gguf"
-    write_profile(path)
-    found = read_profile(path, sizes)
-    assert found.source == "x.profile.gguf: a text"
-    for one, other in zip(found.firing, profile.firing, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-    write_profile(path, layers=LAYERS - 1)
-    with pytest.raises(SidecarError, match=r"blk\.11\.profile is missing"):
-        read_profile(path, sizes)
-    for share, seen in ((1.5, "1.5"), (-0.25, "-0.25"), (np.nan, "nan")):
-        write_profile(path, share=share)
-        with pytest.raises(SidecarError, match=rf"blk\.1\.profile holds {seen}: numbers from 0 to 1"):
-            read_profile(path, sizes)
-    nothing = {f"blk.{i}.profile": quantise(np.zeros(n), "F32") for i, n in enumerate(sizes.neurons)}
-    with open_gguf(path) as file:
-        write_gguf(path, file.metadata, nothing)
-    with pytest.raises(SidecarError, match=r"x\.profile\.gguf: no neuron fires in it"):
-        read_profile(path, sizes)
 
 
 def test_every_byte_of_a_file_is_somewhere() -> None:
