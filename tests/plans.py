@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hotcold.sparse.hardware import Hardware
-from hotcold.sparse.placement import Profile
+from hotcold.sparse.profiles import Profile
 from hotcold.sparse.sizes import Sizes
 
 
@@ -17,19 +17,34 @@ def made_up(
     count = layers or int(rng.integers(1, 5))
     neurons = rng.integers(1, 64 * groups + 1, count)
     sizes = Sizes(
-        name="made up", fingerprint=f"{seed}", always=float(rng.choice([0, 0, 1 / 3, 1])),
-        routed=float(rng.choice([1, 0.25])), dim=int(rng.integers(64, 4096)),
-        attention=rng.integers(100, 200000, count), kv=rng.integers(0, 50000, count),
+        name="made up",
+        fingerprint=f"{seed}",
+        always_read=float(rng.choice([0, 0, 1 / 3, 1])),
+        expert_share=float(rng.choice([1, 0.25])),
+        dim=int(rng.integers(64, 4096)),
+        attention=rng.integers(100, 200000, count),
+        kv=rng.integers(0, 50000, count),
         predictor=rng.integers(0, 50000, count),
-        neuron=rng.integers(500, 5000, count) if rng.random() < 0.5 else np.full(count, 2000),
-        neurons=neurons, head=int(rng.integers(1000, 200000)), embedding=1000,
-        tied=bool(rng.random() < 0.5), buffers=int(rng.integers(0, 3000)),
-    )  # fmt: skip
+        neuron_bytes=rng.integers(500, 5000, count) if rng.random() < 0.5 else np.full(count, 2000),
+        neurons=neurons,
+        head=int(rng.integers(1000, 200000)),
+        embedding=1000,
+        tied=bool(rng.random() < 0.5),
+        buffers=int(rng.integers(0, 3000)),
+    )
     profile = Profile([rng.random(n) ** rng.uniform(0.5, 6) for n in neurons], "made up")
     cpu = rng.uniform(0.5, 2)
     gpu = cpu * rng.uniform(faster, 30)
     hardware = Hardware(
-        "made up", "a test", 1 << 30, cpu, [[1, cpu * rng.uniform(0.2, 1)]], gpu, gpu * rng.uniform(0.3, 1),
-        5.0, 3.0, float(10 ** rng.uniform(-7, -4)),
-    )  # fmt: skip
+        name="made up",
+        source="a test",
+        vram_bytes=1 << 30,
+        cpu_stream_gb_s=cpu,
+        cpu_gather_gb_s=[[1, cpu * rng.uniform(0.2, 1)]],
+        gpu_stream_gb_s=gpu,
+        gpu_rows_gb_s=gpu * rng.uniform(0.3, 1),
+        link_pinned_gb_s=5.0,
+        link_pageable_gb_s=3.0,
+        handshake_s=float(10 ** rng.uniform(-7, -4)),
+    )
     return sizes, profile, hardware

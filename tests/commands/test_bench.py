@@ -7,12 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from hotcold.commands import bench
 from hotcold.commands.cli import main
+from hotcold.demo import model_path
+from hotcold.engine.benchmark import prompt_of
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.config import Config
+from hotcold.sparse.placement import Placement, write_placement
+from hotcold.sparse.sizes import sizes_of_file
 
 
 def report(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
@@ -45,8 +51,8 @@ def test_the_reference_has_no_bandwidth_to_compare_with(capsys: pytest.CaptureFi
 
 def test_a_prompt_of_any_length() -> None:
     model = load(None, LoadOptions(backend="reference"))
-    assert len(bench.prompt_of(model, 1)) == 1
-    ids = bench.prompt_of(model, 5000)
+    assert len(prompt_of(model, 1)) == 1
+    ids = prompt_of(model, 5000)
     assert len(ids) == 5000 and ids.count(model.tokenizer.bos_id) == 1
 
 
@@ -72,15 +78,45 @@ def test_lines_for_people_of_several_sequences(capsys: pytest.CaptureFixture[str
     assert re.search(r"\ngeneration of 4 in 2 sequences, 2 at a time: .* in all\neach of them: .* tok/s", out)
 
 
+def overlap(events: list[dict[str, Any]]) -> float:
+    """Share of the cold side's busy time, ``tid`` 1, in which the hot side did anything but wait; by a walk
+    over all moments at which something begins or ends."""
+    changes = []
+    for event in events:
+        if event["name"] != "wait":
+            changes.append((event["ts"], 1, event["tid"]))
+            changes.append((event["ts"] + event["dur"], -1, event["tid"]))
+    working, before, both, cold = [0, 0], 0.0, 0.0, 0.0
+    for now, change, side in sorted(changes):
+        cold += (now - before) * (working[1] > 0)
+        both += (now - before) * (min(working) > 0)
+        working[side] += change
+        before = now
+    return both / cold
+
+
 def test_the_timeline_of_two_backends(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
+    """Half of each layer's neurons on either, so that both wait and both work."""
+    half, path = tmp_path / "half.gpuidx", tmp_path / "trace.json"
+    with open_gguf(model_path()) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        sizes = sizes_of_file(file, config, 256, "f16")
+    hot = [np.arange(n) % 2 == 0 for n in sizes.neurons]
+    write_placement(half, sizes, Placement(hot, range(len(hot)), True))
     args = ("-p", "8", "-n", "4", "-r", "1", "-t", "1", "--timeline", str(path))
-    result = report(capsys, *args, "--hot-backend", "cpu", "--vram-budget", "3MiB")
+    result = report(capsys, *args, "--hot-backend", "cpu", "--placement", str(half))
     events = json.loads(path.read_text())
     assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["hot", "cold"]
     lasting = [event for event in events if event["ph"] == "X"]
-    assert {event["tid"] for event in lasting} == {0, 1} and all(event["dur"] >= 0 for event in lasting)
-    assert 0 <= result["overlap"] <= 1 and (result["hot_backend"], result["hot_threads"]) == ("cpu", 1)
+    assert {(event["tid"], event["name"]) for event in lasting} >= {
+        (0, "attention"),
+        (0, "hot ffn"),
+        (0, "wait"),
+        (1, "cold ffn"),
+    }
+    assert all(event["dur"] >= 0 for event in lasting)
+    assert result["overlap"] == pytest.approx(overlap(lasting), abs=1e-6)
+    assert (result["hot_backend"], result["hot_threads"]) == ("cpu", 1)
     path.unlink()
     assert main(["bench", *args]) == 2
     assert "--timeline shows two backends: it needs --placement or --vram-budget" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 from hotcold.commands import cli, doctor
 from hotcold.kernels.cores import available_cores
 from hotcold.sparse.hardware import find_hardware
-from hotcold.sparse.measuring import SHAPES
+from hotcold.sparse.measuring import SHAPES, buffer_bytes
 
 GOOD = {"access": "memory", "run_bytes": 0, "threads": 1, "least_gb_s": 1, "gb_s": 1, "most_gb_s": 1}
 
@@ -23,8 +23,8 @@ Doctor = Callable[..., tuple[dict[str, Any], str]]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Doctor:
     """Runs it with a cache of this test's own; its report, and stderr."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, value in {"_LEAST": 1 << 20, "_MOST": 1 << 20, "_SECONDS": 0.0}.items():
-        monkeypatch.setattr(doctor, name, value)
+    monkeypatch.setattr(doctor, "_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "buffer_bytes", lambda caches, available: 1 << 20)
 
     def call(*arguments: str) -> tuple[dict[str, Any], str]:
         assert cli.main(["doctor", *arguments, "--json"]) == 0
@@ -65,6 +65,35 @@ def test_what_is_measured(run: Doctor, tmp_path: Path) -> None:
     # A neuron of Q4_0 and dim 1024 has three rows of 32 blocks of 18 bytes, in two places.
     assert found.cpu_gather_gb_s[0][0] == 3 * 32 * 18 / 2
     assert found.cpu_gather_gb_s == [[length, gb_s] for (_, length), gb_s in best.items()]
+
+
+@pytest.mark.parametrize("cache", [4 << 20, 128 << 20])
+def test_caches_of_any_size(
+    cache: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 128 MiB: the buffer then holds more of the smallest neurons than one layer may have."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "cache_bytes", lambda cpus: cache)
+    monkeypatch.setattr(doctor, "available_memory", lambda: None)
+    assert cli.main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["hardware"]["machine"]["buffer_bytes"] == max(128 << 20, 4 * cache)
+    assert report["notes"] == []
+
+
+def test_little_memory_is_said(
+    run: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the report where caches keep much of what fits; in an error where nothing can be measured."""
+    monkeypatch.setattr(doctor, "cache_bytes", lambda cpus: 1 << 20)
+    seen = "only 1.00 MiB were read by turns, as memory is short: the caches (1.00 MiB) keep much of it"
+    assert seen in run()[1]
+    monkeypatch.setattr(doctor, "buffer_bytes", buffer_bytes)
+    monkeypatch.setattr(doctor, "available_memory", lambda: 40 << 20)
+    assert cli.main(["doctor", "--again"]) == 2
+    err = capsys.readouterr().err
+    assert "40 MiB of memory are available: 64 MiB are needed" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\0", "{}"])

@@ -14,7 +14,12 @@ from pwri import write_pwri
 import hotcold
 from hotcold.commands import cli, fit_predictor
 from hotcold.demo import model_path
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
+from hotcold.engine.scoring import ffn_inputs
+from hotcold.engine.windows import evenly, text_windows
 from hotcold.formats.gguf import open_gguf
+from hotcold.sparse.fitting import Fitted, fit_layer
 
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "
@@ -43,13 +48,13 @@ def test_a_sidecar_is_made_found_and_used(
 ) -> None:
     model, sidecar = text.with_name("m.gguf"), text.with_name("m.predictor.gguf")
     shutil.copy(model_path(), model)
-    seen: dict[str, float] = {"exact_tok_s": 100.0, "predicted_tok_s": 100 * speed, "ratio": speed}
+    seen = fit_predictor.Speed(exact_tok_s=100.0, predicted_tok_s=100 * speed, ratio=speed)
     monkeypatch.setattr(fit_predictor, "_speed", lambda *models: seen)
     fitted = ("fit-predictor", "-m", str(model), "-f", str(text), "-o", str(sidecar), "-c", "64")
     result, lines = report(capsys, *fitted, "--recall", "0.95")
     assert max(map(len, lines.splitlines())) <= 80 + len(str(sidecar))
     layers = result["layers"]
-    assert len(layers) == 6 and all(layer["share"] <= 0.15 for layer in layers)
+    assert len(layers) == 6 and all(layer["size_ratio"] <= 0.15 for layer in layers)
     assert any(layer["pays"] for layer in layers), "the text says little, but not nothing"
     assert result["pays"] == [layer["pays"] and speed > 1 for layer in layers]
     with open_gguf(sidecar) as file:
@@ -58,14 +63,53 @@ def test_a_sidecar_is_made_found_and_used(
         assert file.metadata["hotcold.predictor.version"] == hotcold.__version__
         assert file.tensors["blk.0.predictor.first"].shape == (layers[0]["rank"], 256)
     for ladder, best in zip(result["frontier"], layers, strict=True):
-        assert best == min(ladder, key=lambda fit: fit["read"])
+        assert best == min(ladder, key=lambda fit: (not fit["pays"], fit["read_ratio"]))
     score = ("perplexity", "-m", str(model), "-f", str(text), "-c", "64")
     auto, _ = report(capsys, *score)
     assert auto["sparsity"] == ("predicted" if speed > 1 else "exact")
     predicted, _ = report(capsys, *score, "--sparsity", "predicted", "--compare", "off")
-    assert 0.8 < predicted["compare"]["ppl_ratio"] < 1.2 and predicted["compare"]["kl_mean"] > 0
+    assert 0.98 < predicted["compare"]["ppl_ratio"] < 1.02 and 0 < predicted["compare"]["kl_mean"] < 0.003
     shares = predicted["active_share_by_layer"]
-    assert all(share <= layer["marked"] + 0.05 for share, layer in zip(shares, layers, strict=True))
+    assert all(share <= layer["candidates"] + 0.05 for share, layer in zip(shares, layers, strict=True))
+
+
+def test_what_is_judged_was_not_fitted_to(text: Path) -> None:
+    """The last fifth of one text, or all of another; a fifth of the tokens."""
+    model = load(None, LoadOptions(context=32))
+    words = text.read_text()
+    everything = text_windows(model.tokenizer, words, 32)
+    end = len(everything) * 4 // 5
+    fit_to, held_out = fit_predictor._windows(model, [words], tokens=10**6)
+    assert fit_to == everything[:end] and held_out == everything[end:]
+    fit_to, held_out = fit_predictor._windows(model, [words], tokens=32 * 10)
+    assert fit_to == evenly(everything[:end], 8) and held_out == evenly(everything[end:], 2)
+    other = "Once upon a time there was a cat. " * 100
+    fit_to, held_out = fit_predictor._windows(model, [words, other], tokens=32 * 10)
+    assert fit_to == evenly(everything, 8)
+    assert held_out == evenly(text_windows(model.tokenizer, other, 32), 2)
+
+
+def test_the_judge_is_the_held_out_text(
+    text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def fit(*args: Any, fit_to: dict[str, np.ndarray], held_out: dict[str, np.ndarray]) -> list[Fitted]:
+        seen.append((fit_to["normed"], held_out["normed"]))
+        return fit_layer(*args, fit_to=fit_to, held_out=held_out)
+
+    monkeypatch.setattr(fit_predictor, "fit_layer", fit)
+    args = ("-f", str(text), "-o", f"{text}.gguf", "-c", "32", "--tokens", "320")
+    report(capsys, "fit-predictor", *args)
+    model = load(None, LoadOptions(context=32))
+    windows = text_windows(model.tokenizer, text.read_text(), 32)
+    end = len(windows) * 4 // 5
+    expected = [
+        ffn_inputs(model, each, {"normed"}) for each in (evenly(windows[:end], 8), evenly(windows[end:], 2))
+    ]
+    for (fit_to, held_out), first, second in zip(seen, *expected, strict=True):
+        np.testing.assert_array_equal(fit_to, first["normed"])
+        np.testing.assert_array_equal(held_out, second["normed"])
 
 
 def test_both_modes_are_timed(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +126,8 @@ def test_trained_predictors_of_a_powerinfer_file(text: Path, capsys: pytest.Capt
     fitted = ["fit-predictor", "--method", "trained", "-m", str(model), "-f", str(text), "-o", str(sidecar)]
     result, _ = report(capsys, *fitted, "-c", "64", "--type", "q4_0")
     assert result["input"] == "residual" and result["method"] == "trained"
-    assert all(layer["marked"] == layer["recall"] == 1 and not layer["pays"] for layer in result["layers"])
+    for layer in result["layers"]:
+        assert layer["candidates"] == layer["recall"] == 1 and not layer["pays"]
     with open_gguf(sidecar) as file:
         assert file.metadata["hotcold.predictor.relu"] and "target" not in str(file.metadata.keys())
         assert file.tensors["blk.5.predictor.second"].type.name == "Q4_0"

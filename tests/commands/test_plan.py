@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,20 @@ def test_shapes(name: str, hardware: str, capsys: pytest.CaptureFixture[str]) ->
     for i, (bar, part) in enumerate(zip(bars, neurons, strict=True)):
         assert bar.split()[0] == str(i) and bar.count("#") == round(60 * part["hot_share"])
         assert bar.endswith("%" if i in run else "CPU")
+
+
+def test_published_plans_stay_what_they_are(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of benchmarks/paper_plans.py, which docs/results.md quotes, as the first version had them."""
+    rows = json.loads((repository / "tests/data/paper_plans.json").read_bytes())
+    assert len(rows) == 7
+    for row in rows:
+        for objective, expected in (("time", row["ours"]), ("paper", row["paper"])):
+            name, type = expected["model"].split()
+            line = f"--shape {name} --type {type} --hardware {expected['hardware']} --ctx 512"
+            _, found = plan(capsys, f"{line} --objective {objective}")
+            for key in ("model", "hardware"):
+                assert found[key] == expected.pop(key)
+            assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_paper_fires_more_on_the_gpu_and_time_is_less(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,10 +131,25 @@ def test_a_profile_beside_the_model_is_found(tmp_path: Path, capsys: pytest.Capt
     assert "m.profile.gguf: the file is empty" in capsys.readouterr().err
 
 
-def test_the_default_budget_leaves_some_of_the_card(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_default_budget_leaves_some_of_the_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1 GiB, or an eighth of a small one."""
     for name in ("rtx4090-i9", "rtx2080ti-i7"):
         _, report = plan(capsys, f"--shape opt-175b --hardware {name}")
         assert report["budget_bytes"] == find_hardware(name).vram_bytes - GIB
+    small = asdict(replace(find_hardware("rtx4060"), vram_bytes=4 * GIB))
+    del small["machine"]
+    (tmp_path / "small.json").write_text(json.dumps(small))
+    _, report = plan(capsys, f"--shape opt-175b --hardware {tmp_path / 'small.json'}")
+    assert report["budget_bytes"] == 7 * GIB // 2
+
+
+def test_the_default_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    """The README and the help name it; another one would change every plan."""
+    _, report = plan(capsys, "--shape opt-30b")
+    assert report["hardware"] == "rtx4090-i9"
+    assert report == plan(capsys, "--shape opt-30b --hardware rtx4090-i9")[1]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from hotcold.demo import model_path
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.scoring import cut_windows, ffn_inputs
-from hotcold.formats.gguf import open_gguf
+from hotcold.engine.windows import text_windows
+from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
-from hotcold.sparse.placement import read_profile
+from hotcold.sparse.profiles import read_profile
 from hotcold.sparse.sizes import sizes_of_file
 
 TEXT = (
@@ -81,18 +82,37 @@ def test_what_fires(
         assert file.metadata["hotcold.profile.union_32"].tolist() == pytest.approx(report["union_32"])
 
 
+def test_without_bos_where_the_file_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A window then is 64 tokens of text, where BOS takes the place of one."""
+    text, model = tmp_path / "text", tmp_path / "m.gguf"
+    words = TEXT * 6 + "And here it ends."
+    text.write_text(words)
+    tokens = len(load(None, LoadOptions(context=64)).tokenizer.encode(words, add_bos=False))
+    assert tokens // 63 != tokens // 64
+    with open_gguf(model_path()) as file:
+        tensors = {name: file.load(name) for name in file.tensors}
+        write_gguf(model, file.metadata | {"tokenizer.ggml.add_bos_token": False}, tensors)
+    for path, size in ((model_path(), 63), (model, 64)):
+        _, report = profile(capsys, "-m", path, "-f", text, "-o", tmp_path / f"{size}", "-c", 64)
+        assert report["tokens"] == tokens // size * 63
+
+
 def test_some_of_a_long_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Windows from the whole of it: its second half is other words, which must count too."""
+    """Windows from the whole of it, also where more than half of them are wanted: its end is other words."""
     text = tmp_path / "text"
     text.write_text(TEXT * 4 + "Once upon a time there was a cat. " * 100)
-    found = {}
-    for tokens in (128, 256):
-        _, report = profile(capsys, "-f", text, "-o", tmp_path / f"{tokens}", "-c", 64, "--tokens", tokens)
-        found[tokens] = firing(tmp_path / f"{tokens}")
-        assert report["tokens"] == tokens // 64 * 63
-    text.write_text(TEXT * 4)
-    profile(capsys, "-f", text, "-o", tmp_path / "half", "-c", 64, "--tokens", 128)
-    assert not np.allclose(found[128], firing(tmp_path / "half"))
+    model = load(None, LoadOptions(context=64))
+    windows = text_windows(model.tokenizer, text.read_text(), 64)
+    wanted = len(windows) * 2 // 3
+    _, report = profile(capsys, "-f", text, "-o", tmp_path / "x", "-c", 64, "--tokens", wanted * 64)
+    assert report["tokens"] == wanted * 63
+    chosen = [windows[i * len(windows) // wanted] for i in range(wanted)]
+    inputs = ffn_inputs(model, chosen, {"normed"})
+    with open_gguf(model_path()) as file:
+        for i, (found, layer) in enumerate(zip(firing(tmp_path / "x"), inputs, strict=True)):
+            gate, up = (file.load(f"blk.{i}.ffn_{name}.weight").dequantise() for name in ("gate", "up"))
+            expected = ((layer["normed"] @ gate.T > 0) & (layer["normed"] @ up.T > 0)).mean(0)
+            assert np.abs(found - expected).sum() / expected.sum() < 0.03
 
 
 def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

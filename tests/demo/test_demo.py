@@ -11,7 +11,7 @@ from hotcold.convert import ConvertOptions, convert
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
-from hotcold.sparse.placement import read_profile
+from hotcold.sparse.profiles import read_profile
 from hotcold.sparse.sizes import sizes_of_file
 
 

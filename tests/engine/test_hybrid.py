@@ -24,7 +24,8 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.sparse.handshake import HandshakeError
 from hotcold.sparse.hybrid_ffn import SplitWeights
-from hotcold.sparse.placement import Placement, SidecarError, read_placement, write_placement
+from hotcold.sparse.placement import Placement, read_placement, write_placement
+from hotcold.sparse.sidecar import SidecarError
 from hotcold.sparse.sizes import Sizes, sizes_of_file
 from hotcold.sparse.timeline import Timeline
 

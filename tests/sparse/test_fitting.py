@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from plain_forward import Model
 
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels.backend import PredictorTensors
 from hotcold.model.config import Config
-from hotcold.sparse.fitting import Fit, FitOptions, fit_layer, thresholds
+from hotcold.sparse import fitting
+from hotcold.sparse.fitting import FitOptions, Fitted, fit_layer, thresholds
 from hotcold.sparse.predictor import PredictorError, read_predictor
 
 DIM, NEURONS = 64, 96
@@ -60,21 +61,25 @@ def test_thresholds_mark_few_others() -> None:
 
 
 def inputs() -> list[np.ndarray]:
-    """To fit to and to judge by, ``[T, D]``: some directions count more, and the mean is not 0."""
+    """To fit to and to judge by, ``[T, D]``: some directions count more, and the mean is not 0. The second
+    is another kind of text, so that figures of the first would be seen to be wrong."""
     random = np.random.default_rng(5)
     mix = random.standard_normal((DIM, DIM)) * np.geomspace(3, 0.3, DIM)
-    return [(random.standard_normal((n, DIM)) @ mix.T + 0.2).astype(np.float32) for n in (1500, 400)]
+    kinds = (1500, 0.2), (400, 0.6)
+    return [(random.standard_normal((n, DIM)) @ mix.T + mean).astype(np.float32) for n, mean in kinds]
 
 
 def fit(
     tmp_path: Path, activation: str, gated: bool = True, **options: object
-) -> tuple[list[tuple[PredictorTensors, Fit]], dict[str, np.ndarray], np.ndarray]:
+) -> tuple[list[Fitted], dict[str, np.ndarray], np.ndarray]:
     """The ladder of layer 0 of a random model; its weights, and the inputs that it was judged by."""
     model = Model(dim=DIM, neurons=(NEURONS, 70), activation=activation, gated=gated)
     texts = inputs()
     with open_gguf(model.write(tmp_path / "model.gguf")) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        ladder = fit_layer(file, config, 0, [{"normed": text} for text in texts], FitOptions(**options))  # type: ignore[arg-type]
+        settings = FitOptions(**options)  # type: ignore[arg-type]
+        fit_to, held_out = ({"normed": text} for text in texts)
+        ladder = fit_layer(file, config, 0, settings, fit_to=fit_to, held_out=held_out)
         weights = {
             part: file.load(f"blk.0.ffn_{part}.weight").dequantise().astype(np.float64)
             for part in ("gate", "up", "down") if gated or part != "gate"
@@ -84,7 +89,7 @@ def fit(
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_full_rank_is_the_gate(tmp_path: Path, gated: bool) -> None:
-    ladder, weights, x = fit(tmp_path, "relu", gated, type="F32", share=1.0)
+    ladder, weights, x = fit(tmp_path, "relu", gated, type="F32", max_share=1.0)
     tensors, found = next(each for each in ladder if each[1].rank == DIM)
     product = tensors.second.dequantise().astype(np.float64) @ tensors.first.dequantise()
     gate = weights["gate" if gated else "up"]
@@ -93,11 +98,11 @@ def test_a_full_rank_is_the_gate(tmp_path: Path, gated: bool) -> None:
     marked = x @ product.T >= tensors.threshold
     fires = x @ gate.T > 0
     assert np.mean(marked & ~fires) < 0.01 and (marked & fires).sum() / fires.sum() > 0.98
-    assert found.marked == pytest.approx(marked.mean(), abs=1e-3)
+    assert found.candidates == pytest.approx(marked.mean(), abs=1e-3)
 
 
 def test_under_drelu_gate_and_up_are_added(tmp_path: Path) -> None:
-    ladder, weights, _ = fit(tmp_path, "drelu", type="F32", share=1.0)
+    ladder, weights, _ = fit(tmp_path, "drelu", type="F32", max_share=1.0)
     tensors = next(each for each, found in ladder if found.rank == DIM)
     product = tensors.second.dequantise().astype(np.float64) @ tensors.first.dequantise()
     x = inputs()[0]
@@ -107,8 +112,8 @@ def test_under_drelu_gate_and_up_are_added(tmp_path: Path) -> None:
 
 def test_the_figures_are_what_they_say(tmp_path: Path) -> None:
     """Recounted in float64 from the stored factors; dReLU, whose neurons need gate and up."""
-    ladder, weights, x = fit(tmp_path, "drelu", type="F16", share=0.8)
-    assert [each.read for _, each in ladder] == sorted(each.read for _, each in ladder)
+    ladder, weights, x = fit(tmp_path, "drelu", type="F16", max_share=0.8)
+    assert [each.fit.rank for each in ladder] == [32, 64]
     for tensors, found in ladder:
         scores = x @ tensors.first.dequantise().T.astype(np.float64) @ tensors.second.dequantise().T
         marked = scores >= tensors.threshold
@@ -116,23 +121,83 @@ def test_the_figures_are_what_they_say(tmp_path: Path) -> None:
         active = (gate > 0) & (up > 0)
         adds = gate * up * active * np.linalg.norm(weights["down"], axis=0)
         assert tensors.first.shape == (found.rank, DIM) and not tensors.relu
-        assert found.marked == pytest.approx(marked.mean(), abs=2e-3)
+        assert found.candidates == pytest.approx(marked.mean(), abs=2e-3)
         assert found.active == pytest.approx(active.mean(), abs=1e-4)
         assert found.recall == pytest.approx((marked & active).sum() / active.sum(), abs=2e-3)
         assert found.weighted_recall == pytest.approx((adds * marked).sum() / adds.sum(), abs=2e-3)
         assert 0.97 < found.recall < 1
         size = found.rank * (DIM + NEURONS) * 2 + 4 * NEURONS
-        assert found.nbytes == size and found.share == size / (3 * DIM * NEURONS * 4) <= 0.8
+        assert found.nbytes == size and found.size_ratio == size / (3 * DIM * NEURONS * 4) <= 0.8
         rows = marked.sum() + (marked & (gate > 0)).sum() + (marked & active).sum()
         exact = gate.size + (gate > 0).sum() + active.sum()
         read = (size * len(x) + rows * DIM * 4) / (exact * DIM * 4)
-        assert found.read == pytest.approx(read, abs=2e-3)
-        assert found.pays == (found.read < 0.95)
+        assert found.read_ratio == pytest.approx(read, abs=2e-3)
+        assert found.pays == (found.read_ratio < 0.95 and found.recall >= 0.98 <= found.weighted_recall)
+
+
+@pytest.mark.parametrize(
+    ("paying", "ranks"), [({1, 2}, [32, 64]), ({2}, [64, 32]), ({1}, [32, 64]), (set(), [32, 64])]
+)
+def test_what_pays_comes_first_whatever_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paying: set[int], ranks: list[int]
+) -> None:
+    """Of ranks 32 and 64, the first and second that are judged, the smaller reads less here."""
+    judged: list[float] = []
+
+    def pays(_: FitOptions, read_ratio: float, *__: float) -> bool:
+        judged.append(read_ratio)
+        return len(judged) in paying
+
+    monkeypatch.setattr(fitting, "_pays", pays)
+    ladder, _, _ = fit(tmp_path, "drelu", type="F16", max_share=0.8)
+    assert [each.fit.rank for each in ladder] == ranks and judged == sorted(judged)
+
+
+@pytest.mark.parametrize(
+    ("options", "read_ratio", "recall", "weighted_recall", "pays"),
+    [
+        ({}, 0.94, 0.99, 0.999, True),
+        ({}, 0.96, 0.99, 0.999, False),
+        ({}, 0.5, 0.981, 0.999, True),
+        ({}, 0.5, 0.979, 0.999, False),
+        ({}, 0.5, 0.99, 0.979, False),
+        ({"recall": 0.9}, 0.5, 0.81, 0.981, True),
+        ({"recall": 0.9}, 0.5, 0.79, 0.981, False),
+        ({"recall": 0.5}, 0.1, 0.5, 0.6, False),
+        ({"weighted": True}, 0.5, 0.8, 0.981, True),
+        ({"weighted": True, "recall": 0.995}, 0.5, 0.8, 0.989, False),
+        ({"method": "trained"}, 0.5, 0.8, 0.981, True),
+        ({"method": "trained"}, 0.1, 0.8, 0.979, False),
+        ({"method": "trained"}, 0.1, 0.0, 0.0, False),
+        ({"method": "trained", "recall": 0.99}, 0.5, 0.979, 0.999, False),
+    ],
+)
+def test_when_prediction_pays(
+    options: dict[str, Any], read_ratio: float, recall: float, weighted_recall: float, pays: bool
+) -> None:
+    """It reads less than 0.95, finds 0.98 by weight, and misses at most twice what was asked."""
+    assert fitting._pays(FitOptions(**options), read_ratio, recall, weighted_recall) is pays
+
+
+def test_trained_predictors_that_name_nothing_do_not_pay(tmp_path: Path) -> None:
+    """Nobody asked for a recall, and nothing is read; `auto` must not use them."""
+    model = Model(dim=DIM, neurons=(NEURONS,), activation="relu")
+    tensors = model.tensors()
+    tensors["blk.0.fc1.weight"] = quantise(np.vstack([np.eye(DIM), -np.eye(DIM)]), "F16")
+    tensors["blk.0.fc2.weight"] = quantise(np.full((NEURONS, 2 * DIM), -1.0), "F16")
+    text = np.random.default_rng(2).standard_normal((600, DIM)).astype(np.float32)
+    both = {"normed": text, "residual": text}
+    with open_gguf(model.write(tmp_path / "model.gguf", tensors, "PWRI")) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        options = FitOptions("trained", max_share=0.9)
+        ((_, found),) = fit_layer(file, config, 0, options, fit_to=both, held_out=both)
+    assert found.candidates == found.recall == 0 and found.active > 0.3
+    assert found.read_ratio < 0.95 and not found.pays
 
 
 def test_truncation_is_the_best_of_its_rank(tmp_path: Path) -> None:
     """By Eckart and Young: no map of rank 32 through the inputs' covariance is nearer to the gates."""
-    ladder, weights, _ = fit(tmp_path, "relu", type="F32", share=0.8)
+    ladder, weights, _ = fit(tmp_path, "relu", type="F32", max_share=0.8)
     tensors = next(each for each, found in ladder if found.rank == 32)
     x = inputs()[0].astype(np.float64)
     x -= x.mean(0)
@@ -145,18 +210,22 @@ def test_truncation_is_the_best_of_its_rank(tmp_path: Path) -> None:
 
 def test_a_recall_by_weight_marks_fewer(tmp_path: Path) -> None:
     (_, counted), (_, weighted) = (
-        fit(tmp_path, "relu", type="F16", share=0.4, weighted=weighted)[0][0] for weighted in (False, True)
+        fit(tmp_path, "relu", type="F16", max_share=0.4, weighted=weighted)[0][0]
+        for weighted in (False, True)
     )
-    assert weighted.marked < counted.marked and weighted.recall < counted.recall
+    assert weighted.candidates < counted.candidates and weighted.recall < counted.recall
     assert 0.98 < weighted.weighted_recall < counted.weighted_recall
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"type": "F32", "share": 0.1}, r"layer 0: no predictor takes at most 10% of the FFN's 73728 bytes"),
+        (
+            {"type": "F32", "max_share": 0.1},
+            r"layer 0: no predictor takes at most 10% of the FFN's 73728 bytes",
+        ),
         ({"recall": 0.0}, r"--recall is 0.0: above 0 and at most 1"),
-        ({"share": 1.5}, r"--max-share is 1.5: above 0 and at most 1"),
+        ({"max_share": 1.5}, r"--max-share is 1.5: above 0 and at most 1"),
         ({"type": "Q6_K"}, r"cannot write Q6_K: choose from"),
     ],
 )
@@ -181,10 +250,10 @@ def test_trained_predictors_are_kept_or_requantised(
     with open_gguf(model.write(tmp_path / "model.gguf", tensors, "PWRI")) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         kept = read_predictor(file, config, 0)
-        options = FitOptions("trained", recall, type=type, share=0.9)
-        ((found, figures),) = fit_layer(file, config, 0, [inputs, inputs], options)
+        options = FitOptions("trained", recall, type=type, max_share=0.9)
+        ((found, figures),) = fit_layer(file, config, 0, options, fit_to=inputs, held_out=inputs)
         with pytest.raises(PredictorError, match="no predictor takes at most 15%"):
-            fit_layer(file, config, 0, [inputs, inputs], FitOptions("trained"))
+            fit_layer(file, config, 0, FitOptions("trained"), fit_to=inputs, held_out=inputs)
     assert found.relu and found.first.type.name == (type or "F16")
     if type is None:
         np.testing.assert_array_equal(found.second.data, kept.second.data)

@@ -17,20 +17,23 @@ LAYERS = (3, 4, 7)
 
 
 class Cold:
-    """A cold program over three layers that doubles what it finds; ``fail`` is called before each."""
+    """A cold program over three layers. Each answers with its own number and with what lay in the mailbox as
+    it was taken, so that another layer's answer, or another step's, is seen; ``fail`` is called before."""
 
     def __init__(self, handshake: Handshake, fail: Callable[[int], None] = lambda layer: None) -> None:
         self.handshake, self.fail = handshake, fail
-        self.x = self.y = 0
+        self.x = 0
+        self.y = (0, 0)
 
     def run(self) -> None:
         for layer in LAYERS:
             self.handshake.take(layer)
+            x = self.x
             self.fail(layer)
-            self.y = 2 * self.x
+            self.y = (layer, x)
             self.handshake.give(layer)
 
-    def ask(self, layer: int, x: int) -> int:
+    def ask(self, layer: int, x: int) -> tuple[int, int]:
         def fill() -> None:
             self.x = x
 
@@ -52,20 +55,30 @@ def test_steps(handshake: Handshake) -> None:
     handshake.serve(cold)
     for step in range(2000):
         for layer in LAYERS:
-            assert cold.ask(layer, step * layer) == 2 * step * layer
+            assert cold.ask(layer, step * layer) == (layer, step * layer)
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_step_that_ends_early_leaves_nothing_behind(handshake: Handshake, waits: bool) -> None:
-    """Interrupted between post and wait, or after a wait: the next step begins with the first layer."""
-    cold = Cold(handshake, fail=lambda layer: time.sleep(0.002))
+@pytest.mark.parametrize("ends", ["posted", "taken", "answered"])
+def test_a_step_that_ends_early_leaves_nothing_behind(handshake: Handshake, ends: str) -> None:
+    """Interrupted once a layer is posted, while the cold side is at work on it, or after its answer: the next
+    step begins with the first layer."""
+    taken = threading.Semaphore(0)
+
+    def fail(layer: int) -> None:
+        if layer == 4:
+            taken.release()
+        time.sleep(0.002)
+
+    cold = Cold(handshake, fail)
     handshake.serve(cold)
     for step in range(20):
-        assert cold.ask(3, step) == 2 * step
-        if waits:
-            assert cold.ask(4, step) == 2 * step
+        assert cold.ask(3, step) == (3, step)
+        if ends == "answered":
+            assert cold.ask(4, step) == (4, step)
         else:
             handshake.post(4, lambda: setattr(cold, "x", -1))
+            if ends == "taken":
+                assert taken.acquire(timeout=10)
 
 
 def test_an_interrupt_at_every_moment(handshake: Handshake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +111,7 @@ def test_an_interrupt_at_every_moment(handshake: Handshake, monkeypatch: pytest.
             interrupted = True
         finally:
             sys.settrace(before)
-        assert [cold.ask(layer, moment + layer) for layer in LAYERS] == [2 * (moment + i) for i in LAYERS]
+        assert [cold.ask(layer, moment + layer) for layer in LAYERS] == [(i, moment + i) for i in LAYERS]
         moment += 1
     assert moment > 100
 
@@ -110,7 +123,7 @@ def test_a_cold_side_that_raises(handshake: Handshake) -> None:
 
     cold = Cold(handshake, fail)
     handshake.serve(cold)
-    assert cold.ask(3, 1) == 2
+    assert cold.ask(3, 1) == (3, 1)
     for _ in range(2):  # and whoever tries again is told again
         with pytest.raises(HandshakeError, match=r"the cold side has ended.*a reason") as caught:
             cold.ask(4, 1)
@@ -129,7 +142,7 @@ def test_a_cold_side_that_is_gone_without_a_word(
 
 def test_a_closed_one(handshake: Handshake) -> None:
     handshake.serve(cold := Cold(handshake))
-    assert cold.ask(3, 1) == 2
+    assert cold.ask(3, 1) == (3, 1)
     handshake.close()
     with pytest.raises(HandshakeError, match="closed"):
         cold.ask(4, 1)

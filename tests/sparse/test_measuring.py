@@ -7,20 +7,88 @@ import pytest
 
 from hotcold.formats.blocks import block_type
 from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels.reference import unpack_mask
 from hotcold.sparse import measuring
-from hotcold.sparse.measuring import NeuronProbe
+from hotcold.sparse.measuring import LARGEST_BUFFER, NeuronProbe, ProbePlan, buffer_bytes
+
+MIB = 1 << 20
 
 
+@pytest.mark.parametrize("most", [1 << 16, 256])
 @pytest.mark.parametrize(("kind", "dim"), measuring.SHAPES)
-def test_a_call_reads_the_rows_of_a_tenth(kind: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten calls read each neuron once; with a clock of one second a call, so GB/s are bytes of calls."""
-    backend = CPUBackend(2)
-    probe = NeuronProbe(backend, kind, dim, 3 << 20)
+def test_a_call_reads_a_tenth_of_a_layer(
+    kind: str, dim: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten calls a layer read each neuron once. The clock ticks once a call, so GB/s are bytes of calls."""
+    monkeypatch.setattr(measuring, "_MOST_NEURONS", most)
     clock = iter(range(1000))
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: float(next(clock)))
-    bits = np.unpackbits(probe._masks.view(np.uint8), axis=1)
-    assert (bits.sum(axis=0) == 1).all() and abs(bits.sum(axis=1) - bits.shape[1] / 10).max() < 1
+    backend = CPUBackend(2)
+    plan = ProbePlan.of(kind, dim, 3 * MIB)
+    probe = NeuronProbe(backend, plan)
+    for width, masks in zip(plan.widths, probe._masks, strict=True):
+        bits = unpack_mask(masks, width)
+        assert bits.shape == (10, width) and (bits.sum(axis=0) == 1).all()
+        assert abs(bits.sum(axis=1) - width / 10).max() < 1
+    neurons, layers = sum(plan.widths), len(plan.widths)
     neuron = 3 * block_type(kind).row_bytes(dim)
-    assert probe.run_bytes == neuron // 2
-    assert probe.measure(False, 9, backend) == pytest.approx(bits.shape[1] * neuron / 10 / 1e9)
-    assert probe.measure(True, 0, backend) == pytest.approx(bits.shape[1] * neuron / 1e9)
+    assert plan.run_bytes == neuron // 2 and plan.nbytes == neurons * neuron
+    assert probe.measure(10 * layers - 1, backend, dense=False) == pytest.approx(
+        neurons * neuron / (10 * layers) / 1e9
+    )
+    assert probe.measure(layers - 1, backend, dense=True) == pytest.approx(neurons * neuron / layers / 1e9)
+
+
+def test_layers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No neuron is read again before all others were: a pass over all of them, then the next."""
+    monkeypatch.setattr(measuring, "_MOST_NEURONS", 128)
+    backend = CPUBackend(1)
+    probe = NeuronProbe(backend, ProbePlan.of("Q4_0", 32, 3 * 18 * 320))
+    assert probe.plan.widths == (128, 128, 64)
+    seen: list[tuple[int, bytes]] = []
+    layers = {id(layer): i for i, layer in enumerate(probe._layers)}
+    monkeypatch.setattr(
+        backend,
+        "ffn",
+        lambda x, weights, *_, mask, **more: seen.append((layers[id(weights)], mask.tobytes())),
+    )
+    while len(seen) < 60:
+        probe.measure(0, backend, dense=False)
+    assert len(set(seen[:30])) == 30 and seen[30:] == seen[:30]
+
+
+@pytest.mark.parametrize("cache", [4, 32, 96, 260, 1024])
+@pytest.mark.parametrize("shape", measuring.SHAPES)
+def test_every_cache_has_a_legal_probe(cache: int, shape: tuple[str, int]) -> None:
+    """Layers that a model may have, at least twice the cache in all; nothing is allocated here."""
+    nbytes = buffer_bytes(cache * MIB, available=None)
+    assert max(128 * MIB, 2 * cache * MIB) <= nbytes <= LARGEST_BUFFER
+    plan = ProbePlan.of(*shape, nbytes)
+    neuron = 3 * block_type(shape[0]).row_bytes(shape[1])
+    assert nbytes - 64 * neuron < plan.nbytes <= nbytes
+    assert all(0 < width <= 1 << 16 and width % 64 == 0 for width in plan.widths)
+    assert max(plan.widths) - min(plan.widths) <= 64
+
+
+def test_more_neurons_than_one_layer_may_have() -> None:
+    """For real, with the extension's own limit: neurons are short here, so that they take little memory."""
+    backend = CPUBackend(1)
+    plan = ProbePlan.of("Q4_0", 32, 15 * MIB)
+    assert sum(plan.widths) > 1 << 18
+    assert NeuronProbe(backend, plan).measure(0, backend, dense=False) > 0
+
+
+def test_memory_bounds_the_buffer() -> None:
+    assert buffer_bytes(96 * MIB, available=400 * MIB) == 100 * MIB
+    assert buffer_bytes(96 * MIB, available=64 * MIB) == 16 * MIB
+    message = (
+        "63 MiB of memory are available: 64 MiB are needed to measure how fast it is; end other programs"
+    )
+    with pytest.raises(ValueError, match=message):
+        buffer_bytes(0, available=64 * MIB - 1)
+
+
+def test_masks_of_one_word() -> None:
+    """Fewer neurons than tenths have bits left over still are each read once."""
+    bits = unpack_mask(measuring._tenths(64, np.random.default_rng(0)), 64)
+    assert (bits.sum(axis=0) == 1).all() and bits.sum(axis=1).tolist() == [7, 7, 7, 7, 6, 6, 6, 6, 6, 6]

@@ -1,4 +1,4 @@
-"""Files of placements and profiles: PowerInfer's own, ours, damaged ones and those of other models."""
+"""Files of placements: PowerInfer's own, ours, damaged ones and those of other models; and sizes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,13 @@ import numpy as np
 import pytest
 
 from hotcold.demo import model_path
-from hotcold.formats.blocks import GGML_TYPES, Tensor, quantise
+from hotcold.formats.blocks import GGML_TYPES, Tensor
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
-from hotcold.sparse.placement import (
-    INDEX_BYTES,
-    Placement,
-    SidecarError,
-    read_placement,
-    read_profile,
-    write_placement,
-)
+from hotcold.sparse.placement import INDEX_BYTES, Placement, read_placement, write_placement
+from hotcold.sparse.profiles import read_profile, write_profile
+from hotcold.sparse.sidecar import SidecarError
 from hotcold.sparse.sizes import SHAPES, power_law, sizes_of_file
 from tests.plans import made_up
 
@@ -65,7 +60,7 @@ def test_powerinfer_finds_what_it_reads(tmp_path: Path) -> None:
     assert reader.fields["general.architecture"].contents() == "generic.gpu_index"
     assert reader.fields["generic.gpu_index.block_count"].contents() == LAYERS
     needed = sum(
-        int(m.sum()) * (int(n) + INDEX_BYTES) for m, n in zip(placement.hot, sizes.neuron, strict=True)
+        int(m.sum()) * (int(n) + INDEX_BYTES) for m, n in zip(placement.hot, sizes.neuron_bytes, strict=True)
     )
     assert reader.fields["split.vram_capacity"].contents() == needed
     assert len(reader.tensors) == 2 * LAYERS
@@ -138,11 +133,9 @@ def test_a_damaged_index(tmp_path: Path, change: Callable[[dict[str, Any]], None
 
 def test_what_belongs_to_another_model(tmp_path: Path) -> None:
     write_placement(tmp_path / "x.gpuidx", sizes, by_layer())
-    write_profile(tmp_path / "x.profile.gguf")
-    other = replace(sizes, fingerprint="other")
-    for read, name in ((read_placement, "x.gpuidx"), (read_profile, "x.profile.gguf")):
-        with pytest.raises(SidecarError, match=r"belongs to the model '3'.*'other'"):
-            read(tmp_path / name, other)
+    write_profile(tmp_path / "x.profile.gguf", profile, {"model_fingerprint": sizes.fingerprint})
+    with pytest.raises(SidecarError, match=r"belongs to the model '3'.*'other'"):
+        read_placement(tmp_path / "x.gpuidx", replace(sizes, fingerprint="other"))
     with pytest.raises(SidecarError, match="is no placement"):
         read_placement(tmp_path / "x.profile.gguf", sizes)
     with pytest.raises(SidecarError, match=r"has no hotcold\.profile\.model_fingerprint"):
@@ -169,35 +162,6 @@ def test_a_placement_that_contradicts_itself(tmp_path: Path, key: str, value: An
         read_placement(path, sizes)
 
 
-def write_profile(path: Path, layers: int = LAYERS, share: float | None = None) -> None:
-    tensors = {f"blk.{i}.profile": quantise(each, "F32") for i, each in enumerate(profile.firing[:layers])}
-    if share is not None:
-        tensors["blk.1.profile"] = quantise(np.full(sizes.neurons[1], share), "F32")
-    keys = {"general.type": "profile", "hotcold.profile.model_fingerprint": sizes.fingerprint}
-    write_gguf(path, keys | {"hotcold.profile.source": "a text"}, tensors)
-
-
-def test_profiles(tmp_path: Path) -> None:
-    path = tmp_path / "x.profile.gguf"
-    write_profile(path)
-    found = read_profile(path, sizes)
-    assert found.source == "x.profile.gguf: a text"
-    for one, other in zip(found.firing, profile.firing, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-    write_profile(path, layers=LAYERS - 1)
-    with pytest.raises(SidecarError, match=r"blk\.11\.profile is missing"):
-        read_profile(path, sizes)
-    for share, seen in ((1.5, "1.5"), (-0.25, "-0.25"), (np.nan, "nan")):
-        write_profile(path, share=share)
-        with pytest.raises(SidecarError, match=rf"blk\.1\.profile holds {seen}: numbers from 0 to 1"):
-            read_profile(path, sizes)
-    nothing = {f"blk.{i}.profile": quantise(np.zeros(n), "F32") for i, n in enumerate(sizes.neurons)}
-    with open_gguf(path) as file:
-        write_gguf(path, file.metadata, nothing)
-    with pytest.raises(SidecarError, match=r"x\.profile\.gguf: no neuron fires in it"):
-        read_profile(path, sizes)
-
-
 def test_every_byte_of_a_file_is_somewhere() -> None:
     """Weights as in the file, keys and values as the cache allocates them."""
     with open_gguf(model_path()) as file:
@@ -219,7 +183,7 @@ def test_every_byte_of_a_file_is_somewhere() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_power_law_has_the_published_mean_and_skew(name: str) -> None:
     facts = SHAPES[name]
-    firing = power_law(facts["ffn"], facts["scale"], facts["exponent"])
-    assert firing.mean() == pytest.approx(facts["active"], rel=0.01)
+    firing = power_law(facts.ffn, facts.scale, facts.exponent)
+    assert firing.mean() == pytest.approx(facts.active, rel=0.01)
     most = np.searchsorted(firing.cumsum(), 0.8 * firing.sum()) / len(firing)
-    assert most == pytest.approx(facts["skew"], abs=0.002)
+    assert most == pytest.approx(facts.skew, abs=0.002)

@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from hotcold.formats.blocks import block_type
+from hotcold.sparse.baselines import last_layers, layer_split, paper_placement
+from hotcold.sparse.costs import Costs
 from hotcold.sparse.hardware import Hardware, find_hardware
-from hotcold.sparse.placement import INDEX_BYTES, Placement, Profile
+from hotcold.sparse.placement import INDEX_BYTES, Placement
+from hotcold.sparse.profiles import Profile
 from hotcold.sparse.sizes import SHAPES, Sizes, power_law, sizes_of_shape
-from hotcold.sparse.solver import GROUP, Costs, Solver, last_layers, layer_split, paper_placement
+from hotcold.sparse.solver import GROUP, Solver
 from tests.plans import made_up
 
 Model = tuple[Sizes, Profile, Hardware]
@@ -26,7 +29,7 @@ Model = tuple[Sizes, Profile, Hardware]
 
 def solved(model: Model, budget: int) -> Placement:
     sizes, profile, hardware = model
-    return Solver(sizes, profile, Costs(sizes, profile, hardware)).solve(budget)
+    return Solver(sizes, profile, Costs.expected(sizes, profile, hardware)).solve(budget)
 
 
 def everything(sizes: Sizes) -> int:
@@ -37,11 +40,15 @@ def everything(sizes: Sizes) -> int:
 def neuron_seconds(model: Model, layer: int) -> tuple[np.ndarray, np.ndarray]:
     """Of each neuron, on the CPU and on the GPU: the rows that are read, each from where it is cheaper."""
     sizes, profile, hardware = model
-    gather = np.interp(sizes.neuron[layer] / 2, *np.array(hardware.cpu_gather_gb_s).T)
+    gather = np.interp(sizes.neuron_bytes[layer] / 2, *np.array(hardware.cpu_gather_gb_s).T)
     pairs = ((hardware.cpu_stream_gb_s, gather), (hardware.gpu_stream_gb_s, hardware.gpu_rows_gb_s))
-    whole, p = sizes.neuron[layer] / 1e9, profile.firing[layer]
+    whole, p = sizes.neuron_bytes[layer] / 1e9, profile.firing[layer]
     return tuple(
-        whole * (sizes.always * sizes.routed / stream + (1 - sizes.always) * np.minimum(p / rows, 1 / stream))
+        whole
+        * (
+            sizes.always_read * sizes.expert_share / stream
+            + (1 - sizes.always_read) * np.minimum(p / rows, 1 / stream)
+        )
         for stream, rows in pairs
     )  # type: ignore[return-value]
 
@@ -69,7 +76,7 @@ def bytes_on_gpu(sizes: Sizes, placement: Placement) -> int:
     run, total = placement.layers, sizes.head * placement.head
     for i in run:
         total += int(sizes.attention[i] + sizes.kv[i] + sizes.predictor[i])
-        total += int(placement.hot[i].sum()) * (int(sizes.neuron[i]) + INDEX_BYTES)
+        total += int(placement.hot[i].sum()) * (int(sizes.neuron_bytes[i]) + INDEX_BYTES)
     return total + sizes.buffers * bool(run or placement.head)
 
 
@@ -109,7 +116,7 @@ def test_within_one_group_of_every_placement(seed: int, share: float) -> None:
 def test_never_over_the_budget_and_never_slower_with_more(seed: int, shares: list[float]) -> None:
     model = made_up(seed, groups=6)
     sizes, profile, hardware = model
-    costs = Costs(sizes, profile, hardware)
+    costs = Costs.expected(sizes, profile, hardware)
     solver, before = Solver(sizes, profile, costs), np.inf
     for budget in [0, *sorted(int(share * everything(sizes)) for share in shares)]:
         placement = solver.solve(budget)
@@ -185,7 +192,7 @@ def program(model: Model, budget: int) -> tuple[float, float]:
         need(sum(on_cpu), **{f"c{slower}": 1.0}, **{f"c{on + 4 + j}": t for j, t in enumerate(on_cpu)})
         need(0, **{f"c{slower}": 1.0}, **{f"c{on + 4 + j}": -t for j, t in enumerate(on_gpu)})
         for j, part in enumerate(parts):
-            memory[on + 4 + j] = -len(part) * (sizes.neuron[i] + INDEX_BYTES)
+            memory[on + 4 + j] = -len(part) * (sizes.neuron_bytes[i] + INDEX_BYTES)
             need(0, **{f"c{on}": 1.0, f"c{on + 4 + j}": -1.0})
             need(0, **{f"c{on + 4 + j}": 1.0, f"c{whole}": -1.0})
     rows += [memory / budget, starts]
@@ -202,8 +209,8 @@ def program(model: Model, budget: int) -> tuple[float, float]:
 
 def shape(name: str, kind: str = "Q4_0", context: int = 512) -> tuple[Sizes, Profile]:
     facts = SHAPES[name]
-    firing = power_law(facts["ffn"], facts["scale"], facts["exponent"]) * facts["routed"] / facts["experts"]
-    profile = Profile([np.tile(firing, facts["experts"])] * facts["layers"], "published")
+    firing = power_law(facts.ffn, facts.scale, facts.exponent) * facts.routed / facts.experts
+    profile = Profile([np.tile(firing, facts.experts)] * facts.layers, "published")
     return sizes_of_shape(name, block_type(kind), context, "f16"), profile
 
 
@@ -211,10 +218,10 @@ def shape(name: str, kind: str = "Q4_0", context: int = 512) -> tuple[Sizes, Pro
 def test_the_budget_is_used_whatever_the_width(name: str, ratio: float) -> None:
     """PowerInfer counts a neuron by n_ff in place of n_embd, and leaves a quarter of its budget at 3.5."""
     sizes, profile = shape(name)
-    assert SHAPES[name]["ffn"] / SHAPES[name]["dim"] == pytest.approx(ratio, abs=0.01)
+    assert SHAPES[name].ffn / SHAPES[name].dim == pytest.approx(ratio, abs=0.01)
     budget = int(0.6 * everything(sizes))
     placement = solved((sizes, profile, find_hardware("rtx4090-i9")), budget)
-    assert budget - GROUP * (int(sizes.neuron[0]) + INDEX_BYTES) < placement.gpu_bytes(sizes) <= budget
+    assert budget - GROUP * (int(sizes.neuron_bytes[0]) + INDEX_BYTES) < placement.gpu_bytes(sizes) <= budget
 
 
 def test_layers_get_their_own_neurons() -> None:
@@ -236,19 +243,22 @@ def test_the_objective_of_the_paper() -> None:
     """Most firings within the memory, each layer none or enough of them; HiGHS knows the most."""
     for seed in range(8):
         sizes, profile, hardware = made_up(seed, layers=5, groups=8)
-        costs = Costs(sizes, profile, hardware)
+        costs = Costs.expected(sizes, profile, hardware)
         dense = int((sizes.attention + sizes.kv + sizes.predictor).sum()) + sizes.head + sizes.buffers
         room = (everything(sizes) - dense) // 2
         placement = paper_placement(sizes, profile, hardware, dense + room)
         assert placement.gpu_bytes(sizes) <= dense + room
-        saved = sizes.neuron / 1e9 * (1 / hardware.cpu_stream_gb_s - 1 / hardware.gpu_stream_gb_s)
+        saved = sizes.neuron_bytes / 1e9 * (1 / hardware.cpu_stream_gb_s - 1 / hardware.gpu_stream_gb_s)
         enough = np.minimum(sizes.neurons, costs.handshake / np.maximum(saved, 1e-300))
         counts = np.array([hot.sum() for hot in placement.hot])
         assert ((counts == 0) | (counts >= enough)).all()
         layer = np.concatenate([np.full(-(-n // GROUP), i) for i, n in enumerate(sizes.neurons)])
         parts = [np.sort(f)[::-1][n : n + GROUP] for f in profile.firing for n in range(0, len(f), GROUP)]
         widths = np.array([len(part) for part in parts])
-        rows, high = [np.append(widths * (sizes.neuron[layer] + INDEX_BYTES) / room, np.zeros(5))], [1.0]
+        rows, high = (
+            [np.append(widths * (sizes.neuron_bytes[layer] + INDEX_BYTES) / room, np.zeros(5))],
+            [1.0],
+        )
         for i in range(5):
             opened = np.eye(5)[i]
             rows.append(np.append(-widths * (layer == i), opened * enough[i]))
@@ -277,7 +287,7 @@ def test_neurons_of_one_block_stay_together(shared: int) -> None:
     rng = np.random.default_rng(shared)
     sizes, _, hardware = made_up(7, layers=3)
     neurons = shared * np.array([7, 9, 12])
-    sizes = replace(sizes, neurons=neurons, shared=shared)
+    sizes = replace(sizes, neurons=neurons, block_neurons=shared)
     profile = Profile([rng.random(n) ** 4 for n in neurons], "made up")
     partly = 0
     for budget in np.linspace(0, everything(sizes), 25).astype(int):

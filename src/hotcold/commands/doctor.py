@@ -18,11 +18,12 @@ from hotcold import __version__
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.engine.memory import available_memory
+from hotcold.errors import UserError
 from hotcold.formats.files import printable, replacing
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
 from hotcold.kernels.cpu import supported_isas
 from hotcold.sparse.hardware import Hardware, find_hardware
-from hotcold.sparse.measuring import RUNS, measure
+from hotcold.sparse.measuring import RUNS, buffer_bytes, measure
 
 #: Modules of the optional extras, and what these are for.
 _EXTRAS = {
@@ -31,7 +32,7 @@ _EXTRAS = {
     "bench": (("llama_cpp", "matplotlib"), "benchmarks beside llama.cpp"),
 }
 _UNMEASURED = ["GPU stream and masked rows", "link", "handshake", "free GPU memory"]
-_LEAST, _MOST, _SECONDS = 128 << 20, 1 << 30, 6.0  # bytes of a buffer, and seconds of reading in all
+_SECONDS = 6.0  # of reading in all
 
 _TEXT = """\
 processor   {processor}
@@ -57,21 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if not os.path.isabs(folder):
-        raise ValueError(f"cache folder {folder!r}: set XDG_CACHE_HOME to an absolute path")
-    path, machine, notes = Path(folder, "hotcold", "hardware.json"), _facts(), list[str]()
+    path = _cache_path()
+    machine = _facts()
+    notes: list[str] = []
     hardware = None if args.again else _cached(path, machine, notes)
-    if from_cache := hardware is not None:
-        notes.append(f"figures from {path}; --again measures")
-    else:
+    from_cache = hardware is not None
+    if hardware is None:
         hardware = _measure(machine, notes)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, hardware)
-        except (ValueError, OSError) as error:
-            reason = getattr(error, "strerror", error)
-            notes.append(f"not cached, so the next call measures again: {path}: {reason}")
+        _keep(path, hardware, notes)
+    else:
+        notes.append(f"figures from {path}; --again measures")
     if args.output:
         _write(args.output, hardware)
     _print(machine, hardware)
@@ -81,19 +77,36 @@ def run(args: argparse.Namespace) -> int:
     return options.end(args, report | machine | {"hardware": asdict(hardware)})
 
 
+def _cache_path() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not os.path.isabs(folder):
+        raise UserError(f"cache folder {folder!r}: set XDG_CACHE_HOME to an absolute path")
+    return Path(folder, "hotcold", "hardware.json")
+
+
 def _facts() -> dict[str, Any]:
-    cores, pages = find_cores(), read_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
-    missing = [extra for extra, (modules, _) in _EXTRAS.items() if not all(map(find_spec, modules))]
-    facts = {
-        "processor": options.processor(), "isa": supported_isas()[0], "threads": available_cores(),
-        "hotcold": __version__, "cpus": len(cores.cpus), "physical_cores": cores.physical,
-        "quota": cores.quota, "cache_bytes": cache_bytes(cores.cpus), "free_bytes": available_memory(),
-        "huge_pages": "".join(re.findall(r"\[(\w+)\]", pages)) or "unknown",
-        "python": platform.python_version(), "numpy": np.__version__,
-        "torch": find_spec("torch") is not None, "missing_extras": missing,
-    }  # fmt: skip
-    # What the figures depend on: those of another machine are not these.
-    return facts | {"name": "{processor}, {isa}, {threads} threads, hotcold {hotcold}".format(**facts)}
+    """What the report says of this machine; ``name`` has all that the figures depend on."""
+    cores = find_cores()
+    processor, isa, threads = options.processor(), supported_isas()[0], available_cores()
+    missing = [name for name, (modules, _) in _EXTRAS.items() if not all(map(find_spec, modules))]
+    huge_pages = re.findall(r"\[(\w+)\]", read_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
+    return {
+        "name": f"{processor}, {isa}, {threads} threads, hotcold {__version__}",
+        "processor": processor,
+        "isa": isa,
+        "threads": threads,
+        "physical_cores": cores.physical,
+        "cpus": len(cores.cpus),
+        "quota": cores.quota,
+        "cache_bytes": cache_bytes(cores.cpus),
+        "free_bytes": available_memory(),
+        "huge_pages": huge_pages[0] if huge_pages else "unknown",
+        "hotcold": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": find_spec("torch") is not None,
+        "missing_extras": missing,
+    }
 
 
 def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware | None:
@@ -103,8 +116,8 @@ def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware |
     try:
         found = find_hardware(str(path))
         if found.name != machine["name"]:
-            raise ValueError(f"they are of {found.name!r}, and this is {machine['name']!r}")
-        json.dumps([asdict(found), _table(found)], allow_nan=False)
+            raise UserError(f"they are of {found.name!r}, and this is {machine['name']!r}")
+        json.dumps([asdict(found), _table(found)], allow_nan=False)  # what is printed later
         return found
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         notes.append(f"measured anew, as the cached figures are of no use: {error}")
@@ -112,20 +125,38 @@ def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware |
 
 
 def _measure(machine: dict[str, Any], notes: list[str]) -> Hardware:
-    cores, caches, free = (machine[key] for key in ("threads", "cache_bytes", "free_bytes"))
-    nbytes = min(max(_LEAST, 4 * caches), _MOST, _MOST if free is None else max(1 << 20, free // 8))
+    caches, all_threads = machine["cache_bytes"], machine["threads"]
+    nbytes = buffer_bytes(caches, machine["free_bytes"])
     if nbytes < 2 * caches:
-        notes.append(
-            f"only {options.size(nbytes)} were read; caches ({options.size(caches)}) keep much of it"
-        )
-    threads = [1 << i for i in range((cores - 1).bit_length())] + [cores]
+        seen = f"only {options.size(nbytes)} were read by turns, as memory is short"
+        notes.append(f"{seen}: the caches ({options.size(caches)}) keep much of it, and figures are too high")
+    powers_of_two = [1 << i for i in range((all_threads - 1).bit_length())]
     with progress("measuring") as advance:
-        found = measure(threads, nbytes, _SECONDS, advance)
-    best = [(each["run_bytes"], each["gb_s"]) for each in found if each["threads"] == cores]
-    stream, *gather = [list(each) for each in best[1:]]  # after what memory gives
-    source = f"measured by hotcold doctor, {datetime.datetime.now():%Y-%m-%d %H:%M}"
-    more = machine | {"buffer_bytes": nbytes, "bandwidths": found}
-    return Hardware(machine["name"], source, 0, stream[1], gather, 0, 0, 0, 0, 0, more)
+        found = measure([*powers_of_two, all_threads], nbytes, _SECONDS, advance)
+    on_all = [each for each in found if each.threads == all_threads]
+    return Hardware(
+        name=machine["name"],
+        source=f"measured by hotcold doctor, {datetime.datetime.now():%Y-%m-%d %H:%M}",
+        cpu_stream_gb_s=next(each.gb_s for each in on_all if each.access == "dense"),
+        cpu_gather_gb_s=[[each.run_bytes, each.gb_s] for each in on_all if each.access == "rows"],
+        # No GPU is looked for.
+        vram_bytes=0,
+        gpu_stream_gb_s=0,
+        gpu_rows_gb_s=0,
+        link_pinned_gb_s=0,
+        link_pageable_gb_s=0,
+        handshake_s=0,
+        machine=machine | {"buffer_bytes": nbytes, "bandwidths": [asdict(each) for each in found]},
+    )
+
+
+def _keep(path: Path, hardware: Hardware, notes: list[str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, hardware)
+    except (ValueError, OSError) as error:
+        reason = getattr(error, "strerror", error)
+        notes.append(f"not cached, so the next call measures again: {path}: {reason}")
 
 
 def _write(path: Path, hardware: Hardware) -> None:
@@ -134,25 +165,33 @@ def _write(path: Path, hardware: Hardware) -> None:
 
 
 def _table(hardware: Hardware) -> list[str]:
-    rows: dict[str, dict[str, str]] = {"threads": {}}
+    """A line for each number of threads; also tells whether a cached file holds what it should."""
+    rows: dict[int, dict[str, str]] = {}
     for each in (hardware.machine or {})["bandwidths"]:
-        n, least, median, most = (each[key] for key in ("run_bytes", "least_gb_s", "gb_s", "most_gb_s"))
-        head = f"{n:d} B" if n else f"{each['access']:s}"
-        rows["threads"][head] = head
-        rows.setdefault(f"{each['threads']:d}", {})[head] = f"{median:.1f} ({(most - least) / median:.0%})"
-    return [f"{label:<8}" + "".join(f"{cell:>12}" for cell in row.values()) for label, row in rows.items()]
+        title = f"{each['run_bytes']:d} B" if each["run_bytes"] else f"{each['access']:s}"
+        spread = (each["most_gb_s"] - each["least_gb_s"]) / each["gb_s"]
+        rows.setdefault(each["threads"], {})[title] = f"{each['gb_s']:.1f} ({spread:.0%})"
+    titles = dict.fromkeys(title for row in rows.values() for title in row)
+    lines = [f"{'threads':<8}" + "".join(f"{title:>12}" for title in titles)]
+    for threads, row in rows.items():
+        lines.append(f"{threads:<8d}" + "".join(f"{row[title]:>12}" for title in titles))
+    return lines
 
 
 def _print(machine: dict[str, Any], hardware: Hardware) -> None:
-    free, slow = machine["free_bytes"], "never, which is slow: let the system allow 'madvise'"
-    words = {
-        "quota": machine["quota"] or "none", "caches": options.size(machine["cache_bytes"]),
+    free = machine["free_bytes"]
+    slow = "never, which is slow: let the system allow 'madvise'"
+    words = machine | {
+        "quota": machine["quota"] or "none",
+        "caches": options.size(machine["cache_bytes"]),
         "memory": "unknown" if free is None else options.size(free),
-        "huge_pages": machine["huge_pages"].replace("never", slow),
+        "huge_pages": slow if machine["huge_pages"] == "never" else machine["huge_pages"],
         "torch": "installed" if machine["torch"] else "missing",
-    }  # fmt: skip
-    missing = [f"for {_EXTRAS[extra][1]}: pip install '.[{extra}]'" for extra in machine["missing_extras"]]
-    lines = [*_TEXT.format(**machine | words).splitlines(), *(f"{'missing':<12}{each}" for each in missing)]
+    }
+    lines = _TEXT.format(**words).splitlines()
+    for extra in machine["missing_extras"]:
+        purpose = _EXTRAS[extra][1]
+        lines.append(f"{'missing':<12}for {purpose}: pip install '.[{extra}]'")
     lines += ["", hardware.source, *_HEADING.split("\n"), *_table(hardware)]
     lines += ["", f"not measured: {', '.join(_UNMEASURED)}"]
     print("\n".join(printable(line, 80) for line in lines))

@@ -8,7 +8,9 @@ import numpy.typing as npt
 
 from hotcold.engine.loading import LoadedModel
 from hotcold.engine.statistics import Figures
+from hotcold.errors import UserError
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch, Buffer, Floats
+from hotcold.model.kv_cache import KVCache
 from hotcold.model.transformer import FFN
 
 Doubles = npt.NDArray[np.float64]
@@ -27,8 +29,19 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
     if len(windows) > 1 and len(windows[-1]) < size:
         windows.pop()
     if not windows or len(windows[0]) < 2:
-        raise ValueError(f"the text has {len(ids)} tokens: at least {2 - len(first)} needed")
+        raise UserError(f"the text has {len(ids)} tokens: at least {2 - len(first)} needed")
     return windows
+
+
+class _Scoring:
+    """One window that is being scored: the model is in use until its iterator ends or is closed."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+
+    @property
+    def in_use(self) -> str:
+        return "a scoring that has not come to the end of its window" if self._cache.owns(self) else ""
 
 
 class Scorer:
@@ -45,9 +58,11 @@ class Scorer:
         They are a view of the model's buffer: use them before the next ones are asked for. A window that is
         longer than the model's context is a ``ValueError``."""
         if len(window) > self.model.context:
-            raise ValueError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
+            raise UserError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
         batch = self.model.transformer.batch
-        pages = self.model.cache.allocate(-(-len(window) // PAGE))
+        use = _Scoring(self.model.cache)
+        self.model.claim(use)
+        pages = self.model.cache.allocate(use, -(-len(window) // PAGE))
         try:
             batch.pages[0, : len(pages)] = pages
             slots = np.add.outer(np.multiply(pages, PAGE), np.arange(PAGE)).ravel()
@@ -61,7 +76,7 @@ class Scorer:
                 self.model.run()
                 yield np.asarray(self.model.transformer.logits)[:rows]
         finally:
-            self.model.cache.release(pages)
+            self.model.cache.release(use)
 
     @property
     def figures(self) -> Figures:

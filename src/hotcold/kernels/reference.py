@@ -76,7 +76,7 @@ def unpack_mask(mask: Masks, n: int) -> Bools:
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class ReferenceMatrix:
     """Weights as the file's blocks; their values are made when first used."""
 
     tensor: Tensor
@@ -103,6 +103,7 @@ class _Matrix:
         return self.tensor.dequantise()
 
     def dot(self, x: Floats) -> Floats:
+        """``[..., columns]`` -> ``[..., rows]``, with the bias; quantised weights quantise ``x`` first."""
         if self.quantised:
             codes, scales = quantise_input(x)
             x = (codes * scales).reshape(x.shape)
@@ -111,10 +112,12 @@ class _Matrix:
 
 
 @dataclass(frozen=True)
-class _FFN:
-    gate: _Matrix | None
-    up: _Matrix
-    down: _Matrix
+class ReferenceFFN:
+    """An FFN's weights, of which :meth:`coefficients` and :meth:`down_sum` are the two halves of the op."""
+
+    gate: ReferenceMatrix | None
+    up: ReferenceMatrix
+    down: ReferenceMatrix
     down_layout: str
     activation: str
     threshold: np.float32
@@ -161,6 +164,7 @@ class _FFN:
         return np.ones_like(fires), _smooth(self.activation, gate) * value
 
     def down_sum(self, coefficients: Floats) -> Floats:
+        """``[T, N]`` -> ``[T, D]``, with the bias."""
         if self.dense:
             y = self.down.dot(coefficients)
         else:
@@ -181,9 +185,11 @@ def _smooth(activation: str, gate: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class _Predictor:
-    first: _Matrix
-    second: _Matrix
+class ReferencePredictor:
+    """A predictor's factors: a neuron is a candidate where its score is at least its threshold."""
+
+    first: ReferenceMatrix
+    second: ReferenceMatrix
     threshold: Floats
     relu: bool
 
@@ -192,6 +198,7 @@ class _Predictor:
         return self.first.nbytes + self.second.nbytes + self.threshold.nbytes
 
     def scores(self, x: Floats) -> Floats:
+        """``[T, D]`` -> ``[T, N]``."""
         hidden = self.first.dot(x)
         return self.second.dot(np.maximum(hidden, 0) if self.relu else hidden)
 
@@ -220,24 +227,26 @@ class ReferenceBackend:
         return _Program(fn)
 
     def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
-        return _Matrix(tensor, bias)
+        return ReferenceMatrix(tensor, bias)
 
-    def ffn_weights(self, tensors: FFNTensors) -> _FFN:
+    def ffn_weights(self, tensors: FFNTensors) -> ReferenceFFN:
         checks.check_ffn(tensors)
-        gate = None if tensors.gate is None else _Matrix(tensors.gate, tensors.gate_bias)
-        up, down = _Matrix(tensors.up, tensors.up_bias), _Matrix(tensors.down)
+        gate = None if tensors.gate is None else ReferenceMatrix(tensors.gate, tensors.gate_bias)
+        up, down = ReferenceMatrix(tensors.up, tensors.up_bias), ReferenceMatrix(tensors.down)
         rule = tensors.down_layout, tensors.activation, np.float32(tensors.threshold)
-        return _FFN(gate, up, down, *rule, tensors.down_bias)
+        return ReferenceFFN(gate, up, down, *rule, tensors.down_bias)
 
-    def predictor_weights(self, tensors: PredictorTensors) -> _Predictor:
+    def predictor_weights(self, tensors: PredictorTensors) -> ReferencePredictor:
         checks.check_predictor(tensors)
-        return _Predictor(_Matrix(tensors.first), _Matrix(tensors.second), tensors.threshold, tensors.relu)
+        return ReferencePredictor(
+            ReferenceMatrix(tensors.first), ReferenceMatrix(tensors.second), tensors.threshold, tensors.relu
+        )
 
     def host(self, fn: Callable[[], None], batch: Batch) -> None:
         fn()
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
-        table = checks.own_weights(table, _Matrix)
+        table = checks.own_weights(table, ReferenceMatrix)
         rows = _rows("out", out, batch, (table.shape[1],))
         rows[:] = table.values[batch.tokens[: len(rows)]]
 
@@ -266,7 +275,7 @@ class ReferenceBackend:
         rows: Rows = Rows.TOKENS,
     ) -> None:
         for matrix, out in zip(weights, outs, strict=True):
-            w = checks.own_weights(matrix, _Matrix)
+            w = checks.own_weights(matrix, ReferenceMatrix)
             values = _rows("x", x, batch, (w.shape[1],), rows=rows)
             _store(w.dot(values), _rows("out", out, batch, (w.shape[0],), rows=rows), accumulate)
 
@@ -320,7 +329,7 @@ class ReferenceBackend:
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
         """PowerInfer's predictor, arXiv 2312.12456; without the ReLU, two factors of a truncated SVD."""
-        p = checks.own_weights(weights, _Predictor)
+        p = checks.own_weights(weights, ReferencePredictor)
         values = _rows("x", x, batch, (p.first.shape[1],))[: batch.n_decode]
         target = _rows("mask", mask, batch, (-(-p.second.shape[0] // 64),), np.uint64)
         target[: batch.n_decode] = pack_mask(p.scores(values) >= p.threshold)
@@ -342,7 +351,7 @@ class ReferenceBackend:
 
         A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what
         is zero, so it changes what is read (``stats``) and no value. ``fired`` is set for decode rows."""
-        w = checks.own_weights(weights, _FFN)
+        w = checks.own_weights(weights, ReferenceFFN)
         checks.check_skip(skip, w.activation)
         n, words = w.neurons, -(-w.neurons // 64)
         values = _rows("x", x, batch, (w.up.shape[1],))
@@ -389,7 +398,7 @@ class ReferenceBackend:
         return ids, values[ids]
 
 
-def _count(stats: FFNStats, w: _FFN, candidates: Bools, gated: Bools, added: Bools) -> None:
+def _count(stats: FFNStats, w: ReferenceFFN, candidates: Bools, gated: Bools, added: Bools) -> None:
     """Adds one step to ``stats``: rows are unions over the step's tokens, pairs are counted by token."""
     if not len(candidates):
         return

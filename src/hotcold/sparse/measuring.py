@@ -1,71 +1,181 @@
 """Measures what decoding gets of a machine's memory: streams, and the rows of neurons that a mask picks."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from hotcold.formats.blocks import Tensor, block_type
-from hotcold.kernels.backend import BatchLimits, FFNStats, FFNTensors
+from hotcold.errors import UserError
+from hotcold.formats.blocks import BlockType, Tensor, block_type
+from hotcold.kernels.backend import Batch, BatchLimits, FFNStats, FFNTensors, FFNWeights, Masks
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.kernels.reference import pack_mask
 
 #: Block type and dim of the neurons that are gathered; the first are streamed as well.
 SHAPES = (("Q4_0", 4096), ("Q4_0", 1024), ("Q4_0", 8192), ("F16", 8192))
 RUNS = 5
+SMALLEST_BUFFER, LARGEST_BUFFER = 16 << 20, 2 << 30
+
+_USUAL_BUFFER = 128 << 20
+_CACHE_MULTIPLE = 4  # so many times the caches are read before anything is read again
+_MEMORY_SHARE = 4  # a buffer takes at most this part of the available memory: filling it takes twice its size
+_MOST_NEURONS = 1 << 16  # of a layer: the widest models have about as many, and a backend has a limit
+_WORD = 64  # neurons in one word of a mask
+_TURNS = 10  # one neuron in ten is read at a time
+
+
+def buffer_bytes(caches: int, available: int | None) -> int:
+    """Bytes to read by turns so that ``caches`` bytes of caches keep little of them; ``available`` is the
+    memory that may still be taken, None where nobody says. ValueError: too little for any measurement."""
+    if available is not None and available < _MEMORY_SHARE * SMALLEST_BUFFER:
+        seen = f"{available >> 20} MiB of memory are available"
+        needed = f"{_MEMORY_SHARE * SMALLEST_BUFFER >> 20} MiB are needed to measure how fast it is"
+        raise UserError(f"{seen}: {needed}; end other programs and try again")
+    wanted = min(max(_USUAL_BUFFER, _CACHE_MULTIPLE * caches), LARGEST_BUFFER)
+    return wanted if available is None else min(wanted, available // _MEMORY_SHARE)
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """Which neurons a probe reads: those of one or more layers, none wider than models have."""
+
+    type: BlockType
+    dim: int
+    widths: tuple[int, ...]  #: neurons of each layer, in whole words of a mask
+
+    @classmethod
+    def of(cls, kind: str, dim: int, nbytes: int) -> Self:
+        """For as many neurons as ``nbytes`` hold, but 64 at least; layers differ by a word at most."""
+        type = block_type(kind)
+        words = max(1, nbytes // (3 * type.row_bytes(dim) * _WORD))
+        layers = -(-words * _WORD // _MOST_NEURONS)
+        widths = tuple(_WORD * (words // layers + (i < words % layers)) for i in range(layers))
+        return cls(type, dim, widths)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.type.row_bytes(self.dim)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the rows of all neurons; a neuron has three."""
+        return 3 * self.row_bytes * sum(self.widths)
+
+    @property
+    def run_bytes(self) -> int:
+        """A neuron lies in two places, as in decoding: its gate row, and its up and down rows."""
+        return 3 * self.row_bytes // 2
 
 
 class NeuronProbe:
-    """A layer's FFN, all of it, or at each call another tenth: none is due again while a cache has it.
+    """FFNs that are read whole, or a tenth of one layer at a time, by turns: no neuron is due again before
+    all the others were. ``run_bytes`` is the mean length of what lies together."""
 
-    As in decoding, a neuron lies in two places, its gate row, and its up and down rows: ``run_bytes`` each.
-    """
+    def __init__(self, backend: CPUBackend, plan: ProbePlan) -> None:
+        self.plan = plan
+        random = np.random.default_rng(0)
+        self._layers = [_layer(backend, plan, width) for width in plan.widths]
+        self._masks = [_tenths(width, random) for width in plan.widths]
+        self._x = np.zeros((1, plan.dim), np.float32)
+        self._out = np.zeros((1, plan.dim), np.float32)
+        self._calls = 0
 
-    def __init__(self, backend: CPUBackend, kind: str, dim: int, nbytes: int) -> None:
-        type = block_type(kind)
-        size = type.row_bytes(dim)
-        n = max(1, nbytes // (3 * size * 64)) * 64
-        rows, ones = Tensor(type, (n, dim), np.zeros((n, size), np.uint8)), np.ones(n, np.float32)
-        # All weights are 0: through the biases gates fire and down rows are added.
-        tensors = FFNTensors(rows, rows, rows, "by_neuron", "relu", gate_bias=ones, up_bias=ones)
-        self.run_bytes, self._weights = 3 * size // 2, backend.ffn_weights(tensors)
-        tenths = np.random.default_rng(0).permutation(n) % 10 == np.arange(10)[:, None]
-        self._masks = np.packbits(tenths, axis=1, bitorder="little").view(np.uint64)
-        self._x, self._out, self._calls = *np.zeros((2, 1, dim), np.float32), 0
-
-    def measure(self, dense: bool, seconds: float, backend: CPUBackend) -> float:
-        """GB/s (10^9 bytes) on the threads of ``backend``."""
-        stats, batch, elapsed = FFNStats(), backend.batch(BatchLimits(1, 1, 1, 1)), 0.0
+    def measure(self, seconds: float, backend: CPUBackend, *, dense: bool) -> float:
+        """GB/s (10^9 bytes) on the threads of ``backend``, of calls until ``seconds`` are over."""
+        stats = FFNStats()
+        batch = backend.batch(BatchLimits(1, 1, 1, 1))
         batch.counts[:] = 1, 1, 0, 1
         start = time.perf_counter()
+        elapsed = 0.0
         while elapsed <= seconds:
-            mask, self._calls = None if dense else self._masks[self._calls % 10][None], self._calls + 1
-            backend.ffn(self._x, self._weights, batch, self._out, skip=not dense, mask=mask, stats=stats)
+            self._read_next(backend, batch, stats, dense=dense)
             elapsed = time.perf_counter() - start
-        return float(stats.counts[:3] @ self._weights.row_bytes[:3] / elapsed / 1e9)
+        return float(stats.counts[:3] @ self._layers[0].row_bytes[:3] / elapsed / 1e9)
+
+    def _read_next(self, backend: CPUBackend, batch: Batch, stats: FFNStats, *, dense: bool) -> None:
+        turn, layer = divmod(self._calls, len(self._layers))
+        self._calls += 1
+        mask = None if dense else self._masks[layer][turn % _TURNS][None]
+        weights = self._layers[layer]
+        backend.ffn(self._x, weights, batch, self._out, skip=not dense, mask=mask, stats=stats)
+
+
+def _layer(backend: CPUBackend, plan: ProbePlan, width: int) -> FFNWeights:
+    """All weights are 0: through the biases gates fire and down rows are added."""
+    rows = Tensor(plan.type, (width, plan.dim), np.zeros((width, plan.row_bytes), np.uint8))
+    ones = np.ones(width, np.float32)
+    return backend.ffn_weights(
+        FFNTensors(rows, rows, rows, "by_neuron", "relu", gate_bias=ones, up_bias=ones)
+    )
+
+
+def _tenths(width: int, random: np.random.Generator) -> Masks:
+    """Masks ``[10, width / 64]`` that share no neuron and together have all."""
+    turn_of = random.permutation(width) % _TURNS
+    return pack_mask(turn_of == np.arange(_TURNS)[:, None])
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """One row of ``bandwidths`` in docs/formats.md; GB/s (10^9 bytes) of :data:`RUNS` runs."""
+
+    access: str  #: ``memory``, ``dense`` or ``rows``
+    run_bytes: int
+    threads: int
+    gb_s: float  #: the median
+    least_gb_s: float
+    most_gb_s: float
+
+
+class _Access(NamedTuple):
+    name: str
+    run_bytes: int
+    measure: Callable[[float, CPUBackend], float]  # of seconds, and the backend whose threads read
 
 
 def measure(
     threads: Sequence[int], nbytes: int, seconds: float, advance: Callable[[int, int], None]
-) -> list[dict[str, Any]]:
-    """What docs/formats.md says, from buffers of ``nbytes``, 1 MiB or more, in ``seconds`` of reading."""
-    backends, found = [CPUBackend(n) for n in threads], list[dict[str, Any]]()
-    for done, (access, run_bytes, speed) in enumerate(_probes(backends[-1], nbytes)):
-        for backend in backends:
-            each = seconds / (2 + len(SHAPES)) / len(backends) / RUNS
-            speeds = sorted(speed(each, backend) for _ in range(RUNS))
-            place = {"access": access, "run_bytes": run_bytes, "threads": backend.threads}
-            figures = {"gb_s": speeds[RUNS // 2], "least_gb_s": speeds[0], "most_gb_s": speeds[-1]}
-            found.append(place | figures)
-        advance(done + 1, 2 + len(SHAPES))
-    return sorted(found, key=lambda each: each["run_bytes"])
+) -> list[Bandwidth]:
+    """Each way to read, on each number of threads, from buffers of ``nbytes``, in ``seconds`` of reading."""
+    backends = [CPUBackend(n) for n in threads]
+    ways = 2 + len(SHAPES)
+    seconds_of_a_run = seconds / (ways * len(backends) * RUNS)
+    found: list[Bandwidth] = []
 
+    def measure_all(accesses: list[_Access]) -> None:
+        for access in accesses:
+            found.extend(_bandwidth(access, backend, seconds_of_a_run) for backend in backends)
+            advance(len(found) // len(backends), ways)
 
-def _probes(backend: CPUBackend, nbytes: int) -> Iterator[tuple[str, int, Callable[..., float]]]:
-    yield "memory", 0, ReadProbe(backend, nbytes).measure
+    # One buffer at a time: each is freed before the next is made.
+    measure_all(_memory_access(backends[-1], nbytes))
     for shape in SHAPES:
-        probe = NeuronProbe(backend, *shape, nbytes)
-        if shape == SHAPES[0]:
-            yield "dense", 0, partial(probe.measure, True)
-        yield "rows", probe.run_bytes, partial(probe.measure, False)
+        measure_all(_neuron_accesses(backends[-1], shape, nbytes))
+    return sorted(found, key=lambda each: each.run_bytes)
+
+
+def _memory_access(backend: CPUBackend, nbytes: int) -> list[_Access]:
+    return [_Access("memory", 0, ReadProbe(backend, nbytes).measure)]
+
+
+def _neuron_accesses(backend: CPUBackend, shape: tuple[str, int], nbytes: int) -> list[_Access]:
+    probe = NeuronProbe(backend, ProbePlan.of(*shape, nbytes))
+    rows = _Access("rows", probe.plan.run_bytes, partial(probe.measure, dense=False))
+    if shape == SHAPES[0]:
+        return [_Access("dense", 0, partial(probe.measure, dense=True)), rows]
+    return [rows]
+
+
+def _bandwidth(access: _Access, backend: CPUBackend, seconds: float) -> Bandwidth:
+    speeds = sorted(access.measure(seconds, backend) for _ in range(RUNS))
+    return Bandwidth(
+        access=access.name,
+        run_bytes=access.run_bytes,
+        threads=backend.threads,
+        gb_s=speeds[RUNS // 2],
+        least_gb_s=speeds[0],
+        most_gb_s=speeds[-1],
+    )

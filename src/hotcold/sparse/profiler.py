@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hotcold.formats.torch_zip import read_vector
 from hotcold.kernels.backend import Backend
-from hotcold.sparse.placement import SidecarError
+from hotcold.sparse.sidecar import SidecarError
 
 Doubles = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.uint64]

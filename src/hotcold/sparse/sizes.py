@@ -1,17 +1,14 @@
 """What a model takes, by what is placed as one: a file's, or one of ``shapes.json``.
 
 These have the dimensions of public configurations, and activity as arXiv 2312.12456 (tables 3 and 6,
-figure 5) and 2406.05955 publish it: ``active`` is the mean share of neurons (of the routed experts) that
-fire, ``skew`` the share with 80 % of all firings, ``predictors`` their part of the weights. The power law
-``min(1, scale * rank ** -exponent)`` is fitted to both; ``source`` says what is assumed."""
+figure 5) and 2406.05955 publish it. The power law ``min(1, scale * rank ** -exponent)`` is fitted to both
+``active`` and ``skew``; ``source`` says what is assumed."""
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +18,74 @@ from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS
 from hotcold.model.config import Config
 from hotcold.model.weights import check_tensors
-from hotcold.sparse.predictor import check_predictors, find_predictors, predictor_names
+from hotcold.sparse.predictor import check_predictors, predictor_names
 
 Ints = npt.NDArray[np.int64]
 
-SHAPES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("shapes.json").read_bytes())
+_CHUNK = 128  # prompt rows that the buffers of a step hold, if nobody says otherwise
 
-_CHUNK = 128  # prompt rows that the buffers of a step hold
-_NEURONS, _PREDICTORS = r"ffn_(gate|up)\.|ffn_down(_t)?\.weight", r"predictor\.|fc[12]\."
+#: Of a layer's tensors; all others are attention.
+_FFN_TENSOR = re.compile(r"ffn_(gate|up)\.|ffn_down(_t)?\.weight")
+_PREDICTOR_TENSOR = re.compile(r"predictor\.|fc[12]\.")
+
+
+class Dimensions(Protocol):
+    """What a :class:`Shape` and a :class:`~hotcold.model.config.Config` both state."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def neurons(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A public model without a file: its dimensions, and what is published of its activity."""
+
+    layers: int
+    dim: int
+    heads: int
+    kv_heads: int
+    ffn: int  #: neurons of one expert
+    vocab: int
+    gated: bool
+    experts: int
+    routed: int  #: experts that a token gets
+    predictors: float  #: their bytes, as a part of all others
+    active: float  #: mean share of the routed experts' neurons that fire
+    skew: float  #: share of neurons with 80 % of all firings
+    scale: float
+    exponent: float
+    source: str  #: of the activity
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def neurons(self) -> tuple[int, ...]:
+        return (self.ffn * self.experts,) * self.layers
+
+    @property
+    def expert_share(self) -> float:
+        """Part of the neurons that the router leaves for a token."""
+        return self.routed / self.experts
+
+
+SHAPES: dict[str, Shape] = {
+    name: Shape(**facts)
+    for name, facts in json.loads(Path(__file__).with_name("shapes.json").read_bytes()).items()
+}
 
 
 @dataclass(frozen=True)
@@ -37,74 +94,143 @@ class Sizes:
 
     name: str
     fingerprint: str
-    always: float  #: part of a neuron that is read whether it fires or not
-    routed: float  #: part of the neurons that a router leaves
+    always_read: float  #: part of a neuron that is read whether it fires or not
+    expert_share: float  #: part of the neurons that a router leaves
     dim: int
     attention: Ints  #: matrices, norms, and all else that is neither predictor nor neuron
     kv: Ints  #: keys and values of the whole context
     predictor: Ints
-    neuron: Ints  #: one neuron's rows of gate, up and down
-    neurons: Ints  #: N, of all experts together
+    neuron_bytes: Ints  #: of one neuron's rows of gate, up and down
+    neurons: Ints  #: how many, N, of all experts together
     head: int  #: with the norm before it
     embedding: int
     tied: bool  #: head and embedding are one tensor
     buffers: int  #: of a step, on each device with a part in it
-    shared: int = 1  #: neurons with down weights in one block: blocks lie along neurons in many files
+    block_neurons: int = 1  #: neurons with down weights in one block: in many files blocks lie along neurons
+
+    @property
+    def dense(self) -> Ints:
+        """What a layer reads for each token, all of it on one side."""
+        return self.attention + self.kv + self.predictor
 
 
 def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Sizes:
-    shape = SimpleNamespace(**SHAPES[name])
-    shape.head_dim, shape.neurons = shape.dim // shape.heads, [shape.ffn * shape.experts] * shape.layers
+    """Of one of :data:`SHAPES`, all matrices of one type; ``cache`` is one of ``CACHE_TYPES``."""
+    shape = SHAPES[name]
     row = type.row_bytes(shape.dim)
-    layer = {
-        "attn_q.weight": 2 * (shape.heads + shape.kv_heads) * shape.head_dim * row,
-        "ffn_up.weight": (2 + shape.gated) * shape.neurons[0] * row,
-    }
-    tensors = dict.fromkeys(("token_embd.weight", "output.weight"), shape.vocab * row)
-    layer["fc1.weight"] = int(shape.predictors * (sum(layer.values()) + sum(tensors.values()) / shape.layers))
-    tensors |= {f"blk.{i}.{part}": n for i in range(shape.layers) for part, n in layer.items()}
-    facts = f"{name} {type.name}", f"{name} {type.name}", 0.0, shape.routed / shape.experts
-    return _sizes(facts, shape, tensors, context, cache)
+    table = shape.vocab * row  # the embedding, and as much for the head
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * row
+    ffn = (2 + shape.gated) * shape.neurons[0] * row
+    predictor = int(shape.predictors * (attention + ffn + 2 * table / shape.layers))
+    return Sizes(
+        name=f"{name} {type.name}",
+        fingerprint=f"{name} {type.name}",
+        always_read=0.0,
+        expert_share=shape.expert_share,
+        dim=shape.dim,
+        attention=np.full(shape.layers, attention),
+        kv=_kv_bytes(shape, context, cache),
+        predictor=np.full(shape.layers, predictor),
+        neuron_bytes=np.full(shape.layers, ffn // shape.neurons[0]),
+        neurons=np.array(shape.neurons, np.int64),
+        head=table,
+        embedding=table,
+        tied=False,
+        buffers=_buffer_bytes(shape, _CHUNK),
+    )
 
 
-def sizes_of_file(file: GGUFFile, config: Config, context: int, cache: str) -> Sizes:
-    """With the predictors that it has or that lie beside it; errors as in loading."""
-    check_tensors(file, config, own := predictor_names(file))
-    tensors = {name: info.nbytes for name, info in file.tensors.items() if name not in own}
-    always, path, fingerprint = 1.0, find_predictors(file), file.fingerprint()
+def sizes_of_file(
+    file: GGUFFile,
+    config: Config,
+    context: int,
+    cache: str,
+    *,
+    predictors: Path | None = None,
+    chunk: int = _CHUNK,
+) -> Sizes:
+    """Of a model as it will run: with the predictors in a file, the model's own or a sidecar, or without any.
+    ``chunk`` is the most prompt rows of a step. Errors as in loading."""
+    powerinfer = predictor_names(file)
+    check_tensors(file, config, powerinfer)
+    fingerprint = file.fingerprint()
+    tensors = {name: info.nbytes for name, info in file.tensors.items() if name not in powerinfer}
+    always_read = 1.0
     if config.activation in SPARSE_ACTIVATIONS:
-        always = 1 / (2 + config.gated)  # gates, or ups where there are none
-        if path is not None:
-            with open_gguf(path) as beside:
+        always_read = 1 / (2 + config.gated)  # gates, or ups where there are none
+        if predictors is not None:
+            with open_gguf(predictors) as beside:
                 check_predictors(beside, config, fingerprint)
                 tensors |= {name: info.nbytes for name, info in beside.tensors.items()}
-            always = 0.0
-    downs = (info for name, info in file.tensors.items() if name.endswith(".ffn_down.weight"))
-    blocks = [block_type(info.type).weights for info in downs if config.down_layout == "by_output"]
-    sizes = _sizes((file.path.stem, fingerprint, always, 1.0), config, tensors, context, cache)
-    return replace(sizes, shared=max(blocks, default=1))
-
-
-def _sizes(
-    facts: tuple[str, str, float, float], dims: Any, tensors: Mapping[str, int], context: int, cache: str
-) -> Sizes:
-    """``facts`` are the first fields, ``dims`` has a Config's dimensions, ``tensors`` are bytes by name."""
-    parts, ends = {kind: np.zeros(dims.layers, np.int64) for kind in (_NEURONS, _PREDICTORS, "")}, 0
-    for name, nbytes in tensors.items():
-        if found := re.match(r"blk\.(\d+)\.", name):
-            kind = next(kind for kind in parts if re.match(kind, name[found.end() :]))
-            parts[kind][int(found[1])] += nbytes
-        else:
-            ends += nbytes
+            always_read = 0.0
+    layers = _LayerBytes.of(tensors, config.layers)
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
-    head, neurons = ends - embedding * (not tied), np.array(dims.neurons, np.int64)
+    neurons = np.array(config.neurons, np.int64)
+    return Sizes(
+        name=file.path.stem,
+        fingerprint=fingerprint,
+        always_read=always_read,
+        expert_share=1.0,
+        dim=config.dim,
+        attention=layers.attention,
+        kv=_kv_bytes(config, context, cache),
+        predictor=layers.predictor,
+        neuron_bytes=-(-layers.ffn // neurons),
+        neurons=neurons,
+        head=layers.outside - (0 if tied else embedding),
+        embedding=embedding,
+        tied=tied,
+        buffers=_buffer_bytes(config, chunk),
+        block_neurons=_block_neurons(file, config),
+    )
+
+
+@dataclass(frozen=True)
+class _LayerBytes:
+    """A file's tensors, added up by layer and use."""
+
+    attention: Ints
+    predictor: Ints
+    ffn: Ints
+    outside: int  #: of no layer
+
+    @classmethod
+    def of(cls, tensors: dict[str, int], layers: int) -> "_LayerBytes":
+        """``tensors`` are bytes by name."""
+        attention, predictor, ffn = np.zeros((3, layers), np.int64)
+        outside = 0
+        for name, nbytes in tensors.items():
+            found = re.match(r"blk\.(\d+)\.", name)
+            if found is None:
+                outside += nbytes
+                continue
+            layer, part = int(found[1]), name[found.end() :]
+            if _FFN_TENSOR.match(part):
+                ffn[layer] += nbytes
+            elif _PREDICTOR_TENSOR.match(part):
+                predictor[layer] += nbytes
+            else:
+                attention[layer] += nbytes
+        return cls(attention, predictor, ffn, outside)
+
+
+def _block_neurons(file: GGUFFile, config: Config) -> int:
+    if config.down_layout != "by_output":
+        return 1
+    downs = [info for name, info in file.tensors.items() if name.endswith(".ffn_down.weight")]
+    return max((block_type(info.type).weights for info in downs), default=1)
+
+
+def _kv_bytes(dims: Dimensions, context: int, cache: str) -> Ints:
+    """Of whole pages, by layer."""
     row = 2 * dims.kv_heads * BLOCK_TYPES[cache.upper()].row_bytes(dims.head_dim)
-    kv = np.full(dims.layers, -(-context // PAGE) * PAGE * row)
-    # As loading counts them.
+    return np.full(dims.layers, -(-context // PAGE) * PAGE * row)
+
+
+def _buffer_bytes(dims: Dimensions, chunk: int) -> int:
+    """As loading counts them."""
     floats = 4 * dims.dim + 2 * (dims.heads + dims.kv_heads) * dims.head_dim
-    buffers = 4 * ((MAX_DECODE_ROWS + _CHUNK) * floats + MAX_DECODE_ROWS * dims.vocab)
-    weights = (parts[""], kv, parts[_PREDICTORS], -(-parts[_NEURONS] // neurons), neurons)
-    return Sizes(*facts, dims.dim, *weights, head, embedding, tied, buffers)
+    return 4 * ((MAX_DECODE_ROWS + chunk) * floats + MAX_DECODE_ROWS * dims.vocab)
 
 
 def power_law(neurons: int, scale: float, exponent: float) -> npt.NDArray[np.float64]:

@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import (
     Backend,
@@ -41,7 +42,7 @@ def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
         blocks = chosen.reshape(-1, shared)
         if (blocks != blocks[:, :1]).any():
             seen = f"neurons whose down weights lie in one block, {shared} of type {down.type.name}"
-            raise ValueError(f"the placement divides {seen}: make it with this version's hotcold plan")
+            raise UserError(f"the placement divides {seen}: make it with this version's hotcold plan")
         data = down.data.reshape(dim, len(blocks), -1)[:, blocks[:, 0]]
         taken = Tensor(down.type, (dim, len(index)), data.reshape(dim, -1))
     return FFNTensors(

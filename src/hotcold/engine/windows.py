@@ -1,0 +1,23 @@
+"""Windows of a text for what evaluates every token of it: how it is cut, and how a part of it is chosen."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hotcold.engine.scoring import cut_windows
+from hotcold.model.tokenizer import Tokenizer
+
+_T = TypeVar("_T")
+
+
+def text_windows(tokenizer: Tokenizer, text: str, size: int) -> list[list[int]]:
+    """Consecutive windows of ``size`` tokens, each begun by BOS where the model's file asks for one;
+    ValueError as in :func:`~hotcold.engine.scoring.cut_windows`."""
+    bos = tokenizer.bos_id if tokenizer.add_bos else None
+    return cut_windows(tokenizer.encode(text, add_bos=False), size, bos)
+
+
+def evenly(items: Sequence[_T], n: int) -> list[_T]:
+    """``n`` items at equal distances from the first to near the last; all where there are no more than n."""
+    if n >= len(items):
+        return list(items)
+    return [items[i * len(items) // n] for i in range(n)]

@@ -1,0 +1,62 @@
+"""Placements to compare with: whole layers, as engines without sparsity do, and PowerInfer's own rule."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.sparse.costs import Costs, SideCosts
+from hotcold.sparse.hardware import Hardware
+from hotcold.sparse.placement import Placement
+from hotcold.sparse.profiles import Profile
+from hotcold.sparse.sizes import Sizes
+from hotcold.sparse.solver import Solver
+
+_OF_A_DENSE_PART = 1e6  # firings: more than a layer has, so that dense parts go to the GPU first
+
+
+def last_layers(sizes: Sizes, n: int) -> Placement:
+    """The head and the last ``n`` layers, whole; without any, the CPU alone."""
+    first = len(sizes.neurons) - n
+    hot = [np.full(each, i >= first) for i, each in enumerate(sizes.neurons)]
+    return Placement(hot, range(first, first + n), n > 0)
+
+
+def layer_split(sizes: Sizes, budget: int) -> tuple[Sizes, Placement]:
+    """What engines without sparsity do: as many whole layers as fit, dense, without predictors."""
+    dense = replace(sizes, always_read=1.0, predictor=0 * sizes.predictor)
+    for n in range(len(sizes.neurons), 0, -1):
+        placement = last_layers(dense, n)
+        if placement.gpu_bytes(dense) <= budget:
+            return dense, placement
+    return dense, last_layers(dense, 0)
+
+
+def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: int) -> Placement:
+    """Most firings on the GPU after all that is dense, as PowerInfer has it (arXiv 2312.12456, section 6.3).
+
+    A layer has no hot neurons, or as many as save a handshake's time if all are read; those with too few are
+    closed, the least first."""
+    handshake = Costs.expected(sizes, profile, hardware).handshake
+    saved = sizes.neuron_bytes / 1e9 * (1 / hardware.cpu_stream_gb_s - 1 / hardware.gpu_stream_gb_s)
+    least = np.minimum(sizes.neurons, handshake / np.maximum(saved, 1e-300))
+    firing = list(profile.firing)
+    while True:
+        placement = Solver(sizes, profile, _missed_firings(firing)).solve(budget)
+        hot = np.array([mask.sum() for mask in placement.hot])
+        too_few = [i for i in np.argsort(hot) if 0 < hot[i] < least[i]]
+        if not too_few:
+            return placement
+        firing[too_few[0]] = 0 * firing[too_few[0]]
+
+
+def _missed_firings(firing: Sequence[npt.NDArray[Any]]) -> Costs:
+    """Costs that are least with the most firings on the GPU: each costs 1 on the CPU, and none there."""
+    dense = np.full(len(firing), _OF_A_DENSE_PART)
+    return Costs(
+        cpu=SideCosts(neurons=firing, dense=dense, head=_OF_A_DENSE_PART),
+        gpu=SideCosts(neurons=[0 * each for each in firing], dense=0 * dense, head=0.0),
+        handshake=0.0,
+    )

@@ -1,0 +1,68 @@
+"""How often each neuron of a model fires: profiles, their files (docs/formats.md), and assumed ones."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.blocks import quantise
+from hotcold.formats.files import naming, printable
+from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.sparse.sidecar import SidecarError, check_model, read_numbers
+from hotcold.sparse.sizes import SHAPES, Shape, Sizes, power_law
+
+_KEY = "hotcold.profile."
+
+#: Whose power law stands for a model of which nothing is known.
+_ASSUMED = SHAPES["mistral-7b"]
+_ASSUMED_SOURCE = "10 % fire, 26 % of them 80 % of all (assumed)"
+
+
+@dataclass(frozen=True)
+class Profile:
+    firing: Sequence[npt.NDArray[Any]]  #: per layer ``[N]``: share of tokens for which each neuron fires
+    source: str
+
+
+def find_profile(sizes: Sizes, path: Path | None, model: Path | None) -> Profile:
+    """The one at ``path``, else the one beside the model, else an assumed power law; where nothing is zero,
+    all fire. SidecarError as in :func:`read_profile`."""
+    beside = model.with_suffix(".profile.gguf") if model else None
+    if path is None and beside is not None and beside.exists():
+        path = beside
+    if path is not None:
+        return read_profile(path, sizes)
+    if sizes.always_read == 1:
+        return Profile([np.ones(n) for n in sizes.neurons], "no zeros: all neurons")
+    return power_law_profile(sizes, _ASSUMED, _ASSUMED_SOURCE)
+
+
+def power_law_profile(sizes: Sizes, shape: Shape, source: str = "") -> Profile:
+    """The shape's power law in every layer and expert; ``source``, if given, in place of the shape's."""
+    firing = []
+    for n in sizes.neurons.tolist():
+        of_an_expert = power_law(n // shape.experts, shape.scale, shape.exponent)
+        firing.append(np.tile(sizes.expert_share * of_an_expert, shape.experts))
+    return Profile(firing, f"a power law in every layer; {source or shape.source}")
+
+
+def read_profile(path: Path, sizes: Sizes) -> Profile:
+    """SidecarError: another model's, or damaged."""
+    with open_gguf(path) as file, naming(path, SidecarError):
+        check_model(file, f"{_KEY}model_fingerprint", sizes.fingerprint)
+        neurons = sizes.neurons.tolist()
+        firing = [read_numbers(file, f"blk.{i}.profile", n) for i, n in enumerate(neurons)]
+        if not any(each.any() for each in firing):
+            raise SidecarError("no neuron fires in it: make another")
+        return Profile(firing, printable(f"{path.name}: {file.metadata.get(f'{_KEY}source')}"))
+
+
+def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:
+    """``facts`` are values of ``hotcold.profile.*``: ``model_fingerprint``, and what is for people."""
+    metadata = {"general.type": "profile", f"{_KEY}source": profile.source}
+    metadata |= {_KEY + name: value for name, value in facts.items()}
+    tensors = {f"blk.{i}.profile": quantise(each, "F16") for i, each in enumerate(profile.firing)}
+    write_gguf(path, metadata, tensors)

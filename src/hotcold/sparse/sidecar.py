@@ -1,0 +1,36 @@
+"""What profiles and placements share: they belong to one model, and have numbers for its neurons."""
+
+from typing import Any
+
+import numpy.typing as npt
+
+from hotcold.errors import UserError
+from hotcold.formats.files import shown
+from hotcold.formats.gguf import GGUFFile
+
+
+class SidecarError(UserError):
+    """A profile or placement that is another model's, or damaged."""
+
+
+def check_model(file: GGUFFile, key: str, fingerprint: str) -> None:
+    """SidecarError: ``key`` does not hold the model's fingerprint."""
+    seen = file.metadata.get(key)
+    if seen != fingerprint:
+        what = f"has no {key}" if seen is None else f"belongs to the model {shown(seen)}"
+        raise SidecarError(f"{what}: a file for this model ({fingerprint!r}) is needed")
+
+
+def read_numbers(file: GGUFFile, name: str, n: int, most: int = 1) -> npt.NDArray[Any]:
+    """A tensor ``[n]`` of numbers from 0 to ``most``; SidecarError where it is missing or holds others."""
+    if name not in file.tensors:
+        raise SidecarError(f"tensor {name} is missing: every layer of the model needs one")
+    info = file.tensors[name]
+    if info.shape != (n,):
+        raise SidecarError(f"tensor {name} has shape {info.shape}: ({n},) is needed")
+    floats = info.type.supported
+    values: npt.NDArray[Any] = file.load(name).dequantise() if floats else file.load_integers(name)
+    wrong = values[~((values >= 0) & (values <= most))]
+    if len(wrong):
+        raise SidecarError(f"tensor {name} holds {wrong[0]}: numbers from 0 to {most} are needed")
+    return values
