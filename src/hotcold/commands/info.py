@@ -3,7 +3,7 @@
 import argparse
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf, printable
 
 _WIDTH, _LABEL = 80, 14
-_LONGEST_LIST = 4096  # of numbers per layer that are reported
+_LONGEST_LIST = 4096  # of numbers per layer, and of names, that are reported
 _PREDICTOR = re.compile(r"blk\.(\d+)\.fc([12])\.weight")
 _DOWN = re.compile(r"blk\.\d+\.ffn_(down|down_t|down_exps)\.weight")
 #: What is said of an architecture, and the metadata key without its name.
@@ -66,7 +66,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         "tokenizer": _text(metadata.get("tokenizer.ggml.model")),
         "tokenizer_pre": _text(metadata.get("tokenizer.ggml.pre")),
         "vocab": len(tokens) if isinstance(tokens, list) else None,
-        "chat_template": "tokenizer.chat_template" in metadata,
+        "chat_templates": _chat_templates(metadata),
     }  # fmt: skip
 
 
@@ -100,6 +100,14 @@ def _predictors(file: GGUFFile) -> dict[str, Any]:
         "predictor_bytes": sum(info.nbytes for info in factors.values()),
         "predictor_threshold": threshold if layers else None,
     }
+
+
+def _chat_templates(metadata: Mapping[str, Any]) -> list[str]:
+    """Their names: ``default`` is the one that is used unless another is asked for."""
+    default = ["default"] if "tokenizer.chat_template" in metadata else []
+    others = metadata.get("tokenizer.chat_templates")
+    names = others if isinstance(others, list) else []
+    return default + [printable(name) for name in names[:_LONGEST_LIST]]
 
 
 def _text(value: Any) -> str | None:
@@ -173,7 +181,12 @@ def _predictor_text(report: dict[str, Any]) -> str:
 def _tokenizer_text(report: dict[str, Any]) -> str | None:
     pre, vocab = report["tokenizer_pre"], "no" if report["vocab"] is None else report["vocab"]
     text = f"{report['tokenizer']}{f' ({pre})' if pre else ''}, {vocab} tokens"
-    return text + ", chat template" * report["chat_template"] if report["tokenizer"] else None
+    templates = report["chat_templates"]
+    if templates == ["default"]:
+        text += ", chat template"
+    elif templates:
+        text += f", chat templates {', '.join(templates)}"
+    return text if report["tokenizer"] else None
 
 
 def _per_layer(value: Any) -> Any:
