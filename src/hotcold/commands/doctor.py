@@ -20,7 +20,7 @@ from hotcold.commands.progress import progress
 from hotcold.engine.memory import available_memory
 from hotcold.formats.files import printable, replacing
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
-from hotcold.kernels.cpu import supported_isas
+from hotcold.kernels.cpu import default_isa
 from hotcold.sparse.hardware import Hardware, find_hardware
 from hotcold.sparse.measuring import RUNS, measure
 
@@ -85,7 +85,7 @@ def _facts() -> dict[str, Any]:
     cores, pages = find_cores(), read_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
     missing = [extra for extra, (modules, _) in _EXTRAS.items() if not all(map(find_spec, modules))]
     facts = {
-        "processor": options.processor(), "isa": supported_isas()[0], "threads": available_cores(),
+        "processor": options.processor(), "isa": default_isa(), "threads": available_cores(),
         "hotcold": __version__, "cpus": len(cores.cpus), "physical_cores": cores.physical,
         "quota": cores.quota, "cache_bytes": cache_bytes(cores.cpus), "free_bytes": available_memory(),
         "huge_pages": "".join(re.findall(r"\[(\w+)\]", pages)) or "unknown",
