@@ -8,6 +8,7 @@ from pathlib import Path
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.convert import ConvertOptions, convert
+from hotcold.kernels.checks import DOWN_LAYOUTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--type", type=str.lower, default="f16", help=types)
     down = "rows of the down matrix: one per neuron, which sparse modes need, or one per output, as other "
     down += "tools expect (default: by_neuron where the activation gives zeros)"
-    add("--down", choices=("by_neuron", "by_output"), help=down)
+    add("--down", choices=DOWN_LAYOUTS, help=down)
     add("--name", metavar="TEXT", help="general.name (default: the folder's name)")
     add("--license", metavar="SPDX", help="general.license, such as mit")
     add("--force", action="store_true", help="replace the output file if it exists")

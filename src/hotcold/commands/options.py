@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands.progress import progress
+from hotcold.engine.load_options import SPARSITY_MODES
+from hotcold.kernels import BACKENDS
+from hotcold.model.kv_cache import CACHE_TYPES
 
 if TYPE_CHECKING:
     from hotcold.engine.loading import LoadedModel
     from hotcold.engine.sampler import SamplingParams
 
-SPARSITY_MODES = ("auto", "exact", "predicted", "off")
-CACHE_TYPES = ("f16", "q8_0", "f32")
-BACKENDS = ("cpu", "reference")
 _LARGEST = 2**31 - 1
 _LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memory
 
@@ -79,7 +79,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
     what = "positions of the context (default: the model's, 4096 at most)"
     add("-c", "--ctx-size", type=whole_number(2), metavar="N", help=what)
     what = "what keys and values are rounded to (default: f16; q8_0 takes half of it)"
-    add("--cache-type", choices=CACHE_TYPES, default="f16", help=what)
+    add("--cache-type", choices=tuple(CACHE_TYPES), default="f16", help=what)
     add("--backend", choices=BACKENDS, default="cpu", help="reference is NumPy: slow, for checks")
     if not sparsity:
         return

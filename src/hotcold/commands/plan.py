@@ -10,6 +10,7 @@ from hotcold.formats.blocks import block_type
 from hotcold.formats.files import printable
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
+from hotcold.model.kv_cache import CACHE_TYPES
 from hotcold.sparse.hardware import DEFAULT, PRESETS, find_hardware
 from hotcold.sparse.placement import Profile, find_profile, read_placement, write_placement
 from hotcold.sparse.sizes import SHAPES, Sizes, sizes_of_file, sizes_of_shape
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--type", type=str.upper, default="Q4_0", metavar="TYPE", help="block type of a --shape (q4_0)")
     what = "positions (the model's, 4096 at most; of a --shape 2048)"
     add("-c", "--ctx-size", "--ctx", type=options.whole_number(2), metavar="N", help=what)
-    add("--cache-type", choices=options.CACHE_TYPES, default="f16", help="of keys and values (f16)")
+    add("--cache-type", choices=tuple(CACHE_TYPES), default="f16", help="of keys and values (f16)")
     what = "for all of Hotcold, as 8GiB or 512MiB; bare numbers are GiB (the card but an eighth, or 1GiB)"
     add("--vram-budget", type=options.byte_size, metavar="SIZE", help=what)
     what = "made by hotcold profile (MODEL.profile.gguf beside the model, else a power law)"

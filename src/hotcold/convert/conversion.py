@@ -16,12 +16,12 @@ from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
 from hotcold.formats.files import shown
 from hotcold.formats.gguf import write_gguf
+from hotcold.model.config import DOWN_LAYOUTS
 
 #: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.
 FILE_TYPES = {
     "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "MXFP4": 38,
 }  # fmt: skip
-DOWN_LAYOUTS = ("by_neuron", "by_output")
 
 #: Activations under which most neurons are exactly zero; their down rows are worth keeping together.
 _SPARSE = ("relu", "drelu", "relu2")

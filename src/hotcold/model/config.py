@@ -10,7 +10,8 @@ import numpy as np
 from hotcold.formats.files import shown
 from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import ACTIVATIONS
-from hotcold.kernels.checks import DOWN_LAYOUTS, check_activation
+from hotcold.kernels.checks import DOWN_LAYOUTS as DOWN_LAYOUTS  # convert, too, has it from here
+from hotcold.kernels.checks import check_activation
 from hotcold.model.families import FAMILIES, Family
 from hotcold.model.rope import Rope
 
