@@ -67,10 +67,14 @@ def _from_sentencepiece(checkpoint: Checkpoint, settings: Settings, tokens: list
     entries = [(int(id) if re.fullmatch("[0-9]{1,9}", id) else id, entry) for id, entry in decoder]
     _add(tokens, settings, entries, trained)
     return {f"{name}_token_id": id for name, id in model.ids.items()} | {
-        "model": "llama", "pre": "default", "scores": np.array([token.score for token in tokens], np.float32),
-        "add_bos_token": True, "add_eos_token": False, "add_space_prefix": model.add_space_prefix,
+        "model": "llama",
+        "pre": "default",
+        "scores": np.array([token.score for token in tokens], np.float32),
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "add_space_prefix": model.add_space_prefix,
         "remove_extra_whitespaces": model.remove_extra_whitespaces or None,
-    }  # fmt: skip
+    }
 
 
 def _from_json(checkpoint: Checkpoint, settings: Settings, tokens: list[Piece]) -> dict[str, Any]:
