@@ -14,6 +14,8 @@ import numpy.typing as npt
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import write_gguf
 
+FOLDER = Path(__file__).parent / "data" / "stories260k"
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -24,17 +26,15 @@ class Reference:
     logits: npt.NDArray[np.float64]
 
 
-def reference(data: Path) -> Reference:
-    """``data`` is the folder of the shared test data."""
-    values = json.loads((data / "models/stories260k/greedy_ref.json").read_text())
+def reference() -> Reference:
+    values = json.loads((FOLDER / "greedy_ref.json").read_text())
     return Reference(values["ids"], values["text"], np.array(values["logits"]))
 
 
-def write_stories260k(path: Path, data: Path, *, type: str = "F32") -> None:
+def write_stories260k(path: Path, *, type: str = "F32") -> None:
     """Writes the model; down has rows of 172 weights, so ``type`` must be a float type."""
-    folder = data / "models/stories260k"
-    metadata, arrays = _checkpoint((folder / "stories260K.bin").read_bytes())
-    metadata |= _tokenizer((folder / "tok512.bin").read_bytes(), metadata["llama.vocab_size"])
+    metadata, arrays = _checkpoint((FOLDER / "stories260K.bin").read_bytes())
+    metadata |= _tokenizer((FOLDER / "tok512.bin").read_bytes(), metadata["llama.vocab_size"])
     tensors: dict[str, Tensor] = {
         name: quantise(values, "F32" if values.ndim == 1 else type) for name, values in arrays.items()
     }

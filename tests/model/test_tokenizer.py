@@ -13,10 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
+from tests.llama_cpp_vectors import vectors, vocabulary
 from tests.vocabularies import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED
 from tests.vocabularies import spm as metadata
+
+FABLE = Path(__file__).parent.parent / "data" / "fable-7m"
 
 #: any Unicode text; lone surrogates are no characters
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -39,27 +41,15 @@ def tiny() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def llama(test_data: Path) -> Tokenizer:
-    with open_gguf(test_data / "tokenizers" / "ggml-vocab-llama-spm.gguf") as file:
-        return Tokenizer.from_metadata(file.metadata)
-
-
-@pytest.fixture(scope="module")
-def vectors(test_data: Path) -> list[tuple[str, list[int]]]:
-    path = test_data / "tokenizers" / "ggml-vocab-llama-spm.gguf"
-    given = Path(f"{path}.inp").read_bytes().decode()
-    expected = Path(f"{path}.out").read_text(encoding="utf-8").splitlines()
-    # The last text, too, is followed by a separator.
-    inputs = given.split("\n__ggml_vocab_test__\n")[:-1]
-    assert len(inputs) == len(expected) == 46
-    return [(text, [int(id) for id in ids.split()]) for text, ids in zip(inputs, expected, strict=True)]
+def llama() -> Tokenizer:
+    return Tokenizer.from_metadata(vocabulary("llama-spm"))
 
 
 # --- against others -------------------------------------------------------------------------------
 
 
-def test_llama_cpps_vectors(llama: Tokenizer, vectors: list[tuple[str, list[int]]]) -> None:
-    for text, ids in vectors:
+def test_llama_cpps_vectors(llama: Tokenizer) -> None:
+    for text, ids in vectors("llama-spm"):
         assert llama.encode(text, add_bos=False) == ids, repr(text)
         assert llama.decode(ids) == text
 
@@ -90,9 +80,17 @@ def from_sentencepiece(processor: Any, **keys: Any) -> Tokenizer:
     return Tokenizer.from_metadata({f"tokenizer.ggml.{name}": value for name, value in found.items()})
 
 
-def test_agrees_with_sentencepiece(test_data: Path, vectors: list[tuple[str, list[int]]]) -> None:
+def test_agrees_with_sentencepiece() -> None:
+    """Of the built-in model's vocabulary."""
+    assert_agrees_with_sentencepiece(FABLE / "tokenizer.model")
+
+
+def test_agrees_with_sentencepiece_on_llamas_vocabulary(test_data: Path) -> None:
+    assert_agrees_with_sentencepiece(test_data / "tokenizers" / "llama2_tokenizer.model")
+
+
+def assert_agrees_with_sentencepiece(path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
-    path = test_data / "tokenizers" / "llama2_tokenizer.model"
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     tokenizer = from_sentencepiece(processor)
 
@@ -102,7 +100,7 @@ def test_agrees_with_sentencepiece(test_data: Path, vectors: list[tuple[str, lis
         assert tokenizer.encode(text, add_bos=False) == processor.encode(text), repr(text)
 
     check()
-    for text, _ in vectors:
+    for text, _ in vectors("llama-spm"):
         assert tokenizer.encode(text, add_bos=False) == processor.encode(text), repr(text)
 
 
