@@ -24,6 +24,7 @@ import gc
 import importlib
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import os
 import pickle
@@ -291,13 +292,13 @@ def _be_child(arguments: list[str], plugin: object, loader: Loader | None, outpu
 class Suite:
     """The tests, and which of them a mutant has to meet."""
 
-    def __init__(self, paths: Sequence[str], options: Sequence[str], folder: Path) -> None:
-        self._options = options
-        with tempfile.TemporaryDirectory() as out:
-            output = Path(out) / "reach"
-            if (failed := fork_pytest([*options, *paths], Reach(folder, output), 3600)) is not None:
+    def __init__(self, paths: Sequence[str], options: Sequence[str], most: float, reach: Path) -> None:
+        self._options, self._most = options, most
+        if not reach.exists():
+            failed = fork_pytest([*options, *paths], Reach(hotcold_folder(), reach), 3600)
+            if failed is not None:
                 raise ValueError(f"a test fails without any mutant:\n{failed}")
-            self._seconds, self._entered = pickle.loads(output.read_bytes())
+        self._seconds, self._entered = pickle.loads(reach.read_bytes())
 
     def kills(self, mutant: Mutant, path: Path) -> bool:
         loader = Loader(mutant, path)
@@ -311,17 +312,17 @@ class Suite:
 
     def _stages(self, mutant: Mutant, path: Path) -> list[list[str]]:
         """Those of the module's own test file, then the others; the fastest first. What runs when the module
-        is imported concerns all tests of the files that enter the module."""
+        is imported concerns all tests that enter the module, or all, where it has no function."""
         function = mutant.place.function
-        if function is not None:
-            tests = [test for test, entered in self._entered.items() if (str(path), function) in entered]
-        else:
-            entering = [t for t, entered in self._entered.items() if any(str(path) == p for p, _ in entered)]
-            files = {test.split("::")[0] for test in entering or self._entered}
-            tests = [test for test in self._entered if test.split("::")[0] in files]
-        tests.sort(key=lambda test: self._seconds[test])
-        own = [test for test in tests if f"/test_{path.stem}.py::" in test]
-        return [stage for stage in (own, [test for test in tests if test not in set(own)]) if stage]
+        tests = [t for t, entered in self._entered.items() if (str(path), function) in entered]
+        if function is None:
+            tests = [t for t, entered in self._entered.items() if str(path) in {file for file, _ in entered}]
+        tests = sorted(tests or self._seconds if function is None else tests, key=self._seconds.__getitem__)
+        own = [test for test in tests if f"test_{path.stem}.py::" in test]
+        others = [test for test in tests if test not in set(own)]
+        total = itertools.accumulate(self._seconds[test] for test in others)
+        others = [test for test, seconds in zip(others, total, strict=True) if seconds <= self._most]
+        return [stage for stage in (own, others) if stage]
 
 
 def source_files(names: Sequence[str]) -> dict[str, Path]:
@@ -359,10 +360,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--count", type=int, default=100, help="mutants drawn of each NAME (100)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help=f"({' '.join(TESTS)})")
+    most = "the fastest tests beside the module's own, up to this sum (30)"
+    parser.add_argument("--seconds", type=float, default=30.0, help=most)
+    reach = "which test enters what: written, or read if it exists"
+    parser.add_argument("--reach", type=Path, metavar="FILE", help=reach)
     args = parser.parse_args(arguments)
     paths = source_files([name.split("#")[0] for name in args.names])
     import_below({module.split(".")[0] for module in paths})
-    suite = Suite(args.tests, options, hotcold_folder())
+    with tempfile.TemporaryDirectory() as folder:
+        suite = Suite(args.tests, options, args.seconds, args.reach or Path(folder) / "reach")
     tried = survived = 0
     everything = [m for module, path in paths.items() for m in mutants(path.read_text(), module)]
     for name in args.names:
