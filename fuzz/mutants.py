@@ -233,9 +233,10 @@ class Reach:
         self._output.write_bytes(pickle.dumps((self.seconds, self.entered)))
 
     def _trace(self, frame: Any, event: str, argument: object) -> None:
-        code = frame.f_code
-        if code.co_filename.startswith(self._folder):
-            self._now.add((code.co_filename, code.co_firstlineno))
+        """A dataclass's own functions have no file, but their module's globals."""
+        file = str(frame.f_globals.get("__file__"))
+        if file.startswith(self._folder):
+            self._now.add((file, frame.f_code.co_firstlineno if frame.f_code.co_filename == file else 0))
 
 
 class Chosen:
