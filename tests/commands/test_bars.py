@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
+from hotcold.commands import cli
 from hotcold.commands.progress import progress
+from tests.golden import DATA
 
 
 class Terminal(io.StringIO):
@@ -42,3 +45,9 @@ def test_the_line_is_erased_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with progress("windows") as advance:
         advance(7, 7)
     assert "\x1b[2K" in terminal.getvalue().rpartition("7/7")[2]
+
+
+def test_converting_counts_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    terminal = a_terminal(monkeypatch)
+    assert cli.main(["convert", str(DATA / "tiny-llama"), "-o", str(tmp_path / "x.gguf")]) == 0
+    assert "converting" in terminal.getvalue() and " kB" in terminal.getvalue()

@@ -1,0 +1,65 @@
+"""Lines for people say what the figures of ``--json`` say, in their units, and what is at the edges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotcold.commands import cli
+from hotcold.commands.tokenize import escaped
+from hotcold.formats.blocks import quantise
+from hotcold.formats.gguf import write_gguf
+from tests.golden import DATA
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[list[str], str, dict[str, Any]]:
+    """The lines for people, stderr and the report."""
+    assert cli.main([*map(str, arguments), "--json"]) == 0
+    out, err = capsys.readouterr()
+    *lines, last = out.splitlines()
+    return lines, err, json.loads(last)
+
+
+def test_the_size_of_a_converted_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, err, report = run(capsys, "convert", DATA / "tiny-llama", "-o", tmp_path / "x.gguf")
+    assert f", {report['bytes'] / 1e6:.1f} MB," in err
+
+
+def small_model(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.feed_forward_length": np.array([64], np.int32),
+    }
+    write_gguf(path, metadata, {"blk.0.ffn_up.weight": quantise(np.ones((64, 32)), "F16")})
+    return path
+
+
+def info(capsys: pytest.CaptureFixture[str], path: object) -> dict[str, str]:
+    assert cli.main(["info", str(path)]) == 0
+    lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    return {line[:14].strip(): line[14:] for line in lines}
+
+
+def test_a_long_path_ends_with_the_files_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for length in (66, 67, 90):  # the room for it is 66
+        path = str(small_model(Path("a" * 50) / f"{'b' * (length - 56)}.gguf"))
+        assert len(path) == length
+        shown = info(capsys, path)["file"]
+        assert shown == (path if length == 66 else "..." + path[-63:])
+
+
+def test_a_list_of_one_layer_is_a_number(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert info(capsys, small_model(tmp_path / "x.gguf"))["neurons"] == "64"
+
+
+def test_the_first_and_the_last_byte_that_is_no_text() -> None:
+    assert escaped(b"\x80\xff") == r'"\x80\xff"'
