@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotcold.commands import cli
+from hotcold.commands import bench, cli
 from hotcold.commands.tokenize import escaped
+from hotcold.engine.engine import Engine
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
+from hotcold.engine.request import Request
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import write_gguf
 from tests.golden import DATA
@@ -63,3 +67,36 @@ def test_a_list_of_one_layer_is_a_number(capsys: pytest.CaptureFixture[str], tmp
 
 def test_the_first_and_the_last_byte_that_is_no_text() -> None:
     assert escaped(b"\x80\xff") == r'"\x80\xff"'
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_lines_of_a_benchmark(capsys: pytest.CaptureFixture[str], parallel: int) -> None:
+    arguments = ("-p", 12, "-n", 4, "-r", 3, "--parallel", parallel)
+    lines, _, report = run(capsys, "bench", *arguments)
+    text = "\n".join(lines)
+    names = ["prompt_tok_s", "tok_s"] + ["tok_s_per_sequence"] * (parallel > 1)
+    for name in names:
+        low, high = report[f"{name}_range"]
+        assert f": {report[name]:.1f} tok/s (median; {low:.1f} to {high:.1f})" in text
+    read = f"{report['bytes_per_token'] / 1e6:.2f} MB read per token, {report['gb_s']:.2f} GB/s; "
+    read += f"{report['active_share']:.1%} of neurons active; {report['python_share']:.1%} of a step"
+    assert read in text
+    probe = f"{report['read_bandwidth_gb_s']:.1f} GB/s: {report['bandwidth_share']:.0%} of it used"
+    assert probe in text
+
+
+def test_the_time_to_the_first_token_is_that_of_the_first_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are read one after the other, so the last one's is longer."""
+    made: list[Request] = []
+
+    def remembered(*arguments: Any, **more: Any) -> Request:
+        made.append(Request(*arguments, **more))
+        return made[-1]
+
+    monkeypatch.setattr(bench, "Request", remembered)
+    engine = Engine(load(None, LoadOptions(sequences=2)))
+    found = bench.measure(engine, [1] * 200, [3, 3], None, seed=4)
+    first, last = (request.timings.ttft_s for request in made)
+    assert first is not None and last is not None
+    assert found["ttft_s"] == first < last
+    assert [request.seed for request in made] == [4, 5]
