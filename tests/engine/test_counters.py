@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 
 import numpy as np
@@ -29,11 +30,13 @@ def test_before_the_first_step_everything_is_0() -> None:
 def test_one_sequence() -> None:
     """The first token comes from the prompt's step; each later one reads all positions so far."""
     model = load(None, LoadOptions())
+    start = time.perf_counter()
     Engine(model).run([greedy(PROMPT, 8)])
-    counters = model.counters
+    elapsed, counters = time.perf_counter() - start, model.counters
     assert (counters.prompt_tokens, counters.decode_tokens, counters.decode_steps) == (len(PROMPT), 7, 7)
     assert counters.kv_positions == sum(len(PROMPT) + i for i in range(1, 8))
     assert counters.decode_s > counters.run_s > 0 and counters.prompt_s > 0
+    assert counters.decode_s + counters.prompt_s <= elapsed
 
 
 @pytest.mark.parametrize("sparsity", ["exact", "off"])
