@@ -1,0 +1,61 @@
+"""What an option is when nobody gives it: as its help says, and the same from Python and the command line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+
+import pytest
+
+from hotcold import LLM
+from hotcold.commands import cli, options
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}").add_arguments(made)
+    return made
+
+
+def test_numbers_in_the_help_are_the_defaults() -> None:
+    """Those that end it, as in ``tokens to generate (64)``."""
+    found = 0
+    for verb, _ in cli.VERBS:
+        for action in parser(verb)._actions:
+            said = re.search(r"\((-?[\d.]+)\)$", action.help or "")
+            if said is not None:
+                assert action.default == float(said[1]), (verb, action.option_strings)
+                found += 1
+    assert found > 10
+
+
+@pytest.mark.parametrize("verb", [verb for verb, _ in cli.VERBS])
+def test_flags_are_off(verb: str) -> None:
+    flags = [
+        each for each in parser(verb)._actions if each.nargs == 0 and each.dest not in ("help", "version")
+    ]
+    assert all(each.default is False for each in flags)
+    assert any(each.dest == "json" for each in flags)
+
+
+def test_python_and_the_command_line_agree() -> None:
+    args = parser("generate").parse_args([])
+    with LLM() as llm:
+        request = llm.request("Once")
+    seed = request.params.seed
+    assert seed is not None and 0 <= seed < 1 << 63
+    expected = SamplingParams(0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0, seed=seed)
+    assert request.params == expected
+    args.seed = seed
+    assert options.sampling_params(args) == expected
+    assert request.max_tokens == args.n_predict == Request([1]).max_tokens == 200
+    assert request.ignore_eos is args.ignore_eos is Request([1]).ignore_eos is False
+
+
+def test_a_seed_is_drawn_where_none_is_given() -> None:
+    args = parser("generate").parse_args([])
+    assert options.sampling_params(args).seed is None
+    assert len({Request([1]).seed for _ in range(8)}) == 8

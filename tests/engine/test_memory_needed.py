@@ -1,0 +1,94 @@
+"""How much memory a model says it needs, beside what its loading allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotcold.engine import loading
+from hotcold.engine.load_options import LoadError, LoadOptions
+from hotcold.kernels.cpu import CPUBackend
+
+
+def least(accepted: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes that have to be free."""
+    low, high = 0, 1 << 33
+    while high - low > 1:
+        middle = (low + high) // 2
+        monkeypatch.setattr(loading, "available_memory", lambda free=middle: free)
+        low, high = (low, middle) if accepted() else (middle, high)
+    monkeypatch.undo()
+    return high
+
+
+def needed(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
+    class Enough(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Enough
+
+    def fits() -> bool:
+        monkeypatch.setattr(loading, "load_weights", stop)
+        try:
+            loading.load(None, LoadOptions(**options))
+        except LoadError:
+            return False
+        except Enough:
+            return True
+        raise AssertionError("weights were not read")
+
+    return least(fits, monkeypatch)
+
+
+def allocated(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
+    """In buffers: KV cache, activations, logits."""
+    total, zeros = 0, CPUBackend.zeros
+
+    def counted(self: CPUBackend, *arguments: Any) -> np.ndarray:
+        nonlocal total
+        buffer: np.ndarray = zeros(self, *arguments)
+        total += buffer.nbytes
+        return buffer
+
+    monkeypatch.setattr(CPUBackend, "zeros", counted)
+    loading.load(None, LoadOptions(**options)).close()
+    monkeypatch.undo()
+    return total
+
+
+@pytest.mark.parametrize(
+    ("small", "large"),
+    [
+        ({"chunk": 1}, {"chunk": 256}),  # activations
+        ({"context": 2, "sequences": 16}, {"context": 2, "sequences": 512}),  # logits
+        ({}, {"sequences": 8}),  # keys and values
+        ({"sequences": 4, "cache_type": "q8_0"}, {"sequences": 4, "cache_type": "f32"}),
+    ],
+)
+def test_what_is_needed_grows_with_what_is_allocated(
+    small: dict[str, Any], large: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = allocated(monkeypatch, **large) - allocated(monkeypatch, **small)
+    asked = needed(monkeypatch, **large) - needed(monkeypatch, **small)
+    assert 0.97 * more <= asked <= 2.5 * more
+
+
+def test_a_smaller_context_is_advised_where_it_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to the bytes of keys and values, which are all that a context saves."""
+    options = LoadOptions(sequences=20)
+    model = loading.load(None, options)
+    cache = sum(buffer.nbytes for layer in model.cache.layers for buffer in layer)
+
+    def advised() -> bool:
+        try:
+            loading.load(None, options)
+        except LoadError as error:
+            return "context (-c)" in str(error)
+        return True
+
+    advice = least(advised, monkeypatch)
+    assert needed(monkeypatch, sequences=20) - advice == pytest.approx(cache, rel=0.01)
