@@ -2,10 +2,13 @@
 #pragma once
 #include <cstring>
 
+#include "../scratch.h"
 #include "ffn_rows.h"
 
 namespace hc {
 namespace {
+
+static_assert(kNeuronScratch == 4 * sizeof(Segment) + kMaxDecodeRows * 4 + 4, "what DecodeRange takes of it");
 
 constexpr int kChunk = 32;      // the most neurons whose up rows are read before their down rows are added
 constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead

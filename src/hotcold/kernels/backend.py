@@ -178,10 +178,12 @@ FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
 
 @dataclass
 class FFNStats:
-    """What the FFN op did for decode rows since it was cleared; int64, one number for each of :data:`FFN_COUNTS`:
-    gate, up and down rows read (a row that serves several tokens of a step is read once), (token, neuron) pairs
-    whose down row was added, and runs of :func:`scale_run` neurons that any of those down rows lies in, where
-    down lies in panels. Without a gate the up rows count as gate rows."""
+    """What the FFN op did for decode rows since it was cleared: int64 numbers in the order of
+    :data:`FFN_COUNTS`.
+
+    Those are gate, up and down rows read (a row that serves several tokens of a step is read once), (token,
+    neuron) pairs whose down row was added, and runs of :func:`scale_run` neurons that any of those down rows
+    lies in, where down lies in panels. Without a gate the up rows count as gate rows."""
 
     counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(FFN_COUNTS), np.int64))
 

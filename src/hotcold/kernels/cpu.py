@@ -49,12 +49,12 @@ def supported_isas() -> tuple[str, ...]:
 
 
 def default_isa() -> str:
-    """What :data:`ISA_VARIABLE` names, else the best instruction set. ValueError: this machine lacks it."""
+    """What :data:`ISA_VARIABLE` names, else the best instruction set. UserError: this machine lacks it."""
     forced = os.environ.get(ISA_VARIABLE)
     if not forced:
         return _cpu.best_isa()
     if forced not in supported_isas():
-        raise ValueError(f"{ISA_VARIABLE} is {forced!r}: this machine has {', '.join(supported_isas())}")
+        raise UserError(f"{ISA_VARIABLE} is {forced!r}: this machine has {', '.join(supported_isas())}")
     return forced
 
 
@@ -127,7 +127,10 @@ class CPUBackend:
         if isa is not None and isa not in supported_isas():
             raise UserError(f"ISA {isa!r}: this machine has {', '.join(supported_isas())}")
         self.isa = isa or default_isa()
-        self._pool = _cpu.Pool(threads)
+        try:
+            self._pool = _cpu.Pool(threads)
+        except ValueError as error:  # fewer can be started here
+            raise UserError(str(error)) from None
         self._recording = False
         self._recorder: _Recorder | None = None
 
