@@ -88,12 +88,30 @@ def test_a_model_in_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         {"type": "F32", "tensors": 1, "parameters": D, "bytes": D * 4, "supported": True},
     ]
     expected = {
-        "path": str(path), "file_bytes": path.stat().st_size, "magic": "GGUF", "version": 3, "name": "tiny",
-        "architecture": "llama", "parameters": weights + V * D + D, "tensors": 6, "layers": 2, "context": 128,
-        "dim": D, "heads": 4, "kv_heads": 2, "neurons": N, "activation": None, "down_layout": "by_output",
-        "predictor_layers": 0, "predictor_ranks": [], "predictor_threshold": None, "tokenizer": "llama",
-        "tokenizer_pre": None, "vocab": V, "chat_templates": [],
-    }  # fmt: skip
+        "path": str(path),
+        "file_bytes": path.stat().st_size,
+        "magic": "GGUF",
+        "version": 3,
+        "name": "tiny",
+        "architecture": "llama",
+        "parameters": weights + V * D + D,
+        "tensors": 6,
+        "layers": 2,
+        "context": 128,
+        "dim": D,
+        "heads": 4,
+        "kv_heads": 2,
+        "neurons": N,
+        "activation": None,
+        "down_layout": "by_output",
+        "predictor_layers": 0,
+        "predictor_ranks": [],
+        "predictor_threshold": None,
+        "tokenizer": "llama",
+        "tokenizer_pre": None,
+        "vocab": V,
+        "chat_templates": [],
+    }
     assert {key: found[key] for key in expected} == expected
     assert found["tensor_bytes"] == sum(entry["bytes"] for entry in found["types"])
 

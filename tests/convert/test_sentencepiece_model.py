@@ -54,9 +54,11 @@ def assert_equals_the_package(path: Path) -> None:
         assert ours_piece.text == theirs.id_to_piece(id)
         assert ours_piece.score == theirs.get_score(id)
         kinds = {
-            TokenType.UNKNOWN: theirs.is_unknown(id), TokenType.CONTROL: theirs.is_control(id),
-            TokenType.BYTE: theirs.is_byte(id), TokenType.UNUSED: theirs.is_unused(id),
-        }  # fmt: skip
+            TokenType.UNKNOWN: theirs.is_unknown(id),
+            TokenType.CONTROL: theirs.is_control(id),
+            TokenType.BYTE: theirs.is_byte(id),
+            TokenType.UNUSED: theirs.is_unused(id),
+        }
         assert [kind for kind, holds in kinds.items() if holds] == [
             kind for kind in kinds if ours_piece.type is kind
         ]

@@ -34,9 +34,11 @@ def chat_template_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _find_templates(checkpoint: Checkpoint) -> Templates:
     """Those of the first place that has any: in transformers, too, .jinja files replace what JSON says."""
-    settings = checkpoint.settings("tokenizer_config.json")
-    older = checkpoint.settings("chat_template.json")
-    return _from_files(checkpoint.folder) or _from_settings(settings) or _from_settings(older)
+    return (
+        _from_files(checkpoint.folder)
+        or _from_settings(checkpoint.settings("tokenizer_config.json"))
+        or _from_settings(checkpoint.settings("chat_template.json"))
+    )
 
 
 def _from_files(folder: Path) -> Templates:
@@ -45,7 +47,7 @@ def _from_files(folder: Path) -> Templates:
     others = folder / "additional_chat_templates"
     named = [("default", default)] if default.is_file() else []
     if others.is_dir():
-        named += [(path.stem, path) for path in others.glob("*.jinja") if path.is_file()]
+        named += [(path.stem, path) for path in sorted(others.glob("*.jinja")) if path.is_file()]
     _check_number(others, len(named))
     return _unique(others, [(name, _read(path)) for name, path in named])
 
