@@ -37,21 +37,16 @@ class Hardware:
         for name in ("name", "source"):
             self._check(name, isinstance(getattr(self, name), str), "text")
         self._check("machine", self.machine is None or isinstance(self.machine, dict), "an object")
-        self._check(
-            "vram_bytes", self.vram_bytes == 0 or _positive(self.vram_bytes), "a number above 0, or 0"
-        )
+        vram = self.vram_bytes
+        self._check("vram_bytes", _zero(vram) or _positive(vram), "a number above 0, or 0 without a GPU,")
         self._check("cpu_stream_gb_s", _positive(self.cpu_stream_gb_s), "a number above 0")
-        self._check(
-            "cpu_gather_gb_s", _positive_pairs(self.cpu_gather_gb_s), "a list of pairs of numbers above 0"
-        )
+        pairs = _positive_pairs(self.cpu_gather_gb_s)
+        self._check("cpu_gather_gb_s", pairs, "a list of pairs of numbers above 0")
         for name in _OF_THE_GPU:
-            value = getattr(self, name)
-            if self.vram_bytes == 0:
-                self._check(
-                    name, type(value) in (int, float) and value == 0, "0, without a GPU (vram_bytes),"
-                )
+            if vram == 0:
+                self._check(name, _zero(getattr(self, name)), "0, without a GPU (vram_bytes),")
             else:
-                self._check(name, _positive(value), "a number above 0")
+                self._check(name, _positive(getattr(self, name)), "a number above 0")
 
     def _check(self, name: str, right: bool, needed: str) -> None:
         if not right:
@@ -61,6 +56,10 @@ class Hardware:
         """Of scattered runs of ``nbytes``, by logarithms between the lengths that are known."""
         lengths, speeds = np.array(sorted(self.cpu_gather_gb_s)).T
         return float(np.interp(np.log(nbytes), np.log(lengths), speeds))
+
+
+def _zero(value: object) -> bool:
+    return type(value) in (int, float) and value == 0
 
 
 def _positive(value: object) -> bool:
