@@ -14,6 +14,7 @@ import numpy as np
 from hotcold.engine.statistics import Counters
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch, BatchLimits
 from hotcold.kernels.reference import ReferenceBackend
+from hotcold.model.kv_cache import PagePool
 
 VOCAB = 50
 STOP = 7
@@ -39,28 +40,6 @@ def follow(prompt: list[int], n: int, *, ignore_eos: bool = False) -> list[int]:
     return history[len(prompt) :]
 
 
-class PageList:
-    """A stack of pages that refuses to give one twice or take one back twice."""
-
-    def __init__(self, n: int) -> None:
-        self.free = list(range(n))
-        self.taken: set[int] = set()
-
-    @property
-    def free_pages(self) -> int:
-        return len(self.free)
-
-    def allocate(self, n: int) -> list[int]:
-        pages = [self.free.pop() for _ in range(n)]
-        self.taken.update(pages)
-        return pages
-
-    def release(self, pages: list[int]) -> None:
-        for page in pages:
-            self.taken.remove(page)
-            self.free.append(page)
-
-
 class HistoryTransformer:
     """Keeps a token per slot instead of K and V; checks each batch against the rules of the waist."""
 
@@ -70,6 +49,7 @@ class HistoryTransformer:
         self.kept = np.full(pages * PAGE, -1)
         self.row_counts: list[tuple[int, int]] = []
         self.interrupt_in: int | None = None
+        self.interrupt: type[BaseException] = KeyboardInterrupt
 
     def run(self) -> None:
         batch = self.batch
@@ -87,7 +67,7 @@ class HistoryTransformer:
             self.interrupt_in -= 1
             if self.interrupt_in < 0:
                 self.interrupt_in = None
-                raise KeyboardInterrupt
+                raise self.interrupt
         for i in range(n_logits):
             self.logits[i] = logits_after(self.history(int(batch.logits_rows[i])))
         self.row_counts.append((n_decode, n - n_decode))
@@ -108,7 +88,9 @@ def history_model(
     transformer = HistoryTransformer(limits, pages)
     return SimpleNamespace(
         transformer=transformer,
-        cache=PageList(pages),
+        cache=PagePool(pages),
+        config=SimpleNamespace(vocab=VOCAB),
+        claim=lambda user: None,
         context=context,
         chunk=chunk,
         backend=ReferenceBackend(),

@@ -63,8 +63,8 @@ class Runner:
             self.weights = load_weights(file, self.config, backend, others=predictor_names(file))
         pages = -(-self.config.context // PAGE)
         cache = KVCache(backend, self.config, pages + 3, cache_type)
-        cache.allocate(3)  # so that no page has the number of its place in the sequence
-        self._pages = np.array(cache.allocate(pages)[::-1], np.int32)
+        cache.allocate("nobody", 3)  # so that no page has the number of its place in the sequence
+        self._pages = np.array(cache.allocate("sequence", pages)[::-1], np.int32)
         self.ffns = make_ffns(backend, self.config, self.weights)
         limits = BatchLimits(ROWS, 1, pages, ROWS)
         self.transformer = Transformer(self.config, self.weights, backend, self.ffns, limits, cache)

@@ -18,6 +18,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 #: layer -> layers that it may import. The key "" is the package itself.
 ALLOWED = {
+    "errors": set(),
     "formats": set(),
     "demo": set(),
     "kernels": {"formats"},
@@ -29,8 +30,8 @@ ALLOWED = {
     "commands": {"", "engine", "sparse", "model", "kernels", "formats", "convert", "server", "demo"},
     "": {"engine", "commands"},
 }
-#: Any layer may ask for the version.
-VERSION = "hotcold.__version__"
+#: Any layer may ask for the version, and raise what is meant for the user.
+FOR_ALL = ("hotcold.__version__", "hotcold.errors.UserError")
 
 #: packages that only the named files, or the files of the named folders, may import
 ONLY_IN = {
@@ -81,7 +82,7 @@ def violations(module: str, source: str) -> list[str]:
     layer = layer_of(module)
     found = []
     for name in imports(ast.parse(source), module):
-        if name.split(".")[0] != "hotcold" or name == VERSION:
+        if name.split(".")[0] != "hotcold" or name in FOR_ALL:
             continue
         target = layer_of(name)
         if target != layer and target not in ALLOWED[layer]:
@@ -120,7 +121,7 @@ def test_the_check_sees_a_wrong_import(module: str, line: str) -> None:
 def test_every_folder_has_a_layer() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders <= ALLOWED.keys() - {""}
-    assert {relative(path) for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
+    assert {relative(path) for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)

@@ -14,6 +14,8 @@ import pytest
 
 from hotcold import __version__
 from hotcold.commands import cli
+from hotcold.errors import UserError
+from hotcold.sparse.handshake import HandshakeError
 
 NAMES = [name for name, _ in cli.VERBS]
 
@@ -106,8 +108,8 @@ def test_a_wrong_command_line_is_one_line_and_2(
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (ValueError("rows is 0,\n  at least 1"), "rows is 0, at least 1"),
-        (ValueError(), "ValueError"),
+        (UserError("rows is 0,\n  at least 1"), "rows is 0, at least 1"),
+        (UserError(), "UserError"),
         (
             FileNotFoundError(errno.ENOENT, "No such file or directory", "a.gguf"),
             "a.gguf: No such file or directory",
@@ -127,10 +129,48 @@ def test_an_error_is_one_line_and_2(
     assert only_line(capsys) == f"hotcold: error: {expected}"
 
 
-def test_a_defect_is_not_taken_for_the_users_mistake(verb) -> None:
-    verb(raising(TypeError("a defect")))
-    with pytest.raises(TypeError, match="a defect"):
-        cli.main(["probe"])
+@pytest.mark.parametrize(
+    "error", [TypeError("a\ndefect"), ValueError("a defect"), ZeroDivisionError(), RuntimeError("a defect")]
+)
+def test_a_defect_is_not_taken_for_the_users_mistake(
+    error: Exception, verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(raising(error))
+    assert cli.main(["probe"]) == 70
+    line = only_line(capsys)
+    assert line.startswith(f"hotcold: internal error: {type(error).__name__}")
+    assert ("a defect" in line) == bool(error.args)
+    assert line.endswith("(please report; `python -X dev -m hotcold` shows where)")
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"), [(ZeroDivisionError("x"), 70), (MemoryError("x"), 2), (UserError("x"), 2), (None, 70)]
+)
+def test_a_cold_side_that_ended_is_one_line(
+    cause: Exception | None, code: int, verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: argparse.Namespace) -> int:
+        raise HandshakeError(f"the cold side has ended: {cause!r}") from cause
+
+    verb(run)
+    assert cli.main(["probe"]) == code
+    assert "the cold side has ended" in only_line(capsys)
+
+
+def test_the_traceback_of_a_defect_is_shown_on_demand() -> None:
+    code = (
+        "import sys, types\nfrom hotcold.commands import cli\n"
+        "probe = types.ModuleType('hotcold.commands.probe')\n"
+        "probe.add_arguments = lambda parser: None\n"
+        "probe.run = lambda args: 1 // 0\n"
+        "sys.modules[probe.__name__] = probe\ncli.VERBS = (('probe', ''),)\n"
+        "sys.exit(cli.main(['probe']))"
+    )
+    for options, status, seen in (((), 70, "hotcold: internal"), (("-X", "dev"), 1, "Traceback")):
+        done = subprocess.run(
+            [sys.executable, *options, "-c", code], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status and done.stderr.startswith(seen)
 
 
 def test_ctrl_c_is_130_and_says_so(verb, capsys: pytest.CaptureFixture[str]) -> None:

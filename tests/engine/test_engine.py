@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 from history_model import STOP, VOCAB, follow, history_model
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
+from hotcold.errors import UserError
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE
 
 GREEDY = SamplingParams(temperature=0)
@@ -57,7 +60,7 @@ def test_each_request_gets_its_own_tokens_whatever_runs_beside_it(
     run(engine, made)
     for request in made:
         expect(request)
-    assert not model.cache.taken, "pages were not given back"
+    assert model.cache.free_pages == model.cache.pages, "pages were not given back"
     assert engine.step() == []
 
 
@@ -174,7 +177,7 @@ def test_an_aborted_request_gives_its_pages_back(steps: int) -> None:
     assert engine.scheduler.running == [other] or steps == 0
     finish(engine, [other])
     assert other.output == follow([2] * 20, 50, ignore_eos=True)
-    assert not model.cache.taken
+    assert model.cache.free_pages == model.cache.pages
 
 
 @pytest.mark.parametrize("at", range(6))
@@ -237,3 +240,160 @@ def test_timings_are_in_order() -> None:
     assert t.added is not None and t.first_token is not None and t.finished is not None
     assert t.added <= t.first_token <= t.finished
     assert t.ttft_s == t.first_token - t.added
+
+
+def test_time_to_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock by which each step takes a second: one of waiting, three of the prompt, four more tokens."""
+    now = 100.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    engine = Engine(history_model(chunk=8))
+    first, second = greedy([1], 1, ignore_eos=True), greedy([2] * 20, 5, ignore_eos=True)
+    engine.add(first)
+    engine.add(second)
+    inner = engine.model.run
+
+    def run() -> None:
+        nonlocal now
+        inner()
+        now += 1
+
+    engine.model.run = run  # type: ignore[method-assign]
+    finish(engine, [first, second])
+    assert (first.timings.ttft_s, first.timings.finished) == (1, 101)
+    assert (second.timings.ttft_s, second.timings.finished) == (4, 108)
+    assert Request([1]).timings.ttft_s is None
+
+
+def test_prompts_are_read_in_order_of_arrival() -> None:
+    engine = Engine(history_model(sequences=3, chunk=8))
+    requests = [greedy([i] * 20, 4, ignore_eos=True) for i in (1, 2, 3)]
+    for request in requests:
+        engine.add(request)
+    begun = []
+    for _ in range(20):
+        for request, _ in engine.step():
+            if request not in begun:
+                begun.append(request)
+    assert begun == requests
+    firsts = [request.timings.first_token for request in requests]
+    assert None not in firsts and firsts == sorted(firsts)  # type: ignore[type-var]
+
+
+# --- a request that fails -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request([1], SamplingParams(logit_bias={10**6: 1.0})), "logit_bias names token 1000000: .* 0 to 49"),
+        (Request([1], SamplingParams(logit_bias={VOCAB: -1.0})), "logit_bias names token 50: .* 0 to 49"),
+        (Request([1, VOCAB, 2]), "the prompt names token 50: allowed are the ids 0 to 49"),
+        (Request([1, -1, 2]), "the prompt names token -1: allowed are the ids 0 to 49"),
+        (Request([1.5, 2]), "the prompt holds float64: token ids, whole numbers, are needed"),  # type: ignore[list-item]
+        (Request("ab"), "the prompt holds .*: token ids, whole numbers, are needed"),  # type: ignore[arg-type]
+    ],
+    ids=lambda value: None if isinstance(value, Request) else value[:25],
+)
+def test_what_cannot_work_is_refused_when_it_is_added(request_: Request, message: str) -> None:
+    engine = Engine(history_model())
+    with pytest.raises(UserError, match=message):
+        engine.add(request_)
+    good = greedy([1, 2], 9)
+    engine.run([good])
+    expect(good)
+
+
+def test_a_request_is_added_once() -> None:
+    engine = Engine(history_model())
+    request = greedy([1, 2], 3, ignore_eos=True)
+    engine.add(request)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="was added before"):
+            engine.add(request)
+        finish(engine, [request])
+    assert len(request.output) == 3
+
+
+class Failing:
+    """A sampler that fails for seed 13 from the third token on, as it does where logits are not numbers."""
+
+    def __init__(self, engine: Engine, error: Exception) -> None:
+        self.inner, self.error = engine.sampler.sample, error
+
+    def sample(self, logits: Any, params: SamplingParams, position: int, recent: Any = ()) -> int:
+        if params.seed == 13 and position >= 4:
+            raise self.error
+        return self.inner(logits, params, position, recent)
+
+
+@pytest.mark.parametrize("error", [UserError("the logits contain nan"), TypeError("a defect")])
+def test_a_request_that_fails_ends_alone(error: Exception) -> None:
+    engine = Engine(history_model(sequences=3, chunk=8))
+    engine.sampler.sample = Failing(engine, error).sample  # type: ignore[method-assign]
+    bad = Request([1, 2], SamplingParams(temperature=0, seed=13), max_tokens=9, ignore_eos=True)
+    good = [greedy([i] * 11, 20, ignore_eos=True) for i in (3, 4, 5)]
+    for request in (good[0], bad, *good[1:]):
+        engine.add(request)
+    ended = []
+    while not all(request.finished for request in good):
+        ended += [(request, new) for request, new in engine.step() if request is bad]
+    assert ended == [(bad, bad.output[:1]), (bad, bad.output[1:]), (bad, [])]
+    assert bad.finish_reason == "error" and bad.error is error and len(bad.output) == 2
+    assert bad.timings.finished is not None
+    for request in good:
+        expect(request)
+    assert engine.model.cache.free_pages == engine.model.cache.pages
+
+
+def test_run_raises_the_error_when_the_others_are_done() -> None:
+    engine = Engine(history_model(sequences=3, chunk=8))
+    error = UserError("the logits contain nan")
+    engine.sampler.sample = Failing(engine, error).sample  # type: ignore[method-assign]
+    bad = Request([1, 2], SamplingParams(temperature=0, seed=13), max_tokens=9, ignore_eos=True)
+    good = greedy([3] * 11, 20, ignore_eos=True)
+    with pytest.raises(UserError, match="logits contain nan"):
+        engine.run([bad, good])
+    expect(good)
+    assert bad.finish_reason == "error"
+    engine.run([again := greedy([6], 5)])
+    expect(again)
+
+
+def test_nothing_allowed_and_no_numbers_are_errors_of_one_request() -> None:
+    model = history_model(sequences=2)
+    engine = Engine(model)
+    banned = SamplingParams(temperature=0, logit_bias=dict.fromkeys(range(VOCAB), -math.inf))
+    nothing, good = Request([1], banned), greedy([2], 20, ignore_eos=True)
+    for request in (nothing, good):
+        engine.add(request)
+    engine.step()
+    assert nothing.finish_reason == "error" and "no token may be chosen" in str(nothing.error)
+    finish(engine, [good])
+    expect(good)
+
+    inner = model.run
+
+    def damaged() -> None:
+        inner()
+        model.transformer.logits[0, 5] = np.nan
+
+    model.run = damaged
+    first, second = greedy([3], 4, ignore_eos=True), greedy([4], 4, ignore_eos=True)
+    for request in (first, second):
+        engine.add(request)
+    finish(engine, [first, second])
+    assert first.finish_reason == "error" and "logits contain nan" in str(first.error)
+
+
+def test_an_error_of_the_model_is_everybodys_and_nobody_loses_a_token() -> None:
+    model = history_model(sequences=2, chunk=8)
+    engine = Engine(model)
+    requests = [greedy([1] * 20, 9, ignore_eos=True), greedy([2] * 3, 9, ignore_eos=True)]
+    for request in requests:
+        engine.add(request)
+    model.transformer.interrupt, model.transformer.interrupt_in = MemoryError, 4
+    with pytest.raises(MemoryError):
+        finish(engine, requests)
+    finish(engine, requests)
+    for request in requests:
+        expect(request)

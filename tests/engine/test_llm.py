@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hotcold import LLM
+from hotcold.engine.engine import Engine
+from hotcold.engine.scoring import Scorer
+from hotcold.errors import UserError
 
 PROMPT = "Once upon a time"
 
@@ -112,3 +117,72 @@ def test_a_closed_llm_says_so() -> None:
     llm.close()
     with pytest.raises(ValueError, match="this LLM is closed"):
         llm.generate(PROMPT)
+
+
+def test_a_text_that_fails_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes after the text before it, and others' texts are as they are."""
+    with LLM(sequences=2) as llm:
+        expected = llm.generate(PROMPT, max_tokens=12, seed=1).text
+        inner = llm.engine.sampler.sample
+
+        def sample(logits: Any, params: Any, position: int, recent: Any = ()) -> int:
+            if params.seed == 13 and position == 9:
+                logits[:] = np.nan
+            return inner(logits, params, position, recent)
+
+        monkeypatch.setattr(llm.engine.sampler, "sample", sample)
+        pieces = []
+        other = llm.stream(PROMPT, max_tokens=12, seed=1)
+        others = [next(other)]
+        with pytest.raises(ValueError, match="logits contain nan"):
+            for piece in llm.stream(PROMPT, max_tokens=12, seed=13):
+                pieces.append(piece)
+        assert len(pieces) == 4
+        assert "".join([*others, *other]) == expected
+        with pytest.raises(ValueError, match="logits contain nan"):
+            llm.generate([PROMPT, "The king"], seed=13)
+        assert llm.model.cache.free_pages == llm.model.cache.pages
+        assert llm.generate(PROMPT, max_tokens=12, seed=1).text == expected
+
+
+def test_two_users_of_one_model() -> None:
+    """The second is refused while the first is not done; another session of the same weights is not."""
+    with LLM() as llm:
+        expected = llm.generate(PROMPT, max_tokens=12, temperature=0).ids
+        window = llm.tokenizer.encode(PROMPT)
+        request = llm.request(PROMPT, max_tokens=12, temperature=0)
+        llm.engine.add(request)
+        for _ in range(4):
+            llm.engine.step()
+        other = Engine(llm.model)
+        refused = (
+            r"in use by an engine with 1 unfinished requests: finish or abort .* model.with_sparsity\(\)"
+        )
+        with pytest.raises(UserError, match=refused):
+            other.add(llm.request(PROMPT))
+        with pytest.raises(UserError, match=refused):
+            next(Scorer(llm.model).logits(window))
+        apart = Engine(llm.model.with_sparsity("off"))
+        apart.run([twin := llm.request(PROMPT, max_tokens=12, temperature=0)])
+        while not request.finished:
+            llm.engine.step()
+        assert tuple(request.output) == tuple(twin.output) == expected
+        other.run([again := llm.request(PROMPT, max_tokens=12, temperature=0)])
+        assert tuple(again.output) == expected
+
+        rows = Scorer(llm.model).logits(window)
+        next(rows)
+        for busy in (lambda: llm.generate(PROMPT), lambda: next(Scorer(llm.model).logits(window))):
+            with pytest.raises(UserError, match="in use by a scoring that has not come to the end"):
+                busy()
+        rows.close()
+        assert llm.generate(PROMPT, max_tokens=12, temperature=0).ids == expected
+        llm.engine.add(llm.request(PROMPT))
+        llm.engine.step()
+        del other  # an engine that is gone owns nothing
+        forgotten = Engine(llm.model)
+        with pytest.raises(UserError):
+            forgotten.add(llm.request(PROMPT))
+        llm._engine = forgotten
+        assert llm.generate(PROMPT, max_tokens=12, temperature=0).ids == expected
+        assert llm.model.cache.free_pages == llm.model.cache.pages

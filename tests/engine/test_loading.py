@@ -227,7 +227,7 @@ def test_progress_ends_at_the_total() -> None:
 def decode_once(model: LoadedModel, positions: list[int]) -> None:
     """One step of decode rows at these positions of sequence 0."""
     batch, n = model.transformer.batch, len(positions)
-    pages = model.cache.allocate(model.cache.free_pages)
+    pages = model.cache.allocate("test", model.cache.free_pages)
     batch.pages[0, : len(pages)] = pages
     batch.tokens[:n], batch.positions[:n], batch.sequence[:n] = 300, positions, 0
     batch.slots[:n] = [pages[p // 32] * 32 + p % 32 for p in positions]
@@ -235,7 +235,7 @@ def decode_once(model: LoadedModel, positions: list[int]) -> None:
     batch.logits_rows[:n] = range(n)
     batch.counts[:] = (n, n, n, 1)
     model.run()
-    model.cache.release(pages)
+    model.cache.release("test")
 
 
 def test_a_dense_step_reads_the_whole_file_once() -> None:

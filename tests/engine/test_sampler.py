@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotcold.engine.sampler import (
-    MAX_CANDIDATES,
+    FIRST_CANDIDATES,
     Sampler,
     SamplingParams,
     draw,
     random_uniform,
     splitmix64,
 )
+from hotcold.kernels.reference import ReferenceBackend
 
 Floats = npt.NDArray[np.float32]
 
@@ -48,6 +49,19 @@ class Sorting:
         return ids, values[ids]
 
 
+class Selecting(Sorting):
+    """The same, faster."""
+
+    def top_k(
+        self,
+        logits: Floats,
+        k: int,
+        bias: Floats | None = None,
+        allowed: npt.NDArray[np.uint64] | None = None,
+    ) -> tuple[npt.NDArray[np.int32], Floats]:
+        return ReferenceBackend().top_k(logits, k, bias, allowed)
+
+
 def distribution(
     logits: Sequence[float], params: SamplingParams, recent: Sequence[int] = ()
 ) -> dict[int, float]:
@@ -56,7 +70,7 @@ def distribution(
     for id in set(recent[len(recent) - params.repeat_last_n :] if params.repeat_last_n >= 0 else recent):
         value = values[id]
         values[id] = value / params.repeat_penalty if value > 0 else value * params.repeat_penalty
-    kept = sorted(values, key=lambda id: (-values[id], id))[: params.top_k or MAX_CANDIDATES]
+    kept = sorted(values, key=lambda id: (-values[id], id))[: params.top_k or len(values)]
 
     def softmax(ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         weights = [math.exp((values[id] - values[kept[0]]) / temperature) for id in ids]
@@ -199,13 +213,62 @@ def test_where_exactly_the_boundaries_lie() -> None:
 # --- what the backend sees ------------------------------------------------------------------------
 
 
-def test_python_sees_a_thousand_candidates_at_most() -> None:
-    ranking = Sorting()
-    logits = np.zeros(5000, np.float32)
-    params = SamplingParams(seed=1, temperature=1, top_k=0, top_p=1, min_p=0)
-    ids = [Sampler(ranking).sample(logits, params, position) for position in range(20)]
-    assert set(ranking.ks) == {MAX_CANDIDATES} and ranking.biases == [None] * 20
-    assert max(ids) < MAX_CANDIDATES and len(set(ids)) > 15
+def test_few_candidates_are_ranked_where_they_decide() -> None:
+    """Of a peaked distribution a thousand; of a flat one all, when the draw falls far behind."""
+    peaked = np.linspace(0, -80, 9000).astype(np.float32)
+    flat = np.zeros(9000, np.float32)
+    for logits, most in ((peaked, FIRST_CANDIDATES), (flat, 9000)):
+        ranking = Sorting()
+        params = SamplingParams(seed=1, temperature=1, top_k=0, top_p=1, min_p=0)
+        ids = [Sampler(ranking).sample(logits, params, position) for position in range(5)]
+        assert min(ranking.ks) == FIRST_CANDIDATES and max(ranking.ks) <= most
+        assert len(set(ids)) == 5 and all(id < most for id in ids)
+    assert max(ids) > FIRST_CANDIDATES
+
+
+LARGE = 6000  #: more than are ranked first
+ALL = [
+    SamplingParams(seed=1, temperature=2, top_k=0, top_p=1, min_p=0),
+    SamplingParams(seed=2, temperature=1.5, top_k=0, top_p=0.9, min_p=0),
+    SamplingParams(seed=3, temperature=2, top_k=0, top_p=1, min_p=0.02),
+    SamplingParams(seed=4, temperature=2, top_k=0, top_p=0.97, min_p=0.01),
+    SamplingParams(seed=5, temperature=1, top_k=3000, top_p=1, min_p=0),
+    SamplingParams(seed=6, temperature=1, top_k=LARGE, top_p=0.8, min_p=0, logit_bias={4: 3.0, 5: -math.inf}),
+    SamplingParams(seed=7, temperature=0.5, top_k=1 << 30, top_p=1, min_p=0),
+]
+
+
+@pytest.mark.parametrize("params", ALL, ids=lambda params: f"seed{params.seed}")
+def test_all_means_all(params: SamplingParams) -> None:
+    """Beyond the thousand that are ranked first lies up to half of the probability."""
+    logits = np.random.default_rng(2).normal(0, 1.5, LARGE).astype(np.float32)
+    sampler = Sampler(Selecting())
+    ids = [sampler.sample(logits, params, position) for position in range(1200)]
+    expected = distribution(logits.tolist(), params)
+    assert len(expected) > 400
+    assert set(ids) <= set(expected)
+    # Tokens are rare: they are compared in 30 groups of about the same probability.
+    order = list(expected)
+    group = dict(zip(order, (np.cumsum([expected[id] for id in order]) * 29.999).astype(int), strict=True))
+    together: dict[int, float] = {}
+    for id in order:
+        together[group[id]] = together.get(group[id], 0.0) + expected[id]
+    assert_drawn_from([group[id] for id in ids], together)
+
+
+def test_a_top_k_of_the_whole_vocabulary_is_the_same_as_none() -> None:
+    logits = np.random.default_rng(2).normal(0, 1.5, LARGE).astype(np.float32)
+    allowed = np.full(-(-LARGE // 64), 0xF0F0F0F0F0F0F0F0, np.uint64)
+    for top_p, min_p in ((1, 0), (0.9, 0), (1, 0.01), (0.95, 0.05)):
+        options: dict[str, Any] = {"temperature": 1.5, "top_p": top_p, "min_p": min_p}
+        for seed in range(20):
+            every, most = (
+                Sampler(Selecting()).sample(
+                    logits, SamplingParams(seed=seed, top_k=top_k, **options), 3, allowed=allowed
+                )
+                for top_k in (0, LARGE - 1)  # which goes another way, and leaves out the least likely one
+            )
+            assert every == most and every % 8 >= 4
 
 
 @given(
@@ -303,7 +366,7 @@ def test_a_seed_is_drawn_once() -> None:
     ("name", "values", "allowed"),
     [
         ("temperature", [-1, math.nan, math.inf, 1e9, "1", True, None], "0 to 100"),
-        ("top_k", [-1, 1001, 1 << 40, 1.0, math.nan, True, "4"], "0 to 1000"),
+        ("top_k", [-1, 1 << 31, 1 << 40, 1.0, math.nan, True, "4"], "0 to 2147483647"),
         ("top_p", [-0.1, 1.1, math.nan, "x"], "0 to 1"),
         ("min_p", [-0.1, 2, math.nan, None], "0 to 1"),
         ("repeat_penalty", [0, -1, 1e9, math.nan, math.inf], "0.01 to 100"),

@@ -56,49 +56,56 @@ def test_heads_that_blocks_do_not_fit_are_refused(head_dim: int) -> None:
 
 def test_pages_are_taken_all_or_none() -> None:
     kv = cache(5)
-    first = kv.allocate(3)
+    first = kv.allocate("first", 3)
     assert len(set(first)) == 3 and kv.free_pages == 2
     with pytest.raises(KVCacheFull, match="3 pages asked for: 2 of 5 are free"):
-        kv.allocate(3)
-    assert kv.free_pages == 2
-    rest = kv.allocate(2)
+        kv.allocate("second", 3)
+    assert kv.free_pages == 2 and not kv.owns("second")
+    rest = kv.allocate("second", 2)
     assert sorted(first + rest) == [0, 1, 2, 3, 4]
-    assert kv.allocate(0) == []
-    kv.release(first)
-    assert sorted(kv.allocate(3)) == sorted(first)
+    assert kv.allocate("third", 0) == []
+    kv.release("first")
+    assert kv.owns("second") and not kv.owns("first")
+    assert sorted(kv.allocate("fourth", 3)) == sorted(first)
 
 
-@pytest.mark.parametrize("pages", [[0, 1], [1, 1], [-1], [5], [0, 0]])
-def test_pages_that_are_not_taken_cannot_be_released(pages: list[int]) -> None:
+def test_giving_back_twice_takes_nothing_from_others() -> None:
     kv = cache(5)
-    taken = kv.allocate(1)
-    assert taken == [0]
-    with pytest.raises(ValueError, match="page"):
-        kv.release(pages)
-    assert kv.free_pages == 4
-    kv.release(taken)
-    with pytest.raises(ValueError, match="page 0 is not taken"):
-        kv.release(taken)
+    kv.allocate("one", 2)
+    kv.allocate("two", 2)
+    for _ in range(2):
+        kv.release("one")
+        assert kv.free_pages == 3
+    with pytest.raises(ValueError, match="'two' has pages: release them first"):
+        kv.allocate("two", 1)
+    assert kv.free_pages == 3
+    kv.clear()
+    assert kv.free_pages == 5 and not kv.owns("two")
 
 
 @pytest.mark.parametrize("n", [-1, -100])
 def test_counts_below_zero_are_refused(n: int) -> None:
     with pytest.raises(ValueError, match=f"{n} pages asked for"):
-        cache(1).allocate(n)
+        cache(1).allocate("owner", n)
     with pytest.raises(ValueError, match=f"KV cache of {n} pages"):
         cache(n)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=40))
 def test_every_page_has_one_owner_at_most(actions: list[tuple[bool, int]]) -> None:
-    kv, owners = cache(12), []
-    for take, n in actions:
+    kv = cache(12)
+    held: dict[int, list[int]] = {}
+    for owner, (take, n) in enumerate(actions):
         if take and n <= kv.free_pages:
-            owners.append(kv.allocate(n))
+            held[owner] = kv.allocate(owner, n)
+            assert len(held[owner]) == n
         elif take:
             with pytest.raises(KVCacheFull):
-                kv.allocate(n)
-        elif owners:
-            kv.release(owners.pop(n % len(owners)))
-        held = [page for pages in owners for page in pages]
-        assert len(held) == len(set(held)) == 12 - kv.free_pages
+                kv.allocate(owner, n)
+        elif held:
+            ended = sorted(held)[n % len(held)]
+            kv.release(ended)
+            del held[ended]
+        pages = [page for each in held.values() for page in each]
+        assert len(pages) == len(set(pages)) == 12 - kv.free_pages
+        assert set(pages) <= set(range(12))

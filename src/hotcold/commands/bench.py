@@ -9,6 +9,7 @@ from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.engine.benchmark import Round, lengths_to_end_together, measure, prompt_of
 from hotcold.engine.engine import Engine
+from hotcold.errors import UserError
 from hotcold.kernels.backend import MAX_DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.sparse.timeline import Timeline
@@ -32,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     model = options.load_model(args, sequences=min(args.parallel, MAX_DECODE_ROWS))
     if args.timeline and model.hot is None:
-        raise ValueError("--timeline shows two backends: it needs --placement or --vram-budget")
+        raise UserError("--timeline shows two backends: it needs --placement or --vram-budget")
     lengths = lengths_to_end_together(args.parallel, args.n_prompt, args.n_gen, model.chunk)
     need = args.n_prompt + lengths[0]
     if need > model.context:
         together = f", {args.parallel} sequences together," if args.parallel > 1 else ""
         asked = f"-p {args.n_prompt} and -n {args.n_gen}{together} need {need} positions"
-        raise ValueError(f"{asked}: the context holds {model.context}")
+        raise UserError(f"{asked}: the context holds {model.context}")
     engine = Engine(model)
     prompt = prompt_of(model, args.n_prompt)
     rounds = _rounds(engine, prompt, lengths, args.repetitions)

@@ -1,7 +1,8 @@
 """The ``hotcold`` command: picks the verb, imports its module alone, and turns errors into one line.
 
-Exit codes: 0 done, 2 a mistake of the user or of the machine (one line on stderr), 130 interrupted by Ctrl-C,
-141 the reader of stdout has gone. ``python -X dev -m hotcold`` shows the traceback behind the line."""
+Exit codes: 0 done, 2 a mistake of the user, in a file or of the machine, 70 a defect of this program (both
+are one line on stderr), 130 interrupted by Ctrl-C, 141 the reader of stdout has gone. ``python -X dev -m
+hotcold`` shows the traceback behind the line."""
 
 import argparse
 import contextlib
@@ -14,10 +15,11 @@ from difflib import get_close_matches
 from typing import NoReturn, TextIO
 
 from hotcold import __version__
+from hotcold.errors import UserError
 
 #: Each is a module ``hotcold.commands.<verb>`` with a docstring, which ``--help`` shows, and two functions:
-#: ``add_arguments(parser)``, and ``run(args)``, which returns the exit code, or raises ValueError, OSError or
-#: MemoryError with a message for the user.
+#: ``add_arguments(parser)``, and ``run(args)``, which returns the exit code, or raises what
+#: :data:`FOR_THE_USER` names with a message for the user.
 VERBS: tuple[tuple[str, str], ...] = (
     ("generate", "write text from a prompt"),
     ("info", "describe a model file"),
@@ -31,7 +33,11 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("convert", "turn a checkpoint into a GGUF file"),
 )
 
+#: Errors that somebody can mend who does not know this program. All others are its defects.
+FOR_THE_USER = (UserError, OSError, MemoryError)
+
 EXIT_ERROR = 2
+EXIT_DEFECT = 70  # EX_SOFTWARE of sysexits.h
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
@@ -49,7 +55,7 @@ class OneLineParser(argparse.ArgumentParser):
         return args
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (`{self.prog} --help` lists the options)")
+        raise UserError(f"{message} (`{self.prog} --help` lists the options)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,11 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
-    except (ValueError, OSError, MemoryError) as error:
+    except Exception as error:
         if sys.flags.dev_mode:
             raise
-        _say(f"hotcold: error: {_one_line(error)}")
-        return EXIT_ERROR
+        if _is_for_the_user(error):
+            _say(f"hotcold: error: {_one_line(error)}")
+            return EXIT_ERROR
+        seen = f"{type(error).__name__}: {_one_line(error)}"
+        _say(f"hotcold: internal error: {seen} (please report; `python -X dev -m hotcold` shows where)")
+        return EXIT_DEFECT
     finally:
         _abandon_broken(sys.stdout)
         _abandon_broken(sys.stderr)
@@ -84,9 +94,9 @@ def _dispatch(argv: list[str]) -> int:
     names = [name for name, _ in VERBS]
     if argv[0] not in names:
         if argv[0].startswith("-"):
-            raise ValueError(f"a command comes before {argv[0]!r}: {', '.join(names)}")
+            raise UserError(f"a command comes before {argv[0]!r}: {', '.join(names)}")
         hint = _nearest(argv[0], names)
-        raise ValueError(f"unknown command {argv[0]!r}{hint}; commands: {', '.join(names)}")
+        raise UserError(f"unknown command {argv[0]!r}{hint}; commands: {', '.join(names)}")
     return _run_verb(argv[0], argv[1:])
 
 
@@ -115,6 +125,13 @@ def _overview() -> str:
 def _nearest(word: str, known: list[str]) -> str:
     matches = get_close_matches(word, known, n=1)
     return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _is_for_the_user(error: BaseException | None) -> bool:
+    """Also where such an error ended another thread, whose end is what was noticed."""
+    if isinstance(error, RuntimeError):
+        error = error.__cause__
+    return isinstance(error, FOR_THE_USER)
 
 
 def _one_line(error: Exception) -> str:

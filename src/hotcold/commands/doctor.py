@@ -18,6 +18,7 @@ from hotcold import __version__
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.engine.memory import available_memory
+from hotcold.errors import UserError
 from hotcold.formats.files import printable, replacing
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
 from hotcold.kernels.cpu import supported_isas
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def _cache_path() -> Path:
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(folder):
-        raise ValueError(f"cache folder {folder!r}: set XDG_CACHE_HOME to an absolute path")
+        raise UserError(f"cache folder {folder!r}: set XDG_CACHE_HOME to an absolute path")
     return Path(folder, "hotcold", "hardware.json")
 
 
@@ -115,7 +116,7 @@ def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware |
     try:
         found = find_hardware(str(path))
         if found.name != machine["name"]:
-            raise ValueError(f"they are of {found.name!r}, and this is {machine['name']!r}")
+            raise UserError(f"they are of {found.name!r}, and this is {machine['name']!r}")
         json.dumps([asdict(found), _table(found)], allow_nan=False)  # what is printed later
         return found
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:

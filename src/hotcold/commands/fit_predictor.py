@@ -16,9 +16,10 @@ from hotcold.commands.progress import progress
 from hotcold.demo import model_path
 from hotcold.engine.benchmark import measure, prompt_of
 from hotcold.engine.engine import Engine
+from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.loading import LoadedModel
-from hotcold.engine.scoring import ffn_inputs
 from hotcold.engine.windows import evenly, text_windows
+from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.sparse.fitting import INPUTS, FitOptions, Fitted, fit_layer
 from hotcold.sparse.predictor import write_sidecar
@@ -92,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     settings = FitOptions(args.method, args.recall, args.weighted, args.type, args.max_share)
     if args.output.exists() or not args.output.parent.is_dir():
-        raise ValueError(f"-o {args.output}: a new file in a folder that exists is needed")
+        raise UserError(f"-o {args.output}: a new file in a folder that exists is needed")
     texts = [options.read_text(path) for path in (args.file, args.held_out) if path]
     path = args.model or model_path()
     # Loading as predicted checks a PowerInfer file's own predictors before anything else is done.
@@ -134,7 +135,7 @@ def _windows(model: LoadedModel, texts: Sequence[str], tokens: int) -> tuple[Win
         end = len(fit_to) * 4 // 5
         fit_to, held_out = fit_to[:end], fit_to[end:]
     if not fit_to:
-        raise ValueError("the text is less than two windows: give more, or make them smaller (-c)")
+        raise UserError("the text is less than two windows: give more, or make them smaller (-c)")
     wanted = max(1, tokens * 4 // (5 * model.context)), max(1, tokens // (5 * model.context))
     return evenly(fit_to, wanted[0]), evenly(held_out, wanted[1])
 

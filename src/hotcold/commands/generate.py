@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     ids = model.tokenizer.encode(prompt)
     request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
     engine = Engine(model)
-    engine.scheduler.check(request)
+    engine.check(request)
     write: Callable[..., None] = (lambda _: None) if args.json else partial(print, end="", flush=True)
     write(prompt)
     pieces = []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands.progress import progress
+from hotcold.errors import UserError
 
 if TYPE_CHECKING:
     from hotcold.engine.loading import LoadedModel
@@ -126,12 +127,12 @@ def read_text(path: Path | None) -> str:
     with sys.stdin.buffer if path is None else path.open("rb") as file:
         data = file.read(_LONGEST_TEXT + 1)
     if len(data) > _LONGEST_TEXT:
-        raise ValueError(f"{name} is longer than {_LONGEST_TEXT} bytes: use a part of it")
+        raise UserError(f"{name} is longer than {_LONGEST_TEXT} bytes: use a part of it")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        raise ValueError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
+        raise UserError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
 
 
 def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":

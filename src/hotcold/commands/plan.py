@@ -6,6 +6,7 @@ from typing import Any
 from hotcold import __version__
 from hotcold.commands import options
 from hotcold.demo import model_path
+from hotcold.errors import UserError
 from hotcold.formats.blocks import block_type
 from hotcold.formats.files import printable
 from hotcold.formats.gguf import open_gguf
@@ -98,21 +99,22 @@ def _budget(args: argparse.Namespace, hardware: Hardware) -> int:
     vram = int(hardware.vram_bytes)
     if not vram:
         seen = f"--hardware {printable(args.hardware)}: no GPU was measured, so nothing is to be placed"
-        raise ValueError(f"{seen}; choose a preset, {', '.join(PRESETS)}, or leave it out")
+        raise UserError(f"{seen}; choose a preset, {', '.join(PRESETS)}, or leave it out")
     if args.vram_budget is None:
         return vram - min(_GIB, vram // 8)
     budget: int = args.vram_budget
     if not 0 < budget <= vram:
         allowed = f"more than 0, which is the CPU alone, and at most the card's {vram / _GIB:g} are needed"
-        raise ValueError(f"--vram-budget is {budget / _GIB:g} GiB: {allowed}")
+        raise UserError(f"--vram-budget is {budget / _GIB:g} GiB: {allowed}")
     return budget
 
 
 def _model(args: argparse.Namespace) -> tuple[Sizes, Profile, int]:
     """With the positions of its context."""
+    kind = block_type(args.type)
     if args.shape:
         context = args.ctx_size or 2048
-        sizes = sizes_of_shape(args.shape, block_type(args.type), context, args.cache_type)
+        sizes = sizes_of_shape(args.shape, kind, context, args.cache_type)
         if args.profile:
             return sizes, find_profile(sizes, args.profile, None), context
         return sizes, power_law_profile(sizes, SHAPES[args.shape]), context
@@ -121,7 +123,7 @@ def _model(args: argparse.Namespace) -> tuple[Sizes, Profile, int]:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         context = args.ctx_size or min(config.context, 4096)
         if context > config.context:
-            raise ValueError(f"-c {context}: this model has {config.context} positions")
+            raise UserError(f"-c {context}: this model has {config.context} positions")
         predictors = find_predictors(file)
         sizes = sizes_of_file(file, config, context, args.cache_type, predictors=predictors)
     return sizes, find_profile(sizes, args.profile, path), context
@@ -134,7 +136,7 @@ def _placement(
         placement = read_placement(args.placement, sizes)
         needed = placement.gpu_bytes(sizes)
         if needed > budget:
-            raise ValueError(f"{args.placement} needs {needed} bytes: --vram-budget is {budget}")
+            raise UserError(f"{args.placement} needs {needed} bytes: --vram-budget is {budget}")
         return placement
     if args.objective == "paper":
         return paper_placement(sizes, profile, hardware, budget)

@@ -15,6 +15,7 @@ from hotcold import __version__
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.demo import model_path
+from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf, printable
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.model.config import Config
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         name, fingerprint = file.path.stem, file.fingerprint()
     if config.activation not in SPARSE_ACTIVATIONS:
         allowed = ", ".join(SPARSE_ACTIVATIONS)
-        raise ValueError(f"activation {config.activation} gives no zeros: {allowed} can be profiled")
+        raise UserError(f"activation {config.activation} gives no zeros: {allowed} can be profiled")
     report: dict[str, Any] = {"model": name, "output": str(args.output), "model_fingerprint": fingerprint}
     figures: dict[str, list[float]] = {}
     if args.counts_folder:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.files import printable, shown
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -20,7 +21,7 @@ MAX_JSON = 64 << 20
 LOADABLE = ("F32", "F16", "BF16")  #: dtypes of the safetensors format that can be converted
 
 
-class ConvertError(ValueError):
+class ConvertError(UserError):
     """A checkpoint that cannot be converted, or options that do not fit it."""
 
 

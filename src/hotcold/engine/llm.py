@@ -11,6 +11,7 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import LoadedModel, load
 from hotcold.engine.request import FinishReason, Request, Timings
 from hotcold.engine.sampler import SamplingParams
+from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
 
 
@@ -79,18 +80,24 @@ class TextStream:
 
 
 def stream_text(engine: Engine, request: Request) -> Iterator[str]:
-    """Runs a request and yields its text piece by piece; cancels it when it is closed or interrupted."""
+    """Runs a request and yields its text piece by piece; cancels it when it is closed or interrupted. Raises
+    the request's error, after the text before it."""
     text = TextStream(request, engine.model.tokenizer)
-    engine.add(request)
     try:
-        while not request.finished:
-            engine.step()
-            if piece := text.take():
+        try:
+            engine.add(request)
+            while not request.finished:
+                engine.step()
+                if piece := text.take():
+                    yield piece
+            if piece := text.take():  # it may have finished while another stream was read
                 yield piece
-        if piece := text.take():  # it may have finished while another stream was read
-            yield piece
+        finally:
+            engine.abort(request)
     finally:
-        engine.abort(request)
+        engine.abort(request)  # again: an interrupt may have ended the first time
+    if request.error is not None:
+        raise request.error
 
 
 class LLM:
@@ -109,7 +116,7 @@ class LLM:
     @property
     def engine(self) -> Engine:
         if self._engine is None:
-            raise ValueError("this LLM is closed")
+            raise UserError("this LLM is closed: make another")
         return self._engine
 
     @property
@@ -124,10 +131,10 @@ class LLM:
         """Yields the continuation's text piece by piece. Leaving the loop early cancels the request.
 
         A text gets BOS where the model wants it, token ids are taken as they are; :class:`GenerationOptions`
-        has the options. ``ValueError``: the prompt does not fit in the context, or an option is out of range.
-        """
+        has the options. ``ValueError``: the prompt does not fit in the context, an option is out of range, or
+        no token can be chosen (then it comes after the text before it)."""
         request = self.request(prompt, **options)
-        self.engine.scheduler.check(request)  # now, not at the first piece
+        self.engine.check(request)  # now, not at the first piece
         return stream_text(self.engine, request)
 
     @overload
@@ -138,7 +145,8 @@ class LLM:
         self, prompt: str | list[str], **options: Unpack[GenerationOptions]
     ) -> Generation | list[Generation]:
         """Continues a text, or each of several, and returns when all are done. Each gets the same text alone
-        as among others. Options and errors are those of :meth:`stream`."""
+        as among others. Options and errors are those of :meth:`stream`; the error of one prompt is raised
+        when the others are done."""
         prompts = [prompt] if isinstance(prompt, str) else prompt
         requests = [self.request(each, **options) for each in prompts]
         self.engine.run(requests)
@@ -169,6 +177,12 @@ class LLM:
 
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None
-        text, ids = TextStream(request, self.tokenizer).take(), tuple(request.output)
-        ending = request.finish_reason, request.context_full, len(request.prompt)
-        return Generation(text, ids, *ending, request.seed, request.timings)
+        return Generation(
+            text=TextStream(request, self.tokenizer).take(),
+            ids=tuple(request.output),
+            finish_reason=request.finish_reason,
+            context_full=request.context_full,
+            prompt_tokens=len(request.prompt),
+            seed=request.seed,
+            timings=request.timings,
+        )

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from hotcold.errors import UserError
 from hotcold.model.kv_cache import CACHE_TYPES
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 
 
-class LoadError(ValueError):
+class LoadError(UserError):
     """A model that cannot run as asked; the message says what would work."""
 
 

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.memory import available_memory
 from hotcold.engine.placing import open_devices
 from hotcold.engine.statistics import Counters, Footprint
+from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf, printable
 from hotcold.kernels.backend import (
     MAX_DECODE_ROWS,
@@ -46,14 +48,24 @@ from hotcold.sparse.timeline import Timeline
 Wrap = Callable[[list[FFN]], list[FFN]]
 
 
+class User(Protocol):
+    """What runs steps of a model: an engine, or a scoring."""
+
+    @property
+    def in_use(self) -> str: ...  # says what is not done yet; empty where another may have the model
+
+
 class LoadedModel:
-    """A model in one sparsity mode, ready to run the steps that its batch describes.
+    """A model in one sparsity mode, ready to run the steps that its batch describes, for one user at a time.
 
     The caller fills ``transformer.batch`` and reads ``transformer.logits``. ``sparsity`` is the mode in
     force; ``notes`` say what ``auto`` chose and why, and whatever runs a slower way. ``context`` and
     ``chunk`` are the most positions of a sequence and prompt rows of a step, ``hot`` the backend of what is
     hot, if not all lies on ``backend``, ``footprint`` what a decode step reads, and ``counters`` what the
     steps so far did."""
+
+    cache: KVCache
+    _user: weakref.ref[User] | None
 
     def __init__(self, file: GGUFFile, options: LoadOptions, progress: Progress | None = None) -> None:
         factors = predictor_names(file)
@@ -83,6 +95,18 @@ class LoadedModel:
         self.threads: int | None = getattr(self.backend, "threads", None)
         self._weights = load_weights(file, config, self._devices, progress, factors)
         self._enter(options.sparsity)
+
+    def claim(self, user: User) -> None:
+        """Gives the batch and the KV cache to one user, with all pages free; again by the same one, this does
+        nothing. ValueError: another one is not done with them."""
+        owner = self._user() if self._user else None
+        if owner is user:
+            return
+        if owner is not None and owner.in_use:
+            fix = "finish or abort that first, or take model.with_sparsity(), which has a KV cache of its own"
+            raise UserError(f"the model is in use by {owner.in_use}: {fix}")
+        self.cache.clear()
+        self._user = weakref.ref(user)
 
     def run(self) -> None:
         batch, counters = self.transformer.batch, self.counters
@@ -157,6 +181,7 @@ class LoadedModel:
         self.counters = Counters(np.zeros((self.config.layers, 5), np.int64))
         self.footprint = self._footprint()
         pages = self._limits.sequences * self._limits.pages_per_sequence
+        self._user = None
         self.cache = KVCache(self._devices, self.config, pages, self.cache_type)
         self.transformer = Transformer(
             self.config, self._weights, self._devices, wrap(self._ffns()), self._limits, self.cache

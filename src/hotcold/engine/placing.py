@@ -1,6 +1,7 @@
 """Which backend computes which part of a model that is being loaded."""
 
 from hotcold.engine.load_options import LoadOptions
+from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.model.config import Config
@@ -21,14 +22,14 @@ def open_devices(file: GGUFFile, config: Config, options: LoadOptions, positions
     ``ValueError``: options that do not go together, or a placement or profile that is not right."""
     budget, hot, threads = options.vram_budget, options.hot_backend, options.hot_threads
     if options.placement is not None and budget is not None:
-        raise ValueError("--placement and --vram-budget: give one of them")
+        raise UserError("--placement and --vram-budget: give one of them")
     if options.placement is None and budget is None:
         if hot or threads:
-            raise ValueError("--hot-backend and --hot-threads need --placement or --vram-budget")
+            raise UserError("--hot-backend and --hot-threads need --placement or --vram-budget")
         return Devices.of(open_backend(options.backend, options.threads), config.layers)
     if hot is None:
         allowed = " or ".join(BACKENDS)
-        raise ValueError(f"a placement needs --hot-backend {allowed}: there is none for GPUs yet")
+        raise UserError(f"a placement needs --hot-backend {allowed}: there is none for GPUs yet")
     predictors = find_predictors(file)
     sizes = sizes_of_file(file, config, positions, options.cache_type, predictors=predictors)
     if options.placement is not None:

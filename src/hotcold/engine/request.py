@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hotcold.engine.sampler import SamplingParams
+from hotcold.errors import UserError
 
-#: The model ended the text; ``max_tokens`` or the end of the context did; or somebody cancelled it.
-FinishReason = Literal["stop", "length", "cancelled"]
+#: The model ended the text; ``max_tokens`` or the end of the context did; somebody cancelled it; or a token
+#: could not be chosen (:attr:`Request.error` says why).
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass
@@ -27,23 +29,27 @@ class Timings:
 
 @dataclass(eq=False, slots=True)
 class Request:
+    """``output`` and ``finish_reason`` are the truth about how far it is: each changes in one instruction, so
+    an interrupt finds the request before a token or after it, and what else depends on them is derived."""
+
     prompt: Sequence[int]  #: token ids, at least one
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 200  #: the most tokens to generate, 1 or more
     ignore_eos: bool = False  #: never choose a token that would end the text
     output: list[int] = field(default_factory=list)  #: so far, without a token that ends the text
     finish_reason: FinishReason | None = None  #: None while it runs
+    error: Exception | None = None  #: why it ended, where the reason is ``error``
     context_full: bool = False  #: whether it was the end of the context that stopped it
     timings: Timings = field(default_factory=Timings)
-    computed: int = 0  #: positions whose K and V are in the cache
-    pages: list[int] = field(default_factory=list)  #: of the cache that it owns, in order of position
-    row: int = -1  #: its row in the batch's page table; -1 while it waits
+    computed: int = 0  #: positions of the prompt whose K and V are in the cache, until the first token
+    pages: list[int] = field(default_factory=list)  #: of the cache, in order of position, while it runs
+    row: int = -1  #: its row in the batch's page table, while it runs
 
     def __post_init__(self) -> None:
         if not len(self.prompt):
-            raise ValueError("the prompt has no tokens: give at least one (a text, or the BOS token)")
+            raise UserError("the prompt has no tokens: give at least one (a text, or the BOS token)")
         if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}: allowed are 1 and more")
+            raise UserError(f"max_tokens is {self.max_tokens}: allowed are 1 and more")
         self.params = self.params.with_seed()
 
     @property
@@ -52,14 +58,19 @@ class Request:
         return self.params.seed
 
     @property
+    def length(self) -> int:
+        """Tokens so far, prompt and output. The last one's K and V are not in the cache yet."""
+        return len(self.prompt) + len(self.output)
+
+    @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 
     @property
     def decoding(self) -> bool:
         """Whether the whole prompt is in the cache, so that the next row is a decode row."""
-        return self.computed >= len(self.prompt)
+        return bool(self.output)
 
     def finish(self, reason: FinishReason) -> None:
-        self.finish_reason = reason
         self.timings.finished = time.perf_counter()
+        self.finish_reason = reason

@@ -1,21 +1,24 @@
 """Choosing the next token from its logits.
 
 The steps come in llama.cpp's order: logit bias, repetition penalty, top-k, top-p, min-p, temperature. The
-backend ranks the whole vocabulary; Python sees at most :data:`MAX_CANDIDATES`. A random number depends on the
-request's seed and the token's position alone, so a request gives the same text whatever runs beside it."""
+backend ranks the vocabulary. Where all of it may be drawn from, it ranks as many as the draw turns out to
+need, mostly the first :data:`FIRST_CANDIDATES`. A random number depends on the request's seed and the token's
+position alone, so a request gives the same text whatever runs beside it."""
 
 import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend, Floats
 
-MAX_CANDIDATES = 1000  #: the most tokens that are drawn from; those beyond have next to no probability
+FIRST_CANDIDATES = 1000  #: that are ranked first where there is no top-k
+_MORE = 8  # times as many are ranked next, if the draw is not decided among them
 
 _U64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio, odd
@@ -26,7 +29,7 @@ class SamplingParams:
     """How tokens are chosen; a value that is not allowed is a ValueError."""
 
     temperature: float = 0.8  #: 0 (always the most likely token) to 100; divides the logits
-    top_k: int = 40  #: keep the k most likely; 0 keeps :data:`MAX_CANDIDATES`, the most that is allowed
+    top_k: int = 40  #: keep the k most likely; 0 keeps all
     top_p: float = 0.95  #: keep the fewest most likely whose probabilities reach this sum; 1 keeps all
     min_p: float = 0.05  #: keep those at least this likely, relative to the most likely one; 0 keeps all
     repeat_penalty: float = 1.0  #: divides recent tokens' logits when positive, else multiplies; 1 is none
@@ -37,7 +40,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0, 100, "0 is greedy")
-        _check_integer("top_k", self.top_k, 0, MAX_CANDIDATES, "0 is all of these")
+        _check_integer("top_k", self.top_k, 0, (1 << 31) - 1, "0 is all")
         _check_number("top_p", self.top_p, 0, 1, "1 is all")
         _check_number("min_p", self.min_p, 0, 1, "0 is all")
         _check_number("repeat_penalty", self.repeat_penalty, 0.01, 100, "1 is none")
@@ -81,27 +84,59 @@ class Sampler:
         first = int(logits.argmax())  # the lowest id on a tie; NaN counts as the largest
         best = float(logits[first])
         if not best < math.inf:
-            raise ValueError(f"the model's logits contain {best}, not a finite number: its file is damaged")
+            raise UserError(f"the model's logits contain {best}, not a finite number: its file is damaged")
         if greedy and not adjusted and allowed is None and best > -math.inf:
             return first
         bias = None
         if adjusted:
             bias = np.zeros(len(logits), np.float32)
             bias[list(adjusted)] = list(adjusted.values())
-        k = 1 if greedy else min(params.top_k or MAX_CANDIDATES, len(logits))
-        ids, values = self._backend.top_k(logits, k, bias, allowed)
-        if not len(ids) or values[0] == -math.inf:
-            raise ValueError("no token may be chosen: the logits, their bias or the mask forbid every one")
-        if greedy or params.seed is None:
-            return int(ids[0])
-        return int(ids[draw(values, params, random_uniform(params.seed, position))])
+        k = 1 if greedy else min(params.top_k or len(logits), len(logits))
+        totals = None
+        if k == len(logits) > FIRST_CANDIDATES:
+            totals = _totals(logits, bias, allowed, params)
+            k = FIRST_CANDIDATES
+        while True:
+            ids, values = self._backend.top_k(logits, k, bias, allowed)
+            if not len(ids) or values[0] == -math.inf:
+                raise UserError("no token may be chosen: the logits, their bias or the mask forbid every one")
+            if greedy or params.seed is None:
+                return int(ids[0])
+            if len(ids) < k or k == len(logits):
+                totals = None  # these are all
+            index = draw(values, params, random_uniform(params.seed, position), totals)
+            if index is not None:
+                return int(ids[index])
+            k = min(_MORE * k, len(logits))
+
+
+class Totals(NamedTuple):
+    """Sums over all candidates, relative to the most likely one."""
+
+    weights: float  #: exp(logit)
+    heated: float  #: exp(logit / temperature)
+
+
+def _totals(
+    logits: Floats, bias: Floats | None, allowed: npt.NDArray[np.uint64] | None, params: SamplingParams
+) -> Totals:
+    values = (logits if bias is None else logits + bias).astype(np.float64)
+    if allowed is not None:
+        bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: len(logits)]
+        values = values[bits.astype(np.bool_)]
+    best = values.max(initial=-math.inf)
+    if best == -math.inf:
+        return Totals(0.0, 0.0)  # nothing is allowed, as the ranking will show
+    values -= best
+    with np.errstate(over="ignore"):
+        return Totals(float(np.exp(values).sum()), float(np.exp(values / params.temperature).sum()))
 
 
 def _adjustments(logits: Floats, params: SamplingParams, recent: Sequence[int]) -> dict[int, float]:
     """What to add to single logits, by id, for the logit bias and then the repetition penalty."""
     adjusted = dict(params.logit_bias)
     if (last := max(adjusted, default=-1)) >= len(logits):
-        raise ValueError(f"logit_bias names token {last}: allowed are the ids 0 to {len(logits) - 1}")
+        raise UserError(f"logit_bias names token {last}: allowed are the ids 0 to {len(logits) - 1}")
     penalty, n = params.repeat_penalty, params.repeat_last_n
     if penalty == 1 or n == 0 or not len(recent):
         return adjusted
@@ -113,24 +148,33 @@ def _adjustments(logits: Floats, params: SamplingParams, recent: Sequence[int]) 
     return adjusted
 
 
-def draw(values: Floats, params: SamplingParams, uniform: float) -> int:
+def draw(values: Floats, params: SamplingParams, uniform: float, totals: Totals | None = None) -> int | None:
     """Draws from candidates by top-p, min-p and temperature: an index into ``values``. ``values`` are ``[k]``
-    logits in descending order, of which the first is finite; ``uniform`` is the random number, in [0, 1)."""
+    logits in descending order, of which the first is finite; ``uniform`` is the random number, in [0, 1).
+
+    With ``totals``, of all candidates, ``values`` are the first of more: None where these do not decide."""
     logits = values.astype(np.float64)
     logits -= logits[0]
     n = len(logits)
     if params.top_p < 1:
         sums = np.exp(logits).cumsum()
-        n = min(n, int(sums.searchsorted(params.top_p * sums[-1])) + 1)
+        total = totals.weights if totals else sums[-1]
+        n = min(n, int(sums.searchsorted(params.top_p * total)) + 1)
     if params.min_p > 0:
         n = min(n, int(np.count_nonzero(logits >= math.log(params.min_p))))
     if n == 1:
         return 0
     with np.errstate(over="ignore"):  # a tiny temperature: minus infinity is right
         sums = np.exp(logits[:n] / params.temperature).cumsum()
-    # uniform <= 1 - 2^-53, so the product is below the last sum even when rounded: the index is below n, and
-    # a candidate without probability is never chosen.
-    return int(sums.searchsorted(uniform * sums[-1], side="right"))
+    total = sums[-1]
+    if totals and n == len(logits):  # the candidates that are kept may go on beyond these
+        if params.top_p < 1 or params.min_p > 0:
+            return None
+        total = totals.heated
+    # Where total is the last sum, the product is below it even when rounded, as uniform <= 1 - 2^-53: the
+    # index is below n, and a candidate without probability is never chosen.
+    index = int(sums.searchsorted(uniform * total, side="right"))
+    return index if index < n else None
 
 
 def random_uniform(seed: int, position: int) -> float:
@@ -152,9 +196,9 @@ def splitmix64(seed: int, index: int) -> int:
 def _check_number(name: str, value: Any, low: float, high: float, hint: str) -> None:
     number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
     if not number or not low <= value <= high:
-        raise ValueError(f"{name} is {value!r:.40}: allowed are {low:g} to {high:g} ({hint})")
+        raise UserError(f"{name} is {value!r:.40}: allowed are {low:g} to {high:g} ({hint})")
 
 
 def _check_integer(name: str, value: Any, low: int, high: int, hint: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name} is {value!r:.40}: allowed are the whole numbers {low} to {high} ({hint})")
+        raise UserError(f"{name} is {value!r:.40}: allowed are the whole numbers {low} to {high} ({hint})")

@@ -1,7 +1,12 @@
 """Which rows the next step computes: decode rows first, then a chunk of the waiting prompts.
 
 A request reserves all the pages that it may ever need when it is admitted, so a running request never dies
-for want of memory; one that does not fit yet waits, in order of arrival."""
+for want of memory; one that does not fit yet waits, in order of arrival.
+
+Ctrl-C may come between any two instructions. So nothing is kept twice: a request runs while it is in
+:attr:`Scheduler.running`, which rows are free follows from that, and which pages are free from the cache's
+list of owners. What an interrupt left undone, :meth:`Scheduler.settle` and the next
+:meth:`Scheduler.schedule` do."""
 
 import time
 from collections import deque
@@ -10,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hotcold.engine.request import Request
+from hotcold.errors import UserError
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch
-from hotcold.model.kv_cache import KVCache
+from hotcold.model.kv_cache import PagePool
 
 
 @dataclass(slots=True)
@@ -19,7 +25,7 @@ class Step:
     """The rows of one step: which request owns how many, and whose next token its logits choose."""
 
     decode: list[Request] = field(default_factory=list)  #: one row each
-    prompts: list[tuple[Request, int]] = field(default_factory=list)  #: and how many rows
+    prompts: list[tuple[Request, int]] = field(default_factory=list)  #: and where in the prompt its rows end
     sampled: list[Request] = field(default_factory=list)  #: in the order of the logits rows
 
 
@@ -27,50 +33,67 @@ class Scheduler:
     """Fills a :class:`Batch` in place from running requests, and admits waiting ones as rows and pages allow.
     ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step."""
 
-    def __init__(self, batch: Batch, cache: KVCache, *, context: int, chunk: int) -> None:
+    def __init__(self, batch: Batch, cache: PagePool, *, context: int, chunk: int) -> None:
         self.batch = batch
         self.cache = cache
         self.context = context
         self.chunk = chunk
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.total_pages = cache.free_pages
-        self._free_rows = list(range(batch.limits.sequences - 1, -1, -1))
         self._steps_of_one = np.arange(chunk, dtype=np.int32)
 
+    @property
+    def unfinished(self) -> int:
+        """How many requests run or wait."""
+        return sum(not request.finished for request in {*self.running, *self.waiting})
+
     def check(self, request: Request) -> None:
-        """Raises ValueError when a prompt leaves no room for one token, or can never fit in the cache."""
+        """Raises UserError when a prompt leaves no room for one token, or can never fit in the cache."""
         prompt = len(request.prompt)
         if prompt >= self.context:
             fix = "shorten the prompt, or enlarge the context (-c) as far as the model allows"
             seen = f"the prompt has {prompt} tokens and the context holds {self.context}"
-            raise ValueError(f"{seen}, one of them for the answer: {fix}")
-        if (pages := self._pages_for(request)) > self.total_pages:
-            raise ValueError(f"the request may need {pages} pages of KV cache, which has {self.total_pages}")
+            raise UserError(f"{seen}, one of them for the answer: {fix}")
+        if (pages := self._pages_for(request)) > self.cache.pages:
+            raise UserError(f"the request may need {pages} pages of KV cache, which has {self.cache.pages}")
 
     def add(self, request: Request) -> None:
+        if request.finished or request in self.running or request in self.waiting:
+            raise ValueError("this request was added before: make another one")
         self.check(request)
         request.timings.added = time.perf_counter()
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
-        """Forgets a request and gives its pages back; harmless when it is already gone."""
-        if request.row >= 0:
-            self.running.remove(request)
-            self.cache.release(request.pages)
-            self._free_rows.append(request.row)
-            request.pages, request.row = [], -1
-        elif request in self.waiting:
+        """Forgets a finished request and gives its row and pages back; harmless when it is already gone."""
+        if request in self.waiting:
             self.waiting.remove(request)
+        self.cache.release(request)
+        self.settle()
+
+    def settle(self) -> None:
+        """Ends requests that have all their tokens, and forgets those that ended."""
+        ended = False
+        for request in self.running:
+            if not request.finished and self._is_complete(request):
+                request.context_full = len(request.output) < request.max_tokens
+                request.finish("length")
+            if request.finished:
+                self.cache.release(request)
+                ended = True
+        if ended:
+            self.running = [request for request in self.running if not request.finished]
 
     def schedule(self) -> Step:
-        """Fills the batch with the next step's rows. Nothing advances until :meth:`advance`."""
-        if self.waiting:
-            self._admit()
-        step, batch = Step(), self.batch
+        """Fills the batch with the next step's rows. Nothing advances: an interrupted step is scheduled
+        again."""
+        self.settle()
+        self._admit()
+        step = Step()
+        batch = self.batch
         for request in self.running:
             if request.decoding and (row := len(step.decode)) < MAX_DECODE_ROWS:
-                position = request.computed
+                position = request.length - 1
                 batch.tokens[row] = request.output[-1]
                 batch.positions[row] = position
                 batch.sequence[row] = request.row
@@ -82,35 +105,46 @@ class Scheduler:
         rows = n_decode = len(step.decode)
         if n_decode < len(self.running):
             rows = self._put_prompts(n_decode, step)
-        batch.counts[0], batch.counts[1], batch.counts[2] = rows, n_decode, len(step.sampled)
+        sequences = max((request.row for request in self.running), default=-1) + 1
+        batch.counts[:] = (rows, n_decode, len(step.sampled), sequences)
         return step
 
     def advance(self, step: Step) -> None:
-        """Records that the step ran; not before, so that an interrupted step is simply repeated."""
-        for request in step.decode:
-            request.computed += 1
-        for request, rows in step.prompts:
-            request.computed += rows
+        """Records which prompt rows are in the cache; when the step's tokens are chosen, since the whole
+        prompt in the cache without a first token would be a state of its own."""
+        for request, end in step.prompts:
+            request.computed = end
         if len(self.running) > MAX_DECODE_ROWS:  # those served go to the end of the queue
-            served = set(map(id, step.decode))
-            self.running.sort(key=lambda request: id(request) in served)
+            self.running = sorted(self.running, key=set(step.decode).__contains__)
+
+    def _is_complete(self, request: Request) -> bool:
+        return len(request.output) >= request.max_tokens or request.length >= self.context
 
     def _pages_for(self, request: Request) -> int:
         positions = min(len(request.prompt) + request.max_tokens, self.context)
         return -(-positions // PAGE)
 
     def _admit(self) -> None:
-        while self.waiting and self._free_rows:
+        while self.waiting:
             request = self.waiting[0]
-            if (need := self._pages_for(request)) > self.cache.free_pages:
+            if request.finished:
+                self.cache.release(request)
+            elif request not in self.running and not self._start(request):
                 return
             self.waiting.popleft()
-            request.pages = self.cache.allocate(need)
-            request.row = self._free_rows.pop()
-            self.batch.pages[request.row, :need] = request.pages
-            # Rows are numbered from 0 and reused; the count only has to cover the highest one.
-            self.batch.counts[3] = max(int(self.batch.counts[3]), request.row + 1)
-            self.running.append(request)
+
+    def _start(self, request: Request) -> bool:
+        """Gives a request a row and its pages; False where not enough are free."""
+        self.cache.release(request)  # those of an attempt that was interrupted
+        pages = self._pages_for(request)
+        rows = set(range(self.batch.limits.sequences)) - {other.row for other in self.running}
+        if not rows or pages > self.cache.free_pages:
+            return False
+        request.row = min(rows)
+        request.pages = self.cache.allocate(request, pages)
+        self.batch.pages[request.row, :pages] = request.pages
+        self.running.append(request)
+        return True
 
     def _put_prompts(self, row: int, step: Step) -> int:
         """Adds prompt rows of as many requests as fit; returns the number of rows of the step."""
@@ -128,8 +162,9 @@ class Scheduler:
             batch.sequence[span] = request.row
             batch.slots[span] = batch.pages[request.row, positions // PAGE] * PAGE + positions % PAGE
             batch.lengths[request.row] = start + rows
-            step.prompts.append((request, rows))
-            row, left = row + rows, left - rows
+            step.prompts.append((request, start + rows))
+            row += rows
+            left -= rows
             if start + rows == len(request.prompt):
                 batch.logits_rows[len(step.sampled)] = row - 1
                 step.sampled.append(request)

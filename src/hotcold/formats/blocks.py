@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
+
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Decode: TypeAlias = Callable[[Bytes], Floats]
@@ -21,7 +23,7 @@ Encode: TypeAlias = Callable[[Floats], Bytes]
 _CHUNK = 1 << 18  # weights coded at a time, so that temporaries stay in the cache
 
 
-class BlockTypeError(ValueError):
+class BlockTypeError(UserError):
     """A block type that is not supported, or values that one cannot hold."""
 
 

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from hotcold.errors import UserError
+
 _READ_BYTES = 64 << 20  # of one system call, so that Ctrl-C is heard
 
 
-class FileError(ValueError):
+class FileError(UserError):
     """A path that is no regular file, or a file that changed while it was in use. The text lacks the path."""
 
 

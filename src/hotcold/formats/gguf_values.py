@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.files import printable
 
 MAX_HEADER = 128 << 20  #: bytes before the tensor data
@@ -31,7 +32,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
-class GGUFError(ValueError):
+class GGUFError(UserError):
     """A file that is not a GGUF file that can be read, or content that cannot be written as one. One line."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.files import RegularFile, naming, shown
 
 MAX_ENTRIES = 1024
@@ -38,7 +39,7 @@ _PLAIN = (
 _END, _ENTRY, _LOCAL = struct.Struct("<4s4H2IH"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s22x2H")
 
 
-class TorchFileError(ValueError):
+class TorchFileError(UserError):
     """A file that is not as ``torch.save`` writes a vector, or too large."""
 
 

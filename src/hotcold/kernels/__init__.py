@@ -1,5 +1,6 @@
 """The narrow waist: the backend interface and its implementations, each imported when it is opened."""
 
+from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend
 
 BACKENDS = ("cpu", "reference")
@@ -16,6 +17,6 @@ def open_backend(name: str, threads: int | None = None) -> Backend:
         from hotcold.kernels.reference import ReferenceBackend
 
         if threads is not None:
-            raise ValueError(f"threads {threads}: backend 'reference' has no thread pool; leave threads out")
+            raise UserError(f"threads {threads}: backend 'reference' has no thread pool; leave threads out")
         return ReferenceBackend()
-    raise ValueError(f"backend {name!r} does not exist: choose from {', '.join(BACKENDS)}")
+    raise UserError(f"backend {name!r} does not exist: choose from {', '.join(BACKENDS)}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels import _cpu, checks
 from hotcold.kernels.backend import (
@@ -108,9 +109,9 @@ class CPUBackend:
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
         threads = available_cores() if threads is None else threads
         if not 1 <= threads <= MAX_THREADS:
-            raise ValueError(f"threads {threads}: choose from 1 to {MAX_THREADS}")
+            raise UserError(f"threads {threads}: choose from 1 to {MAX_THREADS}")
         if isa is not None and isa not in supported_isas():
-            raise ValueError(f"ISA {isa!r}: this machine has {', '.join(supported_isas())}")
+            raise UserError(f"ISA {isa!r}: this machine has {', '.join(supported_isas())}")
         self.isa = isa or _cpu.best_isa()
         self._pool = _cpu.Pool(threads)
         self._recording = False

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hotcold.errors import UserError
 from hotcold.formats.files import shown
 from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, wrong
 
@@ -46,7 +47,7 @@ class ByteLevelBPE:
         """Ids of a text in which nothing is special. Raises ValueError for a byte that has no token."""
         absent = self._absent.intersection(text.encode()) if self._absent else None
         if absent:
-            raise ValueError(f"the byte {min(absent):#04x} of the text has no token: use another model")
+            raise UserError(f"the byte {min(absent):#04x} of the text has no token: use another model")
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from hotcold.errors import UserError
 from hotcold.formats.files import shown
 from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import ACTIVATIONS
@@ -26,7 +27,7 @@ _NOT_COMPUTED = {
 }  # fmt: skip
 
 
-class ModelError(ValueError):
+class ModelError(UserError):
     """A model file whose metadata or tensors are wrong, or ask for what is not supported."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hotcold.errors import UserError
 from hotcold.model.vocabulary import Vocabulary
 
 SPACE = "\u2581"  #: how SentencePiece spells a space inside tokens
@@ -91,5 +92,5 @@ class SentencePieceBPE:
             return [id]
         ids = [id for byte in symbol.encode() if (id := self._bytes[byte]) is not None]
         if len(ids) < len(symbol.encode()):
-            raise ValueError(f"the character {symbol!a} has no token, nor have its bytes: leave it out")
+            raise UserError(f"the character {symbol!a} has no token, nor have its bytes: leave it out")
         return ids

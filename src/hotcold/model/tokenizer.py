@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, TypeAlias
 
+from hotcold.errors import UserError
 from hotcold.formats.files import shown
 from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind
 from hotcold.model.spm import SentencePieceBPE
@@ -83,11 +84,11 @@ class Tokenizer:
         that the program wrote, since from a user it is an injection. User-defined tokens always match."""
         if surrogate := _SURROGATE.search(text):
             seen = f"a lone surrogate, U+{ord(surrogate[0]):04X}, at character {surrogate.start()}"
-            raise ValueError(f"the text has {seen}: only valid Unicode is allowed (was the input UTF-8?)")
+            raise UserError(f"the text has {seen}: only valid Unicode is allowed (was the input UTF-8?)")
         ids: list[int] = []
         if self.add_bos if add_bos is None else add_bos:
             if self.bos_id is None:
-                raise ValueError("add_bos is True but this vocabulary has no BOS token: leave it out")
+                raise UserError("add_bos is True but this vocabulary has no BOS token: leave it out")
             ids.append(self.bos_id)
         prefix = space = " " if self._space_prefix else ""
         for fragment in self._fragments(text, self._special if parse_special else self._user_defined):
@@ -118,7 +119,7 @@ class Tokenizer:
         """The bytes of one token, as in the middle of a text, or the name of a control token."""
         if not 0 <= id < self.vocab_size:
             last = self.vocab_size - 1
-            raise ValueError(f"token id {id} is not in the vocabulary: allowed are 0 to {last}")
+            raise UserError(f"token id {id} is not in the vocabulary: allowed are 0 to {last}")
         return self._algorithm.pieces[id]
 
     def _fragments(self, text: str, special: Iterable[tuple[str, int]]) -> list[str | int]:

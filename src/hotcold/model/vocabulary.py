@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.files import shown
 
 PREFIX = "tokenizer.ggml."
 
 
-class TokenizerError(ValueError):
+class TokenizerError(UserError):
     """A vocabulary that cannot be used: the message has what was seen and what is allowed."""
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.blocks import block_type, quantise
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels.backend import Floats, PredictorTensors
@@ -48,7 +49,7 @@ class FitOptions:
     def __post_init__(self) -> None:
         for name, value in (("recall", self.recall), ("max-share", self.max_share)):
             if value is not None and not 0 < value <= 1:
-                raise ValueError(f"--{name} is {value}: above 0 and at most 1 is needed")
+                raise UserError(f"--{name} is {value}: above 0 and at most 1 is needed")
         quantise(np.zeros(256), self.stored_type or "F16")  # refuses what cannot be written
 
     @property

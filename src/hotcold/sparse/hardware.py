@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hotcold.errors import UserError
 from hotcold.formats.files import RegularFile, shown
 
 DEFAULT = "rtx4090-i9"  #: the preset that plans are for, if nothing is said
@@ -50,7 +51,7 @@ class Hardware:
 
     def _check(self, name: str, right: bool, needed: str) -> None:
         if not right:
-            raise ValueError(f"{name} is {shown(getattr(self, name))}: {needed} is needed")
+            raise UserError(f"{name} is {shown(getattr(self, name))}: {needed} is needed")
 
     def gather_gb_s(self, nbytes: float) -> float:
         """Of scattered runs of ``nbytes``, by logarithms between the lengths that are known."""
@@ -79,7 +80,7 @@ def find_hardware(name: str) -> Hardware:
         data = json.loads(file.read(0, min(file.size, 1 << 20))) if file else PRESETS[name]
         names = [field.name for field in fields(Hardware)][:-1]
         if not isinstance(data, dict) or data.keys() - {"machine"} != set(names):
-            raise ValueError(f"an object with exactly {', '.join(names)} is needed; machine may be added")
+            raise UserError(f"an object with exactly {', '.join(names)} is needed; machine may be added")
         return Hardware(**data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"hardware {shown(name)}: {error}; presets: {', '.join(PRESETS)}") from None
+        raise UserError(f"hardware {shown(name)}: {error}; presets: {', '.join(PRESETS)}") from None

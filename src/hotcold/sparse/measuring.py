@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, Tensor, block_type
 from hotcold.kernels.backend import Batch, BatchLimits, FFNStats, FFNTensors, FFNWeights, Masks
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
@@ -32,7 +33,7 @@ def buffer_bytes(caches: int, available: int | None) -> int:
     if available is not None and available < _MEMORY_SHARE * SMALLEST_BUFFER:
         seen = f"{available >> 20} MiB of memory are available"
         needed = f"{_MEMORY_SHARE * SMALLEST_BUFFER >> 20} MiB are needed to measure how fast it is"
-        raise ValueError(f"{seen}: {needed}; end other programs and try again")
+        raise UserError(f"{seen}: {needed}; end other programs and try again")
     wanted = min(max(_USUAL_BUFFER, _CACHE_MULTIPLE * caches), LARGEST_BUFFER)
     return wanted if available is None else min(wanted, available // _MEMORY_SHARE)
 

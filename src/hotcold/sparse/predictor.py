@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockTypeError, Tensor, block_type, quantise
 from hotcold.formats.files import naming, shown
 from hotcold.formats.gguf import GGUFFile, TensorInfo, printable, write_gguf
@@ -31,7 +32,7 @@ _PARTS = ("first", "second", "threshold")
 _CHUNK = 1 << 20  # weights checked at a time
 
 
-class PredictorError(ValueError):
+class PredictorError(UserError):
     """Predictors that are incomplete, damaged, or not this model's."""
 
 

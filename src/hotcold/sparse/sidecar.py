@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.files import shown
 from hotcold.formats.gguf import GGUFFile
 
 
-class SidecarError(ValueError):
+class SidecarError(UserError):
     """A profile or placement that is another model's, or damaged."""
 
 

@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import (
     Backend,
@@ -67,7 +68,7 @@ def _columns(tensor: Tensor, chosen: Bools) -> Tensor:
     blocks = chosen.reshape(-1, shared)
     if (blocks != blocks[:, :1]).any():
         seen = f"neurons whose down weights lie in one block, {shared} of type {tensor.type.name}"
-        raise ValueError(f"the placement divides {seen}: make it with this version's hotcold plan")
+        raise UserError(f"the placement divides {seen}: make it with this version's hotcold plan")
     data = tensor.data.reshape(rows, len(blocks), -1)[:, blocks[:, 0]]
     return Tensor(tensor.type, (rows, int(chosen.sum())), data.reshape(rows, -1))
 

@@ -1,0 +1,263 @@
+"""Ctrl-C before each instruction of the engine: no page is lost, and no token is another than it would be."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from history_model import VOCAB, follow, history_model
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.llm import stream_text
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+
+#: Every how many instructions an interrupt comes; all of them take minutes.
+STRIDE = int(os.environ.get("HOTCOLD_INTERRUPT_STRIDE", "11"))
+FILES = ("engine/engine.py", "engine/scheduler.py", "engine/request.py", "engine/llm.py", "model/kv_cache.py")
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt once, before the instruction numbered ``moment`` of the files of the
+    engine."""
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+        self.happened = False
+
+    def __enter__(self) -> Interrupter:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(FILES):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not self.happened:
+            self.left -= 1
+            if self.left < 0:
+                self.happened = True
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def moments() -> Iterator[int]:
+    """Each STRIDE-th, with an offset that goes through all remainders, so that loops are met everywhere."""
+    moment = 0
+    while True:
+        yield moment
+        moment += STRIDE + (moment // STRIDE) % 3 - 1 if STRIDE > 1 else 1
+
+
+def some_requests() -> list[Request]:
+    """More than there are rows and pages for: long and short prompts, one that stops, one that is sampled."""
+    stops = next([i] for i in range(VOCAB) if len(follow([i], 3)) < 3)
+    greedy = SamplingParams(temperature=0)
+    return [
+        Request([1] * 19, greedy, max_tokens=3, ignore_eos=True),
+        Request([2] * 3, greedy, max_tokens=4, ignore_eos=True),
+        Request(stops, greedy, max_tokens=3),
+        Request(
+            [3, 4], SamplingParams(temperature=3, seed=5, repeat_penalty=1.1), max_tokens=3, ignore_eos=True
+        ),
+        Request([5] * 30, greedy, max_tokens=20, ignore_eos=True),  # up to the end of the context
+    ]
+
+
+def fresh_engine() -> Engine:
+    return Engine(history_model(context=34, sequences=2, pages=3, chunk=8))
+
+
+def undisturbed() -> list[tuple[list[int], str | None, bool]]:
+    engine = fresh_engine()
+    requests = some_requests()
+    engine.run(requests)
+    return [(request.output, request.finish_reason, request.context_full) for request in requests]
+
+
+def assert_nothing_is_held(engine: Engine) -> None:
+    assert engine.model.cache.free_pages == engine.model.cache.pages
+    assert not engine.scheduler.running and not engine.scheduler.waiting
+    assert not engine.in_use
+
+
+def assert_still_right(engine: Engine, expected: list[tuple[list[int], str | None, bool]]) -> None:
+    requests = some_requests()
+    for request in requests:
+        engine.add(request)
+    step_to_the_end(engine, requests)
+    assert [(r.output, r.finish_reason, r.context_full) for r in requests] == expected
+    assert_nothing_is_held(engine)
+
+
+def step_to_the_end(engine: Engine, requests: list[Request]) -> None:
+    for _ in range(100):
+        engine.step()
+        if all(request.finished for request in requests):
+            return
+    raise AssertionError("the engine spins")
+
+
+def each_moment(scene: Callable[[int], bool]) -> int:
+    """Plays a scene with an interrupt at each moment until one is too late; returns how many there were."""
+    for count, moment in enumerate(moments()):
+        if not scene(moment):
+            return count
+    raise AssertionError
+
+
+def test_a_run_that_is_interrupted_gives_everything_back() -> None:
+    expected = undisturbed()
+
+    def scene(moment: int) -> bool:
+        engine, requests = fresh_engine(), some_requests()
+        try:
+            with Interrupter(moment) as interrupter:
+                engine.run(requests)
+        except KeyboardInterrupt:
+            assert interrupter.happened
+        else:
+            assert not interrupter.happened, "an interrupt was swallowed"
+        assert_nothing_is_held(engine)
+        if interrupter.happened:
+            outputs = [output for output, _, _ in expected]
+            for request, output in zip(requests, outputs, strict=True):
+                assert request.output == output[: len(request.output)]
+            if moment % 5 == 0:
+                assert_still_right(engine, expected)
+        return interrupter.happened
+
+    assert each_moment(scene) * STRIDE > 3000
+
+
+def test_an_interrupt_while_a_run_that_failed_cleans_up() -> None:
+    """The second Ctrl-C of somebody impatient, or the only one, at the wrong moment."""
+    for error in (KeyboardInterrupt, MemoryError):
+
+        def scene(moment: int, error: type[BaseException] = error) -> bool:
+            engine, requests = fresh_engine(), some_requests()
+            transformer = engine.model.transformer
+            transformer.interrupt = error
+            transformer.interrupt_in = 1
+            interrupter = Interrupter(moment)
+            with pytest.raises((KeyboardInterrupt, error)), interrupter:
+                engine.run(requests)
+            assert_nothing_is_held(engine)
+            return interrupter.happened
+
+        assert each_moment(scene) * STRIDE > 500
+
+
+def test_a_waiting_request_that_was_cancelled_holds_nothing() -> None:
+    """Interrupted twice: when it was started, and when it was aborted."""
+    engine, requests = fresh_engine(), some_requests()[:2]
+    for request in requests:
+        engine.add(request)
+    engine.scheduler.cache.allocate(requests[0], 1)
+    requests[0].finish("cancelled")
+    step_to_the_end(engine, requests)
+    assert requests[1].output == follow([2] * 3, 4, ignore_eos=True) and not requests[0].output
+    assert_nothing_is_held(engine)
+
+
+def test_steps_that_go_on_after_an_interrupt_give_the_same_tokens() -> None:
+    expected = undisturbed()
+
+    def scene(moment: int) -> bool:
+        engine, requests = fresh_engine(), some_requests()
+        for request in requests:
+            engine.add(request)
+        interrupter = Interrupter(moment)
+        try:
+            with interrupter:
+                step_to_the_end(engine, requests)
+        except KeyboardInterrupt:
+            pass
+        if interrupter.happened:
+            step_to_the_end(engine, requests)
+        assert [(r.output, r.finish_reason, r.context_full) for r in requests] == expected
+        engine.scheduler.settle()
+        assert_nothing_is_held(engine)
+        return interrupter.happened
+
+    assert each_moment(scene) * STRIDE > 3000
+
+
+def test_aborting_after_an_interrupt_gives_pages_and_rows_back() -> None:
+    """Steps, then an abort of a running, a waiting and an ended request; whatever was interrupted is
+    repeated."""
+    expected = undisturbed()
+
+    def scene(moment: int) -> bool:
+        engine, requests = fresh_engine(), some_requests()
+        interrupter = Interrupter(moment)
+        try:
+            with interrupter:
+                for request in requests:
+                    engine.add(request)
+                for _ in range(3):
+                    engine.step()
+                for request in requests:
+                    engine.abort(request)
+        except KeyboardInterrupt:
+            pass
+        for request in reversed(requests):
+            engine.abort(request)
+        assert_nothing_is_held(engine)
+        if moment % 5 == 0:
+            assert_still_right(engine, expected)
+        return interrupter.happened
+
+    assert each_moment(scene) * STRIDE > 1500
+
+
+def test_a_stream_that_is_interrupted_gives_everything_back() -> None:
+    def scene(moment: int) -> bool:
+        engine, request = fresh_engine(), some_requests()[0]
+        engine.model.tokenizer.stream_decoder = Decoder
+        interrupter = Interrupter(moment)
+        try:
+            with interrupter:
+                pieces = "".join(stream_text(engine, request))
+        except KeyboardInterrupt:
+            assert interrupter.happened
+        else:
+            assert pieces == "".join(f" {token}" for token in request.output)
+        assert_nothing_is_held(engine)
+        return interrupter.happened
+
+    assert each_moment(scene) * STRIDE > 500
+
+
+class Decoder:
+    def push(self, token: int) -> str:
+        return f" {token}"
+
+    def flush(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("times", [2, 5])
+def test_several_interrupts_of_one_run_of_steps(times: int) -> None:
+    expected = undisturbed()
+    for moment in range(0, 1500, 10 * STRIDE):
+        engine, requests = fresh_engine(), some_requests()
+        for request in requests:
+            engine.add(request)
+        for _ in range(times):
+            try:
+                with Interrupter(moment):
+                    step_to_the_end(engine, requests)
+            except KeyboardInterrupt:
+                pass
+        if not all(request.finished for request in requests):
+            step_to_the_end(engine, requests)
+        assert [(r.output, r.finish_reason, r.context_full) for r in requests] == expected
