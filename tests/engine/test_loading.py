@@ -17,8 +17,10 @@ from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.loading import LoadedModel, load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
+from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
+from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.step_memory import buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import PredictorError
 
@@ -338,3 +340,21 @@ def test_a_mixed_step_does_not_count_rows() -> None:
     assert len(first.output) == 3
     assert (after.rows == before.rows).all() and after.decode_steps == 1
     assert after.prompt_tokens - before.prompt_tokens == 5
+
+
+def test_what_a_backend_refuses_is_told_as_a_limit_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: ReferenceBackend, *_: object) -> None:
+        raise ValueError("ffn: more neurons than a layer may have here")
+
+    monkeypatch.setattr(ReferenceBackend, "ffn_weights", refuse)
+    with pytest.raises(LoadError, match=r"fable.*\.gguf cannot run here: ffn: more neurons than"):
+        reference()
+
+
+def test_threads_that_cannot_start_are_a_mistake_that_can_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(threads: int) -> None:
+        raise ValueError(f"threads {threads}: only 3 can run here (out of memory): choose fewer (-t)")
+
+    monkeypatch.setattr("hotcold.kernels.cpu._cpu.Pool", fail)
+    with pytest.raises(UserError, match="^threads 7: only 3 can run here"):
+        load(None, LoadOptions(threads=7))

@@ -252,7 +252,12 @@ def load(path: Path | None, options: LoadOptions, progress: Progress | None = No
     ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options that do
     not fit it or the machine (LoadError). Weights are read last."""
     with open_gguf(path or model_path()) as file:
-        return LoadedModel(file, options, progress)
+        try:
+            return LoadedModel(file, options, progress)
+        except UserError:
+            raise
+        except ValueError as error:  # a shape that is right and that a kernel has no room for, say
+            raise LoadError(f"{printable(file.path.name)} cannot run here: {error}") from error
 
 
 def check_memory(

@@ -115,7 +115,10 @@ class CPUBackend:
         if isa is not None and isa not in supported_isas():
             raise UserError(f"ISA {isa!r}: this machine has {', '.join(supported_isas())}")
         self.isa = isa or _cpu.best_isa()
-        self._pool = _cpu.Pool(threads)
+        try:
+            self._pool = _cpu.Pool(threads)
+        except ValueError as error:  # some could not be started
+            raise UserError(str(error)) from None
         self._recording = False
         self._recorder: _Recorder | None = None
 
