@@ -356,5 +356,5 @@ def test_threads_that_cannot_start_are_a_mistake_that_can_be_mended(monkeypatch:
         raise ValueError(f"threads {threads}: only 3 can run here (out of memory): choose fewer (-t)")
 
     monkeypatch.setattr("hotcold.kernels.cpu._cpu.Pool", fail)
-    with pytest.raises(UserError, match="^threads 7: only 3 can run here"):
+    with pytest.raises(UserError, match=r"^threads 7: only 3 can run here"):
         load(None, LoadOptions(threads=7))

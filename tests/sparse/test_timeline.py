@@ -17,13 +17,11 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Timeline:
     """
     hot = ReferenceBackend()
     timeline = Timeline(hot)
-    now = 0.0
-    monkeypatch.setattr("hotcold.sparse.timeline.time.perf_counter", lambda: now / 1e6)
-    now = 0.0
+    clock = iter([0, 10, 12, 14, 28, 30, 40])
+    monkeypatch.setattr("hotcold.sparse.timeline.time.perf_counter", lambda: next(clock) / 1e6)
     timeline.stage(hot, 0)
-    for now, what in ((10, "post"), (12, "take"), (14, "wait"), (28, "give"), (30, "waited")):
+    for what in ("post", "take", "wait", "give", "waited"):
         timeline.mark(what, 2)
-    now = 40
     timeline.stage(None, 3)
     return timeline
 
