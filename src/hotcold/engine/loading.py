@@ -239,11 +239,13 @@ class LoadedModel:
         return Footprint(
             step_bytes=sum(each.nbytes for each in (*read, *predictors)),
             step_params=sum(math.prod(each.shape) for each in read) + self._predictor_params,
-            token_bytes=weights.embedding.nbytes // config.vocab, neurons=config.neurons, dim=config.dim,
+            token_bytes=weights.embedding.nbytes // config.vocab,
+            neurons=config.neurons,
+            dim=config.dim,
             # As in FFNStats: without a gate the up rows count as gate rows.
             row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
             kv_bytes=KVCache.page_bytes(config, self.cache_type) // PAGE,
-        )  # fmt: skip
+        )
 
 
 def load(path: Path | None, options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
