@@ -275,7 +275,7 @@ def main() -> None:
     reports = []
     with tempfile.TemporaryDirectory() as folder:
         narrow, wide = Path(folder) / "stories260k.gguf", Path(folder) / "wide.gguf"
-        write_stories260k(narrow, args.data)
+        write_stories260k(narrow)
         with open_gguf(narrow) as file:
             widen(file, wide, args.copies)
         stories = Ours(narrow, args)

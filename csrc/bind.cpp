@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -17,6 +18,7 @@
 #include "memory.h"
 #include "pack.h"
 #include "program.h"
+#include "scratch.h"
 #include "top_k.h"
 
 namespace nb = nanobind;
@@ -35,19 +37,47 @@ auto operator""_maybe(const char* name, size_t) { return nb::arg(name).none().no
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
+// Of an axis; 0 where there is none.
+template <class A> int64_t axis(const A& a, size_t i) { return i < a.ndim() ? int64_t(a.shape(i)) : 0; }
+
+// Values of one row of an array [rows, ...].
+template <class A> int64_t width_of(const A& a) {
+    int64_t width = 1;
+    for (size_t i = 1; i < a.ndim(); ++i) width *= int64_t(a.shape(i));
+    return width;
+}
+
+void check_scratch(int64_t bytes, const std::string& what) {
+    if (bytes > int64_t(kLocalBytes))
+        refuse(what + " take " + std::to_string(bytes) + " bytes of a thread's scratch; allowed: up to " +
+               std::to_string(kLocalBytes));
+}
+
 // The data of an array [>= rows, ...] whose further axes hold `width` values.
 template <class T> T* data_of(const Array<T>& a, const char* name, int64_t rows, int64_t width) {
-    int64_t inner = 1;
-    for (size_t i = 1; i < a.ndim(); ++i) inner *= int64_t(a.shape(i));
-    if (a.ndim() < 1 || int64_t(a.shape(0)) < rows || inner != width)
+    const int64_t inner = width_of(a);
+    if (axis(a, 0) < rows || inner != width)
         refuse(std::string(name) + ": expected at least " + std::to_string(rows) + " rows of " +
-               std::to_string(width) + ", got " + std::to_string(a.ndim() ? int64_t(a.shape(0)) : 0) +
-               " of " + std::to_string(inner));
+               std::to_string(width) + ", got " + std::to_string(axis(a, 0)) + " of " +
+               std::to_string(inner));
     return a.data();
 }
 
 template <class T> T* vector_of(const Maybe<T>& a, const char* name, int64_t n) {
     return a ? data_of(*a, name, n, 1) : nullptr;
+}
+
+// The thread on which Python calls signal handlers; set when the module is loaded.
+unsigned long main_thread;
+
+// What a pool's run may ask without the GIL, so that Ctrl-C soon ends it with what Python's handler raises.
+// Nothing on other threads, where Python calls no handler.
+std::function<void()> check_signals() {
+    if (PyThread_get_thread_ident() != main_thread) return {};
+    return [] {
+        nb::gil_scoped_acquire acquire;
+        if (PyErr_CheckSignals()) nb::raise_python_error();
+    };
 }
 
 // Rows that live in a Memory, perhaps in panels; keeps it alive.
@@ -104,12 +134,24 @@ void pack(const WeightRows& to, const Array<const uint8_t>& from, Pool& pool) {
              nullptr);
 }
 
+// Of weights that must not lie in panels.
+const Rows& plain_rows(const WeightRows& weights, const char* op) {
+    if (weights.panels.neurons) refuse(std::string(op) + ": these weights lie in panels, rows are needed");
+    return weights.rows;
+}
+
 // A program and the sizes that its arguments are checked against.
 struct BoundProgram {
     Program program;
     BatchBounds bounds;
-    int64_t rows(int of) const { return of == kTokens ? bounds.tokens : bounds.logits; }
+    int64_t rows(RowsOf of) const { return of == kTokens ? bounds.tokens : bounds.logits; }
 };
+
+RowsOf rows_of(int of) {
+    if (of != kTokens && of != kLogits)
+        refuse("rows " + std::to_string(of) + ": choose 0 (tokens) or 1 (logits)");
+    return RowsOf(of);
+}
 
 const Kernels& kernels_of(const std::string& isa) {
     const Kernels* k = find_kernels(isa.c_str());
@@ -122,29 +164,31 @@ using Index = Array<const int32_t>;
 void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Pool> pool,
                   const std::vector<Index>& arrays) {
     if (arrays.size() != 8) refuse("a batch has eight arrays");
-    const int64_t tokens = int64_t(arrays[1].size()), sequences = int64_t(arrays[5].shape(0));
+    const Index& pages = arrays[5];
+    if (pages.ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
+    const int64_t tokens = int64_t(arrays[1].size()), sequences = axis(pages, 0);
     const int64_t logits = int64_t(arrays[7].size());
-    const int64_t sizes[] = {4, tokens, tokens, tokens, tokens, int64_t(arrays[5].size()), sequences, logits};
+    if (tokens < 1) refuse("a batch has room for 0 tokens: at least 1 is needed");
+    const int64_t sizes[] = {4, tokens, tokens, tokens, tokens, int64_t(pages.size()), sequences, logits};
     const int32_t* p[8];
     for (size_t i = 0; i < 8; ++i) {
         if (int64_t(arrays[i].size()) != sizes[i]) refuse("a batch's arrays disagree about its limits");
         p[i] = arrays[i].data();
     }
-    const int64_t pages = sequences ? int64_t(arrays[5].size()) / sequences : 0;
-    const Batch batch{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], pages};
+    const Batch batch{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], axis(pages, 1)};
     const BatchBounds bounds{tokens, sequences, logits};
     new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), batch, bounds), bounds};
 }
 
 void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<const float>& weight,
                const Maybe<const float>& bias, float eps, bool centre, int of) {
-    const int64_t dim = int64_t(weight.size()), x_rows = std::max<int64_t>(1, int64_t(x.shape(0)));
-    const int64_t width = int64_t(x.size()) / x_rows;
-    if (dim < 1 || x.ndim() < 2 || int64_t(x.shape(x.ndim() - 1)) != dim)
+    const int64_t dim = int64_t(weight.size()), width = width_of(x);
+    if (dim < 1 || x.ndim() < 2 || axis(x, x.ndim() - 1) != dim)
         refuse("norm: the last axis does not match the weight");
-    const float* from = data_of(x, "norm: x", p.rows(of), width);
+    const RowsOf rows = rows_of(of);
+    const float* from = data_of(x, "norm: x", p.rows(rows), width);
     const NormArgs args{weight.data(), vector_of(bias, "norm: bias", dim), eps, centre, dim};
-    p.program.norm(args, from, data_of(out, "norm: out", p.rows(of), width), width / dim, RowsOf(of));
+    p.program.norm(args, from, data_of(out, "norm: out", p.rows(rows), width), width / dim, rows);
 }
 
 void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const WeightRows*>& weights,
@@ -152,14 +196,16 @@ void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const Weigh
                  bool accumulate, int of) {
     if (weights.empty() || weights.size() != outs.size() || weights.size() != biases.size())
         refuse("linear: as many outs and biases as weights are needed");
+    const RowsOf rows = rows_of(of);
     std::vector<Product> products;
     for (size_t i = 0; i < weights.size(); ++i) {
-        const Rows& r = weights[i]->rows;
+        if (!weights[i]) refuse("linear: a weight is None");
+        const Rows& r = plain_rows(*weights[i], "linear");
         if (r.cols != weights[0]->rows.cols) refuse("linear: the weights differ in width");
         products.push_back({r, vector_of(biases[i], "linear: bias", r.count),
-                            data_of(outs[i], "linear: out", p.rows(of), r.count), r.count, accumulate});
+                            data_of(outs[i], "linear: out", p.rows(rows), r.count), r.count, accumulate});
     }
-    p.program.linear(data_of(x, "linear: x", p.rows(of), weights[0]->rows.cols), products, RowsOf(of));
+    p.program.linear(data_of(x, "linear: x", p.rows(rows), weights[0]->rows.cols), products, rows);
 }
 
 void bind_rope(BoundProgram& p, const Floats& x, const Array<const float>& cos, const Array<const float>& sin,
@@ -184,8 +230,12 @@ Cache cache_of(const CacheArray& k, const CacheArray& v) {
         throw nb::type_error("the KV cache must be float16, float32 or uint8");
     const Type type = is(nb::dtype<float>()) ? F32 : is(nb::dtype<uint16_t>()) ? F16 : Q8_0;
     if (k.shape(2) != size_t(kPage)) refuse("the KV cache must be [page, K, 32, head_dim]");
-    for (size_t i = 0; i < 4; ++i)
+    for (size_t i = 0; i < 4; ++i) {
         if (k.shape(i) != v.shape(i)) refuse("the K and V caches differ in shape");
+        if (k.shape(i) < 1)
+            refuse("the KV cache has no values: its axis " + std::to_string(i) +
+                   " is 0, at least 1 is needed");
+    }
     const auto width = int64_t(k.shape(3)), block = int64_t(block_size(Q8_0).bytes);
     if (type == Q8_0 && width % block) refuse("a row of the Q8_0 KV cache must be blocks of 34 bytes");
     const int64_t head_dim = type == Q8_0 ? width / block * kBlock : width;
@@ -203,25 +253,32 @@ void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const Cach
 void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache, const CacheArray& v_cache,
                     const Floats& out, float scale) {
     const Cache c = cache_of(k_cache, v_cache);
-    if (q.ndim() != 3 || int64_t(q.shape(2)) != c.head_dim || q.shape(1) % size_t(c.kv_heads))
+    const int64_t heads = axis(q, 1), group = heads / c.kv_heads;
+    if (q.ndim() != 3 || axis(q, 2) != c.head_dim || group < 1 || heads % c.kv_heads || heads > INT32_MAX)
         refuse("attention: q must be [T, H, head_dim] with H a multiple of the cache's heads");
-    const int64_t heads = int64_t(q.shape(1)), group = heads / c.kv_heads;
-    if (size_t(group * (kSplit + 2 * (c.head_dim + 2)) * 4) > kLocalBytes)
-        refuse("attention: a group of heads is too large");
+    check_scratch(attention_scratch(group, c.head_dim), "attention: " + std::to_string(group) + " heads of " +
+                                                            std::to_string(c.head_dim) +
+                                                            " that share a kv head");
     const int64_t rows = p.rows(kTokens), width = heads * c.head_dim;
     Attention a{};
     a.q = data_of(q, "attention: q", rows, width);
     a.out = data_of(out, "attention: out", rows, width);
-    a.k_cache = c.k, a.v_cache = c.v, a.cache_type = c.type;
-    a.heads = int(heads), a.kv_heads = int(c.kv_heads), a.head_dim = int(c.head_dim), a.scale = scale;
+    a.k_cache = c.k;
+    a.v_cache = c.v;
+    a.cache_type = c.type;
+    a.heads = int(heads);
+    a.kv_heads = int(c.kv_heads);
+    a.head_dim = int(c.head_dim);
+    a.scale = scale;
     p.program.attention(a, c.pages);
 }
 
 void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, const WeightRows& second,
                   bool relu, const Array<const float>& threshold, const Array<uint64_t>& mask) {
-    if (second.rows.cols != first.rows.count) refuse("predict: the factors do not fit each other");
-    const int64_t n = second.rows.count, rows = std::min<int64_t>(p.rows(kTokens), kMaxDecodeRows);
-    p.program.predict(data_of(x, "predict: x", rows, first.rows.cols), first.rows, second.rows, relu,
+    const Rows &one = plain_rows(first, "predict"), &two = plain_rows(second, "predict");
+    if (two.cols != one.count) refuse("predict: the factors do not fit each other");
+    const int64_t n = two.count, rows = std::min<int64_t>(p.rows(kTokens), kMaxDecodeRows);
+    p.program.predict(data_of(x, "predict: x", rows, one.cols), one, two, relu,
                       data_of(threshold, "predict: threshold", n, 1),
                       data_of(mask, "predict: mask", rows, (n + 63) / 64));
 }
@@ -241,14 +298,19 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
               bool accumulate) {
     Ffn f{};
     if (w.gate) f.gate = w.gate->rows;
-    f.up = w.up.rows, f.down = w.down.rows, f.panels = w.down.panels;
+    f.up = w.up.rows;
+    f.down = w.down.rows;
+    f.panels = w.down.panels;
     const int64_t n = f.neurons(), dim = f.dim(), rows = p.rows(kTokens);
     const int64_t decode = std::min<int64_t>(rows, kMaxDecodeRows);
     f.gate_bias = vector_of(w.gate_bias, "ffn: gate_bias", n);
     f.up_bias = vector_of(w.up_bias, "ffn: up_bias", n);
     f.down_bias = vector_of(w.down_bias, "ffn: down_bias", dim);
-    f.by_output = w.by_output, f.activation = Activation(w.activation), f.threshold = w.threshold;
-    f.skip = skip, f.accumulate = accumulate;
+    f.by_output = w.by_output;
+    f.activation = Activation(w.activation);
+    f.threshold = w.threshold;
+    f.skip = skip;
+    f.accumulate = accumulate;
     f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.words()) : nullptr;
     f.fired = fired ? data_of(*fired, "ffn: fired", decode, f.words()) : nullptr;
     f.stats = vector_of(stats, "ffn: stats", kStats);
@@ -259,31 +321,44 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
 FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
                        Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
                        bool by_output, int activation, float threshold) {
-    const Rows &up = up_rows.rows, &down = down_rows.rows;
+    const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
+    if (gate) plain_rows(*gate, "ffn: gate");
     const int64_t cols = down_rows.panels.neurons ? (up.cols + kBlock - 1) / kBlock * kBlock : up.cols;
-    const bool fits = by_output ? down.count == up.cols && down.cols == up.count
+    const bool fits = by_output ? down.count == up.cols && down.cols == up.count && !down_rows.panels.neurons
                                 : down.count == up.count && down.cols == cols;
     if (!fits || (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
         refuse("ffn: gate, up and down do not fit each other");
     if (activation < 0 || activation > kGelu) refuse("ffn: unknown activation");
-    if (up.count > 1 << 18)
-        refuse("ffn: more neurons than a layer may have here");  // a range must fit kLocalBytes
+    if (activation == kDRelu && !gate) refuse("ffn: this activation multiplies two: it needs a gate");
+    if (up.count > kMaxNeurons)
+        refuse("ffn: a layer of " + std::to_string(up.count) + " neurons; allowed: up to " +
+               std::to_string(kMaxNeurons));
     return {gate, up_rows, down_rows, gate_bias, up_bias, down_bias, by_output, activation, threshold};
 }
 
 void bind_embed(BoundProgram& p, const WeightRows& table, const Floats& out) {
-    p.program.embed(table.rows, data_of(out, "embed: out", p.rows(kTokens), table.rows.cols));
+    const Rows& rows = plain_rows(table, "embed");
+    check_scratch(decode_row_scratch(rows.type, rows.cols),
+                  "embed: rows of " + std::to_string(rows.cols) + " columns in this block type");
+    p.program.embed(rows, data_of(out, "embed: out", p.rows(kTokens), rows.cols));
 }
 
 void bind_add(BoundProgram& p, const Floats& x, const Floats& y) {
-    const int64_t dim = int64_t(x.size() / x.shape(0)), rows = p.rows(kTokens);
+    const int64_t dim = width_of(x), rows = p.rows(kTokens);
     p.program.add(data_of(x, "add: x", rows, dim), data_of(y, "add: y", rows, dim), dim);
 }
 
 void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
-    const int64_t dim = int64_t(x.size() / x.shape(0));
+    const int64_t dim = width_of(x);
     const float* from = data_of(x, "gather: x", p.rows(kTokens), dim);
     p.program.gather(from, data_of(out, "gather: out", p.rows(kLogits), dim), dim);
+}
+
+// Without the GIL.
+void bind_run(BoundProgram& p, size_t segment) {
+    const std::function<void()> check = check_signals();
+    nb::gil_scoped_release release;
+    p.program.run(segment, check);
 }
 
 // How many of `ids` and `values` are found.
@@ -292,7 +367,10 @@ size_t bind_top_k(const Array<const float>& logits, const Maybe<const float>& bi
     const int64_t n = int64_t(logits.size()), k = int64_t(std::min(ids.size(), values.size()));
     const auto best = top_k(logits.data(), n, k, vector_of(bias, "top_k: bias", n),
                             vector_of(allowed, "top_k: allowed", (n + 63) / 64));
-    for (size_t i = 0; i < best.size(); ++i) values.data()[i] = best[i].first, ids.data()[i] = best[i].second;
+    for (size_t i = 0; i < best.size(); ++i) {
+        values.data()[i] = best[i].first;
+        ids.data()[i] = best[i].second;
+    }
     return best.size();
 }
 
@@ -307,11 +385,12 @@ double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, 
                                    [&](int64_t piece, const Scratch&) {
                                        if (k.read(memory.data() + size_t(piece) * kPiece, kPiece) > 0) ++kept;
                                    }}};
+    const std::function<void()> check = check_signals();
     nb::gil_scoped_release release;
     const auto start = std::chrono::steady_clock::now();
     double elapsed = 0, bytes = 0;
     do {
-        pool.run(steps, nullptr);
+        pool.run(steps, nullptr, check);
         bytes += double(pieces) * kPiece;
         elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     } while (elapsed < seconds);
@@ -323,6 +402,8 @@ double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, 
 
 NB_MODULE(_cpu, m) {
     using namespace hc;
+    main_thread =
+        nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
     nb::class_<Memory>(m, "Memory").def(nb::init<size_t>(), "nbytes"_a).def_prop_ro("nbytes", &Memory::size);
     nb::class_<WeightRows>(m, "WeightRows")
@@ -350,9 +431,8 @@ NB_MODULE(_cpu, m) {
         .def("add", &bind_add, "x"_exact, "y"_exact)
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
         .def("cut", [](BoundProgram& p) { p.program.cut(); })
-        .def(
-            "run", [](BoundProgram& p, size_t segment) { p.program.run(segment); }, "segment"_a,
-            nb::call_guard<nb::gil_scoped_release>());
+        .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
+        .def("run", &bind_run, "segment"_a);
     m.def("row_size", [](int type, int64_t cols) { return row_size(Type(type), cols); }, "type"_a, "cols"_a);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias"_maybe, "allowed"_maybe, "ids"_exact, "values"_exact);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "pack.h"
+#include "scratch.h"
 
 namespace hc {
 
@@ -17,7 +18,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // 192 KB of plain ones, whose tokens do not stay there and are read again for every piece.
 int64_t piece_rows(const Rows& rows) {
     const int64_t bytes = (is_quantised(rows.type) ? 64 : 192) << 10;
-    return std::clamp<int64_t>(bytes / std::max<int64_t>(1, row_size(rows.type, rows.cols)), 8, 256);
+    return std::clamp<int64_t>(bytes / std::max<int64_t>(1, row_size(rows.type, rows.cols)), 8,
+                               kMaxPieceRows);
 }
 
 // Rows [first, end) where they lie in one stretch.
@@ -31,6 +33,10 @@ int max_splits(const Batch& b, int tokens) {
     int m = 0;
     for (int t = 0; t < tokens; ++t) m = std::max(m, b.positions[t] / kSplit + 1);
     return m;
+}
+
+std::shared_ptr<Input> input_of(const float* x, int64_t cols) {
+    return std::make_shared<Input>(Input{x, cols, nullptr, cols});
 }
 
 void check_range(const char* what, int64_t seen, int64_t limit) {
@@ -48,7 +54,7 @@ class Program::ScratchPlan {
     template <class Set> void take(int64_t bytes, Set set) {
         const size_t at = bytes_;
         bytes_ += size_t(bytes + 63) / 64 * 64;
-        program_.fill_in_.push_back([at, set](uint8_t* base) { set(base + at); });
+        program_.parts_.push_back({at, std::move(set)});
     }
 
   private:
@@ -75,13 +81,20 @@ void Program::check() const {
     }
 }
 
-void Program::run(size_t segment) {
+void Program::run(size_t segment, const std::function<void()>& check_interrupt) {
     check();
     if (!shared_) {
         shared_ = allocate_aligned(shared_bytes_);
-        for (auto& fill : fill_in_) fill(shared_.get());
+        for (const Part& part : parts_) part.set(shared_.get() + part.at);
     }
-    pool_->run(segments_.at(segment), shared_.get());
+    pool_->run(segments_.at(segment), shared_.get(), check_interrupt);
+}
+
+void Program::step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run,
+                   std::function<Span(int64_t, int64_t)> reads) {
+    if (shared_)
+        throw std::invalid_argument("this program has run: its scratch is laid out, no op can follow");
+    segments_.back().push_back({std::move(pieces), std::move(run), std::move(reads)});
 }
 
 void Program::embed(const Rows& table, float* out) {
@@ -100,11 +113,8 @@ void Program::norm(const NormArgs& args, const float* x, float* out, int64_t row
          });
 }
 
-std::shared_ptr<Input> Program::input(ScratchPlan& plan, const float* x, int64_t cols, int64_t max_rows,
-                                      bool quantised) {
-    auto in = std::make_shared<Input>(Input{x, cols, nullptr, cols});
-    if (quantised) plan.take(max_rows * Input::token_bytes(cols), [in](uint8_t* p) { in->quantised = p; });
-    return in;
+void Program::take_quantised(ScratchPlan& plan, std::shared_ptr<Input> in, int64_t max_rows) {
+    plan.take(max_rows * Input::token_bytes(in->cols), [in](uint8_t* p) { in->quantised = p; });
 }
 
 void Program::quantise(std::shared_ptr<Input> in, std::function<int64_t()> rows) {
@@ -141,9 +151,12 @@ void Program::linear(const float* x, const std::vector<Product>& list, RowsOf ro
     ScratchPlan plan(*this);
     const bool quantised =
         std::any_of(list.begin(), list.end(), [](const Product& p) { return is_quantised(p.rows.type); });
-    auto in = input(plan, x, list[0].rows.cols, max_rows(rows), quantised);
+    auto in = input_of(x, list[0].rows.cols);
     const auto n = [this, rows] { return count(rows); };
-    if (quantised) quantise(in, n);
+    if (quantised) {
+        take_quantised(plan, in, max_rows(rows));
+        quantise(in, n);
+    }
     products(in, std::make_shared<std::vector<Product>>(list), n);
 }
 
@@ -200,15 +213,19 @@ void Program::predict(const float* x, const Rows& first, const Rows& second, boo
                       const float* threshold, uint64_t* mask) {
     ScratchPlan plan(*this);
     const auto rows = [this] { return int64_t(batch_.decode_count()); };
-    auto in = input(plan, x, first.cols, max_decode(), is_quantised(first.type));
+    auto in = input_of(x, first.cols);
     auto product =
         std::make_shared<std::vector<Product>>(1, Product{first, nullptr, nullptr, first.count, false});
-    auto hidden = input(plan, nullptr, second.cols, max_decode(), is_quantised(second.type));
+    auto hidden = input_of(nullptr, second.cols);
+    if (is_quantised(second.type)) take_quantised(plan, hidden, max_decode());
     plan.take(max_decode() * first.count * 4, [product, hidden](uint8_t* p) {
         (*product)[0].out = reinterpret_cast<float*>(p);
         hidden->x = reinterpret_cast<float*>(p);
     });
-    if (is_quantised(first.type)) quantise(in, rows);
+    if (is_quantised(first.type)) {
+        take_quantised(plan, in, max_decode());
+        quantise(in, rows);
+    }
     products(in, product, rows);
     if (relu || is_quantised(second.type))
         step(rows, [this, relu, hidden, product, second](int64_t t, const Scratch&) {
@@ -229,21 +246,25 @@ void Program::ffn(Ffn args, const float* x) {
     auto f = std::make_shared<Ffn>(args);
     f->hidden_tokens = bounds_.tokens;
     const bool quantised = is_quantised(f->up.type) || (f->gate.base && is_quantised(f->gate.type));
-    auto in = input(plan, x, f->dim(), bounds_.tokens, quantised);
-    f->x = *in;
-    fill_in_.push_back([f, in](uint8_t*) { f->x = *in; });
-    if (quantised) quantise(in, [this] { return count(kTokens); });
-    plan.take(bounds_.tokens * f->neurons() * 4,
-              [f](uint8_t* p) { f->hidden = reinterpret_cast<float*>(p); });
-    if (f->by_output) return ffn_by_output(f, plan);
-    plan.take(f->ranges() * max_decode() * sums_of(f->dim()) * 4,
-              [f](uint8_t* p) { f->partial = reinterpret_cast<float*>(p); });
-    plan.take(f->ranges() * kStats * 8, [f](uint8_t* p) { f->range_stats = reinterpret_cast<int64_t*>(p); });
-    ffn_by_neuron(f);
+    f->x = Input{x, f->dim(), nullptr, f->dim()};
+    if (quantised) {
+        const std::shared_ptr<Input> in(f, &f->x);
+        take_quantised(plan, in, bounds_.tokens);
+        quantise(in, [this] { return count(kTokens); });
+    }
+    if (f->by_output)
+        ffn_by_output(f, plan);
+    else
+        ffn_by_neuron(f, plan);
 }
 
 // Decode rows are cut by neurons, each range with sums of its own; prompt rows by rows, then by outputs.
-void Program::ffn_by_neuron(std::shared_ptr<Ffn> f) {
+void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
+    plan.take(bounds_.tokens * f->neurons() * 4,
+              [f](uint8_t* p) { f->hidden = reinterpret_cast<float*>(p); });
+    plan.take(f->ranges() * max_decode() * sums_of(f->dim()) * 4,
+              [f](uint8_t* p) { f->partial = reinterpret_cast<float*>(p); });
+    plan.take(f->ranges() * kStats * 8, [f](uint8_t* p) { f->range_stats = reinterpret_cast<int64_t*>(p); });
     const int64_t size = piece_rows(f->up), blocks = ceil_div(f->neurons(), size);
     step([=] { return (batch_.decode_count() ? f->ranges() : 0) + (batch_.prompt_count() ? blocks : 0); },
          [=](int64_t piece, const Scratch& s) {
@@ -297,6 +318,11 @@ static void account_by_output(const Ffn& f, int decode) {
 // Dense: every row is read, and down is a dot over all neurons.
 void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
     const auto tokens = [this] { return count(kTokens); };
+    auto in = input_of(nullptr, f->neurons());  // of down
+    plan.take(bounds_.tokens * f->neurons() * 4, [f, in](uint8_t* p) {
+        f->hidden = reinterpret_cast<float*>(p);
+        in->x = f->hidden;
+    });
     const int64_t size = piece_rows(f->up), blocks = ceil_div(f->neurons(), size);
     step([=] { return tokens() ? blocks : 0; },
          [=](int64_t piece, const Scratch& s) {
@@ -307,10 +333,10 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
     if (f->mask || f->fired || f->stats)
         step([this] { return int64_t(batch_.decode_count() > 0); },
              [this, f](int64_t, const Scratch&) { account_by_output(*f, batch_.decode_count()); });
-    const bool quantised = is_quantised(f->down.type);
-    auto in = input(plan, nullptr, f->neurons(), bounds_.tokens, quantised);
-    fill_in_.push_back([f, in](uint8_t*) { in->x = f->hidden; });
-    if (quantised) quantise(in, tokens);
+    if (is_quantised(f->down.type)) {
+        take_quantised(plan, in, bounds_.tokens);
+        quantise(in, tokens);
+    }
     auto down = std::make_shared<std::vector<Product>>(
         1, Product{f->down, f->down_bias, f->out, f->down.count, f->accumulate});
     products(in, down, tokens);

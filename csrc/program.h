@@ -28,6 +28,8 @@ class Program {
   public:
     Program(const Kernels& kernels, std::shared_ptr<Pool> pool, const Batch& batch, const BatchBounds& bounds)
         : k_(kernels), pool_(std::move(pool)), batch_(batch), bounds_(bounds) {}
+    Program(const Program&) = delete;  // its steps point to it
+    Program& operator=(const Program&) = delete;
 
     void embed(const Rows& table, float* out);
     void norm(const NormArgs&, const float* x, float* out, int64_t rows_per_token, RowsOf);
@@ -42,26 +44,31 @@ class Program {
     void gather(const float* x, float* out, int64_t dim);
 
     void cut() { segments_.emplace_back(); }  // what is appended from here on is another segment's
-    void run(size_t segment);  // throws std::invalid_argument when the batch holds a number out of bounds
+    // std::invalid_argument when the batch holds a number out of bounds. See Pool::run.
+    void run(size_t segment, const std::function<void()>& check_interrupt = {});
+    // Of the one buffer that ops share, which the first run allocates; each thread has kLocalBytes besides.
+    size_t scratch_bytes() const { return shared_bytes_; }
 
   private:
-    // Scratch of one op. Ops run one after another, so all share one buffer, as large as the largest needs;
-    // what take() hands out is filled in once that buffer exists.
+    // Scratch of one op. Ops run one after another, so all share one buffer, as large as the largest needs.
     class ScratchPlan;
+    // Once that buffer exists, `set` is told where in it a part lies that was taken. It sets pointers and
+    // reads none, so the order of parts does not matter.
+    struct Part {
+        size_t at;
+        std::function<void(uint8_t*)> set;
+    };
 
     int64_t count(RowsOf rows) const { return batch_.counts[rows == kTokens ? 0 : 2]; }
     int64_t max_rows(RowsOf rows) const { return rows == kTokens ? bounds_.tokens : bounds_.logits; }
     int64_t max_decode() const { return bounds_.tokens < kMaxDecodeRows ? bounds_.tokens : kMaxDecodeRows; }
     void step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run,
-              std::function<Span(int64_t, int64_t)> reads = {}) {
-        segments_.back().push_back({std::move(pieces), std::move(run), std::move(reads)});
-    }
-    std::shared_ptr<Input> input(ScratchPlan&, const float* x, int64_t cols, int64_t max_rows,
-                                 bool quantised);
+              std::function<Span(int64_t, int64_t)> reads = {});
+    void take_quantised(ScratchPlan&, std::shared_ptr<Input>, int64_t max_rows);
     void quantise(std::shared_ptr<Input>, std::function<int64_t()> rows);
     void products(std::shared_ptr<Input>, std::shared_ptr<std::vector<Product>>,
                   std::function<int64_t()> rows);
-    void ffn_by_neuron(std::shared_ptr<Ffn>);
+    void ffn_by_neuron(std::shared_ptr<Ffn>, ScratchPlan&);
     void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&);
     void check() const;
 
@@ -70,7 +77,7 @@ class Program {
     const Batch batch_;
     BatchBounds bounds_;
     std::vector<std::vector<Step>> segments_{1};
-    std::vector<std::function<void(uint8_t*)>> fill_in_;
+    std::vector<Part> parts_;
     size_t shared_bytes_ = 0;
     AlignedBytes shared_;
 };

@@ -5,6 +5,13 @@
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#if defined(_WIN32)
+#include <process.h>
+#else
+#include <unistd.h>
+#endif
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
 #endif
@@ -26,6 +33,19 @@ void pause() {
 // How long a waiting thread spins before it sleeps: longer than a barrier, shorter than a scheduler's slice.
 constexpr std::chrono::microseconds kSpin(50);
 
+// How often a run asks whether it shall go on: soon for a person, and no short step ever asks.
+constexpr std::chrono::milliseconds kAskEvery(50);
+// Pieces between two looks at the clock, which costs as much as the smallest pieces.
+constexpr int kLookEvery = 16;
+
+int64_t process_id() {
+#if defined(_WIN32)
+    return _getpid();
+#else
+    return getpid();
+#endif
+}
+
 // What a waiting thread fetches of its next run, at most: half of a usual L2.
 constexpr int64_t kFetchAhead = 256 << 10;
 
@@ -45,25 +65,54 @@ AlignedBytes allocate_aligned(size_t bytes) {
     return AlignedBytes(static_cast<uint8_t*>(::operator new[](bytes ? bytes : 64, std::align_val_t(64))));
 }
 
-Pool::Pool(int threads) : claims_(size_t(threads < 1 ? 1 : threads)), fetched_(claims_.size()) {
+Pool::Pool(int threads)
+    : claims_(size_t(std::max(threads, 1))),
+      fetched_(claims_.size()),
+      process_(process_id()),
+      threads_(std::make_unique<Threads>()) {
     if (threads < 1) throw std::invalid_argument("threads must be at least 1");
-    for (int i = 0; i < threads; ++i) local_.push_back(allocate_aligned(kLocalBytes));
-    for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { loop(i); });
+    try {
+        start(threads);
+    } catch (const std::exception& error) {
+        const size_t started = threads_->started.size() + 1;  // with the calling one
+        const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+        stop();
+        throw std::invalid_argument("threads " + std::to_string(threads) + ": only " +
+                                    std::to_string(started) + " can run here (" +
+                                    (memory ? "out of memory" : error.what()) + "): choose fewer (-t)");
+    }
+}
+
+void Pool::start(int threads) {
+    local_.reserve(size_t(threads));  // so that threads that run already see no address change
+    threads_->started.reserve(size_t(threads - 1));
+    local_.push_back(allocate_aligned(kLocalBytes));
+    for (int i = 1; i < threads; ++i) {
+        local_.push_back(allocate_aligned(kLocalBytes));
+        threads_->started.emplace_back([this, i] { loop(i); });
+    }
+}
+
+void Pool::stop() {
+    stop_ = true;
+    {
+        std::lock_guard<std::mutex> lock(threads_->mutex);
+        threads_->wake.notify_all();
+    }
+    for (std::thread& t : threads_->started) t.join();
 }
 
 Pool::~Pool() {
-    stop_ = true;
-    {
-        std::lock_guard<std::mutex> lock(sleep_mutex_);
-        wake_.notify_all();
-    }
-    for (auto& t : threads_) t.join();
+    if (process_ == process_id())
+        stop();
+    else
+        static_cast<void>(threads_.release());  // see struct Threads
 }
 
 bool Pool::has_work() const {
     for (const Claim& c : claims_) {
         const uint64_t word = c.word.load(std::memory_order_seq_cst);
-        if ((word & kMask) < (word >> kBits & kMask)) return true;
+        if ((word & kMask) < word >> kBits) return true;
     }
     return false;
 }
@@ -73,10 +122,10 @@ int64_t Pool::claim(int thread) {
     for (size_t i = 0; i < claims_.size(); ++i) {
         auto& claim = claims_[(size_t(thread) + i) % claims_.size()].word;
         uint64_t c = claim.load(std::memory_order_acquire);
-        while ((c & kMask) < (c >> kBits & kMask)) {
+        while ((c & kMask) < c >> kBits) {
             const uint64_t taken = i ? c - (uint64_t(1) << kBits) : c + 1;
             if (claim.compare_exchange_weak(c, taken, std::memory_order_acq_rel))
-                return int64_t(i ? taken >> kBits & kMask : c & kMask);
+                return int64_t(i ? taken >> kBits : c & kMask);
         }
     }
     return -1;
@@ -89,32 +138,76 @@ bool Pool::work(int thread) {
     // us.
     const size_t step = current_;
     const int64_t pieces = pieces_;
-    (*steps_)[step].run(piece, scratch(thread));
+    if (!dropping_.load(std::memory_order_relaxed)) {
+        try {
+            (*steps_)[step].run(piece, scratch(thread));
+        } catch (...) {
+            fail();
+        }
+    }
     if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) advance(step + 1, thread);
     return true;
 }
 
 // Opens the next step that has several pieces, or ends the run. Called by one thread, while no piece is
-// outstanding; it runs steps of one piece by itself, whose data then stay in its cache.
+// outstanding.
 void Pool::advance(size_t next, int thread) {
-    int64_t pieces = 0;
-    for (; next < steps_->size(); ++next) {
-        if ((pieces = (*steps_)[next].pieces()) > 1) break;
-        if (pieces == 1) (*steps_)[next].run(0, scratch(thread));
-    }
-    const bool finished = next == steps_->size();
-    current_ = next, pieces_ = pieces, ++step_;
-    done_.store(0, std::memory_order_relaxed);
     const auto threads = int64_t(claims_.size());
-    if (!finished && threads > 1 && next >= announced_) announce(next + 1);
-    for (int64_t i = 0; i < threads && !finished; ++i) {
-        const auto first = uint64_t(pieces * i / threads), end = uint64_t(pieces * (i + 1) / threads);
-        claims_[size_t(i)].word.store(step_ << (2 * kBits) | end << kBits | first, std::memory_order_seq_cst);
+    int64_t pieces = 0;
+    try {
+        pieces = run_single(next, thread);
+        if (pieces && threads > 1 && next >= announced_) announce(next + 1);
+    } catch (...) {
+        fail();
     }
-    if (finished) finished_.store(true, std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-        std::lock_guard<std::mutex> lock(sleep_mutex_);
-        wake_.notify_all();
+    current_ = next;
+    pieces_ = pieces;
+    done_.store(0, std::memory_order_relaxed);
+    for (int64_t i = 0; i < threads && pieces; ++i) {
+        const auto first = uint64_t(pieces * i / threads), end = uint64_t(pieces * (i + 1) / threads);
+        claims_[size_t(i)].word.store(end << kBits | first, std::memory_order_seq_cst);
+    }
+    if (!pieces) finished_.store(true, std::memory_order_seq_cst);
+    wake_sleepers();
+}
+
+// Runs steps of one piece, whose data then stay in the thread's cache, up to the next step that has several;
+// returns how many, 0 at the end of the run.
+int64_t Pool::run_single(size_t& next, int thread) {
+    for (; next < steps_->size() && !dropping_.load(std::memory_order_relaxed); ++next) {
+        const Step& step = (*steps_)[next];
+        const int64_t pieces = step.pieces();
+        if (pieces > int64_t(kMask))
+            throw std::invalid_argument("a step has " + std::to_string(pieces) + " pieces; allowed: up to " +
+                                        std::to_string(kMask) + "; run fewer rows at a time");
+        if (pieces > 1) return pieces;
+        if (pieces == 1) step.run(0, scratch(thread));
+        if (thread == 0) ask();
+    }
+    return 0;
+}
+
+void Pool::wake_sleepers() {
+    if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+    std::lock_guard<std::mutex> lock(threads_->mutex);
+    threads_->wake.notify_all();
+}
+
+void Pool::fail() {
+    if (!dropping_.exchange(true)) error_ = std::current_exception();
+}
+
+void Pool::ask() {
+    if (!*check_interrupt_ || --look_in_ > 0) return;
+    look_in_ = kLookEvery;
+    const Clock::time_point now = Clock::now();
+    if (now - asked_ < kAskEvery) return;
+    asked_ = now;
+    try {
+        (*check_interrupt_)();
+    } catch (...) {
+        interrupt_ = std::current_exception();
+        dropping_ = true;
     }
 }
 
@@ -145,16 +238,21 @@ void Pool::fetch_ahead(int thread) {
 }
 
 template <class Done> void Pool::wait(int thread, Done done) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     for (int i = 0;; ++i) {
         if (done()) return;
         fetch_ahead(thread);
         pause();
-        if (i % 64 == 63 && std::chrono::steady_clock::now() - start > kSpin) break;
+        if (i % 64 == 63 && Clock::now() - start > kSpin) break;
     }
-    std::unique_lock<std::mutex> lock(sleep_mutex_);
+    std::unique_lock<std::mutex> lock(threads_->mutex);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    wake_.wait(lock, done);
+    if (thread == 0) {
+        threads_->wake.wait_for(lock, kAskEvery, done);
+        look_in_ = 0;
+    } else {
+        threads_->wake.wait(lock, done);
+    }
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
@@ -165,17 +263,31 @@ void Pool::loop(int thread) {
     }
 }
 
-void Pool::run(const std::vector<Step>& steps, uint8_t* shared) {
+void Pool::run(const std::vector<Step>& steps, uint8_t* shared,
+               const std::function<void()>& check_interrupt) {
+    if (process_ != process_id())  // before the mutex, which a thread of the parent may hold for ever
+        throw std::runtime_error(
+            "this process was forked from the one that loaded the model, which has the pool's threads: load "
+            "the model in this process");
     std::lock_guard<std::mutex> one(run_mutex_);
     steps_ = &steps;
     shared_ = shared;
     announced_ = 0;
+    check_interrupt_ = &check_interrupt;
+    asked_ = Clock::now();
+    look_in_ = kLookEvery;
+    dropping_.store(false, std::memory_order_relaxed);
     finished_.store(false, std::memory_order_seq_cst);
     advance(0, 0);
     while (!finished_.load(std::memory_order_acquire)) {
+        ask();
         if (work(0)) continue;
         wait(0, [this] { return has_work() || finished_.load(std::memory_order_seq_cst); });
     }
+    const std::exception_ptr error = std::exchange(error_, nullptr);
+    const std::exception_ptr interrupt = std::exchange(interrupt_, nullptr);
+    if (interrupt) std::rethrow_exception(interrupt);
+    if (error) std::rethrow_exception(error);
 }
 
 }  // namespace hc

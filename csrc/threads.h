@@ -2,8 +2,10 @@
 // claims.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -44,20 +46,30 @@ AlignedBytes allocate_aligned(size_t bytes);  // 64-byte aligned, not cleared
 // read next into their L2.
 class Pool {
   public:
+    // std::invalid_argument where fewer threads can start; those that did are ended.
     explicit Pool(int threads);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    int threads() const { return int(threads_.size()) + 1; }
+    int threads() const { return int(claims_.size()); }
     // Runs the steps in order on the pool and the calling thread; returns when all are done. One caller at a
-    // time.
-    void run(const std::vector<Step>& steps, uint8_t* shared);
+    // time. What a step throws ends the run: pieces that nobody claimed are dropped, and it is thrown here.
+    // The calling thread calls `check_interrupt` about every kAskEvery; what that throws ends the run, too.
+    // std::runtime_error in a process forked from the one that made the pool: its threads are not there.
+    void run(const std::vector<Step>& steps, uint8_t* shared,
+             const std::function<void()>& check_interrupt = {});
 
   private:
-    // The word that pieces of one thread's run are claimed from: step number (24 bits), end (20), next piece
-    // (20). A thread that read a stale word fails its compare-exchange, because the step number has moved on.
-    static constexpr int kBits = 20;
+    using Clock = std::chrono::steady_clock;
+
+    // The word that pieces of one thread's run are claimed from: the end in its high half, the next piece in
+    // its low one. It need not say whose step they are. A claim is one compare-exchange of the word alone:
+    // where that succeeds, the word was what the thread had read, so the piece was to be had at that moment,
+    // whichever step it belongs to; and that step stays the current one until the piece is done. What a
+    // thread read before (of an earlier step with the same numbers, perhaps) decides nothing: steps_,
+    // current_ and pieces_ are read after.
+    static constexpr int kBits = 32;
     static constexpr uint64_t kMask = (uint64_t(1) << kBits) - 1;
     struct alignas(64) Claim {
         std::atomic<uint64_t> word{0};
@@ -66,38 +78,61 @@ class Pool {
         std::atomic<const uint8_t*> next{nullptr};
         std::atomic<int64_t> bytes{0};
     };
-    // What a waiting thread has fetched of where its claim's `next` was `base`.
-    struct Fetched {
+    // What a waiting thread has fetched of where its claim's `next` was `base`. Each is written by its thread
+    // alone, which therefore has a cache line of its own.
+    struct alignas(64) Fetched {
         const uint8_t* base = nullptr;
         int64_t bytes = 0;
     };
+    // What a process that was forked from the pool's can neither use nor destroy: destroying a condition
+    // variable waits for those who wait for it, and they are not there.
+    struct Threads {
+        std::mutex mutex;
+        std::condition_variable wake;
+        std::vector<std::thread> started;
+    };
 
+    void start(int threads);
+    void stop();
     bool has_work() const;
     int64_t claim(int thread);
     bool work(int thread);  // claims and runs one piece; false when there was none
     void advance(size_t next, int thread);
+    int64_t run_single(size_t& next, int thread);
     void announce(size_t next);
     void fetch_ahead(int thread);
+    void wake_sleepers();
+    void fail();  // ends the run with the exception that is being caught
+    void ask();
     Scratch scratch(int thread) const { return {shared_, local_[size_t(thread)].get()}; }
     void loop(int thread);
     template <class Done> void wait(int thread, Done done);
 
+    // Written when the pool is made, and then only read.
     std::vector<Claim> claims_;
-    std::vector<Fetched> fetched_;  // each used by its thread only
-    size_t announced_ = 0;          // the step that the claims name as the next to read
-    uint64_t step_ = 0;             // number of the current step
-    int64_t pieces_ = 0;            // of it
+    std::vector<Fetched> fetched_;
+    std::vector<AlignedBytes> local_;
+    const int64_t process_;  // that the threads belong to
+    std::unique_ptr<Threads> threads_;
+
+    size_t announced_ = 0;  // the step that the claims name as the next to read
+    int64_t pieces_ = 0;    // of the current step
     alignas(64) std::atomic<int64_t> done_{0};
     alignas(64) std::atomic<bool> finished_{true};
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
+    std::atomic<bool> dropping_{false};  // the run ends early: pieces are claimed, but not run
     const std::vector<Step>* steps_ = nullptr;
     size_t current_ = 0;
     uint8_t* shared_ = nullptr;
-    std::mutex run_mutex_, sleep_mutex_;
-    std::condition_variable wake_;
-    std::vector<AlignedBytes> local_;
-    std::vector<std::thread> threads_;
+    std::exception_ptr error_;  // what a step threw; belongs to whoever set dropping_
+
+    // Used by the calling thread alone, which counts in it: a cache line of its own.
+    alignas(64) int look_in_ = 0;  // so many calls of ask() later the clock is read again
+    Clock::time_point asked_;
+    const std::function<void()>* check_interrupt_ = nullptr;
+    std::exception_ptr interrupt_;  // what that threw
+    std::mutex run_mutex_;
 };
 
 }  // namespace hc

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import write_gguf
 
+FOLDER = Path(__file__).parent / "data" / "stories260k"
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -24,17 +26,15 @@ class Reference:
     logits: npt.NDArray[np.float64]
 
 
-def reference(data: Path) -> Reference:
-    """``data`` is the folder of the shared test data."""
-    values = json.loads((data / "models/stories260k/greedy_ref.json").read_text())
+def reference() -> Reference:
+    values = json.loads((FOLDER / "greedy_ref.json").read_text())
     return Reference(values["ids"], values["text"], np.array(values["logits"]))
 
 
-def write_stories260k(path: Path, data: Path, *, type: str = "F32") -> None:
+def write_stories260k(path: Path, *, type: str = "F32") -> None:
     """Writes the model; down has rows of 172 weights, so ``type`` must be a float type."""
-    folder = data / "models/stories260k"
-    metadata, arrays = _checkpoint((folder / "stories260K.bin").read_bytes())
-    metadata |= _tokenizer((folder / "tok512.bin").read_bytes(), metadata["llama.vocab_size"])
+    metadata, arrays = _checkpoint((FOLDER / "stories260K.bin").read_bytes())
+    metadata |= _tokenizer((FOLDER / "tok512.bin").read_bytes(), metadata["llama.vocab_size"])
     tensors: dict[str, Tensor] = {
         name: quantise(values, "F32" if values.ndim == 1 else type) for name, values in arrays.items()
     }
@@ -58,23 +58,35 @@ def _checkpoint(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.f
     embedding = take(vocab, dim)
     # Rotary positions turn neighbours in llama2.c as in GGUF's llama: q and k need no permutation.
     stacked = {
-        "attn_norm": take(layers, dim), "attn_q": take(layers, dim, dim), "attn_k": take(layers, kv_dim, dim),
-        "attn_v": take(layers, kv_dim, dim), "attn_output": take(layers, dim, dim),
-        "ffn_norm": take(layers, dim), "ffn_gate": take(layers, neurons, dim),
-        "ffn_down": take(layers, dim, neurons), "ffn_up": take(layers, neurons, dim),
-    }  # fmt: skip
+        "attn_norm": take(layers, dim),
+        "attn_q": take(layers, dim, dim),
+        "attn_k": take(layers, kv_dim, dim),
+        "attn_v": take(layers, kv_dim, dim),
+        "attn_output": take(layers, dim, dim),
+        "ffn_norm": take(layers, dim),
+        "ffn_gate": take(layers, neurons, dim),
+        "ffn_down": take(layers, dim, neurons),
+        "ffn_up": take(layers, neurons, dim),
+    }
     arrays = {"token_embd.weight": embedding, "output_norm.weight": take(dim)}
     take(2, context, head_dim // 2)  # tables of cosines and sines, which follow from the rest
     assert position == len(rest)
     for layer in range(layers):
         arrays |= {f"blk.{layer}.{name}.weight": values[layer] for name, values in stacked.items()}
     metadata = {
-        "general.architecture": "llama", "general.name": "stories260K", "llama.block_count": layers,
-        "llama.context_length": context, "llama.embedding_length": dim, "llama.feed_forward_length": neurons,
-        "llama.attention.head_count": heads, "llama.attention.head_count_kv": kv_heads,
-        "llama.attention.layer_norm_rms_epsilon": np.float32(1e-5), "llama.vocab_size": vocab,
-        "llama.rope.dimension_count": head_dim, "llama.rope.freq_base": np.float32(10000.0),
-    }  # fmt: skip
+        "general.architecture": "llama",
+        "general.name": "stories260K",
+        "llama.block_count": layers,
+        "llama.context_length": context,
+        "llama.embedding_length": dim,
+        "llama.feed_forward_length": neurons,
+        "llama.attention.head_count": heads,
+        "llama.attention.head_count_kv": kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": np.float32(1e-5),
+        "llama.vocab_size": vocab,
+        "llama.rope.dimension_count": head_dim,
+        "llama.rope.freq_base": np.float32(10000.0),
+    }
     return metadata, arrays
 
 
@@ -90,8 +102,11 @@ def _tokenizer(data: bytes, vocab: int) -> dict[str, Any]:
     texts[:3] = ["<unk>", "<s>", "</s>"]  # the file pads these names with line feeds
     kinds = [2, 3, 3] + [6] * 256 + [1] * (vocab - 259)
     return {
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": texts,
         "tokenizer.ggml.scores": np.array(scores, np.float32),
-        "tokenizer.ggml.token_type": np.array(kinds, np.int32), "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0,
-    }  # fmt: skip
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }

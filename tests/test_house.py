@@ -1,14 +1,19 @@
-"""The house rules: sizes, names, and what a README promises."""
+"""The house rules: names, how code is laid out, and what a README promises."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from hotcold.commands.cli import VERBS, OneLineParser
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,18 +25,40 @@ def files(*tops: str, pattern: str = "*") -> list[Path]:
 
 PYTHON = files("src", "tests", "benchmarks", pattern="*.py")
 NATIVE = files("csrc", "tests/native", pattern="*.[ch]*")
-PRODUCT = files("src", pattern="*.py") + files("csrc", pattern="*.[ch]*")
+PRODUCT = files("src", pattern="*.py")
 
-MOST_LINES_OF_A_FILE = 499
-MOST_LINES_OF_A_FUNCTION = 59
-MOST_PARAMETERS = 6
-MOST_LINES_OF_THE_PRODUCT = 11_999
+MOST_LINES_OF_A_FUNCTION = 80
 
 #: Words that say nothing, and PowerInfer's second and third names for one thing.
 BANNED = {"manager", "handler", "helper", "helpers", "utils", "util", "worker", "workers", "bucket", "ctx"}
 #: names of factors in PowerInfer's files, allowed only where files are read and written
 FACTORS = {"fc1", "fc2"}
 READS_FACTORS = {"src/hotcold/sparse/predictor.py"}
+
+
+#: Folded when lines were limited, and not yet unfolded.
+TO_UNFOLD = {
+    "csrc/bind.cpp",
+    "csrc/block_dot.h",
+    "csrc/ops/attention.h",
+    "csrc/ops/ffn.h",
+    "csrc/threads.cpp",
+    "csrc/top_k.h",
+    "src/hotcold/commands/bench.py",
+    "src/hotcold/commands/doctor.py",
+    "src/hotcold/commands/generate.py",
+    "src/hotcold/commands/perplexity.py",
+    "src/hotcold/commands/plan.py",
+    "src/hotcold/commands/profile.py",
+    "src/hotcold/engine/loading.py",
+    "src/hotcold/engine/scoring.py",
+    "src/hotcold/engine/statistics.py",
+    "src/hotcold/sparse/fitting.py",
+    "src/hotcold/sparse/hybrid_ffn.py",
+    "src/hotcold/sparse/placement.py",
+    "src/hotcold/sparse/split.py",
+    "tests/native/op_table.cpp",
+}
 
 
 def relative(path: Path) -> str:
@@ -42,15 +69,6 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
-
-
-def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, waist: bool) -> int:
-    """How many a caller may give; not self, and not the keyword-only options of the kernel interface."""
-    given = function.args
-    names = [parameter.arg for parameter in [*given.posonlyargs, *given.args]]
-    if names and names[0] in ("self", "cls"):
-        names = names[1:]
-    return len(names) + (0 if waist else len(given.kwonlyargs))
 
 
 def words(name: str) -> set[str]:
@@ -91,26 +109,108 @@ def tracked_files() -> list[Path]:
     return [path for path in paths if path.is_file() and b"\0" not in path.read_bytes()[:4096]]
 
 
-@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=relative)
-def test_a_file_fits_in_the_head(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MOST_LINES_OF_A_FILE
-
-
 @pytest.mark.parametrize("path", PYTHON, ids=relative)
 def test_a_function_fits_on_a_screen(path: Path) -> None:
-    waist = path.parent == ROOT / "src" / "hotcold" / "kernels"
+    """With one argument a line: a longer one does two things, and is divided rather than folded."""
     for function in functions(path):
         lines = (function.end_lineno or function.lineno) - function.lineno + 1
         assert lines <= MOST_LINES_OF_A_FUNCTION, f"{function.name} has {lines} lines"
-        count = parameters(function, waist)
-        assert count <= MOST_PARAMETERS, f"{function.name} has {count} parameters"
 
 
-def test_the_product_stays_small() -> None:
-    lines = [line for path in PRODUCT for line in path.read_text(encoding="utf-8").splitlines()]
-    total = sum(1 for line in lines if line.strip())  # a limit on blank lines would only make code dense
-    assert total <= MOST_LINES_OF_THE_PRODUCT
+def folded(source: str) -> list[int]:
+    """Lines with ``# fmt: skip`` that do not end a table, which is a constant of its module."""
+    tables = set()
+    for node in ast.parse(source).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if all(isinstance(target, ast.Name) and target.id.isupper() for target in targets):
+            tables.add(node.end_lineno)
+    marked = [n for n, line in enumerate(source.splitlines(), 1) if "# fmt: " in line]
+    return [n for n in marked if n not in tables]
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=relative)
+def test_only_tables_are_laid_out_by_hand(path: Path) -> None:
+    assert folded(path.read_text(encoding="utf-8")) == [] or relative(path) in TO_UNFOLD
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("T = {\n    1: 2, 3: 4,\n}  # fmt: skip", []),
+        ("T: list[int] = [\n    1, 2,\n]  # fmt: skip", []),
+        ("x = f(\n    1, 2,\n)  # fmt: skip", [3]),
+        ("def f():\n    return {\n        1: 2, 3: 4,\n    }  # fmt: skip", [4]),
+        ("# fmt: off\nx = 1", [1]),
+    ],
+)
+def test_the_check_of_tables_works(source: str, lines: list[int]) -> None:
+    assert folded(source) == lines
+
+
+#: In a statement without its brackets' content: assignments or calls that a comma joins.
+CHAIN = re.compile(
+    r"(?:[\w.\[\]*]|->|::)+\s*(?:[-+*/|&^]|<<|>>)?=[^=].*,"
+    r"|(?:\+\+|--)[\w.]+,"
+    r"|(?:[\w.:]|->)+\(\)\s*,"
+)
+#: What is no code: comments, directives, strings and characters.
+NO_CODE = re.compile(
+    r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:\\\n|[^\n])*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def native_statements(source: str) -> Iterator[tuple[int, str]]:
+    """The last line of each statement of C++, and its text without what brackets hold."""
+    code = NO_CODE.sub(lambda found: "\n" * found[0].count("\n"), source)
+    depth, line, text = 0, 1, ""
+    for character in code:
+        line += character == "\n"
+        depth -= character in ")]"
+        if depth:
+            pass
+        elif character in ";{}":
+            if character == ";" and text.strip():
+                yield line, re.sub(r"<[^<>;=]*>", "", text).strip()
+            text = ""
+        else:
+            text += character
+        depth += character in "(["
+
+
+def crowded(source: str) -> list[int]:
+    """Lines of C++ with a second statement, or with several that commas make look like one."""
+    found = list(native_statements(source))
+    second = [line for (before, _), (line, _) in pairwise(found) if line == before]
+    return sorted(second + [line for line, text in found if CHAIN.match(text)])
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=relative)
+def test_one_statement_a_line(path: Path) -> None:
+    """Python's are ruff's to check."""
+    assert crowded(path.read_text(encoding="utf-8")) == [] or relative(path) in TO_UNFOLD
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("int a = 1, b = 2;", []),
+        ("for (i = 0, j = 1; i < n; ++i, ++j) f(i, j);", []),
+        ("call(a = 1, b);\ncall(c);", []),
+        ("x = pair<int, float>(1, 2);", []),
+        ("Point p{f(), g()};", []),
+        ("Both() : a(1), b(2) {}", []),
+        ('const char* s = "a; b, c"; // d; e', []),
+        ("a = 1; b = 2;", [1]),
+        ("a = 1,\nb = 2;", [2]),
+        ("p->a[i] += 1, ++b;", [1]),
+        ("++a, b = 1;", [1]),
+        ("v.push_back(1), w.push_back(2);", [1]),
+        ("if (x) { f(); g(); }", [1]),
+    ],
+)
+def test_the_check_of_statements_works(source: str, lines: list[int]) -> None:
+    assert crowded(source) == lines
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=relative)
@@ -173,6 +273,26 @@ def test_the_readme_starts_with_the_two_commands() -> None:
         'pip install . && hotcold generate -p "Once upon a time"',
         "pip install '.[test]' && pytest",
     ]
+
+
+def readme_lines_of_use() -> list[str]:
+    """Every ``hotcold`` command of the README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("hotcold ")]
+
+
+@pytest.mark.parametrize("line", readme_lines_of_use())
+def test_commands_of_the_readme_are_understood(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some options refuse files that exist
+    _, verb, *arguments = shlex.split(line, comments=True)
+    assert verb in dict(VERBS)
+    module = importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}")
+    parser = OneLineParser()
+    module.add_arguments(parser)
+    parser.parse_strictly(arguments)
 
 
 def test_ci_runs_the_commands_of_the_readme() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -25,7 +26,7 @@ pytestmark = [
 
 
 def build(folder: Path, *options: str) -> Path:
-    """Configures and builds the op table in ``folder``, with every warning an error; returns the program."""
+    """Configures and builds in ``folder``, with every warning an error; returns hotcold_op_table."""
     options += ("-DHOTCOLD_PYTHON=OFF", "-DHOTCOLD_NATIVE_TESTS=ON", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON")
     generator = ("-G", "Ninja") if shutil.which("ninja") else ()
     for command in (
@@ -77,6 +78,36 @@ def test_an_unknown_instruction_set_is_refused(native: Path) -> None:
     done = subprocess.run([str(native), "mmx"], capture_output=True, text=True, check=False)
     assert done.returncode not in (0, LACKS_ISA)
     assert "mmx" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_pool(native: Path, threads: int) -> None:
+    """Order, failures and interrupts; a pool that waits for ever is ended."""
+    command = [str(native.parent / "hotcold_pool"), str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def sanitizer(folder: Path) -> list[str]:
+    """A compiler command with the thread sanitizer; skips where its programs do not run."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("needs a C++ compiler called c++, or CXX")
+    command = [compiler, "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"]
+    (folder / "empty.cpp").write_text("int main() {}\n")
+    program = str(folder / "empty")
+    for step in ([*command, str(folder / "empty.cpp"), "-o", program], [program]):
+        if subprocess.run(step, capture_output=True, check=False).returncode != 0:
+            pytest.skip("the thread sanitizer does not work here")
+    return command
+
+
+def test_the_pool_has_no_data_race(tmp_path: Path) -> None:
+    program = str(tmp_path / "pool")
+    sources = [f"-I{ROOT / 'csrc'}", str(ROOT / "csrc/threads.cpp"), str(ROOT / "tests/native/pool.cpp")]
+    subprocess.run([*sanitizer(tmp_path), *sources, "-o", program], check=True)
+    done = subprocess.run([program, "3"], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def symbols(native: Path) -> dict[str, str]:

@@ -21,11 +21,15 @@ def test_the_summary_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixt
     seconds = summary.pop("seconds")
     assert seconds >= 0
     assert summary == {
-        "output": str(output), "bytes": output.stat().st_size, "architecture": "bamboo",
-        "activation": "drelu", "down_layout": "by_neuron", "type": "q4_0",
+        "output": str(output),
+        "bytes": output.stat().st_size,
+        "architecture": "bamboo",
+        "activation": "drelu",
+        "down_layout": "by_neuron",
+        "type": "q4_0",
         "tensor_types": {"Q4_0": 22, "F32": 7, "Q8_0": 1},
         "notes": ["output.weight is Q8_0, since the head decides every token"],
-    }  # fmt: skip
+    }
     assert "note: output.weight is Q8_0" in err and str(output) in err
     assert open_gguf(output).metadata["general.license"] == "mit"
 

@@ -88,12 +88,30 @@ def test_a_model_in_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         {"type": "F32", "tensors": 1, "parameters": D, "bytes": D * 4, "supported": True},
     ]
     expected = {
-        "path": str(path), "file_bytes": path.stat().st_size, "magic": "GGUF", "version": 3, "name": "tiny",
-        "architecture": "llama", "parameters": weights + V * D + D, "tensors": 6, "layers": 2, "context": 128,
-        "dim": D, "heads": 4, "kv_heads": 2, "neurons": N, "activation": None, "down_layout": "by_output",
-        "predictor_layers": 0, "predictor_ranks": [], "predictor_threshold": None, "tokenizer": "llama",
-        "tokenizer_pre": None, "vocab": V, "chat_template": False,
-    }  # fmt: skip
+        "path": str(path),
+        "file_bytes": path.stat().st_size,
+        "magic": "GGUF",
+        "version": 3,
+        "name": "tiny",
+        "architecture": "llama",
+        "parameters": weights + V * D + D,
+        "tensors": 6,
+        "layers": 2,
+        "context": 128,
+        "dim": D,
+        "heads": 4,
+        "kv_heads": 2,
+        "neurons": N,
+        "activation": None,
+        "down_layout": "by_output",
+        "predictor_layers": 0,
+        "predictor_ranks": [],
+        "predictor_threshold": None,
+        "tokenizer": "llama",
+        "tokenizer_pre": None,
+        "vocab": V,
+        "chat_templates": [],
+    }
     assert {key: found[key] for key in expected} == expected
     assert found["tensor_bytes"] == sum(entry["bytes"] for entry in found["types"])
 
@@ -161,6 +179,11 @@ def test_a_vocabulary_only_file(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert shown["parameters"] == "none: a vocabulary only"
     assert shown["tokenizer"] == "llama (default), 5 tokens, chat template"
     assert "down layout" not in shown
+    named = {"tokenizer.chat_templates": ["rag", "tool_use"], "tokenizer.chat_template.rag": "{{ 1 }}"}
+    write_gguf(tmp_path / "named.gguf", METADATA | keys | named, {})
+    assert report(capsys, tmp_path / "named.gguf")["chat_templates"] == ["default", "rag", "tool_use"]
+    shown = values(info(capsys, tmp_path / "named.gguf"))
+    assert shown["tokenizer"] == "llama (default), 5 tokens, chat templates default, rag, tool_use"
 
 
 def test_a_type_that_cannot_run_is_marked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

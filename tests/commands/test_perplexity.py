@@ -39,7 +39,9 @@ def test_a_plan_carried_out(capsys: pytest.CaptureFixture[str], text: Path, tmp_
     assert main(["plan", "-c", "64", *budget, "-o", placement]) == 0
     capsys.readouterr()
     for hot in (("--placement", placement), budget):
-        result = report(capsys, *args, *hot, "--hot-backend", "cpu", "--compare", "off")
+        two = ("--hot-backend", "cpu", "--hot-threads", "2")
+        result = report(capsys, *args, *hot, *two, "--compare", "off")
+        assert (result["threads"], result["hot_threads"]) == (1, 2)
         assert result["ppl"] == pytest.approx(expected["ppl"], rel=2e-3)
         assert result["compare"]["kl_mean"] == 0  # exact and off are the same bits in halves, too
         assert result["active_share"] == pytest.approx(expected["active_share"], rel=1e-2)

@@ -34,12 +34,15 @@ def vocabulary(tmp_path: Path) -> Path:
         "ab",
     ]
     metadata = {
-        "general.architecture": "abacus", "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+        "general.architecture": "abacus",
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": [float(id) for id in range(len(tokens))],
         "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, 1, 1, 1, 1],
-        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
-    }  # fmt: skip
+    }
     write_gguf(path, metadata, {})
     return path
 
@@ -59,9 +62,14 @@ def test_a_line_for_each_token(vocabulary: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["tokenize", "-m", str(vocabulary), "-p", 'ab\n"é\x1b']) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
-        '  1  "<s>"', '260  " ab"', ' 13  "\\n"', ' 37  "\\""', '198  "\\xc3"', '172  "\\xa9"',
+        '  1  "<s>"',
+        '260  " ab"',
+        ' 13  "\\n"',
+        ' 37  "\\""',
+        '198  "\\xc3"',
+        '172  "\\xa9"',
         ' 30  "\\u001b"',
-    ]  # fmt: skip
+    ]
 
 
 def test_json(vocabulary: Path, capsys: pytest.CaptureFixture[str]) -> None:

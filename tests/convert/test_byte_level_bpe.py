@@ -59,10 +59,12 @@ def checkpoint(folder: Path, style: str, **changes: Any) -> tuple[Path, Tokenize
     theirs.add_special_tokens(["<|begin|>", AddedToken("<|im_end|>", special=True)])
     theirs.add_tokens(["<think>"])
     begin = theirs.token_to_id("<|begin|>")
-    theirs.post_processor = processors.Sequence([
-        processors.ByteLevel(),
-        processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]),
-    ])  # fmt: skip
+    theirs.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(),
+            processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]),
+        ]
+    )
     theirs.save(str(copy / "tokenizer.json"))
     size = theirs.get_vocab_size() + 5
     change_config(copy, **{"bos_token_id": None, "eos_token_id": None, "vocab_size": size} | changes)

@@ -112,9 +112,12 @@ def test_linear_rope_scaling(key: str, kind: str) -> None:
 def test_llama3_rope_factors_follow_the_release() -> None:
     """The loop of Meta's release, over one frequency at a time; Llama 3.1's own numbers."""
     scaling = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
-    }  # fmt: skip
+    }
     factors = rope_factors(settings(head_dim=128, rope_theta=500000.0, rope_scaling=scaling))
     assert factors is not None and factors.dtype == np.float32 and factors.shape == (64,)
     for i, factor in enumerate(factors):
@@ -168,13 +171,22 @@ def test_metadata_of_falcon(changes: dict[str, Any], kv_heads: int) -> None:
     layout, config = find_layout(Settings(Path("config.json"), FALCON | changes))
     assert activation(config, layout) == ("gelu", 0.0) and config.flag("own_head", True) is False
     metadata = model_metadata(config, layout)
-    assert {key: metadata[f"falcon.{key}"] for key in (
-        "tensor_data_layout", "context_length", "feed_forward_length", "attention.head_count_kv",
-        "attention.layer_norm_epsilon",
-    )} == {
-        "tensor_data_layout": "jploski", "context_length": 2048, "feed_forward_length": 256,
-        "attention.head_count_kv": kv_heads, "attention.layer_norm_epsilon": np.float32(1e-5),
-    }  # fmt: skip
+    assert {
+        key: metadata[f"falcon.{key}"]
+        for key in (
+            "tensor_data_layout",
+            "context_length",
+            "feed_forward_length",
+            "attention.head_count_kv",
+            "attention.layer_norm_epsilon",
+        )
+    } == {
+        "tensor_data_layout": "jploski",
+        "context_length": 2048,
+        "feed_forward_length": 256,
+        "attention.head_count_kv": kv_heads,
+        "attention.layer_norm_epsilon": np.float32(1e-5),
+    }
 
 
 @pytest.mark.parametrize(("key", "value"), [("alibi", True), ("parallel_attn", False)])
@@ -201,8 +213,17 @@ def test_rows_turn_only_for_architectures_whose_pairs_are_neighbours(tmp_path: P
 
 def test_dimensions() -> None:
     assert dimensions(settings(num_key_value_heads=None)) == {
-        "D": 64, "H": 8, "G": 8, "d": 8, "Q": 64, "K": 64, "F": 192, "N": 160, "V": 288, "L": 2,
-    }  # fmt: skip
+        "D": 64,
+        "H": 8,
+        "G": 8,
+        "d": 8,
+        "Q": 64,
+        "K": 64,
+        "F": 192,
+        "N": 160,
+        "V": 288,
+        "L": 2,
+    }
     assert dimensions(settings(head_dim=16))["K"] == 32
 
 
@@ -270,10 +291,17 @@ def test_tensors_of_a_layer_and_their_order(tmp_path: Path) -> None:
     found = found_sources(copy_checkpoint(tmp_path), "by_neuron")
     shapes = {source.name: source.shape for source in found}
     assert list(shapes)[:10] == [
-        "token_embd.weight", "blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight",
-        "blk.0.attn_v.weight", "blk.0.attn_output.weight", "blk.0.ffn_norm.weight", "blk.0.ffn_gate.weight",
-        "blk.0.ffn_up.weight", "blk.0.ffn_down.weight",
-    ]  # fmt: skip
+        "token_embd.weight",
+        "blk.0.attn_norm.weight",
+        "blk.0.attn_q.weight",
+        "blk.0.attn_k.weight",
+        "blk.0.attn_v.weight",
+        "blk.0.attn_output.weight",
+        "blk.0.ffn_norm.weight",
+        "blk.0.ffn_gate.weight",
+        "blk.0.ffn_up.weight",
+        "blk.0.ffn_down.weight",
+    ]
     assert list(shapes)[-2:] == ["output_norm.weight", "output.weight"]
     assert shapes["blk.2.attn_k.weight"] == (32, 64)
     assert shapes["blk.2.ffn_down.weight"] == (160, 64)

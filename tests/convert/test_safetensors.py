@@ -41,8 +41,12 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
     write_safetensors(path, arrays)
     file = opened(path)
     assert {name: file.shape(name) for name in file.files} == {
-        "f32": (2, 3), "f16": (2, 3), "scalar": (), "empty": (0, 4), "ids": (5,)
-    }  # fmt: skip
+        "f32": (2, 3),
+        "f16": (2, 3),
+        "scalar": (),
+        "empty": (0, 4),
+        "ids": (5,),
+    }
     for name in ("f32", "f16", "scalar", "empty"):
         loaded = file.load(name)
         assert loaded.dtype == arrays[name].dtype

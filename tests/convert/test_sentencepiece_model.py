@@ -15,7 +15,8 @@ from hotcold.convert import ConvertError
 from hotcold.convert.sentencepiece_model import read_sentencepiece_model
 from hotcold.model.vocabulary import TokenType
 
-TINY = Path(__file__).parent.parent / "data/tiny-llama/tokenizer.model"
+DATA = Path(__file__).parent.parent / "data"
+TINY = DATA / "tiny-llama/tokenizer.model"
 
 
 def varint(value: int) -> bytes:
@@ -53,9 +54,11 @@ def assert_equals_the_package(path: Path) -> None:
         assert ours_piece.text == theirs.id_to_piece(id)
         assert ours_piece.score == theirs.get_score(id)
         kinds = {
-            TokenType.UNKNOWN: theirs.is_unknown(id), TokenType.CONTROL: theirs.is_control(id),
-            TokenType.BYTE: theirs.is_byte(id), TokenType.UNUSED: theirs.is_unused(id),
-        }  # fmt: skip
+            TokenType.UNKNOWN: theirs.is_unknown(id),
+            TokenType.CONTROL: theirs.is_control(id),
+            TokenType.BYTE: theirs.is_byte(id),
+            TokenType.UNUSED: theirs.is_unused(id),
+        }
         assert [kind for kind, holds in kinds.items() if holds] == [
             kind for kind in kinds if ours_piece.type is kind
         ]
@@ -67,10 +70,17 @@ def test_tiny_model() -> None:
     assert_equals_the_package(TINY)
 
 
-@pytest.mark.parametrize("name", ["models/fable-7m/tokenizer.model", "tokenizers/llama2_tokenizer.model"])
-def test_real_models(name: str, test_data: Path) -> None:
-    assert_equals_the_package(test_data / name)
-    model = read_sentencepiece_model(test_data / name)
+def test_the_built_in_models_vocabulary() -> None:
+    assert_equals_a_bpe_model(DATA / "fable-7m/tokenizer.model")
+
+
+def test_llamas_vocabulary(test_data: Path) -> None:
+    assert_equals_a_bpe_model(test_data / "tokenizers" / "llama2_tokenizer.model")
+
+
+def assert_equals_a_bpe_model(path: Path) -> None:
+    assert_equals_the_package(path)
+    model = read_sentencepiece_model(path)
     assert model.algorithm == "BPE"
     assert model.add_space_prefix and not model.remove_extra_whitespaces
 

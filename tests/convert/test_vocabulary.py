@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from hotcold.convert import ConvertError, convert
+from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
-from hotcold.formats.gguf import GGUFError
 from tests.checkpoints import change_config, copy_checkpoint
 
 
@@ -74,15 +73,6 @@ def test_config_overrules_special_ids(
     change_config(folder, **changes)
     values = metadata(folder)
     assert {name: values.get(f"ggml.{name}_token_id") for name in expected} == expected
-
-
-def test_chat_template(tmp_path: Path) -> None:
-    folder = copy_checkpoint(tmp_path)
-    write_json(folder / "tokenizer_config.json", {"chat_template": "{{ messages }}"})
-    assert metadata(folder)["chat_template"] == "{{ messages }}"
-    write_json(folder / "tokenizer_config.json", {"chat_template": "x" * ((1 << 20) + 1)})
-    with pytest.raises(GGUFError, match="chat_template' is 1048577 bytes long: at most 1048576"):
-        convert(folder, tmp_path / "out.gguf")
 
 
 def test_a_missing_model(tmp_path: Path) -> None:

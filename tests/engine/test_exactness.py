@@ -45,6 +45,7 @@ def logits(model: LoadedModel) -> np.ndarray:
     return np.concatenate([rows.copy() for rows in Scorer(model).logits(window)])
 
 
+@pytest.mark.long
 def test_ten_thousand_greedy_tokens_are_the_same_exact_and_off() -> None:
     exact = model(sparsity="exact")
     off = exact.with_sparsity("off")

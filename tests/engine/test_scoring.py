@@ -28,6 +28,8 @@ from hotcold.engine.scoring import (
     score,
 )
 
+DATA = Path(__file__).parent.parent / "data"
+
 
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
@@ -208,10 +210,10 @@ def test_the_interval_repeats_with_its_seed() -> None:
     assert both.ratio_interval(3) == both.ratio_interval(3) != both.ratio_interval(4)
 
 
-def test_the_card_of_the_built_in_model(test_data: Path) -> None:
+def test_the_card_of_the_built_in_model() -> None:
     """Perplexity and active share that an independent float32 forward pass measured; here in Q8_0."""
-    card = json.loads((test_data / "models/fable-7m/golden.json").read_text())["Heidi_heldout.txt"]
-    text = (test_data / "text/Heidi_heldout.txt").read_text(encoding="utf-8")
+    card = json.loads((DATA / "fable-7m/golden.json").read_text())["Heidi_heldout.txt"]
+    text = (DATA / "heidi.txt").read_text(encoding="utf-8")
     scorer = Scorer(model := load(None, LoadOptions()))
     windows = cut_windows(model.tokenizer.encode(text, add_bos=False), 256, model.tokenizer.bos_id)
     nll = np.concatenate([score(scorer, window) for window in windows[: card["windows"]]])

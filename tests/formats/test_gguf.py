@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor, quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
+from tests.llama_cpp_vectors import KINDS, write_vocabulary
 
 SCALARS = [
     (np.uint8(255), "UINT8"),
@@ -200,9 +201,10 @@ def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
         open_gguf(tmp_path / "big.gguf")
 
 
-@pytest.mark.parametrize("name", ["llama-spm", "gpt-2", "falcon"])
-def test_vocabulary_only_files(name: str, test_data: Path) -> None:
-    path = test_data / "tokenizers" / f"ggml-vocab-{name}.gguf"
+@pytest.mark.parametrize("kind", KINDS)
+def test_vocabulary_only_files(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    write_vocabulary(kind, path)
     fields = gguf.GGUFReader(path).fields
     with open_gguf(path) as file:
         assert file.tensors == {}

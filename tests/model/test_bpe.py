@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotcold.formats.gguf import open_gguf
 from hotcold.model.bpe import ADDS_BOS, IGNORES_MERGES, PRE_TOKENIZERS, pre_tokenizer
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
+from tests.llama_cpp_vectors import vectors, vocabulary
 from tests.vocabularies import ALPHABET, CONTROL, NORMAL, USER_DEFINED, bpe
 
+HEIDI = Path(__file__).parent.parent / "data" / "heidi.txt"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 WORDS = "ab Ġab 12 123 ĊĊ <|end|> <|im_end|> ðŁ¦Ļ"
 
@@ -25,20 +27,29 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["gpt-2", "falcon"])
-def test_llama_cpps_vectors(kind: str, test_data: Path) -> None:
-    path = test_data / "tokenizers" / f"ggml-vocab-{kind}.gguf"
-    with open_gguf(path) as file:
-        tokenizer = Tokenizer.from_metadata(file.metadata)
-    texts = Path(f"{path}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")[:-1]
-    expected = Path(f"{path}.out").read_text(encoding="utf-8").splitlines()
-    assert len(texts) == len(expected) == 46
-    for text, line in zip(texts, expected, strict=True):
-        ids = [int(id) for id in line.split()]
+def test_llama_cpps_vectors(kind: str) -> None:
+    tokenizer = Tokenizer.from_metadata(vocabulary(kind))
+    for text, ids in vectors(kind):
         assert tokenizer.encode(text) == ids, repr(text)
         assert tokenizer.decode(ids) == text
 
 
-def test_another_reader_of_the_same_vocabulary(test_data: Path) -> None:
+def test_another_reader_of_gpt_2s_vocabulary(tmp_path: Path) -> None:
+    """GPT-2's tokens and merges, with which the library itself encodes a book."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    metadata = vocabulary("gpt-2")
+    tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+    (tmp_path / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(tokens)}))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]), encoding="utf-8")
+    theirs = ByteLevelBPETokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    ours = Tokenizer.from_metadata(metadata)
+    text = HEIDI.read_text(encoding="utf-8")
+    assert ours.encode(text) == theirs.encode(text).ids
+    assert ours.decode(ours.encode(text)) == text
+
+
+def test_another_reader_of_opts_vocabulary(test_data: Path) -> None:
     """OPT's files, read by the library itself; its ids are those of the JSON file."""
     from tokenizers import ByteLevelBPETokenizer
 
@@ -50,7 +61,7 @@ def test_another_reader_of_the_same_vocabulary(test_data: Path) -> None:
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.tokens": sorted(vocabulary, key=vocabulary.__getitem__),
     })  # fmt: skip
-    text = (test_data / "text" / "Heidi_heldout.txt").read_text(encoding="utf-8")[:100_000]
+    text = HEIDI.read_text(encoding="utf-8")
     assert ours.encode(text) == theirs.encode(text).ids
     assert ours.decode(ours.encode(text)) == text
 

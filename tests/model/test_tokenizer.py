@@ -13,10 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
+from tests.llama_cpp_vectors import vectors, vocabulary
 from tests.vocabularies import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED
 from tests.vocabularies import spm as metadata
+
+FABLE = Path(__file__).parent.parent / "data" / "fable-7m"
 
 #: any Unicode text; lone surrogates are no characters
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -39,27 +41,15 @@ def tiny() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def llama(test_data: Path) -> Tokenizer:
-    with open_gguf(test_data / "tokenizers" / "ggml-vocab-llama-spm.gguf") as file:
-        return Tokenizer.from_metadata(file.metadata)
-
-
-@pytest.fixture(scope="module")
-def vectors(test_data: Path) -> list[tuple[str, list[int]]]:
-    path = test_data / "tokenizers" / "ggml-vocab-llama-spm.gguf"
-    given = Path(f"{path}.inp").read_bytes().decode()
-    expected = Path(f"{path}.out").read_text(encoding="utf-8").splitlines()
-    # The last text, too, is followed by a separator.
-    inputs = given.split("\n__ggml_vocab_test__\n")[:-1]
-    assert len(inputs) == len(expected) == 46
-    return [(text, [int(id) for id in ids.split()]) for text, ids in zip(inputs, expected, strict=True)]
+def llama() -> Tokenizer:
+    return Tokenizer.from_metadata(vocabulary("llama-spm"))
 
 
 # --- against others -------------------------------------------------------------------------------
 
 
-def test_llama_cpps_vectors(llama: Tokenizer, vectors: list[tuple[str, list[int]]]) -> None:
-    for text, ids in vectors:
+def test_llama_cpps_vectors(llama: Tokenizer) -> None:
+    for text, ids in vectors("llama-spm"):
         assert llama.encode(text, add_bos=False) == ids, repr(text)
         assert llama.decode(ids) == text
 
@@ -76,23 +66,38 @@ def test_any_text_comes_back(llama: Tokenizer) -> None:
 def from_sentencepiece(processor: Any, **keys: Any) -> Tokenizer:
     """The same vocabulary, read through SentencePiece's own interface."""
     size = processor.get_piece_size()
-    types = [
-        UNKNOWN if processor.is_unknown(id) else CONTROL if processor.is_control(id)
-        else BYTE if processor.is_byte(id) else NORMAL
-        for id in range(size)
-    ]  # fmt: skip
+
+    def kind(id: int) -> int:
+        if processor.is_unknown(id):
+            return UNKNOWN
+        if processor.is_control(id):
+            return CONTROL
+        return BYTE if processor.is_byte(id) else NORMAL
+
+    types = [kind(id) for id in range(size)]
     found = {
-        "model": "llama", "tokens": [processor.id_to_piece(id) for id in range(size)],
+        "model": "llama",
+        "tokens": [processor.id_to_piece(id) for id in range(size)],
         "scores": np.array([processor.get_score(id) for id in range(size)], np.float32),
-        "token_type": np.array(types, np.int32), "bos_token_id": processor.bos_id(),
-        "eos_token_id": processor.eos_id(), "unknown_token_id": processor.unk_id(),
-    } | keys  # fmt: skip
+        "token_type": np.array(types, np.int32),
+        "bos_token_id": processor.bos_id(),
+        "eos_token_id": processor.eos_id(),
+        "unknown_token_id": processor.unk_id(),
+    } | keys
     return Tokenizer.from_metadata({f"tokenizer.ggml.{name}": value for name, value in found.items()})
 
 
-def test_agrees_with_sentencepiece(test_data: Path, vectors: list[tuple[str, list[int]]]) -> None:
+def test_agrees_with_sentencepiece() -> None:
+    """Of the built-in model's vocabulary."""
+    assert_agrees_with_sentencepiece(FABLE / "tokenizer.model")
+
+
+def test_agrees_with_sentencepiece_on_llamas_vocabulary(test_data: Path) -> None:
+    assert_agrees_with_sentencepiece(test_data / "tokenizers" / "llama2_tokenizer.model")
+
+
+def assert_agrees_with_sentencepiece(path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
-    path = test_data / "tokenizers" / "llama2_tokenizer.model"
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     tokenizer = from_sentencepiece(processor)
 
@@ -102,7 +107,7 @@ def test_agrees_with_sentencepiece(test_data: Path, vectors: list[tuple[str, lis
         assert tokenizer.encode(text, add_bos=False) == processor.encode(text), repr(text)
 
     check()
-    for text, _ in vectors:
+    for text, _ in vectors("llama-spm"):
         assert tokenizer.encode(text, add_bos=False) == processor.encode(text), repr(text)
 
 
@@ -113,10 +118,18 @@ def test_agrees_with_a_sentencepiece_vocabulary_trained_here(across_words: bool,
     model, draw = io.BytesIO(), random.Random(1)
     sentences = ["".join(draw.choices("ab  cdé字", k=30)) for _ in range(200)]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences), model_writer=model, vocab_size=400, model_type="bpe",
-        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        split_by_whitespace=not across_words, add_dummy_prefix=space_prefix, num_threads=1, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(sentences),
+        model_writer=model,
+        vocab_size=400,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        split_by_whitespace=not across_words,
+        add_dummy_prefix=space_prefix,
+        num_threads=1,
+        minloglevel=2,
+    )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     tokenizer = from_sentencepiece(processor, add_space_prefix=space_prefix)
     if across_words:
@@ -152,11 +165,15 @@ def merged_slowly(text: str, scores: dict[str, float]) -> list[str]:
 @example({"abba": 0, "aabbabb": -1, "bba": -2, "bb": 0, "bbabb": 0, "aabba": -1}, "aabbabb")
 def test_merges_the_best_pair_first_and_the_leftmost_of_equals(scores: dict[str, int], text: str) -> None:
     tokens = ["<unk>", "a", "b", "c", *scores]
-    tokenizer = Tokenizer.from_metadata({
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": np.array([0.0, -9.0, -9.0, -9.0, *scores.values()], np.float32),
-        "tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.unknown_token_id": 0,
-    })  # fmt: skip
+    tokenizer = Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": np.array([0.0, -9.0, -9.0, -9.0, *scores.values()], np.float32),
+            "tokenizer.ggml.add_space_prefix": False,
+            "tokenizer.ggml.unknown_token_id": 0,
+        }
+    )
     assert texts(tokenizer, tokenizer.encode(text)) == merged_slowly(text, dict(scores.items()))
 
 

@@ -106,18 +106,18 @@ def test_every_block_type_is_its_dequantised_twin(
     assert distance(logits, expected) < (1e-6 if backend.name == "reference" else 0.02)
 
 
-def test_stories260k_logits(test_data: Path, tmp_path: Path, backend: Backend) -> None:
-    write_stories260k(tmp_path / "model.gguf", test_data)
-    expected = reference(test_data)
+def test_stories260k_logits(tmp_path: Path, backend: Backend) -> None:
+    write_stories260k(tmp_path / "model.gguf")
+    expected = reference()
     runner = Runner(tmp_path / "model.gguf", backend, cache_type="f32")
     logits = runner.run([1, *expected.ids[:3]])
     np.testing.assert_allclose(logits, expected.logits, atol=1e-3, rtol=0)
 
 
-def test_stories260k_text(test_data: Path, tmp_path: Path, backend: Backend) -> None:
+def test_stories260k_text(tmp_path: Path, backend: Backend) -> None:
     path = tmp_path / "model.gguf"
-    write_stories260k(path, test_data)
-    expected = reference(test_data)
+    write_stories260k(path)
+    expected = reference()
     runner = Runner(path, backend)
     ids = runner.greedy([1], len(expected.ids))
     assert ids == expected.ids

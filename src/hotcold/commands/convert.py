@@ -1,4 +1,4 @@
-"""Turns a Hugging Face checkpoint (config.json, safetensors, tokenizer.model) into a GGUF file."""
+"""Turns a Hugging Face checkpoint (config.json, safetensors and tokenizer files) into a GGUF file."""
 
 import argparse
 import sys
@@ -8,17 +8,32 @@ from pathlib import Path
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.convert import ConvertOptions, convert
+from hotcold.convert.conversion import FILE_TYPES
+from hotcold.kernels.checks import DOWN_LAYOUTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add, path = parser.add_argument, options.file_path
-    add("model_dir", type=path, metavar="MODEL_DIR", help="folder of the checkpoint")
-    add("-o", "--output", type=path, metavar="FILE", help="file to write (default: ./NAME-TYPE.gguf)")
-    types = "block type of the matrices: f32, f16, q8_0, q4_0 ... (f16)"
-    add("--type", type=str.lower, default="f16", help=types)
-    down = "rows of the down matrix: one per neuron, which sparse modes need, or one per output, as other "
-    down += "tools expect (default: by_neuron where the activation gives zeros)"
-    add("--down", choices=("by_neuron", "by_output"), help=down)
+    add = parser.add_argument
+    add("model_dir", type=options.file_path, metavar="MODEL_DIR", help="folder of the checkpoint")
+    add(
+        "-o",
+        "--output",
+        type=options.file_path,
+        metavar="FILE",
+        help="file to write (default: ./NAME-TYPE.gguf)",
+    )
+    add(
+        "--type",
+        type=str.lower,
+        default="f16",
+        help=f"block type of the matrices: {', '.join(FILE_TYPES).lower()} (default: f16)",
+    )
+    add(
+        "--down",
+        choices=DOWN_LAYOUTS,
+        help="rows of the down matrix: by_neuron, for sparse modes, or by_output, which other tools expect "
+        "(default: by_neuron where the activation gives zeros)",
+    )
     add("--name", metavar="TEXT", help="general.name (default: the folder's name)")
     add("--license", metavar="SPDX", help="general.license, such as mit")
     add("--force", action="store_true", help="replace the output file if it exists")
@@ -28,7 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     name = args.name or args.model_dir.resolve().name
     output = args.output or Path(f"{name}-{args.type}.gguf")
-    settings = ConvertOptions(args.type.upper(), args.down, name, args.license, args.force)
+    settings = ConvertOptions(
+        type=args.type.upper(),
+        down=args.down,
+        name=name,
+        license=args.license,
+        force=args.force,
+    )
     start = time.perf_counter()
     with progress("converting", in_bytes=True) as advance:
         done = convert(args.model_dir, output, settings, advance)
@@ -39,8 +60,14 @@ def run(args: argparse.Namespace) -> int:
     kind = f"{done.architecture} with {done.activation}, {done.nbytes / 1e6:.1f} MB"
     print(f"{done.output}: {kind}, tensors: {types}, down {done.down_layout}", file=sys.stderr)
     summary = {
-        "output": str(done.output), "bytes": done.nbytes, "architecture": done.architecture,
-        "activation": done.activation, "down_layout": done.down_layout, "type": args.type,
-        "tensor_types": done.types, "notes": done.notes, "seconds": round(seconds, 3),
-    }  # fmt: skip
+        "output": str(done.output),
+        "bytes": done.nbytes,
+        "architecture": done.architecture,
+        "activation": done.activation,
+        "down_layout": done.down_layout,
+        "type": args.type,
+        "tensor_types": done.types,
+        "notes": done.notes,
+        "seconds": round(seconds, 3),
+    }
     return options.end(args, summary)

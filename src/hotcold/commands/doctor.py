@@ -21,7 +21,7 @@ from hotcold.engine.memory import available_memory
 from hotcold.errors import UserError
 from hotcold.formats.files import printable, replacing
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
-from hotcold.kernels.cpu import supported_isas
+from hotcold.kernels.cpu import default_isa
 from hotcold.sparse.hardware import Hardware, find_hardware
 from hotcold.sparse.measuring import RUNS, buffer_bytes, measure
 
@@ -93,7 +93,7 @@ def _cache_path() -> Path:
 def _facts() -> dict[str, Any]:
     """What the report says of this machine; ``name`` has all that the figures depend on."""
     cores = find_cores()
-    processor, isa, threads = options.processor(), supported_isas()[0], available_cores()
+    processor, isa, threads = options.processor(), default_isa(), available_cores()
     missing = [name for name, (modules, _) in _EXTRAS.items() if not all(map(find_spec, modules))]
     huge_pages = re.findall(r"\[(\w+)\]", read_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
     return {

@@ -3,7 +3,7 @@
 import argparse
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf, printable
 
 _WIDTH, _LABEL = 80, 14
-_LONGEST_LIST = 4096  # of numbers per layer that are reported
+_LONGEST_LIST = 4096  # of numbers per layer, and of names, that are reported
 _PREDICTOR = re.compile(r"blk\.(\d+)\.fc([12])\.weight")
 _DOWN = re.compile(r"blk\.\d+\.ffn_(down|down_t|down_exps)\.weight")
 #: What is said of an architecture, and the metadata key without its name.
@@ -25,8 +25,8 @@ _NUMBERS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    path, about = options.file_path, "GGUF file (default: the built-in model)"
-    parser.add_argument("file", nargs="?", type=path, metavar="FILE", help=about)
+    about = "GGUF file (default: the built-in model)"
+    parser.add_argument("file", nargs="?", type=options.file_path, metavar="FILE", help=about)
     parser.add_argument("--tensors", action="store_true", help="list the tensors as well")
     options.add_json_option(parser)
 
@@ -52,12 +52,16 @@ def describe(file: GGUFFile) -> dict[str, Any]:
     tokens = metadata.get("tokenizer.ggml.tokens")
     numbers = {name: _numbers(metadata.get(f"{architecture}.{key}")) for name, key in _NUMBERS.items()}
     return {
-        "path": printable(str(file.path), 4096), "file_bytes": file.size,
-        "magic": file.magic, "version": file.version,
-        "name": _text(metadata.get("general.name")), "architecture": architecture,
+        "path": printable(str(file.path), 4096),
+        "file_bytes": file.size,
+        "magic": file.magic,
+        "version": file.version,
+        "name": _text(metadata.get("general.name")),
+        "architecture": architecture,
         "fingerprint": file.fingerprint(),
         "parameters": sum(math.prod(info.shape) for info in infos),
-        "tensors": len(infos), "tensor_bytes": sum(info.nbytes for info in infos),
+        "tensors": len(infos),
+        "tensor_bytes": sum(info.nbytes for info in infos),
         "types": _types(infos),
         **numbers,
         "activation": _text(metadata.get("hotcold.ffn.activation")),
@@ -66,17 +70,24 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         "tokenizer": _text(metadata.get("tokenizer.ggml.model")),
         "tokenizer_pre": _text(metadata.get("tokenizer.ggml.pre")),
         "vocab": len(tokens) if isinstance(tokens, list) else None,
-        "chat_template": "tokenizer.chat_template" in metadata,
-    }  # fmt: skip
+        "chat_templates": _chat_templates(metadata),
+    }
 
 
 def _types(infos: Iterable[TensorInfo]) -> list[dict[str, Any]]:
     totals: dict[str, dict[str, Any]] = {}
     for info in infos:
-        kind = {"type": info.type.name, "tensors": 0, "parameters": 0, "bytes": 0}
-        entry = totals.setdefault(info.type.name, kind | {"supported": info.type.supported})
-        for what, n in (("tensors", 1), ("parameters", math.prod(info.shape)), ("bytes", info.nbytes)):
-            entry[what] += n
+        none = {
+            "type": info.type.name,
+            "tensors": 0,
+            "parameters": 0,
+            "bytes": 0,
+            "supported": info.type.supported,
+        }
+        entry = totals.setdefault(info.type.name, none)
+        entry["tensors"] += 1
+        entry["parameters"] += math.prod(info.shape)
+        entry["bytes"] += info.nbytes
     return sorted(totals.values(), key=lambda entry: (-entry["bytes"], entry["type"]))
 
 
@@ -102,6 +113,14 @@ def _predictors(file: GGUFFile) -> dict[str, Any]:
     }
 
 
+def _chat_templates(metadata: Mapping[str, Any]) -> list[str]:
+    """Their names: ``default`` is the one that is used unless another is asked for."""
+    default = ["default"] if "tokenizer.chat_template" in metadata else []
+    others = metadata.get("tokenizer.chat_templates")
+    names = others if isinstance(others, list) else []
+    return default + [printable(name) for name in names[:_LONGEST_LIST]]
+
+
 def _text(value: Any) -> str | None:
     return printable(value) if isinstance(value, str) else None
 
@@ -122,8 +141,11 @@ def _number(value: Any) -> int | float | None:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    room, path, container = _WIDTH - _LABEL, report["path"], report["magic"]
-    container += f" version {report['version']}{' (PowerInfer)' if container == 'PWRI' else ''}"
+    room = _WIDTH - _LABEL
+    path = report["path"]
+    container = f"{report['magic']} version {report['version']}"
+    if report["magic"] == "PWRI":
+        container += " (PowerInfer)"
     total = f"{options.scaled(report['parameters'])} in {report['tensors']} tensors"
     values = {
         "file": path if len(path) <= room else f"...{path[3 - room :]}",
@@ -165,15 +187,25 @@ def _predictor_text(report: dict[str, Any]) -> str:
     ranks, threshold = report["predictor_ranks"], report["predictor_threshold"]
     if not ranks:
         return "none"
-    rank, size = " to ".join(map(str, dict.fromkeys((ranks[0], ranks[-1])))), report["predictor_bytes"]
+    rank = ranks[0] if ranks[0] == ranks[-1] else f"{ranks[0]} to {ranks[-1]}"
+    size = options.size(report["predictor_bytes"])
     given = "not a number" if threshold is None else f"{threshold:g}"
-    return f"{report['predictor_layers']} layers, rank {rank}, {options.size(size)}, threshold {given}"
+    return f"{report['predictor_layers']} layers, rank {rank}, {size}, threshold {given}"
 
 
 def _tokenizer_text(report: dict[str, Any]) -> str | None:
-    pre, vocab = report["tokenizer_pre"], "no" if report["vocab"] is None else report["vocab"]
-    text = f"{report['tokenizer']}{f' ({pre})' if pre else ''}, {vocab} tokens"
-    return text + ", chat template" * report["chat_template"] if report["tokenizer"] else None
+    if not report["tokenizer"]:
+        return None
+    text: str = report["tokenizer"]
+    if report["tokenizer_pre"]:
+        text += f" ({report['tokenizer_pre']})"
+    text += f", {'no' if report['vocab'] is None else report['vocab']} tokens"
+    templates = report["chat_templates"]
+    if templates == ["default"]:
+        text += ", chat template"
+    elif templates:
+        text += f", chat templates {', '.join(templates)}"
+    return text
 
 
 def _per_layer(value: Any) -> Any:

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands.progress import progress
+from hotcold.engine.load_options import SPARSITY_MODES
 from hotcold.errors import UserError
+from hotcold.kernels import BACKENDS
+from hotcold.model.kv_cache import CACHE_TYPES
 
 if TYPE_CHECKING:
     from hotcold.engine.loading import LoadedModel
     from hotcold.engine.sampler import SamplingParams
 
-SPARSITY_MODES = ("auto", "exact", "predicted", "off")
-CACHE_TYPES = ("f16", "q8_0", "f32")
-BACKENDS = ("cpu", "reference")
+#: of :class:`~hotcold.engine.load_options.LoadOptions`; not every verb has them
+_SPARSE_OPTIONS = ("sparsity", "predictor", "placement", "vram_budget", "hot_backend", "hot_threads")
 _LARGEST = 2**31 - 1
 _LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memory
 
@@ -74,38 +76,119 @@ def new_file(text: str) -> Path:
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True) -> None:
-    add, threads = parser.add_argument_group("model").add_argument, whole_number(1, 1024)
-    add("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: built in)")
-    add("-t", "--threads", type=threads, metavar="N", help="default: physical cores we may use")
-    what = "positions of the context (default: the model's, 4096 at most)"
-    add("-c", "--ctx-size", type=whole_number(2), metavar="N", help=what)
-    what = "what keys and values are rounded to (default: f16; q8_0 takes half of it)"
-    add("--cache-type", choices=CACHE_TYPES, default="f16", help=what)
-    add("--backend", choices=BACKENDS, default="cpu", help="reference is NumPy: slow, for checks")
+    add = parser.add_argument_group("model").add_argument
+    add("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: the built-in model)")
+    add(
+        "-t",
+        "--threads",
+        type=whole_number(1, 1024),
+        metavar="N",
+        help="default: one for each physical core that this process may use",
+    )
+    add(
+        "-c",
+        "--ctx-size",
+        type=whole_number(2),
+        metavar="N",
+        help="positions of the context (default: the model's, at most 4096)",
+    )
+    add(
+        "--cache-type",
+        choices=tuple(CACHE_TYPES),
+        default="f16",
+        help="how keys and values are stored (default: f16; q8_0 takes half of its memory)",
+    )
+    add(
+        "--backend",
+        choices=BACKENDS,
+        default="cpu",
+        help="what computes (default: cpu; reference is NumPy: slow, for checks)",
+    )
     if not sparsity:
         return
-    what = "which neurons are computed (default: auto, which says what it chose)"
-    add("--sparsity", choices=SPARSITY_MODES, default="auto", help=what)
-    what = "made by fit-predictor (default: MODEL.predictor.gguf beside the model, if it is there)"
-    add("--predictor", type=file_path, metavar="FILE", help=what)
+    add(
+        "--sparsity",
+        choices=SPARSITY_MODES,
+        default="auto",
+        help="which neurons are computed (default: auto, which prints what it chose)",
+    )
+    add(
+        "--predictor",
+        type=file_path,
+        metavar="FILE",
+        help="predictors that fit-predictor wrote (default: MODEL.predictor.gguf beside the model)",
+    )
+    _add_hybrid_options(parser)
+
+
+def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("hot and cold neurons on two backends").add_argument
-    add("--placement", type=file_path, metavar="FILE", help="a .gpuidx of hotcold plan: what is hot")
-    what = "or that of hotcold plan for so much memory, as 8GiB or 512MiB; bare numbers are GiB"
-    add("--vram-budget", type=byte_size, metavar="SIZE", help=what)
-    what = "computes the hot part, --backend the rest; there is no gpu yet"
-    add("--hot-backend", choices=BACKENDS, help=what)
-    what = "of the hot backend (default: as --threads, which is for the other)"
-    add("--hot-threads", type=threads, metavar="N", help=what)
+    add(
+        "--placement",
+        type=file_path,
+        metavar="FILE",
+        help="which neurons are hot: a .gpuidx file that hotcold plan wrote",
+    )
+    add(
+        "--vram-budget",
+        type=byte_size,
+        metavar="SIZE",
+        help="instead of --placement: as hotcold plan chooses for this much memory, such as 512MiB or 8GiB "
+        "(a bare number is GiB)",
+    )
+    add(
+        "--hot-backend",
+        choices=BACKENDS,
+        help="computes the hot neurons, and --backend the cold ones; there is no GPU backend yet",
+    )
+    add(
+        "--hot-threads",
+        type=whole_number(1, 1024),
+        metavar="N",
+        help="threads of the hot backend (default: as many as the other has)",
+    )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    add, seed = parser.add_argument_group("sampling").add_argument, whole_number(-1, 2**63 - 1)
-    add("--temp", type=number, default=0.8, metavar="X", help="temperature; 0 is greedy (0.8)")
-    add("--top-k", type=whole_number(0), default=40, metavar="N", help="0 is all (40)")
-    add("--top-p", type=number, default=0.95, metavar="P", help="1 is all (0.95)")
-    add("--min-p", type=number, default=0.05, metavar="P", help="0 is all (0.05)")
-    add("--repeat-penalty", type=number, default=1.0, metavar="X", help="1 is none (1.0)")
-    add("--seed", type=seed, default=-1, metavar="N", help="-1 is random (-1)")
+    add = parser.add_argument_group("sampling").add_argument
+    add(
+        "--temp", type=number, default=0.8, metavar="X", help="temperature; 0 takes the likeliest token (0.8)"
+    )
+    add(
+        "--top-k",
+        type=whole_number(0),
+        default=40,
+        metavar="N",
+        help="keep the N likeliest tokens; 0 keeps all (40)",
+    )
+    add(
+        "--top-p",
+        type=number,
+        default=0.95,
+        metavar="P",
+        help="keep the likeliest tokens that reach P together; 1 keeps all (0.95)",
+    )
+    add(
+        "--min-p",
+        type=number,
+        default=0.05,
+        metavar="P",
+        help="keep tokens at least P times as likely as the likeliest; 0 keeps all (0.05)",
+    )
+    add(
+        "--repeat-penalty",
+        type=number,
+        default=1.0,
+        metavar="X",
+        help="make recent tokens less likely; 1 changes nothing (1.0)",
+    )
+    add(
+        "--seed",
+        type=whole_number(-1, 2**63 - 1),
+        default=-1,
+        metavar="N",
+        help="of the random numbers; -1 draws one (-1)",
+    )
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -116,9 +199,13 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
     from hotcold.engine.sampler import SamplingParams
 
     return SamplingParams(
-        temperature=args.temp, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
-        repeat_penalty=args.repeat_penalty, seed=None if args.seed < 0 else args.seed,
-    )  # fmt: skip
+        temperature=args.temp,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repeat_penalty=args.repeat_penalty,
+        seed=None if args.seed < 0 else args.seed,
+    )
 
 
 def read_text(path: Path | None) -> str:
@@ -137,14 +224,17 @@ def read_text(path: Path | None) -> str:
 
 def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
     """Loads the model that the flags name, with a progress bar, and prints its notes to stderr. ``more``
-    belongs to :class:`~hotcold.engine.loading.LoadOptions`."""
+    belongs to :class:`~hotcold.engine.load_options.LoadOptions`."""
     from hotcold.engine.load_options import LoadOptions
     from hotcold.engine.loading import load
 
-    flags = {"threads": args.threads, "context": args.ctx_size}
-    hybrid = ("placement", "vram_budget", "hot_backend", "hot_threads")
-    flags |= {name: getattr(args, name) for name in ("sparsity", "predictor", *hybrid) if name in args}
-    options = LoadOptions(backend=args.backend, cache_type=args.cache_type, **flags | more)
+    options = LoadOptions(
+        threads=args.threads,
+        context=args.ctx_size,
+        backend=args.backend,
+        cache_type=args.cache_type,
+        **{name: getattr(args, name) for name in _SPARSE_OPTIONS if name in args} | more,
+    )
     with progress("loading", in_bytes=True) as advance:
         model = load(args.model, options, advance)
     for note in model.notes:
@@ -155,12 +245,18 @@ def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
 def facts(model: "LoadedModel") -> dict[str, Any]:
     """What figures depend on: the model, how it ran, and the machine."""
     return {
-        "sparsity": model.sparsity, "notes": model.notes, "threads": model.threads, "context": model.context,
-        "cache_type": model.cache_type, "backend": model.backend.name,
+        "sparsity": model.sparsity,
+        "notes": model.notes,
+        "threads": model.threads,
+        "context": model.context,
+        "cache_type": model.cache_type,
+        "backend": model.backend.name,
         "hot_backend": model.hot.name if model.hot else None,
         "hot_threads": getattr(model.hot, "threads", None),
-        "isa": getattr(model.backend, "isa", None), "processor": processor(), "model": model.name,
-    }  # fmt: skip
+        "isa": getattr(model.backend, "isa", None),
+        "processor": processor(),
+        "model": model.name,
+    }
 
 
 def processor() -> str:
@@ -183,7 +279,8 @@ def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "
     """``7.34 M``."""
     power = 0
     while n >= step and power < len(units) - 1:
-        n, power = n / step, power + 1
+        n /= step
+        power += 1
     return f"{n:.2f} {units[power]}" if power else f"{n:g} {units[0]}".rstrip()
 
 

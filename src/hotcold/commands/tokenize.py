@@ -8,10 +8,20 @@ from hotcold.commands import options
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-m", "--model", type=options.file_path, metavar="FILE", help="GGUF file (default: built in)")
+    add(
+        "-m",
+        "--model",
+        type=options.file_path,
+        metavar="FILE",
+        help="GGUF file (default: the built-in model)",
+    )
     add("-p", "--prompt", default="-", metavar="TEXT", help="the text (default: all of standard input)")
-    add("--no-bos", action="store_true", help="leave out what the model expects around a text")
-    add("--special", action="store_true", help="read names of control tokens, such as </s>, as these tokens")
+    add("--no-bos", action="store_true", help="add no BOS and no EOS, even where the model expects them")
+    add(
+        "--special",
+        action="store_true",
+        help="read names of control tokens, such as </s>, as the tokens themselves",
+    )
     options.add_json_option(parser)
 
 

@@ -1,7 +1,7 @@
 """Checkpoints of other tools to GGUF; the only place with Hugging Face names.
 
 ``checkpoint`` opens a folder, ``huggingface`` knows its layouts, ``sentencepiece_model`` and ``vocabulary``
-its tokenizer; ``conversion`` writes the file."""
+its tokenizer, ``chat_templates`` its chat templates; ``conversion`` writes the file."""
 
 from hotcold.convert.checkpoint import ConvertError
 from hotcold.convert.conversion import Conversion, ConvertOptions, convert

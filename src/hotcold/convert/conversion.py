@@ -16,12 +16,12 @@ from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
 from hotcold.formats.files import shown
 from hotcold.formats.gguf import write_gguf
+from hotcold.model.config import DOWN_LAYOUTS
 
 #: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.
 FILE_TYPES = {
     "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "MXFP4": 38,
 }  # fmt: skip
-DOWN_LAYOUTS = ("by_neuron", "by_output")
 
 #: Activations under which most neurons are exactly zero; their down rows are worth keeping together.
 _SPARSE = ("relu", "drelu", "relu2")
@@ -73,10 +73,15 @@ def convert(
     plan = plan_conversion(folder, options)
     _check_output(output, plan, options.force)
     write_gguf(output, plan.metadata, _Stream(plan, progress or (lambda done, total: None)))
-    keys = ("general.architecture", "hotcold.ffn.activation", "hotcold.ffn.down_layout")
-    architecture, kind, down_layout = map(plan.metadata.__getitem__, keys)
-    types, nbytes = Counter(type.name for type in plan.types.values()), output.stat().st_size
-    return Conversion(output, nbytes, architecture, kind, down_layout, dict(types), plan.notes)
+    return Conversion(
+        output=output,
+        nbytes=output.stat().st_size,
+        architecture=plan.metadata["general.architecture"],
+        activation=plan.metadata["hotcold.ffn.activation"],
+        down_layout=plan.metadata["hotcold.ffn.down_layout"],
+        types=dict(Counter(type.name for type in plan.types.values())),
+        notes=plan.notes,
+    )
 
 
 def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
@@ -93,15 +98,18 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     down_layout = options.down or ("by_neuron" if kind in _SPARSE else "by_output")
     network = model_metadata(config, layout)
     metadata: dict[str, Any] = {
-        "general.architecture": layout.architecture, "general.type": "model",
-        "general.name": options.name or folder.resolve().name, "general.license": options.license or None,
-        **network, "general.file_type": FILE_TYPES[options.type],
+        "general.architecture": layout.architecture,
+        "general.type": "model",
+        "general.name": options.name or folder.resolve().name,
+        "general.license": options.license or None,
+        **network,
+        "general.file_type": FILE_TYPES[options.type],
         "general.quantization_version": 2 if block_type(options.type).weights > 1 else None,
         "hotcold.ffn.activation": kind,
         "hotcold.ffn.threshold": np.float32(threshold) if threshold else None,
         "hotcold.ffn.down_layout": down_layout,
         **vocabulary_metadata(checkpoint, config.integer("vocab_size")),
-    }  # fmt: skip
+    }
     metadata = {key: value for key, value in metadata.items() if value is not None}
     found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
     types, notes = _choose_types(found, block_type(options.type))

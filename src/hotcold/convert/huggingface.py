@@ -143,10 +143,17 @@ def dimensions(config: Settings) -> dict[str, int]:
     if head_dim % 2:
         raise config.error("head_dim", "an even number (rotary positions turn pairs)")
     return {
-        "D": dim, "H": heads, "G": kv_heads, "d": head_dim, "Q": heads * head_dim, "K": kv_heads * head_dim,
-        "F": (heads + 2 * kv_heads) * head_dim, "N": config.integer("intermediate_size"),
-        "V": config.integer("vocab_size"), "L": config.integer("num_hidden_layers"),
-    }  # fmt: skip
+        "D": dim,
+        "H": heads,
+        "G": kv_heads,
+        "d": head_dim,
+        "Q": heads * head_dim,
+        "K": kv_heads * head_dim,
+        "F": (heads + 2 * kv_heads) * head_dim,
+        "N": config.integer("intermediate_size"),
+        "V": config.integer("vocab_size"),
+        "L": config.integer("num_hidden_layers"),
+    }
 
 
 def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
@@ -155,12 +162,16 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
     eps = np.float32(config.number("rms_norm_eps" if rms else "layer_norm_epsilon"))
     metadata: dict[str, Any] = {
         **layout.metadata,
-        "vocab_size": sizes["V"], "context_length": _context(config), "embedding_length": sizes["D"],
-        "block_count": sizes["L"], "feed_forward_length": sizes["N"],
-        "attention.head_count": sizes["H"], "attention.head_count_kv": sizes["G"],
+        "vocab_size": sizes["V"],
+        "context_length": _context(config),
+        "embedding_length": sizes["D"],
+        "block_count": sizes["L"],
+        "feed_forward_length": sizes["N"],
+        "attention.head_count": sizes["H"],
+        "attention.head_count_kv": sizes["G"],
         "attention.layer_norm_rms_epsilon" if rms else "attention.layer_norm_epsilon": eps,
         "rope.dimension_count": sizes["d"],
-    }  # fmt: skip
+    }
     if "head_dim" in config:
         metadata["attention.key_length"] = metadata["attention.value_length"] = sizes["d"]
     theta, kind, scaling = _rope(config)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hotcold.convert.chat_templates import chat_template_metadata
 from hotcold.convert.checkpoint import Checkpoint, ConvertError, Settings
 from hotcold.convert.sentencepiece_model import Piece, read_sentencepiece_model
 from hotcold.formats.files import shown
@@ -49,10 +50,7 @@ def vocabulary_metadata(checkpoint: Checkpoint, vocab_size: int) -> dict[str, An
     # One order whatever the source: the same checkpoint gives the same bytes.
     names = [*_ORDER, *sorted(keys.keys() - set(_ORDER))]
     metadata = {f"tokenizer.ggml.{name}": keys[name] for name in names if keys.get(name) is not None}
-    template = settings.values.get("chat_template")
-    if isinstance(template, str) and template:
-        metadata["tokenizer.chat_template"] = template
-    return metadata
+    return metadata | chat_template_metadata(checkpoint)
 
 
 def _from_sentencepiece(checkpoint: Checkpoint, settings: Settings, tokens: list[Piece]) -> dict[str, Any]:
@@ -69,10 +67,14 @@ def _from_sentencepiece(checkpoint: Checkpoint, settings: Settings, tokens: list
     entries = [(int(id) if re.fullmatch("[0-9]{1,9}", id) else id, entry) for id, entry in decoder]
     _add(tokens, settings, entries, trained)
     return {f"{name}_token_id": id for name, id in model.ids.items()} | {
-        "model": "llama", "pre": "default", "scores": np.array([token.score for token in tokens], np.float32),
-        "add_bos_token": True, "add_eos_token": False, "add_space_prefix": model.add_space_prefix,
+        "model": "llama",
+        "pre": "default",
+        "scores": np.array([token.score for token in tokens], np.float32),
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "add_space_prefix": model.add_space_prefix,
         "remove_extra_whitespaces": model.remove_extra_whitespaces or None,
-    }  # fmt: skip
+    }
 
 
 def _from_json(checkpoint: Checkpoint, settings: Settings, tokens: list[Piece]) -> dict[str, Any]:

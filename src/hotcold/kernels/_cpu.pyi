@@ -37,6 +37,8 @@ class FfnWeights:
 
 class Program:
     def __init__(self, isa: str, pool: Pool, batch: Sequence[_I32]) -> None: ...
+    @property
+    def scratch_bytes(self) -> int: ...  # that the first run allocates for the ops; threads have their own
     def embed(self, table: WeightRows, out: _F32) -> None: ...
     def norm(
         self, x: _F32, out: _F32, weight: _F32, bias: _F32 | None, eps: float, centre: bool, rows: int

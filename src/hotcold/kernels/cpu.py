@@ -5,6 +5,7 @@ lies by neuron takes two arenas: the gate rows, one contiguous stream, and for e
 down row. Where the activation gives zeros, down by output is transposed if its type is a float, and packed
 into panels if it is quantised."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,12 +39,23 @@ from hotcold.kernels.backend import (
 from hotcold.kernels.cores import available_cores
 
 ISAS = ("avx512", "avx2", "neon", "scalar")
+ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
 MAX_THREADS = 1024
 
 
 def supported_isas() -> tuple[str, ...]:
     """The instruction sets that this build has kernels for and this processor can run, best first."""
     return tuple(isa for isa in ISAS if _cpu.has_isa(isa))
+
+
+def default_isa() -> str:
+    """What :data:`ISA_VARIABLE` names, else the best instruction set. UserError: this machine lacks it."""
+    forced = os.environ.get(ISA_VARIABLE)
+    if not forced:
+        return _cpu.best_isa()
+    if forced not in supported_isas():
+        raise UserError(f"{ISA_VARIABLE} is {forced!r}: this machine has {', '.join(supported_isas())}")
+    return forced
 
 
 class _Recorder:
@@ -57,7 +69,9 @@ class _Recorder:
         self.kept: list[object] = [pool, batch]
 
     def run(self) -> None:
-        """Runs every op, without the GIL; ValueError if a number of the batch is out of its range."""
+        """Runs every op, without the GIL; ValueError if a number of the batch is out of its range. On
+        the main thread what a signal handler raises (KeyboardInterrupt) ends it within a tenth of a second,
+        once the pieces under way are done."""
         self.native.run(0)
         for segment, call in enumerate(self.calls, 1):
             call()
@@ -101,7 +115,7 @@ class _Predictor:
 
 
 class CPUBackend:
-    """Kernels in C++ on a pool of ``threads``; without an ``isa`` for the best of :func:`supported_isas`."""
+    """Kernels in C++ on a pool of ``threads``, for the instruction set ``isa`` or :func:`default_isa`."""
 
     name = "cpu"
     program_rows: tuple[int, ...] = ()  # ops read the row count, so one program serves every size
@@ -112,8 +126,11 @@ class CPUBackend:
             raise UserError(f"threads {threads}: choose from 1 to {MAX_THREADS}")
         if isa is not None and isa not in supported_isas():
             raise UserError(f"ISA {isa!r}: this machine has {', '.join(supported_isas())}")
-        self.isa = isa or _cpu.best_isa()
-        self._pool = _cpu.Pool(threads)
+        self.isa = isa or default_isa()
+        try:
+            self._pool = _cpu.Pool(threads)
+        except ValueError as error:  # some could not be started
+            raise UserError(str(error)) from None
         self._recording = False
         self._recorder: _Recorder | None = None
 

@@ -11,7 +11,8 @@ from hotcold.errors import UserError
 from hotcold.formats.files import shown
 from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import ACTIVATIONS
-from hotcold.kernels.checks import DOWN_LAYOUTS, check_activation
+from hotcold.kernels.checks import DOWN_LAYOUTS as DOWN_LAYOUTS  # convert, too, has it from here
+from hotcold.kernels.checks import check_activation
 from hotcold.model.families import FAMILIES, Family
 from hotcold.model.rope import Rope
 
@@ -76,11 +77,23 @@ class Config:
         activation, threshold, down_layout = _ffn(_Keys(metadata, "hotcold"), family, magic, gated)
         norm_eps = keys.number(f"attention.layer_norm_{'rms_' * (family.norm == 'rms')}epsilon", 0, 0.1)
         return cls(
-            family=family, layers=layers, dim=dim, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-            neurons=_neurons(keys, layers), vocab=_vocab(metadata, tensors), context=context,
-            norm_eps=norm_eps, rope=_rope(keys, head_dim, family), activation=activation,
-            threshold=threshold, gated=gated, down_layout=down_layout, notes=notes,
-        )  # fmt: skip
+            family=family,
+            layers=layers,
+            dim=dim,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            neurons=_neurons(keys, layers),
+            vocab=_vocab(metadata, tensors),
+            context=context,
+            norm_eps=norm_eps,
+            rope=_rope(keys, head_dim, family),
+            activation=activation,
+            threshold=threshold,
+            gated=gated,
+            down_layout=down_layout,
+            notes=notes,
+        )
 
 
 @dataclass(frozen=True)

@@ -70,11 +70,13 @@ class Vocabulary:
     def pieces(self, spelled: Callable[[str], bytes]) -> list[bytes]:
         """``[V]`` the bytes that tokens stand for: the names of special ones, the others ``spelled``."""
         by_name = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-        return [
-            bytes([int(token[1:-1], 16)]) if type == TokenType.BYTE
-            else token.encode() if type in by_name else spelled(token)
-            for token, type in zip(self.tokens, self.types, strict=True)
-        ]  # fmt: skip
+
+        def piece(token: str, type: int) -> bytes:
+            if type == TokenType.BYTE:
+                return bytes([int(token[1:-1], 16)])
+            return token.encode() if type in by_name else spelled(token)
+
+        return [piece(token, type) for token, type in zip(self.tokens, self.types, strict=True)]
 
 
 #: Tokens that end a turn in well-known chat formats; their files do not always name them as such.
@@ -110,11 +112,17 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
         types[unknown] = TokenType.UNKNOWN
     scores = _scores(metadata, len(tokens)) if defaults.scores else None
     return Vocabulary(
-        tokens, types, scores, bos_id=bos, eos_id=eos, unknown_id=unknown, stop_ids=stop_ids,
+        tokens,
+        types,
+        scores,
+        bos_id=bos,
+        eos_id=eos,
+        unknown_id=unknown,
+        stop_ids=stop_ids,
         add_bos=_adds(metadata, "bos", bos, default=defaults.add_bos),
         add_eos=_adds(metadata, "eos", eos, default=defaults.add_eos),
         add_space_prefix=flag(metadata, "add_space_prefix", default=True) and defaults.space_prefix,
-    )  # fmt: skip
+    )
 
 
 def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None = None) -> Any:

@@ -1,0 +1,35 @@
+// What kernels take of a thread's scratch (kLocalBytes), in bytes. Where shapes decide, bind.cpp refuses what
+// does not fit; the rest fits by constants.
+#pragma once
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace hc {
+
+// decode_row: the sums of one row; plain types need none.
+inline int64_t decode_row_scratch(Type type, int64_t cols) {
+    return is_quantised(type) ? sums_of(cols) * 4 : 0;
+}
+
+// attention_split and attention_row: scores of a group of heads, and two partial results.
+inline int64_t attention_scratch(int64_t group, int64_t head_dim) {
+    return group * (kSplit + 2 * (head_dim + 2)) * 4;
+}
+
+// ffn_range: for each neuron four segments of what will be read, gates of all decode rows, and its number.
+constexpr int64_t kMaxNeurons = 1 << 18;  // of one layer
+constexpr int64_t kNeuronScratch = 4 * 32 + kMaxDecodeRows * 4 + 4;
+static_assert(kMaxNeurons / kMaxRanges * kNeuronScratch <= int64_t(kLocalBytes), "a range must fit");
+
+// ffn_hidden: up values of one piece's rows and 64 tokens.
+constexpr int64_t kMaxPieceRows = 256;
+static_assert(kMaxPieceRows * 64 * 4 <= int64_t(kLocalBytes), "a piece's tile must fit");
+
+// ffn_prompt_down: two sums for each token of a tile, 32 decoded rows with their scales, and for each token a
+// list of those that count.
+static_assert(2 * kPromptTile * kSums * 4 + 34 * kGroup * 4 + kPromptTile * (4 + 32 * 8) <=
+                  int64_t(kLocalBytes),
+              "a tile of prompt rows must fit");
+
+}  // namespace hc

@@ -1,0 +1,242 @@
+"""What the C++ extension refuses by itself: sizes that its memory does not hold, and empty arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from op_truth import page_count, plain_batch, random_ffn, random_tensor, rng
+
+from hotcold.formats.blocks import BLOCK_TYPES, quantise
+from hotcold.kernels import _cpu, open_backend
+from hotcold.kernels.backend import PAGE, FFNTensors
+from hotcold.kernels.cpu import CPUBackend
+
+LOCAL_BYTES = 2 << 20  #: scratch of one thread (kLocalBytes in csrc/kernels.h)
+WIDEST = LOCAL_BYTES // 4 // 528 * 512  #: columns of a quantised row whose sums fit: 528 floats for each 512
+MOST_NEURONS = 1 << 18
+
+ROWS = 5  #: of the batches here
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+def arrays(tokens: int = ROWS, sequences: int = 1, pages: int = 1, logits: int = 1) -> list[np.ndarray]:
+    """A batch as the extension takes it: counts, four by token, pages, lengths, logits rows."""
+    shapes = [(4,), *[(tokens,)] * 4, (sequences, pages), (sequences,), (logits,)]
+    return [np.zeros(shape, np.int32) for shape in shapes]
+
+
+def program(**limits: int) -> _cpu.Program:
+    return _cpu.Program("scalar", _cpu.Pool(1), arrays(**limits))
+
+
+def matrix(type: str, rows: int, columns: int) -> Any:
+    """A matrix as the extension takes it."""
+    weights: Any = open_backend("cpu", 1).matrix(random_tensor(rng(type), type, rows, columns))
+    return weights.rows
+
+
+@pytest.mark.parametrize("type", [name for name in BLOCK_TYPES if BLOCK_TYPES[name].weights > 1])
+def test_rows_whose_sums_exceed_a_threads_scratch_are_refused(type: str) -> None:
+    """Up to there they are decoded exactly."""
+    backend = CPUBackend(threads=1)
+    tensor = random_tensor(rng("widest"), type, 2, WIDEST)
+    batch = plain_batch(backend, 2)
+    batch.tokens[:2] = 1, 0
+    out = floats(batch.limits.tokens, WIDEST)
+    backend.embed(backend.matrix(tensor), batch, out)
+    np.testing.assert_array_equal(out[:2], tensor.dequantise()[[1, 0]])
+
+    for columns in (WIDEST + 256, 1 << 20):
+        need = -(-columns // 512) * 528 * 4
+        message = (
+            f"embed: rows of {columns} columns in this block type take {need} bytes of a thread's scratch"
+        )
+        with pytest.raises(ValueError, match=f"{message}; allowed: up to {LOCAL_BYTES}"):
+            program().embed(matrix(type, 1, columns), floats(ROWS, columns))
+
+
+def test_plain_rows_may_be_wider() -> None:
+    backend = CPUBackend(threads=1)
+    tensor = random_tensor(rng("wide"), "F16", 2, 1 << 20)
+    batch = plain_batch(backend, 1)
+    out = floats(batch.limits.tokens, 1 << 20)
+    backend.embed(backend.matrix(tensor), batch, out)
+    np.testing.assert_array_equal(out[0], tensor.dequantise()[0])
+
+
+@pytest.mark.parametrize("decode", [True, False])  # both keep scores of a group in scratch
+def test_a_group_of_heads_fills_a_threads_scratch_at_most(decode: bool) -> None:
+    """A head takes 256 scores and two sums of its width and two numbers."""
+    width, most = 8, LOCAL_BYTES // (4 * (256 + 2 * (8 + 2)))
+    backend = CPUBackend(threads=1)
+    batch = plain_batch(backend, decode, not decode)
+    cache = floats(page_count(batch), 1, PAGE, width)
+    cache[:] = 3
+    q, out = floats(batch.limits.tokens, most, width), floats(batch.limits.tokens, most, width)
+    backend.attention(q, cache, cache, batch, out, 1.0)
+    assert (out[0] == 3).all()  # equal scores: the mean
+
+    q = floats(ROWS, most + 1, width)
+    message = f"attention: {most + 1} heads of 8 that share a kv head take [0-9]+ bytes of a thread's scratch"
+    with pytest.raises(ValueError, match=f"{message}; allowed: up to {LOCAL_BYTES}"):
+        program().attention(q, cache, cache, q.copy(), 1.0)
+
+
+def integers(key: str, *shape: int) -> np.ndarray:
+    return rng(key).integers(-1, 2, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("prompt", [False, True])
+def test_a_layer_has_at_most_so_many_neurons(prompt: bool) -> None:
+    """With as many the widest step is exact: its sums are of integers, every second neuron a candidate."""
+    backend = CPUBackend(threads=2)
+    columns, rows = 8, 16
+    gate, up, down = (integers(name, MOST_NEURONS, columns) for name in ("gate", "up", "down"))
+    tensors = FFNTensors(*(quantise(w, "F32") for w in (gate, up, down)), "by_neuron", "relu")
+    batch = plain_batch(backend, 0 if prompt else rows, rows if prompt else 0)
+    x, out = floats(batch.limits.tokens, columns), floats(batch.limits.tokens, columns)
+    x[:rows] = integers("x", rows, columns)
+    mask = np.full((batch.limits.tokens, MOST_NEURONS // 64), 0x5555555555555555, np.uint64)
+    backend.ffn(x, backend.ffn_weights(tensors), batch, out, skip=True, mask=mask)
+    hidden = np.maximum(x[:rows].astype(np.int64) @ gate.T.astype(np.int64), 0) * (x[:rows] @ up.T)
+    if not prompt:
+        hidden[:, 1::2] = 0
+    np.testing.assert_array_equal(out[:rows], hidden @ down)
+
+    more = quantise(floats(MOST_NEURONS + 1, columns), "F32")
+    with pytest.raises(ValueError, match=r"ffn: a layer of 262145 neurons; allowed: up to 262144$"):
+        backend.ffn_weights(FFNTensors(None, more, more, "by_neuron", "relu"))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.uint8])
+@pytest.mark.parametrize("axis", [0, 1, 3])
+def test_caches_without_values_are_refused(dtype: type, axis: int) -> None:
+    """No page, no kv head, or heads without width."""
+    shape = [1, 2, PAGE, 34]
+    shape[axis] = 0
+    cache = np.zeros(shape, dtype)
+    rows = floats(ROWS, shape[1], 32 if dtype == np.uint8 and shape[3] else shape[3])
+    message = f"the KV cache has no values: its axis {axis} is 0, at least 1 is needed"
+    with pytest.raises(ValueError, match=message):
+        program().store_kv(rows, rows, cache, cache)
+    with pytest.raises(ValueError, match=message):
+        program().attention(rows, cache, cache, rows, 1.0)
+
+
+def test_queries_without_heads_are_refused() -> None:
+    cache = floats(1, 2, PAGE, 8)
+    for heads in (0, 1, 3):
+        q = floats(ROWS, heads, 8)
+        with pytest.raises(ValueError, match="H a multiple of the cache's heads"):
+            program().attention(q, cache, cache, q, 1.0)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 8), (ROWS - 1, 8)])
+def test_arrays_with_too_few_rows_are_refused(shape: tuple[int, ...]) -> None:
+    """Or none at all: how wide a row is does not follow from the size of the array."""
+    x, full = floats(*shape), floats(ROWS, 8)
+    ones = np.ones(8, np.float32)
+    for call in (
+        lambda p: p.add(x, full),
+        lambda p: p.add(full, x),
+        lambda p: p.gather(x, full),
+        lambda p: p.norm(x, full, ones, None, 1e-5, False, 0),
+        lambda p: p.norm(full, x, ones, None, 1e-5, False, 0),
+        lambda p: p.rope(x, full, full, False),
+        lambda p: p.embed(matrix("F32", 2, 8), x),
+        lambda p: p.linear(x, [matrix("F32", 8, 8)], [None], [full], False, 0),
+        lambda p: p.linear(full, [matrix("F32", 8, 8)], [None], [x], False, 0),
+    ):
+        with pytest.raises(ValueError):
+            call(program())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({1: floats(0)}, "at least 1 is needed"),
+        ({5: floats(3)}, r"pages must be \[sequences, pages per sequence\]"),
+        ({5: floats()}, r"pages must be \[sequences, pages per sequence\]"),
+        ({6: floats(2)}, "disagree"),
+        ({2: floats(ROWS - 1)}, "disagree"),
+        ({0: floats(3)}, "disagree"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(changes: dict[int, np.ndarray], message: str) -> None:
+    batch = arrays()
+    for i, array in changes.items():
+        batch[i] = array.astype(np.int32)
+    with pytest.raises(ValueError, match=message):
+        _cpu.Program("scalar", _cpu.Pool(1), batch)
+
+
+def test_a_batch_without_sequences_holds_no_row() -> None:
+    batch = arrays(sequences=0)
+    p = _cpu.Program("scalar", _cpu.Pool(1), batch)
+    x = floats(ROWS, 8)
+    p.add(x, x)
+    p.run(0)
+    batch[0][0] = 1
+    with pytest.raises(ValueError, match="sequence 0 is out of range"):
+        p.run(0)
+
+
+def test_weights_of_another_kind_are_refused() -> None:
+    x, out = floats(ROWS, 32), floats(ROWS, 32)
+    panels = _cpu.WeightRows.panels(32, 32, BLOCK_TYPES["Q4_0"].id)
+    rows = matrix("Q4_0", 32, 32)
+    with pytest.raises(ValueError, match="linear: a weight is None"):
+        program().linear(x, [None], [None], [out], False, 0)  # type: ignore[list-item]
+    for call in (
+        lambda p: p.linear(x, [panels], [None], [out], False, 0),
+        lambda p: p.embed(panels, out),
+        lambda p: p.predict(x, panels, rows, True, floats(32), np.zeros((ROWS, 1), np.uint64)),
+        lambda p: p.predict(x, rows, panels, True, floats(32), np.zeros((ROWS, 1), np.uint64)),
+        lambda p: _cpu.FfnWeights(None, panels, rows, None, None, None, False, 0, 0.0),
+        lambda p: _cpu.FfnWeights(panels, rows, rows, None, None, None, False, 0, 0.0),
+    ):
+        with pytest.raises(ValueError, match="these weights lie in panels, rows are needed"):
+            call(program())
+    with pytest.raises(ValueError, match="do not fit each other"):
+        _cpu.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0)
+    with pytest.raises(ValueError, match="it needs a gate"):
+        _cpu.FfnWeights(None, rows, rows, None, None, None, False, 1, 0.0)
+
+
+def test_rows_are_those_of_tokens_or_of_logits() -> None:
+    x = floats(ROWS, 32)
+    for rows in (-1, 2):
+        with pytest.raises(ValueError, match=rf"rows {rows}: choose 0 \(tokens\) or 1 \(logits\)"):
+            program().norm(x, x, np.ones(32, np.float32), None, 1e-5, False, rows)
+        with pytest.raises(ValueError, match=rf"rows {rows}: choose"):
+            program().linear(x, [matrix("F32", 32, 32)], [None], [x], False, rows)
+
+
+def test_no_op_follows_a_run() -> None:
+    """Scratch is laid out by then."""
+    p, x = program(), floats(ROWS, 32)
+    p.add(x, x)
+    p.run(0)
+    with pytest.raises(ValueError, match="this program has run"):
+        p.linear(x, [matrix("Q4_0", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
+
+
+def test_a_program_tells_what_scratch_its_ops_share() -> None:
+    """The largest op's. Quantised rows take 44 bytes for each 32 columns, in groups of 512."""
+    p = program()
+    assert p.scratch_bytes == 0
+    x = floats(ROWS, 32)
+    p.linear(x, [matrix("F32", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
+    assert p.scratch_bytes == 0
+    p.linear(x, [matrix("Q4_0", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
+    quantised = ROWS * 16 * 44
+    assert p.scratch_bytes == -(-quantised // 64) * 64
+    weights: Any = open_backend("cpu", 1).ffn_weights(random_ffn(rng(), (6400, 32), ("F32",) * 3))
+    p.ffn(x, weights.native, floats(ROWS, 32), False, None, None, None, False)
+    hidden, partial, counts = ROWS * 6400 * 4, 32 * ROWS * 528 * 4, 32 * 5 * 8
+    assert p.scratch_bytes == hidden + partial + counts

@@ -1,0 +1,234 @@
+// The thread pool without kernels:
+//     hotcold_pool [threads]      exit 0: every piece ran once and in its step, and what ends a run early
+//     ends it cleanly; 1: something did not
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "threads.h"
+
+using namespace hc;
+
+namespace {
+
+int failures = 0;
+
+void expect(bool holds, const std::string& what) {
+    if (holds) return;
+    std::printf("%s\n", what.c_str());
+    ++failures;
+}
+
+void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+// What a run throws; "" when it throws nothing.
+std::string thrown(Pool& pool, const std::vector<Step>& steps,
+                   const std::function<void()>& check_interrupt = {}) {
+    try {
+        pool.run(steps, nullptr, check_interrupt);
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+    return "";
+}
+
+// Each step adds one to every cell, if the step before did: what lies there counts the steps that ran in
+// order.
+struct Counting {
+    explicit Counting(size_t cells) : cell(cells) {}
+    Step step(int64_t pieces, int number) {
+        return {[pieces] { return pieces; },
+                [this, pieces, number](int64_t piece, const Scratch&) {
+                    for (auto i = size_t(piece); i < cell.size(); i += size_t(pieces))
+                        if (cell[i] == number) cell[i] = number + 1;
+                }};
+    }
+    bool all(int number) const {
+        for (int c : cell)
+            if (c != number) return false;
+        return true;
+    }
+    std::vector<int> cell;
+};
+
+void test_order(Pool& pool) {
+    std::mt19937 random(1);
+    for (int round = 0; round < 200; ++round) {
+        Counting counting(97);
+        std::vector<Step> steps;
+        for (int s = 0; s < 40; ++s) steps.push_back(counting.step(int64_t(1) << (random() % 9) >> 1, s));
+        // Steps without pieces leave the cells as they are.
+        int counted = 0;
+        std::vector<Step> numbered;
+        for (const Step& s : steps) numbered.push_back(s.pieces() ? counting.step(s.pieces(), counted++) : s);
+        pool.run(numbered, nullptr);
+        expect(counting.all(counted), "a step ran before the one before it had ended");
+    }
+}
+
+void test_each_piece_runs_once(Pool& pool) {
+    for (int64_t pieces : {1, 2, 7, 64, 1 << 12, (1 << 20) + 3}) {
+        std::vector<std::atomic<int>> runs(static_cast<size_t>(pieces));
+        const Step step{[=] { return pieces; },
+                        [&](int64_t piece, const Scratch&) { ++runs[size_t(piece)]; }};
+        pool.run({step, step}, nullptr);
+        int64_t twice = 0;
+        for (const auto& r : runs) twice += r == 2;
+        expect(twice == pieces,
+               std::to_string(pieces) + " pieces, two steps: " + std::to_string(twice) + " ran twice");
+    }
+}
+
+void test_too_many_pieces(Pool& pool) {
+    const auto none = [](int64_t, const Scratch&) {};
+    const std::string seen = thrown(pool, {{[] { return int64_t(1) << 32; }, none}});
+    expect(seen.find("4294967296 pieces") != std::string::npos && seen.find("4294967295") != seen.npos,
+           "a step of 2^32 pieces: '" + seen + "'");
+}
+
+// What is thrown in each place where a step's functions are called ends the run; the next one is complete.
+void test_throwing(Pool& pool) {
+    const auto failure = [] { throw std::runtime_error("a step failed"); };
+    for (int64_t pieces : {1, 3, 500})
+        for (int where = 0; where < 5; ++where) {
+            std::atomic<int> ran{0}, after{0};
+            const auto count = [&](int64_t, const Scratch&) { ++ran; };
+            std::vector<Step> steps{{[=] { return pieces; }, count}, {[] { return int64_t(1); }, count}};
+            Step bad{[=] { return pieces; }, count};
+            if (where == 0)
+                bad.pieces = [=] {
+                    failure();
+                    return pieces;
+                };
+            else if (where == 1)  // asked by announce
+                bad.reads = [=](int64_t, int64_t) {
+                    failure();
+                    return Span{};
+                };
+            else
+                bad.run = [=](int64_t piece, const Scratch&) {
+                    if (where == 4 || piece == (where == 2 ? 0 : pieces - 1)) failure();
+                };
+            steps.push_back(bad);
+            steps.push_back({[=] { return pieces; }, [&](int64_t, const Scratch&) { ++after; }});
+            const std::string seen = thrown(pool, steps);
+            const bool asked = where != 1 || (pool.threads() > 1 && pieces > 1);
+            const std::string what = std::to_string(pieces) + " pieces, place " + std::to_string(where);
+            expect(seen == (asked ? "a step failed" : ""), what + " threw '" + seen + "'");
+            expect(after == (asked ? 0 : pieces), what + ": " + std::to_string(after) + " pieces after it");
+            Counting counting(31);
+            pool.run({counting.step(4, 0), counting.step(1, 1), counting.step(64, 2)}, nullptr);
+            expect(counting.all(3), what + ": the run after it is incomplete");
+        }
+}
+
+// Pieces that were not claimed when one failed are not run.
+void test_failure_drops_the_rest(Pool& pool) {
+    std::atomic<int> ran{0};
+    const std::string seen = thrown(pool, {{[] { return int64_t(2000); },
+                                            [&](int64_t, const Scratch&) {
+                                                sleep_ms(1);
+                                                ++ran;
+                                                throw std::bad_alloc();
+                                            }}});
+    expect(!seen.empty() && ran < 1000, "after a failure " + std::to_string(ran) + " of 2000 pieces ran");
+}
+
+// `steps` last two seconds and more; the check ends them, asked by the calling thread alone.
+void test_interrupt(Pool& pool, const char* what, const std::vector<Step>& steps, const std::atomic<int>& ran,
+                    int most) {
+    const std::thread::id caller = std::this_thread::get_id();
+    int asked = 0;
+    bool others = false;
+    const std::string seen = thrown(pool, steps, [&] {
+        others |= std::this_thread::get_id() != caller;
+        if (++asked == 2) throw std::runtime_error("interrupted");
+    });
+    expect(seen == "interrupted" && asked == 2 && !others, std::string(what) + ": threw '" + seen + "'");
+    expect(ran < most, std::string(what) + ": " + std::to_string(ran) + " pieces ran");
+    Counting counting(31);
+    pool.run({counting.step(4, 0), counting.step(1, 1), counting.step(64, 2)}, nullptr);
+    expect(counting.all(3), std::string(what) + ": the run after it is incomplete");
+}
+
+void test_interrupts(Pool& pool) {
+    std::atomic<int> ran{0};
+    const auto slow = [&](int64_t, const Scratch&) {
+        sleep_ms(1);
+        ++ran;
+    };
+    const Step one{[] { return int64_t(1); }, slow};
+    const auto many = [&](int64_t pieces) { return Step{[=] { return pieces; }, slow}; };
+    test_interrupt(pool, "steps of one piece", std::vector<Step>(2000, one), ran, 1000);
+    ran = 0;
+    const int pieces = 16 * pool.threads();
+    test_interrupt(pool, "steps of several pieces", std::vector<Step>(125, many(pieces)), ran, 62 * pieces);
+    ran = 0;
+    test_interrupt(pool, "one step", {many(2000 * pool.threads())}, ran, 1000 * pool.threads());
+
+    // Another thread ends the first step, and so runs the others, while the calling one sleeps.
+    if (pool.threads() == 1) return;
+    ran = 0;
+    const std::thread::id caller = std::this_thread::get_id();
+    std::atomic<bool> joined{false}, left{false};
+    std::vector<Step> steps(2000, one);
+    steps.insert(steps.begin(), {[] { return int64_t(2); },
+                                 [&](int64_t, const Scratch&) {
+                                     if (std::this_thread::get_id() == caller) {
+                                         while (!joined) std::this_thread::yield();
+                                         sleep_ms(30);  // so that it sleeps beyond the first question
+                                         left = true;
+                                     } else if (!joined.exchange(true)) {
+                                         while (!left) std::this_thread::yield();
+                                         sleep_ms(5);
+                                     }
+                                 }});
+    if (pool.threads() == 2) test_interrupt(pool, "steps of another thread", steps, ran, 1000);
+
+    int asked = 0;
+    pool.run({many(2)}, nullptr, [&] { ++asked; });
+    expect(asked == 0, "a run of two milliseconds was asked whether to go on");
+}
+
+// Failures and interrupts at any moment, for the thread sanitizer.
+void test_any_moment(Pool& pool) {
+    std::mt19937 random(2);
+    for (int round = 0; round < 3000; ++round) {
+        const int64_t bad = random() % 400;
+        std::vector<Step> steps;
+        for (int s = 0; s < 10; ++s) {
+            const int64_t pieces = random() % 40;
+            steps.push_back({[=] { return pieces; },
+                             [=](int64_t piece, const Scratch& scratch) {
+                                 scratch.local[0] = uint8_t(piece);
+                                 if (s * 40 + piece == bad) throw std::runtime_error("a step failed");
+                             },
+                             [](int64_t, int64_t) { return Span{}; }});
+        }
+        const bool reached = bad % 40 < steps[size_t(bad / 40)].pieces();
+        expect(thrown(pool, steps) == (reached ? "a step failed" : ""), "a failure was lost or made up");
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const int threads = argc > 1 ? std::atoi(argv[1]) : 3;
+    Pool pool(threads);
+    test_order(pool);
+    test_each_piece_runs_once(pool);
+    test_too_many_pieces(pool);
+    test_throwing(pool);
+    test_failure_drops_the_rest(pool);
+    test_interrupts(pool);
+    test_any_moment(pool);
+    std::printf("%d threads: %d failed\n", threads, failures);
+    return failures ? 1 : 0;
+}
