@@ -271,7 +271,7 @@ def test_log_odds_are_those_of_a_logistic_regression() -> None:
     random = np.random.default_rng(3)
     z = random.standard_normal((800, 4)).astype(np.float32)
     slopes = np.array([3.0, 1.0, 0.3, 0.0])
-    active = random.random(z.shape) < 1 / (1 + np.exp(-(z * slopes - 1)))
+    active = random.random(z.shape) < 1 / (1 + np.exp(-(z * slopes - [6, 4, 3, 1])))  # the first are rare
     found = fitting._log_odds(z, active)
     for i in range(4):
 
@@ -282,3 +282,20 @@ def test_log_odds_are_those_of_a_logistic_regression() -> None:
 
         best = optimize.minimize(loss, [1.0, 0.0], bounds=[(1e-3, None), (None, None)]).x
         np.testing.assert_allclose(found[:, i], best, atol=2e-3)
+
+
+@pytest.mark.parametrize(("type", "share"), [("Q4_0", 0.15), ("F16", 0.15), ("Q8_0", 0.4), ("F16", 0.9)])
+def test_the_largest_rank_is_the_most_that_fits(type: str, share: float) -> None:
+    """Factors and thresholds counted from arrays that are really made; of whole blocks of 32."""
+    neurons, dim = 1024, 256
+    most = share * 3 * neurons * dim * 2
+
+    def nbytes(rank: int) -> int:
+        first, second = (quantise(np.zeros(shape), type) for shape in ((rank, dim), (neurons, rank)))
+        return first.nbytes + second.nbytes + np.zeros(neurons, np.float32).nbytes
+
+    ranks = fitting._ranks(neurons, dim, most, type)
+    assert ranks == sorted(set(ranks)) and all(rank % 32 == 0 for rank in ranks)
+    assert ranks[-1] == max(rank for rank in range(32, dim + 1, 32) if nbytes(rank) <= most)
+    assert fitting._ranks(neurons, dim, nbytes(32), type) == [32]
+    assert fitting._ranks(neurons, dim, nbytes(32) - 1, type) == []
