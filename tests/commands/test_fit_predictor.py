@@ -14,9 +14,9 @@ from pwri import write_pwri
 import hotcold
 from hotcold.commands import cli, fit_predictor
 from hotcold.demo import model_path
+from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.scoring import ffn_inputs
 from hotcold.engine.windows import evenly, text_windows
 from hotcold.formats.gguf import open_gguf
 from hotcold.sparse.fitting import Fitted, fit_layer

@@ -15,6 +15,7 @@ import pytest
 
 from hotcold import LLM
 from hotcold.commands.cli import main
+from hotcold.engine.sampler import Sampler
 
 PROMPT = "Once upon a time"
 
@@ -99,6 +100,31 @@ def test_sampling_flags_reach_the_sampler(capsys: pytest.CaptureFixture[str]) ->
     for flags in (["--top-k", "1"], ["--top-p", "0"], ["--min-p", "1"], ["--temp", "0.001"]):
         assert report(capsys, "-p", PROMPT, "-n", "20", "--seed", "8", *flags)["ids"] == greedy, flags
     assert report(capsys, "-p", PROMPT, "-n", "20", "--temp", "0", "--repeat-penalty", "3")["ids"] != greedy
+
+
+def test_a_text_that_fails_on_the_way_is_written_and_then_the_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = Sampler.sample
+
+    def sample(self: Sampler, logits: Any, params: Any, position: int, recent: Any = ()) -> int:
+        if position == 9:
+            logits[:] = float("nan")
+        return inner(self, logits, params, position, recent)
+
+    monkeypatch.setattr(Sampler, "sample", sample)
+    assert main(["generate", "-p", PROMPT, "-n", "30", "--temp", "0"]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith(PROMPT) and len(out) > len(PROMPT) + 5 and out.endswith("\n")
+    assert err == (
+        "hotcold: error: the model's logits contain nan, not a finite number: its file is damaged\n"
+    )
+
+
+def test_top_k_0_is_all(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("-p", PROMPT, "-n", "20", "--seed", "8", "--temp", "2", "--top-p", "1", "--min-p", "0")
+    every, most, thousand = (report(capsys, *flags, "--top-k", k)["ids"] for k in ("0", "4096", "1000"))
+    assert every == most != thousand
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT cannot be sent to one process")

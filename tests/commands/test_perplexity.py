@@ -39,7 +39,9 @@ def test_a_plan_carried_out(capsys: pytest.CaptureFixture[str], text: Path, tmp_
     assert main(["plan", "-c", "64", *budget, "-o", placement]) == 0
     capsys.readouterr()
     for hot in (("--placement", placement), budget):
-        result = report(capsys, *args, *hot, "--hot-backend", "cpu", "--compare", "off")
+        two = ("--hot-backend", "cpu", "--hot-threads", "2")
+        result = report(capsys, *args, *hot, *two, "--compare", "off")
+        assert (result["threads"], result["hot_threads"]) == (1, 2)
         assert result["ppl"] == pytest.approx(expected["ppl"], rel=2e-3)
         assert result["compare"]["kl_mean"] == 0  # exact and off are the same bits in halves, too
         assert result["active_share"] == pytest.approx(expected["active_share"], rel=1e-2)
@@ -58,7 +60,8 @@ def test_exact_compared_with_off_is_the_same(capsys: pytest.CaptureFixture[str],
     compare = result["compare"]
     assert compare["ppl"] == result["ppl"]
     assert (compare["kl_mean"], compare["kl_p99"], compare["top1_agreement"]) == (0, 0, 1)
-    assert compare["ppl_ratio"] == compare["ppl_ratio_low"] == compare["ppl_ratio_high"] == 1
+    assert compare["ppl_ratio"] == 1
+    assert compare["ppl_ratio_low"] is compare["ppl_ratio_high"] is None  # from few tokens
 
 
 def test_a_smaller_kv_cache_is_named_and_costs_little(capsys: pytest.CaptureFixture[str], text: Path) -> None:
@@ -66,7 +69,9 @@ def test_a_smaller_kv_cache_is_named_and_costs_little(capsys: pytest.CaptureFixt
         report(capsys, "-f", str(text), "--cache-type", type) for type in ("f16", "f32", "q8_0")
     )
     assert (f16["cache_type"], q8_0["cache_type"]) == ("f16", "q8_0")
-    assert abs(f16["nll"] - f32["nll"]) < abs(q8_0["nll"] - f32["nll"]) < 0.01
+    # Rounding moves int8 codes of activations, whose size the instruction set's sums decide: only that both
+    # are small holds everywhere. What exactly the cache holds is tested in tests/engine/test_scoring.py.
+    assert max(abs(f16["nll"] - f32["nll"]), abs(q8_0["nll"] - f32["nll"])) < 0.02
 
 
 def test_a_kv_cache_that_does_not_fit_the_heads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -77,6 +82,9 @@ def test_a_kv_cache_that_does_not_fit_the_heads(capsys: pytest.CaptureFixture[st
 
 
 def test_lines_for_people(capsys: pytest.CaptureFixture[str], text: Path) -> None:
+    assert main(["perplexity", "-f", str(text), "-c", "64", "--compare", "off"]) == 0
+    assert "ratio 1.00000 (no 95 % interval: it takes 640 tokens or more)" in capsys.readouterr().out
+    text.write_text(TEXT * 12)
     assert main(["perplexity", "-f", str(text), "-c", "64", "--compare", "off"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("perplexity ") and captured.err == ""

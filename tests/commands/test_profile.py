@@ -14,9 +14,10 @@ from torch_files import vector, write
 
 from hotcold.commands import cli
 from hotcold.demo import model_path
+from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.scoring import cut_windows, ffn_inputs
+from hotcold.engine.scoring import cut_windows
 from hotcold.engine.windows import text_windows
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -11,20 +12,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sidecars import with_sidecar
 
 from hotcold import LLM
 from hotcold.demo import model_path
+from hotcold.engine import placing
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import LoadedModel, load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import Scorer, compare
-from hotcold.formats.gguf import open_gguf
+from hotcold.formats.gguf import GGUFError, open_gguf
+from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.sparse.handshake import HandshakeError
 from hotcold.sparse.hybrid_ffn import SplitWeights
 from hotcold.sparse.placement import Placement, read_placement, write_placement
+from hotcold.sparse.profiles import Profile, write_profile
 from hotcold.sparse.sidecar import SidecarError
 from hotcold.sparse.sizes import Sizes, sizes_of_file
 from hotcold.sparse.timeline import Timeline
@@ -212,3 +217,113 @@ def test_a_placement_of_another_model(tmp_path: Path, sizes: Sizes) -> None:
     path = write(tmp_path / "x.gpuidx", replace(sizes, fingerprint="another"), 0.5)
     with pytest.raises(SidecarError, match="belongs to the model 'another'"):
         on_two(path)
+
+
+class Counting:
+    """A backend that adds up what it is asked to hold."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.nbytes, self.programs = inner, 0, []
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.inner, name)
+        if name not in ("zeros", "matrix", "ffn_weights", "predictor_weights", "record", "batch"):
+            return value
+
+        def counted(*args: Any, **more: Any) -> Any:
+            made = value(*args, **more)
+            if name == "record":
+                self.programs.append(made)
+            elif name == "batch":
+                self.nbytes += sum(
+                    each.nbytes for each in vars(made).values() if isinstance(each, np.ndarray)
+                )
+            else:
+                self.nbytes += made.nbytes
+            return made
+
+        return counted
+
+    @property
+    def total(self) -> int:
+        return self.nbytes + sum(program.native.scratch_bytes for program in self.programs)
+
+
+@pytest.mark.parametrize("sparsity", ["off", "exact", "predicted"])
+@pytest.mark.parametrize("chunk", [16, 128, 240])
+def test_a_budget_is_kept(tmp_path: Path, sparsity: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With predictors that are named, and not only with those beside the model."""
+    path = with_sidecar(tmp_path, [True] * 6)
+    named = tmp_path / "elsewhere.gguf"
+    (tmp_path / "model.predictor.gguf").rename(named)
+    opened: list[Any] = []
+
+    def open_backend(name: str, threads: int | None) -> Any:
+        opened.append(Counting(CPUBackend(1)))
+        return opened[-1]
+
+    monkeypatch.setattr(placing, "open_backend", open_backend)
+    held = []
+    for budget in (4 << 20, 6 << 20, 8 << 20, 12 << 20):
+        options = {"sparsity": sparsity, "chunk": chunk, "hot_backend": "cpu", "vram_budget": budget}
+        model = load(path, LoadOptions(predictor=named if sparsity == "predicted" else None, **options))
+        assert model.sparsity == sparsity
+        assert any("--vram-budget places neurons for the preset rtx4090-i9" in note for note in model.notes)
+        hot = opened[-1].total
+        held.append(hot)
+        assert hot <= budget, f"{hot - budget} bytes more than the budget"
+    assert held[-1] > held[0]
+
+
+def test_a_damaged_sidecar_does_not_matter_without_prediction(half: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path(), path)
+    (tmp_path / "model.predictor.gguf").write_bytes(b"GGUF but damaged")
+    for sparsity in ("off", "exact"):
+        options = LoadOptions(placement=half, hot_backend="cpu", threads=1, sparsity=sparsity)
+        assert load(path, options).sparsity == sparsity
+    with pytest.raises(GGUFError):
+        load(path, LoadOptions(placement=half, hot_backend="cpu", sparsity="predicted"))
+
+
+def test_a_profile_beside_the_model_is_used(
+    tmp_path: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path(), path)
+    given: list[Profile] = []
+
+    class Watched(placing.Solver):
+        def __init__(self, sizes: Sizes, profile: Profile, costs: Any) -> None:
+            given.append(profile)
+            super().__init__(sizes, profile, costs)
+
+    monkeypatch.setattr(placing, "Solver", Watched)
+    options = LoadOptions(vram_budget=6 << 20, hot_backend="cpu", threads=1)
+    assert "a power law" in load(path, options).notes[0]
+    firing = [np.where(np.arange(n) >= n // 2, 0.75, 0.0625) for n in sizes.neurons]
+    facts = {"model_fingerprint": sizes.fingerprint}
+    write_profile(tmp_path / "model.profile.gguf", Profile(firing, "a test"), facts)
+    assert "model.profile.gguf: a test" in load(path, options).notes[0]
+    for found, expected in zip(given[1].firing, firing, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_the_preset_is_the_one_that_is_told(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    inner = placing.find_hardware
+
+    def find(name: str) -> Any:
+        asked.append(name)
+        return inner(name)
+
+    monkeypatch.setattr(placing, "find_hardware", find)
+    model = load(None, LoadOptions(vram_budget=6 << 20, hot_backend="cpu", threads=1))
+    assert asked == ["rtx4090-i9"] and "the preset rtx4090-i9" in model.notes[0]
+    assert "preset" not in " ".join(on_two(half).notes) and asked == ["rtx4090-i9"]
+
+
+@pytest.mark.parametrize(("asked", "given"), [((2, 1), (2, 1)), ((1, 2), (1, 2)), ((2, None), (2, 2))])
+def test_threads_of_both_sides(half: Path, asked: tuple[int, int | None], given: tuple[int, int]) -> None:
+    model = on_two(half, threads=asked[0], hot_threads=asked[1])
+    assert (model.threads, model.hot.threads) == given  # type: ignore[union-attr]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from golden import golden
 from pwri import write_pwri
+from sidecars import with_sidecar
 
 from hotcold.demo import model_path
 from hotcold.engine import loading
+from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
-from hotcold.kernels.backend import PredictorTensors
-from hotcold.sparse.predictor import PredictorError, write_sidecar
+from hotcold.kernels.reference import ReferenceBackend
+from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.sparse.predictor import PredictorError
 
 
 @pytest.fixture(scope="module")
@@ -81,24 +86,6 @@ def test_predicted_reads_the_predictor_too(folder: Path) -> None:
     thresholds = 6 * 1024 * 4
     assert predicted.step_bytes - exact.step_bytes == sum(info.nbytes for info in factors) + thresholds
     assert predicted.step_params - exact.step_params == 6 * 32 * (256 + 1024)
-
-
-def with_sidecar(folder: Path, pays: list[bool], bound: float = -1e30) -> Path:
-    """A copy of the built-in model with a sidecar that names all neurons if 0 reaches the bound, or none."""
-    path = folder / "model.gguf"
-    shutil.copy(model_path(), path)
-    with open_gguf(path) as file:
-        shapes = [file.tensors[f"blk.{i}.ffn_up.weight"].shape for i in range(6)]
-        fingerprint = file.fingerprint()
-    layers = [
-        PredictorTensors(
-            quantise(np.zeros((32, d)), "Q8_0"), quantise(np.zeros((n, 32)), "Q8_0"),
-            np.full(n, bound, np.float32), relu=False,
-        )
-        for n, d in shapes
-    ]  # fmt: skip
-    write_sidecar(folder / "model.predictor.gguf", fingerprint, layers, {"input": "normed", "pays": pays})
-    return path
 
 
 def test_auto_uses_a_sidecar_in_the_layers_where_it_pays(tmp_path: Path) -> None:
@@ -279,3 +266,95 @@ def test_another_mode_shares_the_weights() -> None:
     assert np.array_equal(model.transformer.logits[0], off.transformer.logits[0])
     with pytest.raises(LoadError, match="no predictor"):
         model.with_sparsity("predicted")
+
+
+def test_what_the_memory_check_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sidecar in the modes that use it, the scratch of long contexts, and a table that is held twice."""
+    monkeypatch.setattr(loading, "available_memory", lambda: 0)
+
+    def needs(path: Path | None = None, **options: object) -> str:
+        with pytest.raises(LoadError) as caught:
+            reference(path, **options)
+        return str(caught.value)
+
+    seen: list[int] = []
+    inner = loading.check_memory
+
+    def check(weight_bytes: int, *rest: object) -> None:
+        seen.append(weight_bytes)
+        inner(weight_bytes, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loading, "check_memory", check)
+    path = with_sidecar(tmp_path, [True] * 6)
+    with open_gguf(tmp_path / "model.predictor.gguf") as file:
+        sidecar = sum(info.nbytes for info in file.tensors.values())
+    for mode in ("off", "exact", "auto", "predicted"):
+        needs(path, sparsity=mode)
+    assert [n - seen[0] for n in seen] == [0, 0, sidecar, sidecar]
+    assert "not enough memory: the model needs 0.01 GiB" in needs(path)
+
+    file_bytes = 0
+    with open_gguf(model_path()) as file:
+        tied = "output.weight" not in file.tensors
+        table = file.tensors["token_embd.weight"].nbytes
+        file_bytes = sum(info.nbytes for info in file.tensors.values())
+    needs(None, vram_budget=1 << 30, hot_backend="reference")
+    assert seen[-1] == file_bytes + tied * table
+    needs(None)
+    assert seen[-1] == file_bytes
+
+
+def test_the_memory_check_counts_what_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def refused(free: int) -> bool:
+        monkeypatch.setattr(loading, "available_memory", lambda: free)
+        try:
+            reference(sequences=4)
+        except LoadError:
+            return True
+        return False
+
+    model = reference(sequences=4)
+    config, limits = model.config, model.transformer.batch.limits
+    with open_gguf(model_path()) as file:
+        sizes.append(sum(info.nbytes for info in file.tensors.values()))
+    sizes.append(sum(k.nbytes + v.nbytes for k, v in model.cache.layers))
+    sizes.append(buffer_bytes(config, limits) + scratch_bytes(config, limits))
+    assert refused(sum(sizes) - 1) and not refused(sum(sizes))
+
+
+def test_a_mixed_step_does_not_count_rows() -> None:
+    """So that rows and time belong to the same steps: a prompt row beside a decode row."""
+    model = reference(sequences=2, sparsity="exact")
+    engine = Engine(model)
+    first = Request([300] * 3, SamplingParams(temperature=0), max_tokens=9, ignore_eos=True)
+    engine.add(first)
+    engine.step()
+    engine.step()
+    before = model.counters.copy()
+    assert before.rows.any() and before.decode_steps == 1
+    engine.add(Request([301] * 5, SamplingParams(temperature=0), max_tokens=9, ignore_eos=True))
+    engine.step()
+    after = model.counters
+    assert len(first.output) == 3
+    assert (after.rows == before.rows).all() and after.decode_steps == 1
+    assert after.prompt_tokens - before.prompt_tokens == 5
+
+
+def test_what_a_backend_refuses_is_told_as_a_limit_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: ReferenceBackend, *_: object) -> None:
+        raise ValueError("ffn: more neurons than a layer may have here")
+
+    monkeypatch.setattr(ReferenceBackend, "ffn_weights", refuse)
+    with pytest.raises(LoadError, match=r"fable.*\.gguf cannot run here: ffn: more neurons than"):
+        reference()
+
+
+def test_threads_that_cannot_start_are_a_mistake_that_can_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(threads: int) -> None:
+        raise ValueError(f"threads {threads}: only 3 can run here (out of memory): choose fewer (-t)")
+
+    monkeypatch.setattr("hotcold.kernels.cpu._cpu.Pool", fail)
+    with pytest.raises(UserError, match=r"^threads 7: only 3 can run here"):
+        load(None, LoadOptions(threads=7))

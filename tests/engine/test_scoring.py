@@ -10,25 +10,23 @@ import numpy as np
 import pytest
 from golden import golden
 
-from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import LoadedModel, load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import (
+    LEAST_TOKENS,
     Divergence,
     Scorer,
     compare,
     cut_windows,
-    ffn_inputs,
     join,
     log_softmax,
     perplexity,
     perplexity_error,
     score,
 )
-from hotcold.formats.gguf import open_gguf
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -128,28 +126,7 @@ def test_exact_and_off_do_not_differ(model: LoadedModel) -> None:
     both = compare(Scorer(model), Scorer(model.with_sparsity("off")), window)
     assert len(both.nll) == len(window) - 1
     assert (both.kl == 0).all() and both.same_top.all()
-    assert both.perplexity_ratio == 1 and both.ratio_interval() == (1, 1)
-
-
-def test_what_the_ffns_are_given(model: LoadedModel) -> None:
-    """One input is the norm of the other, by the file's weights; a row depends on those before it alone."""
-    window = model.tokenizer.encode(
-        "Heidi ran down the path to the hut, and the wind sang in the fir trees. " * 3
-    )
-    layers = ffn_inputs(model, [window[:9], window], {"normed", "residual"})
-    assert len(layers) == 6
-    with open_gguf(model_path()) as file:
-        for i, layer in enumerate(layers):
-            normed, residual = layer["normed"], layer["residual"]
-            assert normed.shape == residual.shape == (8 + len(window) - 1, 256)
-            size = np.sqrt(
-                (residual**2).mean(axis=-1, keepdims=True)
-                + float(file.metadata["bamboo.attention.layer_norm_rms_epsilon"])
-            )
-            weight = file.load(f"blk.{i}.ffn_norm.weight").dequantise()
-            np.testing.assert_allclose(normed, residual / size * weight, atol=1e-4)
-            np.testing.assert_allclose(normed[:8], normed[8:16], atol=1e-6)
-    assert ffn_inputs(model, [window[:9]], {"normed"})[0].keys() == {"normed"}
+    assert both.perplexity_ratio == 1 and both.ratio_interval() is None
 
 
 def test_divergence_of_known_distributions() -> None:
@@ -178,10 +155,53 @@ def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says() -> None:
         base = rng.gamma(2.0, 2.0, 3200)
         worse = base + rng.normal(0.01, 0.2, 3200)
         both = Divergence(np.zeros(3200), np.ones(3200, np.bool_), worse, base)
-        low, high = both.ratio_interval(trial)
+        low, high = both.ratio_interval(trial) or (0.0, 0.0)
         assert low < both.perplexity_ratio < high
         covered += low <= math.exp(0.01) <= high
     assert 88 <= covered <= 100
+
+
+def gaussian(tokens: int, *, neighbours: int = 1, seed: int = 0) -> Divergence:
+    """Surprise that is about 1 % worse under the mode; runs of neighbouring tokens are alike."""
+    rng = np.random.default_rng(seed)
+    base = rng.gamma(2.0, 2.0, tokens)
+    worse = base + 0.01 + np.repeat(rng.normal(0, 0.2, -(-tokens // neighbours)), neighbours)[:tokens]
+    return Divergence(rng.gamma(1.0, 0.01, tokens), np.ones(tokens, np.bool_), worse, base)
+
+
+def test_tokens_that_depend_on_their_neighbours_are_drawn_together() -> None:
+    """Runs of 16 equal tokens: drawn one by one, the interval would be a quarter as wide and cover little."""
+    covered, widths = 0, []
+    for trial in range(60):
+        both = gaussian(6400, neighbours=16, seed=trial)
+        low, high = both.ratio_interval(trial) or (0.0, 0.0)
+        covered += low <= math.exp(0.01) <= high
+        widths.append(math.log(high / low))
+    assert covered >= 51
+    assert np.mean(widths) == pytest.approx(2 * 1.96 * 0.2 / math.sqrt(6400 / 16), rel=0.15)
+
+
+def test_few_tokens_have_no_interval() -> None:
+    assert gaussian(LEAST_TOKENS - 1).ratio_interval() is None
+    low, high = gaussian(LEAST_TOKENS).ratio_interval() or (0.0, 0.0)
+    assert 0.9 < low < high < 1.1
+    few, enough = gaussian(LEAST_TOKENS - 1).summary(), gaussian(LEAST_TOKENS).summary()
+    assert few["ppl_ratio_low"] is few["ppl_ratio_high"] is None
+    assert enough["ppl_ratio_low"] == low and few["ppl_ratio"] == pytest.approx(math.exp(0.01), rel=0.05)
+
+
+def test_the_summary_of_known_numbers() -> None:
+    """One token of a hundred is 50 times as far off: the mean hides it, P99 shows it, P90 would not."""
+    kl = np.full(1000, 0.01)
+    kl[::50] = 0.5
+    same = np.arange(1000) % 4 > 0
+    summary = Divergence(kl, same, np.full(1000, 2.0), np.full(1000, 1.5)).summary()
+    assert summary["kl_p99"] == pytest.approx(0.5)
+    assert summary["kl_mean"] == pytest.approx(0.0198)
+    assert summary["top1_agreement"] == pytest.approx(0.75)
+    assert summary["ppl"] == pytest.approx(math.exp(1.5)) and summary["ppl_ratio"] == pytest.approx(
+        math.exp(0.5)
+    )
 
 
 def test_the_interval_repeats_with_its_seed() -> None:
@@ -200,3 +220,34 @@ def test_the_card_of_the_built_in_model() -> None:
     assert len(nll) == card["tokens"]
     assert perplexity(nll) == pytest.approx(card["perplexity"], rel=1e-3)
     assert scorer.figures.active_share_by_layer == pytest.approx(card["active_share_per_layer"], abs=5e-4)
+
+
+def test_the_kv_cache_holds_what_its_type_can() -> None:
+    """Layer 0's keys and values depend on the tokens alone: in each cache they are the same but for
+    rounding."""
+    window = load(None, LoadOptions()).tokenizer.encode("Heidi ran down the path to the hut. " * 4)
+    found, sizes = {}, {}
+    for type in ("f32", "f16", "q8_0"):
+        model = load(None, LoadOptions(cache_type=type))
+        rows = Scorer(model).logits(window)
+        for _ in rows:  # up to the last step, before the pages are given back
+            pass
+        sizes[type] = sum(k.nbytes + v.nbytes for k, v in model.cache.layers)
+        found[type] = [stored(each, len(window) - 1) for each in model.cache.layers[0]]
+    assert sizes["f16"] * 2 == sizes["f32"] and sizes["q8_0"] * 64 == sizes["f16"] * 34
+    for exact, half, eighth in zip(found["f32"], found["f16"], found["q8_0"], strict=True):
+        assert (np.abs(half - exact) <= np.abs(exact) * 2.0**-11 + 2.0**-25).all()
+        largest = np.abs(exact).reshape(*exact.shape[:-1], -1, 32).max(axis=-1)
+        # Half a step of amax / 127, whose scale is a float16.
+        bound = np.repeat(largest, 32, axis=-1) * (0.5 / 127 + 2.0**-11) + 2.0**-24
+        assert (np.abs(eighth - exact) <= bound).all()
+        assert 0 < np.abs(half - exact).max() < np.abs(eighth - exact).max()
+
+
+def stored(cache: np.ndarray, n: int) -> np.ndarray:
+    """The first n positions of a cache whose pages were used in order, ``[n, K, head_dim]`` float64."""
+    if cache.dtype == np.uint8:
+        blocks = cache.reshape(*cache.shape[:-1], -1, 34)
+        scale = blocks[..., :2].copy().view(np.float16).astype(np.float64)
+        cache = (blocks[..., 2:].view(np.int8) * scale).reshape(*cache.shape[:-1], -1)
+    return cache.astype(np.float64).transpose(0, 2, 1, 3).reshape(-1, *cache.shape[1::2])[:n]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_forward import Model
+from scipy import optimize
 
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
@@ -262,3 +263,39 @@ def test_trained_predictors_are_kept_or_requantised(
         assert figures.recall > 0.98
     else:
         assert 0.949 < figures.recall < 0.98
+
+
+def test_log_odds_are_those_of_a_logistic_regression() -> None:
+    """Of scores that say much, little and nothing, against the maximum that SciPy finds of the likelihood,
+    with the prior's 0.05 times the squared slope taken off."""
+    random = np.random.default_rng(3)
+    z = random.standard_normal((800, 4)).astype(np.float32)
+    slopes = np.array([3.0, 1.0, 0.3, 0.0])
+    active = random.random(z.shape) < 1 / (1 + np.exp(-(z * slopes - [6, 4, 3, 1])))  # the first are rare
+    found = fitting._log_odds(z, active)
+    for i in range(4):
+
+        def loss(parameters: np.ndarray, i: int = i) -> float:
+            logits = parameters[0] * z[:, i].astype(np.float64) + parameters[1]
+            likelihood = (active[:, i] * logits - np.logaddexp(0, logits)).sum()
+            return float(0.05 * parameters[0] ** 2 - likelihood)
+
+        best = optimize.minimize(loss, [1.0, 0.0], bounds=[(1e-3, None), (None, None)]).x
+        np.testing.assert_allclose(found[:, i], best, atol=2e-3)
+
+
+@pytest.mark.parametrize(("type", "share"), [("Q4_0", 0.15), ("F16", 0.15), ("Q8_0", 0.4), ("F16", 0.9)])
+def test_the_largest_rank_is_the_most_that_fits(type: str, share: float) -> None:
+    """Factors and thresholds counted from arrays that are really made; of whole blocks of 32."""
+    neurons, dim = 1024, 256
+    most = share * 3 * neurons * dim * 2
+
+    def nbytes(rank: int) -> int:
+        first, second = (quantise(np.zeros(shape), type) for shape in ((rank, dim), (neurons, rank)))
+        return first.nbytes + second.nbytes + np.zeros(neurons, np.float32).nbytes
+
+    ranks = fitting._ranks(neurons, dim, most, type)
+    assert ranks == sorted(set(ranks)) and all(rank % 32 == 0 for rank in ranks)
+    assert ranks[-1] == max(rank for rank in range(32, dim + 1, 32) if nbytes(rank) <= most)
+    assert fitting._ranks(neurons, dim, nbytes(32), type) == [32]
+    assert fitting._ranks(neurons, dim, nbytes(32) - 1, type) == []

@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from plain_forward import Model
 
 from hotcold.demo import model_path
 from hotcold.formats.blocks import GGML_TYPES, Tensor
@@ -162,9 +163,13 @@ def test_a_placement_that_contradicts_itself(tmp_path: Path, key: str, value: An
         read_placement(path, sizes)
 
 
-def test_every_byte_of_a_file_is_somewhere() -> None:
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_byte_of_a_file_is_somewhere(tied: bool, tmp_path: Path) -> None:
     """Weights as in the file, keys and values as the cache allocates them."""
-    with open_gguf(model_path()) as file:
+    path = model_path()
+    if not tied:
+        path = Model(tied=False, activation="relu", head_dim=32, rotary=32).write(tmp_path / "untied.gguf")
+    with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         found = sizes_of_file(file, config, 200, "q8_0")
         weights = sum(info.nbytes for info in file.tensors.values())

@@ -130,6 +130,20 @@ def test_never_over_the_budget_and_never_slower_with_more(seed: int, shares: lis
             assert hot.all() or not hot.any() or firing[hot].min() >= firing[~hot].max()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_budget_that_is_just_enough(seed: int) -> None:
+    """For the dense parts of all layers alone, for whole layers, for everything: to the byte."""
+    model = made_up(seed, groups=3)
+    sizes = model[0]
+    count = len(sizes.neurons)
+    nothing_hot = [np.zeros(n, np.bool_) for n in sizes.neurons]
+    placements = [Placement(nothing_hot, range(count), head) for head in (False, True)]
+    placements += [last_layers(sizes, n) for n in range(count + 1)]
+    for placement in placements:
+        budget = bytes_on_gpu(sizes, placement)
+        assert seconds(model, solved(model, budget)) <= seconds(model, placement) * (1 + 1e-9)
+
+
 def test_no_budget_is_the_cpu() -> None:
     placement = solved(made_up(1), 0)
     assert not any(hot.any() for hot in placement.hot) and not placement.layers and not placement.head

@@ -17,8 +17,8 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Timeline:
     """
     hot = ReferenceBackend()
     timeline = Timeline(hot)
-    moments = iter((0, 10, 12, 14, 28, 30, 40))
-    monkeypatch.setattr("hotcold.sparse.timeline.time.perf_counter", lambda: next(moments) / 1e6)
+    clock = iter([0, 10, 12, 14, 28, 30, 40])
+    monkeypatch.setattr("hotcold.sparse.timeline.time.perf_counter", lambda: next(clock) / 1e6)
     timeline.stage(hot, 0)
     for what in ("post", "take", "wait", "give", "waited"):
         timeline.mark(what, 2)

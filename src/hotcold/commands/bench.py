@@ -21,11 +21,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, number = parser.add_argument, options.whole_number
     add("-p", "--n-prompt", type=number(1), default=128, metavar="N", help="prompt tokens (128)")
     add("-n", "--n-gen", type=number(2), default=64, metavar="N", help="tokens to generate (64)")
-    parallel = "sequences; 16 are decoded together, more wait for their turn (1)"
-    add("--parallel", type=number(1, 4096), default=1, metavar="N", help=parallel)
-    add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds (5)")
-    what = "write a Chrome trace of one more round on two backends, and print how far these overlap"
-    add("--timeline", type=options.file_path, metavar="FILE", help=what)
+    add(
+        "--parallel",
+        type=number(1, 4096),
+        default=1,
+        metavar="N",
+        help=f"sequences; {MAX_DECODE_ROWS} are decoded together, more wait for their turn (1)",
+    )
+    add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds to measure (5)")
+    add(
+        "--timeline",
+        type=options.file_path,
+        metavar="FILE",
+        help="run one more round and write its Chrome trace: when each of two backends worked and waited. "
+        "Needs --placement or --vram-budget",
+    )
     options.add_model_options(parser)
     options.add_json_option(parser)
 

@@ -45,15 +45,21 @@ versions    hotcold {hotcold}, Python {python}, NumPy {numpy}
 GPU         not looked for (torch {torch}; no GPU kernels in this version)"""
 
 _HEADING = f"""\
-GB/s, median of {RUNS} runs (and their range). memory: only read; dense: all of an
-FFN of Q4_0; N B: one neuron in ten, which lies in pieces of N bytes
+GB/s, median of {RUNS} runs (and their range)
+memory: plain reads; dense: an FFN of Q4_0 with all its neurons;
+N B: an FFN with one neuron in ten, read in pieces of N bytes
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--again", action="store_true", help="measure, though figures are cached")
-    what = "write the figures to a new file as well, for --hardware"
-    parser.add_argument("-o", "--output", type=options.new_file, metavar="FILE", help=what)
+    parser.add_argument("--again", action="store_true", help="measure again, even if figures are cached")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=options.new_file,
+        metavar="FILE",
+        help="also write the figures to a new file, for hotcold plan --hardware",
+    )
     options.add_json_option(parser)
 
 

@@ -16,8 +16,8 @@ from hotcold.commands.progress import progress
 from hotcold.demo import model_path
 from hotcold.engine.benchmark import measure, prompt_of
 from hotcold.engine.engine import Engine
+from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.loading import LoadedModel
-from hotcold.engine.scoring import ffn_inputs
 from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf

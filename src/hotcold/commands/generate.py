@@ -5,9 +5,7 @@ import contextlib
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 
 from hotcold.commands import options
 from hotcold.commands.cli import EXIT_INTERRUPTED
@@ -19,11 +17,19 @@ from hotcold.engine.statistics import Figures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue; - reads standard input")
-    path, count = options.file_path, options.whole_number(1)
-    group.add_argument("-f", "--file", type=path, metavar="FILE", help="file with the text to continue")
-    parser.add_argument("-n", "--n-predict", type=count, default=200, metavar="N", help="tokens (200)")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue; - reads standard input")
+    prompt.add_argument(
+        "-f", "--file", type=options.file_path, metavar="FILE", help="file with the text to continue"
+    )
+    parser.add_argument(
+        "-n",
+        "--n-predict",
+        type=options.whole_number(1),
+        default=200,
+        metavar="N",
+        help="the most tokens to generate (200)",
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="do not let the model end the text")
     options.add_model_options(parser)
     options.add_sampling_options(parser)
@@ -40,29 +46,53 @@ def run(args: argparse.Namespace) -> int:
     request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
     engine = Engine(model)
     engine.check(request)
-    write: Callable[..., None] = (lambda _: None) if args.json else partial(print, end="", flush=True)
-    write(prompt)
+    write = _discard if args.json else _write
     pieces = []
-    with contextlib.suppress(KeyboardInterrupt):
-        for piece in stream_text(engine, request):
-            pieces.append(piece)
-            write(piece)
-    engine.abort(request)  # harmless when it has finished
-    figures = Figures.of(model.counters, model.footprint)
-    write("\n")
+    write(prompt)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            for piece in stream_text(engine, request):
+                pieces.append(piece)
+                write(piece)
+    finally:
+        engine.abort(request)  # harmless when it has finished
+        write("\n")
     if request.context_full:
         print(f"note: stopped at the end of the context, {model.context} positions (see -c)", file=sys.stderr)
-    line = "\N{NO-BREAK SPACE}| ".join(_figures(request, figures, model))
-    if sys.stderr.isatty():  # broken between figures only
-        line = textwrap.fill(line, shutil.get_terminal_size().columns)
-    print(line.replace("\N{NO-BREAK SPACE}", " "), file=sys.stderr)
+    figures = Figures.of(model.counters, model.footprint)
+    _print_figures(_figures(request, figures, model))
     report = {
-        "text": "".join(pieces), "ids": request.output, "finish_reason": request.finish_reason,
-        "context_full": request.context_full, "prompt_tokens": len(request.prompt),
-        "generated_tokens": len(request.output), "ttft_s": request.timings.ttft_s, "seed": request.seed,
-    }  # fmt: skip
-    options.end(args, report | asdict(figures) | options.facts(model))
+        "text": "".join(pieces),
+        "ids": request.output,
+        "finish_reason": request.finish_reason,
+        "context_full": request.context_full,
+        "prompt_tokens": len(request.prompt),
+        "generated_tokens": len(request.output),
+        "ttft_s": request.timings.ttft_s,
+        "seed": request.seed,
+        **asdict(figures),
+        **options.facts(model),
+    }
+    options.end(args, report)
     return EXIT_INTERRUPTED if request.finish_reason == "cancelled" else 0
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _discard(text: str) -> None:
+    """With ``--json`` the text is in the report alone."""
+
+
+def _print_figures(figures: list[str]) -> None:
+    """On stderr; where that is a terminal, lines are broken between figures only."""
+    if not sys.stderr.isatty():
+        print(" | ".join(figures), file=sys.stderr)
+        return
+    whole = [figure.replace(" ", "\N{NO-BREAK SPACE}") for figure in figures]
+    line = textwrap.fill("\N{NO-BREAK SPACE}| ".join(whole), shutil.get_terminal_size().columns)
+    print(line.replace("\N{NO-BREAK SPACE}", " "), file=sys.stderr)
 
 
 def _figures(request: Request, figures: Figures, model: LoadedModel) -> list[str]:
@@ -79,4 +109,4 @@ def _figures(request: Request, figures: Figures, model: LoadedModel) -> list[str
         parts.append(f"{options.scaled(figures.params_per_token)} parameters per token")
     if request.finish_reason == "cancelled":
         parts.append("interrupted")
-    return [part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts]
+    return parts

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="positions of the context (default: the model's, 4096 at most; of a --shape 2048)",
     )
-    add("--cache-type", choices=CACHE_TYPES, default="f16", help="of keys and values (f16)")
+    add("--cache-type", choices=tuple(CACHE_TYPES), default="f16", help="of keys and values (f16)")
     add(
         "--vram-budget",
         type=options.byte_size,

@@ -28,7 +28,9 @@ from hotcold.kernels.backend import (
     PredictorWeights,
 )
 from hotcold.model.config import Config
+from hotcold.model.devices import Devices
 from hotcold.model.kv_cache import KVCache
+from hotcold.model.step_memory import buffer_bytes, scratch_bytes
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import FFN, Transformer
 from hotcold.model.weights import Progress, check_tensors, load_weights
@@ -76,7 +78,9 @@ class LoadedModel:
         self.config = config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         weight_bytes = check_tensors(file, config, factors)
         self._check_mode(options.sparsity)
-        if facts := self._predictor_facts(options.sparsity):
+        facts = self._predictor_facts(options.sparsity)
+        predicted = self._mode(options.sparsity, facts)[0] == "predicted"
+        if facts and predicted:
             weight_bytes += facts.nbytes
         asked, most = options.context, config.context
         if asked is not None and not 2 <= asked <= most:
@@ -87,9 +91,12 @@ class LoadedModel:
         self._limits = BatchLimits(MAX_DECODE_ROWS + self.chunk, options.sequences, pages, logits)
         self.tokenizer = Tokenizer.from_metadata(file.metadata)
         self.cache_type = options.cache_type
-        check_memory(weight_bytes, KVCache.page_bytes(config, self.cache_type), config, self._limits)
-        positions = self._limits.sequences * self._limits.pages_per_sequence * PAGE
-        self._devices = open_devices(file, config, options, positions)
+        self._devices, self._placing_notes = open_devices(
+            file, config, options, self._limits, facts.path if facts and predicted else None
+        )
+        if "output.weight" not in file.tensors and self._devices.head is not self._devices.embedding:
+            weight_bytes += file.tensors["token_embd.weight"].nbytes  # each of the two has the table
+        check_memory(weight_bytes, self.cache_type, config, self._limits, self._devices)
         self.backend = self._devices.embedding
         self.hot = getattr(self._devices, "hot", None)
         self.threads: int | None = getattr(self.backend, "threads", None)
@@ -169,7 +176,7 @@ class LoadedModel:
     def _enter(self, requested: str, wrap: Wrap = list) -> None:
         facts = self._predictor_facts(requested)
         self.sparsity, notes = self._mode(requested, facts)
-        self.notes = [*self.config.notes, *notes]
+        self.notes = [*self.config.notes, *self._placing_notes, *notes]
         self._predictors: list[PredictorWeights | None] = [None] * self.config.layers
         self._predictor_params, self._predictor_input = 0, "normed"
         if facts and self.sparsity == "predicted":
@@ -232,11 +239,13 @@ class LoadedModel:
         return Footprint(
             step_bytes=sum(each.nbytes for each in (*read, *predictors)),
             step_params=sum(math.prod(each.shape) for each in read) + self._predictor_params,
-            token_bytes=weights.embedding.nbytes // config.vocab, neurons=config.neurons, dim=config.dim,
+            token_bytes=weights.embedding.nbytes // config.vocab,
+            neurons=config.neurons,
+            dim=config.dim,
             # As in FFNStats: without a gate the up rows count as gate rows.
             row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
             kv_bytes=KVCache.page_bytes(config, self.cache_type) // PAGE,
-        )  # fmt: skip
+        )
 
 
 def load(path: Path | None, options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
@@ -245,18 +254,28 @@ def load(path: Path | None, options: LoadOptions, progress: Progress | None = No
     ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options that do
     not fit it or the machine (LoadError). Weights are read last."""
     with open_gguf(path or model_path()) as file:
-        return LoadedModel(file, options, progress)
+        try:
+            return LoadedModel(file, options, progress)
+        except UserError:
+            raise
+        except ValueError as error:  # a shape that is right and that a kernel has no room for, say
+            raise LoadError(f"{printable(file.path.name)} cannot run here: {error}") from error
 
 
-def check_memory(weight_bytes: int, page_bytes: int, config: Config, limits: BatchLimits) -> None:
-    """Raises LoadError when weights, KV cache and buffers are more than this process may still take."""
+def check_memory(
+    weight_bytes: int, cache_type: str, config: Config, limits: BatchLimits, devices: Devices
+) -> None:
+    """Raises LoadError when weights, KV cache, buffers and scratch are more than this process may still
+    take."""
     pages = limits.sequences * limits.pages_per_sequence
-    cache_bytes = pages * page_bytes
-    row_bytes = 4 * (4 * config.dim + 2 * (config.heads + config.kv_heads) * config.head_dim)
-    buffers = limits.tokens * row_bytes + limits.logits * 4 * config.vocab
+    cache_bytes = pages * KVCache.page_bytes(config, cache_type)
+    backends = len(set(devices.parts))
+    step_bytes = buffer_bytes(config, limits, split=backends > 1) + scratch_bytes(config, limits)
+    step_bytes *= backends
     free = available_memory()
-    if free is not None and weight_bytes + cache_bytes + buffers > free:
-        smaller = "context (-c)" if weight_bytes + buffers < free else "or more quantised model"
-        weights, cache, left = (f"{n / 2**30:.2f} GiB" for n in (weight_bytes, cache_bytes, free))
-        needs = f"the model needs {weights}, its KV cache of {pages * PAGE} positions {cache}"
+    if free is not None and weight_bytes + cache_bytes + step_bytes > free:
+        smaller = "context (-c)" if weight_bytes < free else "or more quantised model"
+        sizes = (weight_bytes, cache_bytes, step_bytes, free)
+        weights, cache, steps, left = (f"{n / 2**30:.2f} GiB" for n in sizes)
+        needs = f"the model needs {weights}, its KV cache of {pages * PAGE} positions {cache}, steps {steps}"
         raise LoadError(f"not enough memory: {needs}, but {left} are available: use a smaller {smaller}")

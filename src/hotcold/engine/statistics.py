@@ -71,9 +71,13 @@ class Figures:
         params = tokens * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
         active = counters.rows[:, 3] / (np.asarray(footprint.neurons) * tokens)
         return cls(
-            prompt_tok_s=prompt_tok_s, tok_s=tokens / seconds if seconds else None,
-            bytes_per_token=total_bytes / tokens, gb_s=total_bytes / seconds / 1e9 if seconds else None,
-            active_share=float(active.mean()), active_share_by_layer=tuple(active.tolist()),
-            params_per_token=params / tokens, rows_per_step=tokens / steps,
+            prompt_tok_s=prompt_tok_s,
+            tok_s=tokens / seconds if seconds else None,
+            bytes_per_token=total_bytes / tokens,
+            gb_s=total_bytes / seconds / 1e9 if seconds else None,
+            active_share=float(active.mean()),
+            active_share_by_layer=tuple(active.tolist()),
+            params_per_token=params / tokens,
+            rows_per_step=tokens / steps,
             python_share=1 - counters.run_s / seconds if seconds else None,
-        )  # fmt: skip
+        )

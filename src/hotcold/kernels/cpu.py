@@ -129,7 +129,7 @@ class CPUBackend:
         self.isa = isa or default_isa()
         try:
             self._pool = _cpu.Pool(threads)
-        except ValueError as error:  # fewer can be started here
+        except ValueError as error:  # some could not be started
             raise UserError(str(error)) from None
         self._recording = False
         self._recorder: _Recorder | None = None

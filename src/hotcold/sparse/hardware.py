@@ -13,6 +13,8 @@ from hotcold.formats.files import RegularFile, shown
 DEFAULT = "rtx4090-i9"  #: the preset that plans are for, if nothing is said
 PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("machines.json").read_bytes())
 
+_OF_THE_GPU = ("gpu_stream_gb_s", "gpu_rows_gb_s", "link_pinned_gb_s", "link_pageable_gb_s", "handshake_s")
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -33,25 +35,42 @@ class Hardware:
     machine: dict[str, Any] | None = None  #: what doctor adds: when, where, and all that it measured
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            numbers = np.array(value, object)
-            right = all(type(n) in (int, float) and 0 < n < 1e18 for n in numbers.flat)
-            needed = "a number above 0"
-            if name in ("name", "source"):
-                right, needed = isinstance(value, str), "text"
-            elif name == "machine":
-                right, needed = value is None or isinstance(value, dict), "an object"
-            elif name == "cpu_gather_gb_s":
-                right, needed = right and numbers.shape[1:] == (2,), "a list of pairs of numbers above 0"
-            elif not name.startswith("cpu") and self.vram_bytes == 0:
-                right, needed = value == 0 and type(value) in (int, float), "0, without a GPU (vram_bytes),"
-            if not right or isinstance(value, list) != (name == "cpu_gather_gb_s"):
-                raise UserError(f"{name} is {shown(value)}: {needed} is needed")
+        for name in ("name", "source"):
+            self._check(name, isinstance(getattr(self, name), str), "text")
+        self._check("machine", self.machine is None or isinstance(self.machine, dict), "an object")
+        vram = self.vram_bytes
+        self._check("vram_bytes", _zero(vram) or _positive(vram), "a number above 0, or 0 without a GPU,")
+        self._check("cpu_stream_gb_s", _positive(self.cpu_stream_gb_s), "a number above 0")
+        pairs = _positive_pairs(self.cpu_gather_gb_s)
+        self._check("cpu_gather_gb_s", pairs, "a list of pairs of numbers above 0")
+        for name in _OF_THE_GPU:
+            if vram == 0:
+                self._check(name, _zero(getattr(self, name)), "0, without a GPU (vram_bytes),")
+            else:
+                self._check(name, _positive(getattr(self, name)), "a number above 0")
+
+    def _check(self, name: str, right: bool, needed: str) -> None:
+        if not right:
+            raise UserError(f"{name} is {shown(getattr(self, name))}: {needed} is needed")
 
     def gather_gb_s(self, nbytes: float) -> float:
         """Of scattered runs of ``nbytes``, by logarithms between the lengths that are known."""
         lengths, speeds = np.array(sorted(self.cpu_gather_gb_s)).T
         return float(np.interp(np.log(nbytes), np.log(lengths), speeds))
+
+
+def _zero(value: object) -> bool:
+    return type(value) in (int, float) and value == 0
+
+
+def _positive(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e18  # type: ignore[operator]
+
+
+def _positive_pairs(value: object) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(pair, list) and len(pair) == 2 and all(map(_positive, pair)) for pair in value)
 
 
 def find_hardware(name: str) -> Hardware:

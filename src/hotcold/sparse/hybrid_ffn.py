@@ -54,9 +54,16 @@ class HybridFFN:
 
     def _compute(self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, mask: Buffer) -> None:
         self.backend.ffn(
-            x, weights, batch, out,
-            skip=self.skip, mask=mask, fired=self.fired, stats=self.stats, accumulate=True,
-        )  # fmt: skip
+            x,
+            weights,
+            batch,
+            out,
+            skip=self.skip,
+            mask=mask,
+            fired=self.fired,
+            stats=self.stats,
+            accumulate=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -70,10 +77,21 @@ class SplitWeights:
     def halves(self) -> list[FFNWeights]:
         return [half for half in (self.hot, self.cold) if half is not None]
 
-    row_bytes = property(lambda self: self.cold.row_bytes)
-    neurons = property(lambda self: sum(half.neurons for half in self.halves))
-    nbytes = property(lambda self: sum(half.nbytes for half in self.halves))
-    runs = property(lambda self: sum(half.runs for half in self.halves))
+    @property
+    def row_bytes(self) -> tuple[int, int, int, int]:
+        return self.cold.row_bytes
+
+    @property
+    def neurons(self) -> int:
+        return sum(half.neurons for half in self.halves)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(half.nbytes for half in self.halves)
+
+    @property
+    def runs(self) -> int:
+        return sum(half.runs for half in self.halves)
 
 
 @dataclass(frozen=True)
@@ -94,7 +112,9 @@ class SplitFFN(HybridFFN):
     weights: SplitWeights
 
     def connect(self, layer: int, mailbox: Mailbox, handshake: Handshake) -> None:
-        self._layer, self._mailbox, self._handshake = layer, mailbox, handshake
+        self._layer = layer
+        self._mailbox = mailbox
+        self._handshake = handshake
         self._cold_stats = FFNStats() if self.stats else None
 
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
@@ -109,13 +129,23 @@ class SplitFFN(HybridFFN):
         self.backend.add(out, self._mailbox.y, batch)
 
     def record_cold(self, cold: Backend) -> None:
-        box, weights, stats = self._mailbox, self.weights.cold, self._cold_stats
+        """The cold side's part, which belongs to its program."""
+        box = self._mailbox
         cold.host(lambda: self._handshake.take(self._layer), box.batch)
-        cold.ffn(box.x, weights, box.batch, box.y, skip=self.skip, mask=box.mask, stats=stats)
+        cold.ffn(
+            box.x,
+            self.weights.cold,
+            box.batch,
+            box.y,
+            skip=self.skip,
+            mask=box.mask,
+            stats=self._cold_stats,
+        )
         cold.host(lambda: self._handshake.give(self._layer), box.batch)
 
     def _fill(self, normed: Buffer, batch: Batch) -> None:
-        box, p, rows, decode = self._mailbox, self.prediction, batch.n_tokens, batch.n_decode
+        box, p = self._mailbox, self.prediction
+        rows, decode = batch.n_tokens, batch.n_decode
         box.batch.counts[:] = batch.counts
         box.x[:rows] = normed[:rows]
         if p is not None and box.mask is not None:
@@ -154,14 +184,16 @@ def hybrid_ffns(
             masks[ops, words] = ops.zeros((rows, words), np.uint64)
         return masks[ops, words]
 
+    def prediction(ops: Backend, layer: FFNWeights, predictor: PredictorWeights | None) -> Prediction | None:
+        if predictor is None:
+            return None
+        parts = layer.halves if isinstance(layer, SplitWeights) else [layer]
+        hot_mask = mask(ops, parts[:1]) if len(parts) > 1 else None
+        return Prediction(predictor, mask(ops, parts), predictor_input, hot_mask)
+
     ffns: list[HybridFFN] = []
     backends = Devices.of(backend, len(weights)).layers
     for ops, layer, predictor in zip(backends, weights, predictors or [None] * len(weights), strict=True):
-        kind, prediction, parts = HybridFFN, None, [layer]
-        if isinstance(layer, SplitWeights):
-            kind, parts = SplitFFN, layer.halves
-        if predictor is not None:
-            hot_mask = mask(ops, parts[:1]) if len(parts) > 1 else None
-            prediction = Prediction(predictor, mask(ops, parts), predictor_input, hot_mask)
-        ffns.append(kind(ops, layer, skip, prediction, FFNStats()))
+        kind = SplitFFN if isinstance(layer, SplitWeights) else HybridFFN
+        ffns.append(kind(ops, layer, skip, prediction(ops, layer, predictor), FFNStats()))
     return ffns

@@ -68,32 +68,34 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
     ``file`` is a sidecar, or the model itself, for which ``fingerprint``, the model's, may be None.
     PredictorError: another model's, a layer has none, or a shape, type or value does not fit."""
     with naming(file.path, PredictorError):
-        said, seen = ("residual", True, (False,) * config.layers), None
-        if is_sidecar(file):
-            said, seen = _sidecar_facts(file, config), file.metadata.get(_KEY + "model_fingerprint")
-        elif fingerprint:
-            seen = file.fingerprint()
-        if fingerprint not in (None, seen):
-            owner = f"the model with fingerprint {shown(seen)}, not to this one ('{fingerprint}')"
-            raise PredictorError(
-                f"belongs to {owner}: run hotcold fit-predictor again, or use --sparsity exact"
-            )
+        if fingerprint is not None:
+            _check_owner(file, fingerprint)
+        reads, relu, pays = _facts(file, config)
         _threshold(file)
-        layers = range(config.layers)
-        missing = [i for i in layers if any(name not in file.tensors for name in _names(file, i))]
-        if len(missing) == config.layers:
-            raise PredictorError("this file has no predictor (blk.N.fc1, blk.N.fc2): use --sparsity exact")
-        if missing:
-            listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-            raise PredictorError(f"predictor of layer {listed} is missing: both factors of all are needed")
-        infos = [[file.tensors[name] for name in _names(file, i)] for i in layers]
+        infos = _layer_infos(file, config.layers)
         for neurons, parts in zip(config.neurons, infos, strict=True):
             _check_layer(parts, config.dim, neurons)
-        params = tuple(math.prod(first.shape) + math.prod(second.shape) for first, second, *_ in infos)
-        return PredictorFacts(file.path, *said, params, sum(each.nbytes for parts in infos for each in parts))
+        return PredictorFacts(
+            path=file.path,
+            input=reads,
+            relu=relu,
+            pays=pays,
+            params=tuple(math.prod(first.shape) + math.prod(second.shape) for first, second, *_ in infos),
+            nbytes=sum(each.nbytes for parts in infos for each in parts),
+        )
 
 
-def _sidecar_facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[bool, ...]]:
+def _check_owner(file: GGUFFile, fingerprint: str) -> None:
+    seen = file.metadata.get(_KEY + "model_fingerprint") if is_sidecar(file) else file.fingerprint()
+    if seen != fingerprint:
+        owner = f"the model with fingerprint {shown(seen)}, not to this one ('{fingerprint}')"
+        raise PredictorError(f"belongs to {owner}: run hotcold fit-predictor again, or use --sparsity exact")
+
+
+def _facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[bool, ...]]:
+    """``input``, ``relu`` and ``pays`` of PredictorFacts. PowerInfer's files state none of them."""
+    if not is_sidecar(file):
+        return "residual", True, (False,) * config.layers
     reads, relu, pays = (file.metadata.get(_KEY + key) for key in ("input", "relu", "pays"))
     flags = pays.tolist() if isinstance(pays, np.ndarray) and pays.dtype == np.bool_ else []
     if reads not in PREDICTOR_INPUTS or not isinstance(relu, bool) or len(flags) != config.layers:
@@ -101,6 +103,17 @@ def _sidecar_facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[boo
         seen = printable(f"{reads!r}, {relu!r}, {pays!r}")
         raise PredictorError(f"{_KEY}input, relu and pays are {seen}: {needed} are needed")
     return reads, relu, tuple(flags)
+
+
+def _layer_infos(file: GGUFFile, layers: int) -> list[list[TensorInfo]]:
+    """Both factors of each layer, and thresholds where the file has them."""
+    missing = [i for i in range(layers) if any(name not in file.tensors for name in _names(file, i))]
+    if len(missing) == layers:
+        raise PredictorError("this file has no predictor (blk.N.fc1, blk.N.fc2): use --sparsity exact")
+    if missing:
+        listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise PredictorError(f"predictor of layer {listed} is missing: both factors of all are needed")
+    return [[file.tensors[name] for name in _names(file, i)] for i in range(layers)]
 
 
 def _check_layer(parts: Sequence[TensorInfo], dim: int, neurons: int) -> None:

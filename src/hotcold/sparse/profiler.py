@@ -26,14 +26,15 @@ class Firings:
 
     def __init__(self, neurons: Sequence[int]) -> None:
         words = -(-np.array(neurons) // 64)
-        self.tokens, self._neurons, self._start = 0, neurons, words.cumsum() - words
-        self._counts, self._run = np.zeros(64 * words.sum(), np.int64), np.zeros((0, words.sum()), np.uint64)
-        # By layer: firings after another token, those of them that fired for it too, neurons in runs.
-        self._after, self._again = np.zeros((2, len(words)), np.int64)
-        self._unions, self._runs = (
-            np.zeros((len(SPANS), len(words)), np.int64),
-            np.zeros(len(SPANS), np.int64),
-        )
+        self.tokens = 0
+        self._neurons = neurons
+        self._start = words.cumsum() - words  # each layer's first word
+        self._counts = np.zeros(64 * words.sum(), np.int64)  # by bit of all words
+        self._run = np.zeros((0, words.sum()), np.uint64)  # the last tokens' masks
+        self._after = np.zeros(len(words), np.int64)  # by layer: firings after another token
+        self._again = np.zeros(len(words), np.int64)  # and those that fired for that one too
+        self._runs = np.zeros(len(SPANS), np.int64)  # runs so far, by length
+        self._unions = np.zeros((len(SPANS), len(words)), np.int64)  # neurons in these, by layer
 
     def watch(self, backend: Backend, ffns: list[Any], rows: int) -> list[Any]:
         """Gives each :class:`HybridFFN` a mask for ``rows`` rows, which :meth:`step` then reads."""
@@ -51,11 +52,13 @@ class Firings:
 
     def add(self, masks: Masks) -> None:
         """Counts the next tokens, at most 255: ``[tokens, sum of ceil(N / 64)]``."""
-        self.tokens += (new := len(masks))
+        new = len(masks)
+        self.tokens += new
         self._counts += np.unpackbits(masks.view(np.uint8), 1, bitorder="little").sum(0, np.uint8)
-        run = union = np.concatenate([self._run, masks])
+        run = np.concatenate([self._run, masks])
         self._after += self._ones(run[1:][-new:])
         self._again += self._ones((run[1:] & run[:-1])[-new:])
+        union = run
         for i, span in enumerate(SPANS):
             union = union[: -span // 2] | union[span // 2 :]
             self._unions[i] += self._ones(union[-new:])  # those that end in a new token
@@ -88,19 +91,24 @@ def import_counts(folder: Path, neurons: Sequence[int], tokens: int | None = Non
     the largest of all, as if that neuron had always fired; numbers up to 1 are shares already.
 
     SidecarError: a layer without a file, a file without a layer, another length or range; TorchFileError."""
+    needed = [f"activation_{i}.pt" for i in range(len(neurons))]
     names = {path.name for path in folder.iterdir() if re.fullmatch(r"activation_.*\.pt", path.name)}
-    needed, counts = [f"activation_{i}.pt" for i in range(len(neurons))], []
-    if names != {*needed}:
-        lacks = ", ".join(name for name in needed if name not in names) or "none"
-        more = ", ".join(sorted(names - {*needed})) or "none"
+    if names != set(needed):
+        missing = ", ".join(name for name in needed if name not in names) or "none"
+        unknown = ", ".join(sorted(names - set(needed))) or "none"
         wanted = f"one file a layer is needed, activation_0.pt to {needed[-1]}"
-        raise SidecarError(f"{folder}: {wanted}: missing are {lacks}, too many {more}")
-    for name, n in zip(needed, neurons, strict=True):
-        counts.append(layer := read_vector(folder / name).astype(np.float64))
-        if len(layer) != n:
-            raise SidecarError(f"{folder / name} has {len(layer)} numbers: the layer has {n} neurons")
-        if len(bad := layer[~((layer >= 0) & (layer <= (tokens or 2**63)))]):
-            allowed = f"numbers from 0 to {tokens or 2**63} are needed"
-            raise SidecarError(f"{folder / name} holds {bad[0]:g}: {allowed}")
+        raise SidecarError(f"{folder}: {wanted}: missing are {missing}, too many {unknown}")
+    counts = [_counts(folder / name, n, tokens) for name, n in zip(needed, neurons, strict=True)]
     most = tokens or max(1.0, *(layer.max() for layer in counts))
     return [layer / most for layer in counts]
+
+
+def _counts(path: Path, n: int, tokens: int | None) -> Doubles:
+    values = read_vector(path).astype(np.float64)
+    if len(values) != n:
+        raise SidecarError(f"{path} has {len(values)} numbers: the layer has {n} neurons")
+    most = tokens or 2**63
+    wrong = values[~((values >= 0) & (values <= most))]
+    if len(wrong):
+        raise SidecarError(f"{path} holds {wrong[0]:g}: numbers from 0 to {most} are needed")
+    return values

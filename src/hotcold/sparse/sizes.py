@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, block_type
 from hotcold.formats.gguf import GGUFFile, open_gguf
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS
+from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
 from hotcold.model.config import Config
+from hotcold.model.step_memory import buffer_bytes, scratch_bytes
 from hotcold.model.weights import check_tensors
 from hotcold.sparse.predictor import check_predictors, predictor_names
 
@@ -136,7 +137,7 @@ def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Size
         head=table,
         embedding=table,
         tied=False,
-        buffers=_buffer_bytes(shape, _CHUNK),
+        buffers=_published_buffer_bytes(shape),
     )
 
 
@@ -180,7 +181,7 @@ def sizes_of_file(
         head=layers.outside - (0 if tied else embedding),
         embedding=embedding,
         tied=tied,
-        buffers=_buffer_bytes(config, chunk),
+        buffers=_buffer_bytes(config, chunk, context),
         block_neurons=_block_neurons(file, config),
     )
 
@@ -227,10 +228,16 @@ def _kv_bytes(dims: Dimensions, context: int, cache: str) -> Ints:
     return np.full(dims.layers, -(-context // PAGE) * PAGE * row)
 
 
-def _buffer_bytes(dims: Dimensions, chunk: int) -> int:
+def _buffer_bytes(config: Config, chunk: int, context: int) -> int:
     """As loading counts them."""
-    floats = 4 * dims.dim + 2 * (dims.heads + dims.kv_heads) * dims.head_dim
-    return 4 * ((MAX_DECODE_ROWS + chunk) * floats + MAX_DECODE_ROWS * dims.vocab)
+    limits = BatchLimits(MAX_DECODE_ROWS + chunk, 1, -(-context // PAGE), MAX_DECODE_ROWS)
+    return buffer_bytes(config, limits, split=True) + scratch_bytes(config, limits)
+
+
+def _published_buffer_bytes(shape: Shape) -> int:
+    """Of activations and logits alone, as the plans in docs/results.md have them."""
+    floats = 4 * shape.dim + 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    return 4 * ((MAX_DECODE_ROWS + _CHUNK) * floats + MAX_DECODE_ROWS * shape.vocab)
 
 
 def power_law(neurons: int, scale: float, exponent: float) -> npt.NDArray[np.float64]:

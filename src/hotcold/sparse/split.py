@@ -30,26 +30,21 @@ Index = npt.NDArray[np.intp]
 def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
     """The neurons of a mask ``[N]``, in ascending order, in the file's own blocks; without the bias of down.
     ``ValueError``: neurons whose down weights share blocks are not all on one side."""
-    index, down = np.flatnonzero(chosen), tensors.down
+    index = np.flatnonzero(chosen)
 
     def vector(values: Floats | None) -> Floats | None:
         return None if values is None else values[index]
 
-    if tensors.down_layout == "by_neuron":
-        taken = _rows(down, index)
-    else:
-        dim, shared = down.shape[0], down.type.weights
-        blocks = chosen.reshape(-1, shared)
-        if (blocks != blocks[:, :1]).any():
-            seen = f"neurons whose down weights lie in one block, {shared} of type {down.type.name}"
-            raise UserError(f"the placement divides {seen}: make it with this version's hotcold plan")
-        data = down.data.reshape(dim, len(blocks), -1)[:, blocks[:, 0]]
-        taken = Tensor(down.type, (dim, len(index)), data.reshape(dim, -1))
-    return FFNTensors(
-        None if tensors.gate is None else _rows(tensors.gate, index),
-        _rows(tensors.up, index), taken, tensors.down_layout, tensors.activation, tensors.threshold,
-        vector(tensors.gate_bias), vector(tensors.up_bias),
-    )  # fmt: skip
+    by_neuron = tensors.down_layout == "by_neuron"
+    return replace(
+        tensors,
+        gate=None if tensors.gate is None else _rows(tensors.gate, index),
+        up=_rows(tensors.up, index),
+        down=_rows(tensors.down, index) if by_neuron else _columns(tensors.down, chosen),
+        gate_bias=vector(tensors.gate_bias),
+        up_bias=vector(tensors.up_bias),
+        down_bias=None,
+    )
 
 
 def split_predictor(tensors: PredictorTensors, hot: Bools) -> PredictorTensors:
@@ -67,6 +62,17 @@ def _rows(tensor: Tensor, index: Index) -> Tensor:
     return Tensor(tensor.type, (len(index), *tensor.shape[1:]), tensor.data[index])
 
 
+def _columns(tensor: Tensor, chosen: Bools) -> Tensor:
+    """Whole blocks of each row; ``ValueError`` where the mask divides one."""
+    rows, shared = tensor.shape[0], tensor.type.weights
+    blocks = chosen.reshape(-1, shared)
+    if (blocks != blocks[:, :1]).any():
+        seen = f"neurons whose down weights lie in one block, {shared} of type {tensor.type.name}"
+        raise UserError(f"the placement divides {seen}: make it with this version's hotcold plan")
+    data = tensor.data.reshape(rows, len(blocks), -1)[:, blocks[:, 0]]
+    return Tensor(tensor.type, (rows, int(chosen.sum())), data.reshape(rows, -1))
+
+
 @dataclass(frozen=True)
 class SplitDevices(Devices):
     hot: Backend
@@ -80,10 +86,12 @@ class SplitDevices(Devices):
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         if not self._is_split(layer):
             return super().ffn_weights(layer, tensors)
-        hot, bias, mask = None, tensors.down_bias, self.masks[layer]
-        if mask.any():  # then the bias, which is added once, is theirs
+        mask = self.masks[layer]
+        bias = tensors.down_bias
+        hot = None
+        if mask.any():
             hot = self.hot.ffn_weights(replace(take_neurons(tensors, mask), down_bias=bias))
-            bias = None
+            bias = None  # it is added once
         cold = self.embedding.ffn_weights(replace(take_neurons(tensors, ~mask), down_bias=bias))
         return SplitWeights(hot, cold)
 
@@ -104,8 +112,10 @@ def serve_cold(
     split = [(i, ffn) for i, ffn in enumerate(ffns) if isinstance(ffn, SplitFFN)]
     if not split:
         return
-    batch, rows = cold.batch(limits), limits.tokens
-    x, y = ([cold.zeros((rows, dim)) for _ in range(2)] for _ in range(2))
+    batch = cold.batch(limits)
+    rows = limits.tokens
+    x = [cold.zeros((rows, dim)) for _ in range(2)]
+    y = [cold.zeros((rows, dim)) for _ in range(2)]
     for at, (layer, ffn) in enumerate(split):
         words = -(-ffn.weights.cold.neurons // 64)
         mask = cold.zeros((rows, words), np.uint64) if ffn.prediction else None

@@ -10,9 +10,11 @@ SIDES = ("hot", "cold")
 
 #: The side, and what lies between a mark and the one before it there.
 _BETWEEN = {
-    "post": ("hot", "attention"), "wait": ("hot", "hot ffn"), "waited": ("hot", "wait"),
+    "post": ("hot", "attention"),
+    "wait": ("hot", "hot ffn"),
+    "waited": ("hot", "wait"),
     "give": ("cold", "cold ffn"),
-}  # fmt: skip
+}
 
 
 class Span(NamedTuple):
@@ -40,7 +42,10 @@ class Timeline:
     def spans(self) -> list[Span]:
         """In the order of their ends. A wholly hot layer belongs to the next one's attention; ``layers`` are
         those after the last split one, or of the cold side alone."""
-        found, since, step, stage = [], dict.fromkeys(SIDES, 0.0), 0, ("end", 0)
+        found: list[Span] = []
+        since = dict.fromkeys(SIDES, 0.0)  # each side's last mark
+        step = 0
+        stage = ("end", 0)  # the side and the layer that the hot side's program is at
         for what, layer, now in self._marks:
             if what in _BETWEEN:
                 side, name = _BETWEEN[what]
@@ -51,7 +56,9 @@ class Timeline:
             else:
                 if stage[0] != "end":
                     found.append(Span(stage[0], "layers", step, stage[1], since[stage[0]], now))
-                step, stage, since[what] = step + (what == "end"), (what, layer), now
+                step += what == "end"
+                stage = (what, layer)
+                since[what] = now
         return found
 
     def overlap(self) -> float | None:

@@ -1,0 +1,74 @@
+"""What a step is said to take against what the cpu backend takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from golden import golden
+
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import LoadedModel, load
+from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, BatchLimits
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+
+MODELS = ["", "tiny-llama", "tiny-falcon", "tiny-drelu", "tiny-qwen3"]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[..., LoadedModel]:
+    def make(name: str, **options: Any) -> LoadedModel:
+        path = golden(name, tmp_path, type="Q8_0").path if name else None
+        return load(path, LoadOptions(threads=1, **options))
+
+    return make
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("options", [{}, {"chunk": 16}, {"context": 40, "sequences": 20}], ids=str)
+def test_scratch_of_programs(made: Callable[..., LoadedModel], name: str, options: dict[str, int]) -> None:
+    model = made(name, **options)
+    truth = max(part.native.scratch_bytes for parts in model.transformer._programs.values() for part in parts)
+    counted = scratch_bytes(model.config, model.transformer.batch.limits)
+    assert truth <= counted <= 1.25 * truth + 4096
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("options", [{}, {"chunk": 16}, {"context": 40, "sequences": 20}], ids=str)
+def test_buffers(
+    made: Callable[..., LoadedModel], name: str, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total, inner = 0, CPUBackend.zeros
+
+    def zeros(self: CPUBackend, *args: Any) -> Any:
+        nonlocal total
+        buffer = inner(self, *args)
+        total += buffer.nbytes
+        return buffer
+
+    model = made(name, **options)
+    monkeypatch.setattr(CPUBackend, "zeros", zeros)
+    again = model.with_sparsity(model.sparsity)
+    cache = sum(k.nbytes + v.nbytes for k, v in again.cache.layers)
+    counted = buffer_bytes(model.config, model.transformer.batch.limits)
+    assert total - cache <= counted <= 1.5 * (total - cache)
+
+
+def test_long_contexts_and_many_heads() -> None:
+    """16 decode rows, 64 heads of 128 and 512 splits of 256 positions, each with a maximum and a sum."""
+    dims = SimpleNamespace(
+        dim=8192,
+        heads=64,
+        kv_heads=8,
+        head_dim=128,
+        vocab=32000,
+        neurons=(16,),
+        down_layout="by_neuron",
+        activation="relu",
+    )
+    limits = BatchLimits(MAX_DECODE_ROWS + 128, 1, 131072 // PAGE, MAX_DECODE_ROWS)
+    assert scratch_bytes(dims, limits) == pytest.approx(16 * 64 * 512 * 130 * 4, rel=1e-5)  # 273 MB

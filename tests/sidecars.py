@@ -1,0 +1,32 @@
+"""Predictors beside a model that name all neurons or none."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from hotcold.demo import model_path
+from hotcold.formats.blocks import quantise
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.backend import PredictorTensors
+from hotcold.sparse.predictor import write_sidecar
+
+
+def with_sidecar(folder: Path, pays: list[bool], bound: float = -1e30) -> Path:
+    """A copy of the built-in model with a sidecar that names all neurons if 0 reaches the bound, or none."""
+    path = folder / "model.gguf"
+    shutil.copy(model_path(), path)
+    with open_gguf(path) as file:
+        shapes = [file.tensors[f"blk.{i}.ffn_up.weight"].shape for i in range(6)]
+        fingerprint = file.fingerprint()
+    layers = [
+        PredictorTensors(
+            quantise(np.zeros((32, d)), "Q8_0"), quantise(np.zeros((n, 32)), "Q8_0"),
+            np.full(n, bound, np.float32), relu=False,
+        )
+        for n, d in shapes
+    ]  # fmt: skip
+    write_sidecar(folder / "model.predictor.gguf", fingerprint, layers, {"input": "normed", "pays": pays})
+    return path
