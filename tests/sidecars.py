@@ -14,7 +14,7 @@ from hotcold.kernels.backend import PredictorTensors
 from hotcold.sparse.predictor import write_sidecar
 
 
-def with_sidecar(folder: Path, pays: list[bool], bound: float = -1e30) -> Path:
+def with_sidecar(folder: Path, pays: list[bool], bound: float = -1e30, rank: int = 32) -> Path:
     """A copy of the built-in model with a sidecar that names all neurons if 0 reaches the bound, or none."""
     path = folder / "model.gguf"
     shutil.copy(model_path(), path)
@@ -23,7 +23,7 @@ def with_sidecar(folder: Path, pays: list[bool], bound: float = -1e30) -> Path:
         fingerprint = file.fingerprint()
     layers = [
         PredictorTensors(
-            quantise(np.zeros((32, d)), "Q8_0"), quantise(np.zeros((n, 32)), "Q8_0"),
+            quantise(np.zeros((rank, d)), "Q8_0"), quantise(np.zeros((n, rank)), "Q8_0"),
             np.full(n, bound, np.float32), relu=False,
         )
         for n, d in shapes

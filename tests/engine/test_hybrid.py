@@ -253,7 +253,7 @@ class Counting:
 @pytest.mark.parametrize("chunk", [16, 128, 240])
 def test_a_budget_is_kept(tmp_path: Path, sparsity: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With predictors that are named, and not only with those beside the model."""
-    path = with_sidecar(tmp_path, [True] * 6)
+    path = with_sidecar(tmp_path, [True] * 6, rank=256)
     named = tmp_path / "elsewhere.gguf"
     (tmp_path / "model.predictor.gguf").rename(named)
     opened: list[Any] = []
