@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -51,3 +52,15 @@ def test_converting_counts_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     terminal = a_terminal(monkeypatch)
     assert cli.main(["convert", str(DATA / "tiny-llama"), "-o", str(tmp_path / "x.gguf")]) == 0
     assert "converting" in terminal.getvalue() and " kB" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("verb", ["perplexity", "profile"])
+def test_windows_are_counted_to_the_last(verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not from 0, and not beyond."""
+    (tmp_path / "text").write_text("Peter and Heidi went up the mountain with the goats. " * 5)
+    output = ["-o", str(tmp_path / "x")] if verb == "profile" else []
+    terminal = a_terminal(monkeypatch)
+    assert cli.main([verb, "-f", str(tmp_path / "text"), "-c", "16", *output]) == 0
+    counts = re.findall(r"(\d+)/(\d+)\b", terminal.getvalue().rpartition("windows")[2])
+    done, total = map(int, counts[-1])
+    assert done == total > 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +86,17 @@ def test_lines_of_a_benchmark(capsys: pytest.CaptureFixture[str], parallel: int)
     assert probe in text
 
 
-def test_the_time_to_the_first_token_is_that_of_the_first_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_to_the_first_token_is_that_of_the_first_prompt() -> None:
     """Prompts are read one after the other, so the last one's is longer."""
-    made: list[Request] = []
 
-    def remembered(*arguments: Any, **more: Any) -> Request:
-        made.append(Request(*arguments, **more))
-        return made[-1]
+    class Watched(Engine):
+        def run(self, requests: Sequence[Request]) -> None:
+            self.seen = [*requests]
+            super().run(requests)
 
-    monkeypatch.setattr(bench, "Request", remembered)
-    engine = Engine(load(None, LoadOptions(sequences=2)))
+    engine = Watched(load(None, LoadOptions(sequences=2)))
     found = bench.measure(engine, [1] * 200, [3, 3], None, seed=4)
-    first, last = (request.timings.ttft_s for request in made)
+    first, last = (request.timings.ttft_s for request in engine.seen)
     assert first is not None and last is not None
     assert found["ttft_s"] == first < last
-    assert [request.seed for request in made] == [4, 5]
+    assert [request.seed for request in engine.seen] == [4, 5]

@@ -1,0 +1,36 @@
+"""What ``hotcold fit-predictor`` makes of both modes' speeds: medians of rounds, and of ratios in a round."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotcold.commands import cli, fit_predictor
+from hotcold.engine.engine import Engine
+
+#: Tokens a second of ``exact`` and of the predictor, in the warming and three counted rounds.
+ROUNDS = ((1, 99), (10, 30), (40, 50), (20, 22))
+
+
+def test_medians_over_the_rounds_after_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[str] = []
+
+    def measure(engine: Engine, *_: Any, seed: int, **__: Any) -> dict[str, float]:
+        calls.append(engine.model.sparsity)
+        return {"tok_s": ROUNDS[seed][engine.model.sparsity != "exact"]}
+
+    monkeypatch.setattr(fit_predictor, "_ROUNDS", 3)
+    monkeypatch.setattr(fit_predictor, "measure", measure)
+    (tmp_path / "text").write_text("The goats had come down from the mountain, and Peter called them. " * 12)
+    files = ["-f", str(tmp_path / "text"), "-o", str(tmp_path / "x.predictor.gguf")]
+    # Recall is easy to reach, so that some layer pays and both modes differ.
+    assert cli.main(["fit-predictor", *files, "-c", "32", "--recall", "0.8", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert calls == ["exact", "predicted"] * 4, "in turns"
+    assert (report["exact_tok_s"], report["predicted_tok_s"]) == (20, 30)
+    assert report["ratio"] == 50 / 40

@@ -1,0 +1,35 @@
+"""A budget of memory for the hot side: nothing, a part, all; and the context that nobody asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hotcold.demo import model_path
+from hotcold.engine.engine import Engine
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.sparse.timeline import Timeline
+
+
+@pytest.mark.parametrize("budget", [0, 3 << 20, 1 << 30])
+def test_the_hot_side_computes_where_it_has_a_budget(budget: int) -> None:
+    model = load(None, LoadOptions(vram_budget=budget, hot_backend="cpu", threads=1))
+    assert model.hot is not None
+    model.trace(timeline := Timeline(model.hot))
+    Engine(model).run([Request([1, 400], SamplingParams(temperature=0), max_tokens=3)])
+    model.close()
+    assert ("hot" in {span.side for span in timeline.spans()}) == (budget > 0)
+
+
+def test_a_long_context_is_4096_positions_unless_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "long.gguf"
+    with open_gguf(model_path()) as file:
+        key = f"{file.metadata['general.architecture']}.context_length"
+        write_gguf(path, {**file.metadata, key: 8192}, {name: file.load(name) for name in file.tensors})
+    assert load(path, LoadOptions()).context == 4096
+    assert load(path, LoadOptions(context=5000)).context == 5000

@@ -1,0 +1,110 @@
+"""What a token costs, worked out by hand, and which layers PowerInfer's objective leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hotcold.sparse.baselines import paper_placement
+from hotcold.sparse.costs import Costs
+from hotcold.sparse.hardware import Hardware
+from hotcold.sparse.placement import Placement
+from hotcold.sparse.profiles import Profile
+from hotcold.sparse.sizes import Sizes
+
+HARDWARE = Hardware(
+    name="round numbers",
+    source="a test",
+    vram_bytes=1 << 34,
+    cpu_stream_gb_s=10.0,
+    cpu_gather_gb_s=[[1500.0, 4.0], [3000.0, 8.0]],
+    gpu_stream_gb_s=100.0,
+    gpu_rows_gb_s=50.0,
+    link_pinned_gb_s=8.0,
+    link_pageable_gb_s=3.0,
+    handshake_s=1e-5,
+)
+HANDSHAKE = 1e-5 + 1e-6  # two vectors of 1000 float32 at 8 GB/s
+
+SIZES = Sizes(
+    name="two layers",
+    fingerprint="f",
+    always_read=0.25,  # shared experts; of the others a token gets half
+    expert_share=0.5,
+    dim=1000,
+    attention=np.array([900_000, 1_600_000]),
+    kv=np.array([60_000, 1_000_000]),
+    predictor=np.array([40_000, 400_000]),
+    neuron_bytes=np.array([3000, 6000]),
+    neurons=np.array([4, 4]),
+    head=5_000_000,
+    embedding=1000,
+    tied=False,
+    buffers=0,
+)
+PROFILE = Profile([np.array([1, 0.5, 0.1, 0]), np.array([0.9, 0.2, 0, 0])], "by hand")
+
+#: Nanoseconds per byte of each neuron: 3/4 when it fires, at most a stream's; 1/4 for half of the tokens.
+CPU = (
+    3000e-9 * np.array([0.0875, 0.0875, 0.03125, 0.0125]),
+    6000e-9 * np.array([0.0875, 0.03125, 0.0125, 0.0125]),
+)
+GPU = (
+    3000e-9 * np.array([0.00875, 0.00875, 0.00275, 0.00125]),
+    6000e-9 * np.array([0.00875, 0.00425, 0.00125, 0.00125]),
+)
+
+
+def test_neurons_on_both_sides() -> None:
+    costs = Costs.expected(SIZES, PROFILE, HARDWARE)
+    for expected, found in ((CPU, costs.cpu.neurons), (GPU, costs.gpu.neurons)):
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-12)
+
+
+def placed(hot: list[list[int]], layers: range, head: bool) -> float:
+    masks = [np.isin(np.arange(4), each) for each in hot]
+    return Costs.expected(SIZES, PROFILE, HARDWARE).token(Placement(masks, layers, head))
+
+
+def test_a_token() -> None:
+    on_cpu = [1e6 / 10e9 + CPU[0].sum(), 3e6 / 10e9 + CPU[1].sum()]
+    assert placed([[], []], range(0), False) == pytest.approx(sum(on_cpu) + 5e6 / 10e9)
+    # The last layer and the head: one visit, and one handshake of the layer.
+    split = 3e6 / 100e9 + max(GPU[1][0], CPU[1][1:].sum()) + HANDSHAKE
+    assert placed([[], [0]], range(1, 2), True) == pytest.approx(on_cpu[0] + split + HANDSHAKE + 5e6 / 100e9)
+    # The first layer, whole, and the head: two visits, since the other layer lies between them.
+    whole = 1e6 / 100e9 + GPU[0].sum()
+    total = whole + on_cpu[1] + 2 * HANDSHAKE + 5e6 / 100e9
+    assert placed([[0, 1, 2, 3], []], range(1), True) == pytest.approx(total)
+    assert placed([[], []], range(0), True) == pytest.approx(sum(on_cpu) + HANDSHAKE + 5e6 / 100e9)
+
+
+def test_too_few_hot_neurons_are_not_worth_a_handshake() -> None:
+    """150 save one. The layer with 64 is closed first, which makes room for more of the one with 128."""
+    neuron_bytes = 10**6
+    saved = neuron_bytes / 1e9 * (1 / 10 - 1 / 20)
+    hardware = replace(HARDWARE, gpu_stream_gb_s=20.0, gpu_rows_gb_s=20.0, handshake_s=149.5 * saved - 1e-6)
+    thousand = np.full(3, 1000)
+    sizes = replace(
+        SIZES,
+        always_read=0.0,
+        attention=thousand,
+        kv=thousand,
+        predictor=thousand,
+        neuron_bytes=np.full(3, neuron_bytes),
+        neurons=np.full(3, 256),
+        head=1000,
+    )
+    firing = [
+        np.repeat([0.9, 0.1], [192, 64]),
+        np.repeat([0.95, 0], [64, 192]),
+        np.repeat([0.94, 0.5, 0], [128, 64, 64]),
+    ]
+    budget = 10_000 + 384 * (neuron_bytes + 8)  # six groups of 64
+    for handshake_s, counts in ((hardware.handshake_s, [192, 0, 192]), (50 * saved, [192, 64, 128])):
+        machine = replace(hardware, handshake_s=handshake_s)
+        placement = paper_placement(sizes, Profile(firing, "by hand"), machine, budget)
+        assert [int(mask.sum()) for mask in placement.hot] == counts
