@@ -3,145 +3,454 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <vector>
+
+#include "bytes16.h"
 
 namespace hc {
 
 namespace {
 
-int units_of(Type type) {
-    switch (type) {
-        case Q8_0: return 8;
-        case Q6_K: return 6;
-        case Q5_0:
-        case Q5_1:
-        case Q5_K: return 5;
-        default: return 4;
-    }
-}
-
-// One block of a file: its codes in order, and what its header holds.
-struct FileBlock {
-    uint8_t codes[256];
-    uint8_t d[2], m[2];  // scale and minimum, or those of a super-block
-    uint8_t scales[16], minima[8];
+// Where things lie in a file's block, and how many units its codes make (TypeBase in block_types.h).
+struct Layout {
+    int units;
+    int scale;  // bytes of the scale
+    int scale_at;
+    int minimum;  // bytes of the minimum, which follows the scale
+    int codes;    // where nibbles or bytes begin
+    int high;     // where the codes' higher bits begin
 };
 
-// Types of 32 weights: scale, minimum, fifth bits, nibbles or bytes.
-void read_small(Type type, const uint8_t* from, FileBlock& to) {
-    const int64_t scale = type == MXFP4 ? 1 : 2;
-    std::memcpy(to.d, from, size_t(scale));
-    from += scale;
-    if (type == Q4_1 || type == Q5_1) std::memcpy(to.m, from, 2), from += 2;
-    if (type == Q8_0) {
-        std::memcpy(to.codes, from, kBlock);
-        return;
-    }
-    uint32_t fifth = 0;
-    if (units_of(type) == 5) std::memcpy(&fifth, from, 4), from += 4;
-    for (int e = 0; e < kBlock; ++e) {
-        const int nibble = e < 16 ? from[e] & 15 : from[e - 16] >> 4;
-        to.codes[e] = uint8_t(nibble | (fifth >> e & 1) << 4);
+constexpr Layout layout_of(Type type) {
+    switch (type) {
+        case Q4_0: return {4, 2, 0, 0, 2, 0};
+        case Q4_1: return {4, 2, 0, 2, 4, 0};
+        case Q5_0: return {5, 2, 0, 0, 6, 2};
+        case Q5_1: return {5, 2, 0, 2, 8, 4};
+        case Q8_0: return {8, 2, 0, 0, 2, 0};
+        case Q4_K: return {4, 2, 0, 2, 16, 0};
+        case Q5_K: return {5, 2, 0, 2, 48, 16};
+        case Q6_K: return {6, 2, 208, 0, 0, 128};
+        case IQ4_NL: return {4, 2, 0, 0, 2, 0};
+        case MXFP4: return {4, 1, 0, 0, 1, 0};
+        default: return {};
     }
 }
 
-// Q4_K and Q5_K: d, dmin, twelve bytes of 6-bit scales and minima, high bits (Q5_K), nibbles.
-void read_k(Type type, const uint8_t* from, FileBlock& to) {
-    std::memcpy(to.d, from, 2);
-    std::memcpy(to.m, from + 2, 2);
-    const uint8_t *scales = from + 4, *high = from + 16, *nibbles = high + (type == Q5_K ? 32 : 0);
-    for (int b = 0; b < 8; ++b) {
-        to.scales[b] = uint8_t(b < 4 ? scales[b] & 63 : (scales[b + 4] & 15) | scales[b - 4] >> 6 << 4);
-        to.minima[b] = uint8_t(b < 4 ? scales[b + 4] & 63 : scales[b + 4] >> 4 | scales[b] >> 6 << 4);
-        for (int e = 0; e < kBlock; ++e) {
-            const uint8_t byte = nibbles[b / 2 * 32 + e];
-            const int fifth = type == Q5_K ? (high[e] >> b & 1) << 4 : 0;
-            to.codes[b * kBlock + e] = uint8_t((b % 2 ? byte >> 4 : byte & 15) | fifth);
+constexpr bool is_super(Type type) { return type == Q4_K || type == Q5_K || type == Q6_K; }
+
+uint32_t word_at(const uint8_t* p) {
+    uint32_t word;
+    std::memcpy(&word, p, 4);
+    return word;
+}
+void put_word(uint8_t* p, uint32_t word) { std::memcpy(p, &word, 4); }
+
+// Codes of sixteen weights from a, low nibbles, and of the sixteen 16 further on from b, high nibbles: of
+// what the file keeps in its low nibbles, and of what it keeps in its high ones.
+Bytes16 low_nibbles(Bytes16 a, Bytes16 b) { return (a & fill(0x0f)) | (shl<4>(b) & fill(0xf0)); }
+Bytes16 high_nibbles(Bytes16 a, Bytes16 b) { return (shr<4>(a) & fill(0x0f)) | (b & fill(0xf0)); }
+
+// Eight bytes' bits as columns, in sixteen places at once: bit i of row j becomes bit j of row i.
+void transpose_bits(Bytes16 (&rows)[8]) {
+    for (int i = 0; i < 4; ++i) exchange<4>(rows[i], rows[i + 4], 0x0f);
+    for (int i = 0; i < 8; i += 4) {
+        exchange<2>(rows[i], rows[i + 2], 0x33);
+        exchange<2>(rows[i + 1], rows[i + 3], 0x33);
+    }
+    for (int i = 0; i < 8; i += 2) exchange<1>(rows[i], rows[i + 1], 0x55);
+}
+
+// The same for pairs of bits: pair i of row j becomes pair j of row i.
+void transpose_pairs(Bytes16 (&rows)[4]) {
+    exchange<4>(rows[0], rows[2], 0x0f);
+    exchange<4>(rows[1], rows[3], 0x0f);
+    exchange<2>(rows[0], rows[1], 0x33);
+    exchange<2>(rows[2], rows[3], 0x33);
+}
+
+// The same within one vector: its four words have the bytes of a row each.
+Bytes16 transpose_bytes(Bytes16 a) {
+    const Bytes16 even = zip_low<1>(a, zip_high<8>(a, a));
+    return zip_low<1>(even, zip_high<8>(even, even));
+}
+
+// Fifth bits of 32 weights: bit 4w + c goes to bit w of byte c.
+uint32_t fifth_bits(uint32_t x) {
+    const auto swap = [&x](int distance, uint32_t mask) {
+        const uint32_t differ = (x ^ x >> distance) & mask;
+        x ^= differ ^ differ << distance;
+    };
+    swap(2, 0x0c0c0c0c);
+    swap(1, 0x22222222);
+    swap(6, 0x00cc00cc);
+    swap(12, 0x0000f0f0);
+    return x;
+}
+
+// Scales and minima of 6 bits as the kernels have them: a byte of low nibbles for each run of 32 weights, and
+// for each a nibble with the high bits of both.
+struct KScales {
+    uint32_t low[2];
+    uint32_t high;
+};
+KScales k_scales(const uint8_t* packed) {
+    const uint32_t scales = word_at(packed), minima = word_at(packed + 4), mixed = word_at(packed + 8);
+    const uint32_t low = (scales & 0x0f0f0f0f) | (minima & 0x0f0f0f0f) << 4;
+    const auto gathered = [](uint32_t bytes) {
+        const uint32_t pairs = (bytes | bytes >> 4) & 0x00ff00ff;
+        return (pairs | pairs >> 8) & 0xffff;
+    };
+    const uint32_t first = (scales >> 4 & 0x03030303) | (minima >> 2 & 0x0c0c0c0c);
+    const uint32_t second = (scales >> 6 & 0x03030303) | (minima >> 4 & 0x0c0c0c0c);
+    return {{low, mixed}, gathered(first) | gathered(second) << 16};
+}
+
+// --- rows ---
+
+// Words 0..3 of lane(l) go to units 0..3 of lane l.
+template <class Lane> void put_lanes(int lanes, uint8_t* to, Lane lane) {
+    const int unit = 4 * lanes;
+    int l = 0;
+    for (; l + 4 <= lanes; l += 4) {
+        Bytes16 words[4] = {lane(l), lane(l + 1), lane(l + 2), lane(l + 3)};
+        transpose<4>(words);
+        for (int u = 0; u < 4; ++u) store(to + u * unit + 4 * l, words[u]);
+    }
+    for (; l < lanes; ++l) {
+        uint8_t words[16];
+        store(words, lane(l));
+        for (int u = 0; u < 4; ++u) std::memcpy(to + u * unit + 4 * l, words + 4 * u, 4);
+    }
+}
+
+// Sixteen bytes whose nibbles are run b's of a super-block: 32 bytes hold two runs, one after the other, or
+// (Q6_K) four of 64 bytes.
+template <Type T> Bytes16 run_nibbles(const uint8_t* nibbles, int b) {
+    const int bytes = T == Q6_K ? b / 4 * 64 + b % 2 * 32 : b / 2 * 32;
+    const bool high = T == Q6_K ? b % 4 / 2 : b % 2;
+    const Bytes16 first = load(nibbles + bytes), second = load(nibbles + bytes + 16);
+    return high ? high_nibbles(first, second) : low_nibbles(first, second);
+}
+
+// Words 0, 1, 4, 5 and 2, 3, 6, 7 of `from`, and back from words 0, 2, 4, 6 and 1, 3, 5, 7.
+struct WordPairs {
+    Bytes16 a, b;
+    explicit WordPairs(Bytes16 low, Bytes16 high) : a(zip_low<8>(low, high)), b(zip_high<8>(low, high)) {}
+    void to_even_and_odd() {
+        const Bytes16 low = zip_low<4>(a, b), high = zip_high<4>(a, b);
+        a = zip_low<8>(low, high);
+        b = zip_high<8>(low, high);
+    }
+    Bytes16 low() const { return zip_low<4>(a, b); }
+    Bytes16 high() const { return zip_high<4>(a, b); }
+};
+
+// Fifth bits of a super-block, bit b of byte e for weight e of run b: into unit 4 of eight lanes.
+void put_fifth_bits(const uint8_t* bits, uint8_t* to) {
+    Bytes16 low = load(bits), high = load(bits + 16);
+    exchange<4>(low, high, 0x0f);
+    WordPairs pairs(low, high);
+    exchange<2>(pairs.a, pairs.b, 0x33);
+    pairs.to_even_and_odd();
+    exchange<1>(pairs.a, pairs.b, 0x55);
+    store(to, pairs.low());
+    store(to + 16, pairs.high());
+}
+
+// Two high bits of half a super-block of Q6_K, bits 2q of byte i for weight i of run q: into units 4 and 5,
+// `unit` bytes apart, of four lanes.
+void put_sixth_bits(const uint8_t* bits, uint8_t* to, int unit) {
+    WordPairs pairs(load(bits), load(bits + 16));
+    exchange<4>(pairs.a, pairs.b, 0x0f);
+    pairs.to_even_and_odd();
+    exchange<2>(pairs.a, pairs.b, 0x33);
+    store(to, pairs.low());
+    store(to + unit, pairs.high());
+}
+
+// The codes of `lanes` lanes, of which `from` is the first one's file block.
+template <Type T> void put_codes(const uint8_t* from, int lanes, uint8_t* to) {
+    constexpr Layout at = layout_of(T);
+    const int bytes = block_size(T).bytes, unit = 4 * lanes;
+    if constexpr (is_super(T)) {
+        put_lanes(lanes, to, [&](int l) { return run_nibbles<T>(from + l / 8 * bytes + at.codes, l % 8); });
+        for (int l = 0; l < lanes && T != Q4_K; l += 8) {
+            const uint8_t* high = from + l / 8 * bytes + at.high;
+            uint8_t* units = to + 4 * unit + 4 * l;
+            if constexpr (T == Q5_K) put_fifth_bits(high, units);
+            if constexpr (T == Q6_K) put_sixth_bits(high, units, unit);
+            if constexpr (T == Q6_K) put_sixth_bits(high + 32, units + 16, unit);
+        }
+        return;
+    }
+    put_lanes(lanes, to, [&](int l) { return load(from + l * bytes + at.codes); });
+    if constexpr (T == Q8_0)
+        put_lanes(lanes, to + 4 * unit, [&](int l) { return load(from + l * bytes + at.codes + 16); });
+    if constexpr (at.units == 5) {
+        uint32_t high[kLanes];
+        for (int l = 0; l < lanes; ++l) high[l] = word_at(from + l * bytes + at.high);
+        for (int l = 0; l < kLanes; ++l) high[l] = fifth_bits(high[l]);
+        std::memcpy(to + 4 * unit, high, size_t(unit));
+    }
+}
+
+// Scales, then minima, of `count` file blocks.
+template <Type T> void put_scales(const uint8_t* from, int64_t count, uint8_t* to) {
+    constexpr Layout at = layout_of(T);
+    const int bytes = block_size(T).bytes;
+    for (int64_t i = 0; i < count; ++i)
+        std::memcpy(to + i * at.scale, from + i * bytes + at.scale_at, at.scale);
+    if constexpr (at.minimum > 0)
+        for (int64_t i = 0; i < count; ++i)
+            std::memcpy(to + (count + i) * at.minimum, from + i * bytes + at.scale, at.minimum);
+}
+
+template <Type T> void put_row_scales(const uint8_t* from, int64_t supers, uint8_t* to) {
+    const int bytes = block_size(T).bytes;
+    for (int64_t s = 0; s < supers; ++s, from += bytes) {
+        if constexpr (T == Q6_K) {
+            uint8_t *first = to + 2 * supers + 8 * s, *second = first + 8 * supers;
+            for (int b = 0; b < 8; ++b) {
+                first[b] = from[192 + 2 * b];
+                second[b] = from[192 + 2 * b + 1];
+            }
+        } else {
+            const KScales scales = k_scales(from + 4);
+            std::memcpy(to + 4 * supers + 8 * s, scales.low, 8);
+            put_word(to + 12 * supers + 4 * s, scales.high);
         }
     }
 }
 
-void read_q6_k(const uint8_t* from, FileBlock& to) {
-    const uint8_t *low = from, *high = from + 128;
-    std::memcpy(to.scales, from + 192, 16);
-    std::memcpy(to.d, from + 208, 2);
-    for (int e = 0; e < 256; ++e) {
-        const int half = e / 128, quarter = e % 128 / kBlock, i = e % kBlock;
-        const uint8_t byte = low[half * 64 + quarter % 2 * 32 + i];
-        const int top = high[half * 32 + i] >> (2 * quarter) & 3;
-        to.codes[e] = uint8_t((quarter < 2 ? byte & 15 : byte >> 4) | top << 4);
+template <Type T> void pack_row_of(const uint8_t* from, int64_t cols, uint8_t* to) {
+    const BlockSize size = block_size(T);
+    const int64_t blocks = cols / kBlock, count = cols / size.weights;
+    constexpr int block_codes = 4 * layout_of(T).units;
+    uint8_t* codes = to + row_bytes(T, cols) - blocks * block_codes;
+    put_scales<T>(from, count, to);
+    if constexpr (is_super(T)) put_row_scales<T>(from, count, to);
+    for (int64_t b = 0; b < blocks; b += kLanes) {
+        const int lanes = int(blocks - b < kLanes ? blocks - b : kLanes);
+        put_codes<T>(from + b * kBlock / size.weights * size.bytes, lanes, codes + b * block_codes);
     }
 }
 
-void read_block(Type type, const uint8_t* from, FileBlock& to) {
-    if (type == Q6_K) return read_q6_k(from, to);
-    if (type == Q4_K || type == Q5_K) return read_k(type, from, to);
-    read_small(type, from, to);
+// --- panels ---
+
+constexpr int kColumn = 16;  // neurons whose codes lie in 16 bytes of a file block, or in one of its nibbles
+
+// Units of sixteen neurons before their lanes are put side by side: a word per neuron.
+template <int Units> struct Column {
+    alignas(64) uint8_t words[Units][kLanes][4 * kColumn];
+};
+
+// Four vectors with a byte of each neuron become words of four bytes.
+void put_words(Bytes16 (&bytes)[4], uint8_t* to) {
+    const Bytes16 low[2] = {zip_low<1>(bytes[0], bytes[1]), zip_low<1>(bytes[2], bytes[3])};
+    const Bytes16 high[2] = {zip_high<1>(bytes[0], bytes[1]), zip_high<1>(bytes[2], bytes[3])};
+    store(to, zip_low<2>(low[0], low[1]));
+    store(to + 16, zip_high<2>(low[0], low[1]));
+    store(to + 32, zip_low<2>(high[0], high[1]));
+    store(to + 48, zip_high<2>(high[0], high[1]));
 }
 
-// 32 codes as the units of one lane: see TypeBase in block_types.h.
-void make_units(Type type, const uint8_t* codes, uint8_t (&unit)[8][4]) {
-    if (type == Q8_0) {
-        std::memcpy(unit, codes, kBlock);
-        return;
-    }
-    for (int e = 0; e < 16; ++e) unit[e / 4][e % 4] = uint8_t((codes[e] & 15) | codes[16 + e] << 4);
-    std::memset(unit[4], 0, 8);
-    for (int e = 0; e < kBlock; ++e) {
-        const int high = codes[e] >> 4, word = e / 4;
-        uint8_t& to = units_of(type) == 6 ? unit[4 + word / 4][e % 4] : unit[4][e % 4];
-        to = uint8_t(to | high << (units_of(type) == 6 ? word % 4 * 2 : word));
-    }
-}
+// Where a group of outputs lies in a panel: row `k` is at codes + k * row.
+struct Group {
+    const uint8_t* from;
+    int64_t stride;
+    int lanes;
+    uint8_t* codes;
+    int64_t row;
+    const uint8_t* block(int lane, int output) const { return from + (lane * kBlock + output) * stride; }
+};
 
-// Lane `b` of a row of `blocks` lanes in groups of kLanes; the last group may hold fewer.
-void put_codes(Type type, const uint8_t* codes, uint8_t* row, int64_t blocks, int64_t b) {
-    uint8_t unit[8][4];
-    make_units(type, codes, unit);
-    const int64_t group = b / kLanes * kLanes, left = blocks - group;
-    const int64_t lanes = left < kLanes ? left : kLanes;
-    const int units = units_of(type);
-    uint8_t* lane = row + group * 4 * units + (b - group) * 4;
-    for (int u = 0; u < units; ++u) std::memcpy(lane + u * lanes * 4, unit[u], 4);
-}
-
-bool has_minimum(Type type) { return type == Q4_1 || type == Q5_1 || type == Q4_K || type == Q5_K; }
-
-// What headers of rows and of panels begin with: scales, then minima, of `count` file blocks.
-void put_scales(Type type, const FileBlock& block, uint8_t* header, int64_t count, int64_t i) {
-    const int64_t size = type == MXFP4 ? 1 : 2;
-    std::memcpy(header + i * size, block.d, size_t(size));
-    if (has_minimum(type)) std::memcpy(header + (count + i) * 2, block.m, 2);
-}
-
-// What follows them in a row of a K type; super-block `s` of `supers`.
-void put_row_scales(Type type, const FileBlock& block, uint8_t* row, int64_t supers, int64_t s) {
-    const int64_t blocks = 8 * supers;
-    uint32_t top = 0;
-    for (int b = 0; b < 8; ++b) {
-        if (type == Q6_K) {
-            row[2 * supers + 8 * s + b] = block.scales[2 * b];
-            row[2 * supers + blocks + 8 * s + b] = block.scales[2 * b + 1];
-            continue;
+// Sixteen neurons' units from `unit` on, into their rows.
+template <int Units> void put_column(const Column<Units>& column, const Group& g, int neuron, int unit) {
+    for (int k = 0; k < kColumn; k += 4)
+        for (int u = 0; u < Units; ++u) {
+            uint8_t* to = g.codes + (neuron + k) * g.row + (unit + u) * 4 * g.lanes;
+            const auto& words = column.words[u];
+            int l = 0;
+            for (; l + 4 <= g.lanes; l += 4) {
+                Bytes16 lanes[4];
+                for (int i = 0; i < 4; ++i) lanes[i] = load(words[l + i] + 4 * k);
+                transpose<4>(lanes);
+                for (int i = 0; i < 4; ++i) store(to + i * g.row + 4 * l, lanes[i]);
+            }
+            for (; l < g.lanes; ++l)
+                for (int i = 0; i < 4; ++i) std::memcpy(to + i * g.row + 4 * l, words[l] + 4 * (k + i), 4);
         }
-        row[4 * supers + 8 * s + b] = uint8_t((block.scales[b] & 15) | block.minima[b] << 4);
-        top |= uint32_t(block.scales[b] >> 4 | block.minima[b] >> 4 << 2) << (4 * b);
-    }
-    if (type != Q6_K) std::memcpy(row + 12 * supers + 4 * s, &top, 4);
 }
 
-// What follows them in a panel of a K type, output `i` of `count`: for each 16 (Q6_K) or 32 neurons a byte;
-// else their low nibbles, and for each 64 neurons a byte with the high bits of both.
-void put_panel_scales(Type type, const FileBlock& block, uint8_t* header, int64_t count, int64_t i) {
-    if (type == Q6_K) {
-        for (int b = 0; b < 16; ++b) header[(2 + b) * count + i] = block.scales[b];
-        return;
+// Sixteen bytes of nibbles from byte `at` of each block: of neurons low.. and high.. .
+void put_nibbles(const Group& g, int at, int low, int high) {
+    Column<4> columns[2];
+    for (int l = 0; l < g.lanes; ++l)
+        for (int u = 0; u < 4; ++u) {
+            Bytes16 bytes[2][4];
+            for (int c = 0; c < 4; ++c) {
+                const Bytes16 a = load(g.block(l, 4 * u + c) + at), b = load(g.block(l, 16 + 4 * u + c) + at);
+                bytes[0][c] = low_nibbles(a, b);
+                bytes[1][c] = high_nibbles(a, b);
+            }
+            put_words(bytes[0], columns[0].words[u][l]);
+            put_words(bytes[1], columns[1].words[u][l]);
+        }
+    put_column(columns[0], g, low, 0);
+    put_column(columns[1], g, high, 0);
+}
+
+// Sixteen neurons' bytes from byte `at` of each block.
+void put_bytes(const Group& g, int at, int neuron) {
+    Column<8> column;
+    for (int l = 0; l < g.lanes; ++l)
+        for (int u = 0; u < 8; ++u) {
+            Bytes16 bytes[4];
+            for (int c = 0; c < 4; ++c) bytes[c] = load(g.block(l, 4 * u + c) + at);
+            put_words(bytes, column.words[u][l]);
+        }
+    put_column(column, g, neuron, 0);
+}
+
+// Fifth bits of 32 neurons, a word from byte `at` of each block.
+void put_fifth_words(const Group& g, int at) {
+    Column<1> columns[2];
+    for (int l = 0; l < g.lanes; ++l) {
+        Bytes16 bits[8];
+        for (int w = 0; w < 8; ++w) {
+            uint8_t words[16];
+            for (int c = 0; c < 4; ++c) std::memcpy(words + 4 * c, g.block(l, 4 * w + c) + at, 4);
+            bits[w] = load(words);
+        }
+        transpose_bits(bits);  // then row i has neurons i, 8 + i, 16 + i and 24 + i: bytes [output, neuron]
+        for (int i = 0; i < 8; i += 4) {
+            Bytes16 words[4];
+            for (int n = 0; n < 4; ++n) words[n] = transpose_bytes(bits[i + n]);
+            transpose<4>(words);
+            for (int j = 0; j < 4; ++j) store(columns[j / 2].words[0][l] + 4 * (j % 2 * 8 + i), words[j]);
+        }
     }
-    for (int b = 0; b < 8; ++b) {
-        header[(4 + b) * count + i] = uint8_t((block.scales[b] & 15) | block.minima[b] << 4);
-        const int top = block.scales[b] >> 4 | block.minima[b] >> 4 << 2;
-        uint8_t& high = header[(12 + b / 2) * count + i];
-        high = uint8_t(b % 2 ? high | top << 4 : top);
+    put_column(columns[0], g, 0, 4);
+    put_column(columns[1], g, kColumn, 4);
+}
+
+// Fifth bits of neurons first.. of all eight runs, from byte `at` of each block.
+void put_fifth_bits(const Group& g, int at, int first) {
+    Column<1> columns[8];
+    for (int l = 0; l < g.lanes; ++l) {
+        Bytes16 runs[8][4];
+        for (int c = 0; c < 4; ++c) {
+            Bytes16 bits[8];
+            for (int w = 0; w < 8; ++w) bits[w] = load(g.block(l, 4 * w + c) + at);
+            transpose_bits(bits);
+            for (int b = 0; b < 8; ++b) runs[b][c] = bits[b];
+        }
+        for (int b = 0; b < 8; ++b) put_words(runs[b], columns[b].words[0][l]);
+    }
+    for (int b = 0; b < 8; ++b) put_column(columns[b], g, b * kBlock + first, 4);
+}
+
+// Two high bits of neurons first.. of four runs of Q6_K, from byte `at` of each block.
+void put_sixth_bits(const Group& g, int at, int first) {
+    Column<2> columns[4];
+    for (int l = 0; l < g.lanes; ++l)
+        for (int u = 0; u < 2; ++u) {
+            Bytes16 runs[4][4];
+            for (int c = 0; c < 4; ++c) {
+                Bytes16 bits[4];
+                for (int w = 0; w < 4; ++w) bits[w] = load(g.block(l, 16 * u + 4 * w + c) + at);
+                transpose_pairs(bits);
+                for (int q = 0; q < 4; ++q) runs[q][c] = bits[q];
+            }
+            for (int q = 0; q < 4; ++q) put_words(runs[q], columns[q].words[u][l]);
+        }
+    for (int q = 0; q < 4; ++q) put_column(columns[q], g, q * kBlock + first, 4);
+}
+
+// Scales of a group, in the order in which its codes lie: first `at`, of `count` outputs in all.
+template <Type T> void put_panel_scales(const Group& g, int64_t at, int64_t count, uint8_t* to) {
+    constexpr Layout in = layout_of(T);
+    for (int e = 0; e < kBlock; ++e)
+        for (int l = 0; l < g.lanes; ++l) {
+            const uint8_t* from = g.block(l, e);
+            const int64_t i = at + e * g.lanes + l;
+            std::memcpy(to + i * in.scale, from + in.scale_at, in.scale);
+            if constexpr (in.minimum > 0)
+                std::memcpy(to + (count + i) * in.minimum, from + in.scale, in.minimum);
+            if constexpr (T == Q6_K)
+                for (int b = 0; b < 16; ++b) to[(2 + b) * count + i] = from[192 + b];
+            if constexpr (T == Q4_K || T == Q5_K) {
+                const KScales scales = k_scales(from + 4);
+                for (int b = 0; b < 8; ++b) to[(4 + b) * count + i] = uint8_t(scales.low[b / 4] >> b % 4 * 8);
+                for (int b = 0; b < 4; ++b) to[(12 + b) * count + i] = uint8_t(scales.high >> b * 8);
+            }
+        }
+}
+
+template <Type T> void pack_panel_of(const Outputs& o, int64_t dim, uint8_t* to) {
+    constexpr Layout at = layout_of(T);
+    const Panels panels = panels_of(T, dim);
+    const int lanes = (o.count + kBlock - 1) / kBlock;
+    const Group g{o.from, o.stride, lanes, to + panels.header + o.first / kBlock * 4 * at.units, panels.row};
+    put_panel_scales<T>(g, o.first, (dim + kBlock - 1) / kBlock * kBlock, to);
+    if constexpr (T == Q8_0) {
+        put_bytes(g, at.codes, 0);
+        put_bytes(g, at.codes + kColumn, kColumn);
+    } else if constexpr (T == Q6_K) {
+        for (int half = 0; half < 2; ++half)
+            for (int i = 0; i < 4; ++i)  // 64 bytes: low nibbles of runs 0 and 1, high ones of 2 and 3
+                put_nibbles(g, at.codes + half * 64 + i * kColumn, half * 128 + i * kColumn,
+                            half * 128 + 64 + i * kColumn);
+        for (int half = 0; half < 2; ++half)
+            for (int i = 0; i < 2; ++i)
+                put_sixth_bits(g, at.high + half * 32 + i * kColumn, half * 128 + i * kColumn);
+    } else if constexpr (is_super(T)) {
+        for (int pair = 0; pair < 4; ++pair)
+            for (int i = 0; i < 2; ++i)
+                put_nibbles(g, at.codes + pair * 32 + i * kColumn, pair * 64 + i * kColumn,
+                            pair * 64 + 32 + i * kColumn);
+        for (int i = 0; i < 2 && T == Q5_K; ++i) put_fifth_bits(g, at.high + i * kColumn, i * kColumn);
+    } else {
+        put_nibbles(g, at.codes, 0, kColumn);
+        if constexpr (at.units == 5) put_fifth_words(g, at.high);
+    }
+}
+
+template <int Size> void transpose_of(const Outputs& o, int64_t columns, uint8_t* to, int64_t stride) {
+    constexpr int n = 16 / Size;
+    const auto one = [&](int output, int64_t column) {
+        std::memcpy(to + column * stride + output * Size, o.from + output * o.stride + column * Size, Size);
+    };
+    int64_t column = 0;
+    for (; column + n <= columns; column += n) {
+        int output = 0;
+        for (; output + n <= o.count; output += n) {
+            Bytes16 tile[n];
+            for (int i = 0; i < n; ++i) tile[i] = load(o.from + (output + i) * o.stride + column * Size);
+            transpose<Size>(tile);
+            for (int i = 0; i < n; ++i) store(to + (column + i) * stride + output * Size, tile[i]);
+        }
+        for (; output < o.count; ++output)
+            for (int i = 0; i < n; ++i) one(output, column + i);
+    }
+    for (; column < columns; ++column)
+        for (int output = 0; output < o.count; ++output) one(output, column);
+}
+
+// Calls fn with the type as a constant: fn(std::integral_constant<Type, ...>).
+template <class Fn> void with_constant(Type type, Fn&& fn) {
+    switch (type) {
+        case Q4_0: return fn(std::integral_constant<Type, Q4_0>{});
+        case Q4_1: return fn(std::integral_constant<Type, Q4_1>{});
+        case Q5_0: return fn(std::integral_constant<Type, Q5_0>{});
+        case Q5_1: return fn(std::integral_constant<Type, Q5_1>{});
+        case Q8_0: return fn(std::integral_constant<Type, Q8_0>{});
+        case Q4_K: return fn(std::integral_constant<Type, Q4_K>{});
+        case Q5_K: return fn(std::integral_constant<Type, Q5_K>{});
+        case Q6_K: return fn(std::integral_constant<Type, Q6_K>{});
+        case IQ4_NL: return fn(std::integral_constant<Type, IQ4_NL>{});
+        case MXFP4: return fn(std::integral_constant<Type, MXFP4>{});
+        default: return;
     }
 }
 
@@ -160,47 +469,26 @@ int64_t row_size(Type type, int64_t cols) {
 
 void pack_row(Type type, const uint8_t* from, int64_t cols, uint8_t* to) {
     if (!is_quantised(type)) {
-        std::memcpy(to, from, size_t(row_size(type, cols)));
+        std::memcpy(to, from, size_t(row_bytes(type, cols)));
         return;
     }
-    const BlockSize size = block_size(type);
-    const int64_t blocks = cols / kBlock, count = cols / size.weights, per_block = size.weights / kBlock;
-    uint8_t* codes = to + row_size(type, cols) - 4 * units_of(type) * blocks;
-    FileBlock block;
-    for (int64_t i = 0; i < count; ++i, from += size.bytes) {
-        read_block(type, from, block);
-        put_scales(type, block, to, count, i);
-        if (per_block > 1) put_row_scales(type, block, to, count, i);
-        for (int64_t b = 0; b < per_block; ++b)
-            put_codes(type, block.codes + b * kBlock, codes, blocks, i * per_block + b);
-    }
+    with_constant(type, [&](auto constant) { pack_row_of<decltype(constant)::value>(from, cols, to); });
 }
 
 Panels panels_of(Type type, int64_t dim) {
     if (!is_quantised(type)) throw std::invalid_argument("panels are for quantised types");
     const BlockSize size = block_size(type);
-    const int64_t outputs = (dim + kBlock - 1) / kBlock * kBlock, code_bits = units_of(type);
+    const int64_t outputs = (dim + kBlock - 1) / kBlock * kBlock, code_bits = layout_of(type).units;
     return {size.weights, outputs * (size.bytes - size.weights / 8 * code_bits), outputs / 8 * code_bits};
 }
 
-void pack_panel(Type type, const uint8_t* from, int64_t stride, int64_t dim, uint8_t* to) {
-    const Panels panels = panels_of(type, dim);
-    const int64_t blocks = (dim + kBlock - 1) / kBlock, outputs = blocks * kBlock;
-    std::vector<uint8_t> codes(size_t(panels.neurons * outputs));  // [neuron, output]
-    FileBlock block;
-    for (int64_t d = 0; d < dim; ++d, from += stride) {
-        read_block(type, from, block);
-        for (int64_t k = 0; k < panels.neurons; ++k) codes[size_t(k * outputs + d)] = block.codes[k];
-        const int64_t group = d / kGroup * kGroup, left = blocks - group / kBlock;
-        const int64_t lanes = left < kLanes ? left : kLanes;
-        const int64_t i = group + d % kBlock * lanes + d % kGroup / kBlock;  // the order in which codes lie
-        put_scales(type, block, to, outputs, i);
-        if (panels.neurons > kBlock) put_panel_scales(type, block, to, outputs, i);
-    }
-    for (int64_t k = 0; k < panels.neurons; ++k)
-        for (int64_t b = 0; b < blocks; ++b)
-            put_codes(type, codes.data() + k * outputs + b * kBlock, to + panels.header + k * panels.row,
-                      blocks, b);
+void pack_panel(Type type, const Outputs& outputs, int64_t dim, uint8_t* to) {
+    with_constant(type, [&](auto constant) { pack_panel_of<decltype(constant)::value>(outputs, dim, to); });
+}
+
+void transpose_floats(int bytes, const Outputs& outputs, int64_t columns, uint8_t* to, int64_t stride) {
+    if (bytes == 4) return transpose_of<4>(outputs, columns, to, stride);
+    transpose_of<2>(outputs, columns, to, stride);
 }
 
 }  // namespace hc

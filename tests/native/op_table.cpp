@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fill.h"
 #include "kernels.h"
 #include "pack.h"
 #include "program.h"
@@ -239,10 +240,13 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
         f.panels = panels_of(c.type, d);
         const int64_t count = n / f.panels.neurons;
         packed.resize(size_t(count * f.panels.bytes()));
-        for (int64_t p = 0; p < count; ++p)
-            pack_panel(c.type, &down.plain[size_t(p * block_size(c.type).bytes)], row_size(c.type, n), d,
-                       &packed[size_t(p * f.panels.bytes())]);
         f.down = {packed.data(), f.panels.row, n, (d + 31) / 32 * 32, c.type};
+        Source source;
+        source.data = down.plain.data();
+        source.rows = d;
+        source.row_bytes = row_size(c.type, n);
+        const Target target{f.down, f.panels, true};
+        fill(target, source, 0, fill_pieces(target, source), *pool);
     }
     f.mask = mask.data(), f.fired = fired.data(), f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
+Index: TypeAlias = npt.NDArray[np.int64]
 Decode: TypeAlias = Callable[[Bytes], Floats]
 Encode: TypeAlias = Callable[[Floats], Bytes]
 
@@ -75,6 +76,21 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         return int(self.data.nbytes)
+
+    def load(self) -> "Tensor":
+        """This tensor: it is in memory already (:class:`~hotcold.formats.stored.StoredTensor` is not)."""
+        return self
+
+    def take_rows(self, chosen: Index | slice) -> "Tensor":
+        """A tensor of these rows; ``chosen`` has their numbers."""
+        data = self.data[chosen]
+        return Tensor(self.type, (len(data), *self.shape[1:]), data)
+
+    def take_columns(self, chosen: Index) -> "Tensor":
+        """A tensor of these columns; ``chosen`` has their numbers, counted in blocks of a row."""
+        data = self.data.reshape(len(self.data), -1, self.type.nbytes)[:, chosen]
+        shape = (*self.shape[:-1], len(chosen) * self.type.weights)
+        return Tensor(self.type, shape, data.reshape(len(data), -1))
 
     def dequantise(self) -> Floats:
         """The values as a new float32 array of ``shape``. Non-finite scales give non-finite values."""

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
+from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import checks
 from hotcold.kernels.backend import (
     PAGE,
@@ -219,19 +220,20 @@ class ReferenceBackend:
     def record(self, fn: Callable[[], None]) -> Program:
         return _Program(fn)
 
-    def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
-        return _Matrix(tensor, bias)
+    def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
+        return _Matrix(tensor.load(), bias)
 
     def ffn_weights(self, tensors: FFNTensors) -> _FFN:
         checks.check_ffn(tensors)
-        gate = None if tensors.gate is None else _Matrix(tensors.gate, tensors.gate_bias)
-        up, down = _Matrix(tensors.up, tensors.up_bias), _Matrix(tensors.down)
+        gate = None if tensors.gate is None else _Matrix(tensors.gate.load(), tensors.gate_bias)
+        up, down = _Matrix(tensors.up.load(), tensors.up_bias), _Matrix(tensors.down.load())
         rule = tensors.down_layout, tensors.activation, np.float32(tensors.threshold)
         return _FFN(gate, up, down, *rule, tensors.down_bias)
 
     def predictor_weights(self, tensors: PredictorTensors) -> _Predictor:
         checks.check_predictor(tensors)
-        return _Predictor(_Matrix(tensors.first), _Matrix(tensors.second), tensors.threshold, tensors.relu)
+        first, second = _Matrix(tensors.first.load()), _Matrix(tensors.second.load())
+        return _Predictor(first, second, tensors.threshold, tensors.relu)
 
     def host(self, fn: Callable[[], None], batch: Batch) -> None:
         fn()
