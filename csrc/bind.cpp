@@ -383,7 +383,9 @@ double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, 
 NB_MODULE(_cpu, m) {
     using namespace hc;
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
-    nb::class_<Memory>(m, "Memory").def_prop_ro("nbytes", &Memory::size);
+    nb::class_<Memory>(m, "Memory")
+        .def_prop_ro("nbytes", &Memory::size)
+        .def_prop_ro("address", [](const Memory& memory) { return uintptr_t(memory.data()); });
     nb::class_<Arena>(m, "Arena").def(nb::init<>()).def("take", &Arena::take, "nbytes"_a);
     nb::class_<WeightRows>(m, "WeightRows")
         .def(nb::new_(&weight_rows), "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)

@@ -7,6 +7,7 @@
 #include <new>
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace hc {
@@ -43,8 +44,9 @@ class Region {
     // Gives the whole pages of [first, end) back to the system.
     void release(size_t first, size_t end) {
 #if defined(__linux__)
-        first = (first + kPage4K - 1) / kPage4K * kPage4K;
-        end = end / kPage4K * kPage4K;
+        const auto page = size_t(sysconf(_SC_PAGESIZE));
+        first = (first + page - 1) / page * page;
+        end = end / page * page;
         if (first < end) madvise(data_ + first, end - first, MADV_DONTNEED);
 #else
         (void)first;
@@ -53,7 +55,7 @@ class Region {
     }
 
   private:
-    static constexpr size_t kHuge = size_t(2) << 20, kPage4K = 4096;
+    static constexpr size_t kHuge = size_t(2) << 20;
     size_t size_, mapped_ = 0;
     uint8_t *base_ = nullptr, *data_ = nullptr;
 };

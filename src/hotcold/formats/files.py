@@ -71,8 +71,8 @@ class RegularFile:
 
     @contextlib.contextmanager
     def descriptor(self) -> Iterator[int]:
-        """The descriptor, for code that reads at positions by itself and raises ``OSError`` where it cannot, or
-        ``EOFError``. ``FileError`` for these; also if the file is closed, or changed in size meanwhile."""
+        """The descriptor, for code that reads at positions by itself and raises ``OSError`` or ``EOFError``
+        where it cannot: they become ``FileError``. That too if the file is closed or changes in size."""
         self._check()
         try:
             yield self._fd

@@ -67,7 +67,7 @@ class GGUFFile:
                 raise GGUFError(f"tensor {name}: {error}") from None
 
     def stored(self, name: str) -> StoredTensor:
-        """The tensor where it lies, which is read later and while the file is open; errors as in :meth:`load`."""
+        """The tensor where it lies, to be read while the file is open; errors as in :meth:`load`."""
         with naming(self.path, GGUFError):
             info = self._info(name)
             try:

@@ -1,4 +1,4 @@
-"""Tensors that still lie in their file, so that a backend can read them piece by piece into its own layout."""
+"""Tensors that still lie in their file: a backend reads them piece by piece into its own layout."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from hotcold.formats.files import FileError, RegularFile
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """Some or all of a tensor of ``rows`` rows of ``row_bytes`` bytes, from byte ``offset`` of an open file on.
+    """Some or all of a tensor of ``rows`` rows of ``row_bytes`` bytes, from byte ``offset`` of a file on.
 
     ``shape`` is that of what is wanted. ``chosen``, ascending numbers, says which rows these are, or, with
     ``by_column``, which columns, counted in blocks of a row; None means all. Reading raises an error of

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import BlockType
+from hotcold.formats.blocks import BlockType, Tensor
 from hotcold.formats.stored import AnyTensor
 
 #: NumPy array on a CPU backend, torch tensor on a GPU.
@@ -127,8 +127,8 @@ class FFNTensors:
 class PredictorTensors:
     """``score = second @ act(first @ x)``; neuron i is a candidate when ``score[i] >= threshold[i]``."""
 
-    first: AnyTensor  # (R, D)
-    second: AnyTensor  # (N, R)
+    first: Tensor  # (R, D)
+    second: Tensor  # (N, R)
     threshold: Floats  # [N]
     relu: bool  #: ReLU between the factors (PowerInfer's), or nothing (a truncated SVD)
 

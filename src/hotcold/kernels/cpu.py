@@ -1,10 +1,10 @@
 """The ``cpu`` backend: C++ kernels for the best instruction set of this processor, on one pool of threads.
 
 Weights are packed once (csrc/kernels.h says how): tensors that lie in a file are read piece by piece on the
-pool's threads, which pack what they have just read. All matrices share one arena of huge pages. A layer's FFN
-that lies by neuron takes two pieces of it: the gate rows, one contiguous stream, and for each neuron its up row
-then its down row. Where the activation gives zeros, down by output is transposed if its type is a float, and
-packed into panels if it is quantised."""
+pool's threads, which pack what they have just read. All matrices share one arena of huge pages. A layer's
+FFN that lies by neuron takes two pieces of it: the gate rows, one contiguous stream, and for each neuron its
+up row then its down row. Where the activation gives zeros, down by output is transposed if its type is a
+float, and packed into panels if it is quantised."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -232,8 +232,7 @@ class ReferenceBackend:
 
     def predictor_weights(self, tensors: PredictorTensors) -> _Predictor:
         checks.check_predictor(tensors)
-        first, second = _Matrix(tensors.first.load()), _Matrix(tensors.second.load())
-        return _Predictor(first, second, tensors.threshold, tensors.relu)
+        return _Predictor(_Matrix(tensors.first), _Matrix(tensors.second), tensors.threshold, tensors.relu)
 
     def host(self, fn: Callable[[], None], batch: Batch) -> None:
         fn()

@@ -7,7 +7,6 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import (
     Backend,
     BatchLimits,
@@ -23,7 +22,6 @@ from hotcold.sparse.hybrid_ffn import HybridFFN, Mailbox, SplitFFN, SplitWeights
 from hotcold.sparse.placement import Placement
 
 Bools = npt.NDArray[np.bool_]
-Index = npt.NDArray[np.intp]
 
 
 def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
@@ -35,18 +33,17 @@ def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
         return None if values is None else values[index]
 
     if tensors.down_layout == "by_neuron":
-        taken = _rows(down, index)
+        taken = down.take_rows(index)
     else:
-        dim, shared = down.shape[0], down.type.weights
+        shared = down.type.weights
         blocks = chosen.reshape(-1, shared)
         if (blocks != blocks[:, :1]).any():
             seen = f"neurons whose down weights lie in one block, {shared} of type {down.type.name}"
             raise ValueError(f"the placement divides {seen}: make it with this version's hotcold plan")
-        data = down.data.reshape(dim, len(blocks), -1)[:, blocks[:, 0]]
-        taken = Tensor(down.type, (dim, len(index)), data.reshape(dim, -1))
+        taken = down.take_columns(np.flatnonzero(blocks[:, 0]))
     return FFNTensors(
-        None if tensors.gate is None else _rows(tensors.gate, index),
-        _rows(tensors.up, index), taken, tensors.down_layout, tensors.activation, tensors.threshold,
+        None if tensors.gate is None else tensors.gate.take_rows(index),
+        tensors.up.take_rows(index), taken, tensors.down_layout, tensors.activation, tensors.threshold,
         vector(tensors.gate_bias), vector(tensors.up_bias),
     )  # fmt: skip
 
@@ -56,14 +53,10 @@ def split_predictor(tensors: PredictorTensors, hot: Bools) -> PredictorTensors:
     What fills up the word has a threshold that no score reaches."""
     filler = np.full(-int(hot.sum()) % 64, -1)
     order = np.concatenate([np.flatnonzero(hot), filler, np.flatnonzero(~hot)])
-    second = _rows(tensors.second, order)
+    second = tensors.second.take_rows(order)
     second.data[order < 0] = 0
     threshold = np.where(order < 0, np.float32(np.inf), tensors.threshold[order])
     return PredictorTensors(tensors.first, second, threshold, tensors.relu)
-
-
-def _rows(tensor: Tensor, index: Index) -> Tensor:
-    return Tensor(tensor.type, (len(index), *tensor.shape[1:]), tensor.data[index])
 
 
 @dataclass(frozen=True)
