@@ -21,6 +21,9 @@ struct Bytes16 {
     __m128i v;
 };
 inline Bytes16 load(const uint8_t* p) { return {_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))}; }
+inline Bytes16 words_of(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return {_mm_set_epi32(int(d), int(c), int(b), int(a))};
+}
 inline void store(uint8_t* p, Bytes16 a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), a.v); }
 inline Bytes16 fill(uint8_t byte) { return {_mm_set1_epi8(char(byte))}; }
 inline Bytes16 operator&(Bytes16 a, Bytes16 b) { return {_mm_and_si128(a.v, b.v)}; }
@@ -47,6 +50,11 @@ struct Bytes16 {
     uint8x16_t v;
 };
 inline Bytes16 load(const uint8_t* p) { return {vld1q_u8(p)}; }
+inline Bytes16 words_of(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint64x2_t pairs =
+        vcombine_u64(vcreate_u64(a | uint64_t(b) << 32), vcreate_u64(c | uint64_t(d) << 32));
+    return {vreinterpretq_u8_u64(pairs)};
+}
 inline void store(uint8_t* p, Bytes16 a) { vst1q_u8(p, a.v); }
 inline Bytes16 fill(uint8_t byte) { return {vdupq_n_u8(byte)}; }
 inline Bytes16 operator&(Bytes16 a, Bytes16 b) { return {vandq_u8(a.v, b.v)}; }
@@ -86,6 +94,12 @@ inline Bytes16 load(const uint8_t* p) {
     Bytes16 a;
     std::memcpy(a.v, p, 16);
     return a;
+}
+inline Bytes16 words_of(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint32_t words[4] = {a, b, c, d};
+    Bytes16 all;
+    std::memcpy(all.v, words, 16);
+    return all;
 }
 inline void store(uint8_t* p, Bytes16 a) { std::memcpy(p, a.v, 16); }
 inline Bytes16 fill(uint8_t byte) {
@@ -147,6 +161,12 @@ template <int N> void exchange(Bytes16& a, Bytes16& b, uint8_t mask) {
     const Bytes16 differ = (shr<N>(a) ^ b) & fill(mask);
     b = b ^ differ;
     a = a ^ shl<N>(differ);
+}
+
+// Exchanges, in every word, the bits of `mask` with those that lie N higher.
+template <int N> void exchange_within(Bytes16& words, uint32_t mask) {
+    const Bytes16 differ = (shr<N>(words) ^ words) & words_of(mask, mask, mask, mask);
+    words = words ^ differ ^ shl<N>(differ);
 }
 
 }  // namespace

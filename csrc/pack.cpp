@@ -74,17 +74,13 @@ Bytes16 transpose_bytes(Bytes16 a) {
     return zip_low<1>(even, zip_high<8>(even, even));
 }
 
-// Fifth bits of 32 weights: bit 4w + c goes to bit w of byte c.
-uint32_t fifth_bits(uint32_t x) {
-    const auto swap = [&x](int distance, uint32_t mask) {
-        const uint32_t differ = (x ^ x >> distance) & mask;
-        x ^= differ ^ differ << distance;
-    };
-    swap(2, 0x0c0c0c0c);
-    swap(1, 0x22222222);
-    swap(6, 0x00cc00cc);
-    swap(12, 0x0000f0f0);
-    return x;
+// Fifth bits of 32 weights in each word: bit 4w + c goes to bit w of byte c.
+Bytes16 fifth_bits(Bytes16 words) {
+    exchange_within<2>(words, 0x0c0c0c0c);
+    exchange_within<1>(words, 0x22222222);
+    exchange_within<6>(words, 0x00cc00cc);
+    exchange_within<12>(words, 0x0000f0f0);
+    return words;
 }
 
 // Scales and minima of 6 bits as the kernels have them: a byte of low nibbles for each run of 32 weights, and
@@ -187,10 +183,20 @@ template <Type T> void put_codes(const uint8_t* from, int lanes, uint8_t* to) {
     if constexpr (T == Q8_0)
         put_lanes(lanes, to + 4 * unit, [&](int l) { return load(from + l * bytes + at.codes + 16); });
     if constexpr (at.units == 5) {
-        uint32_t high[kLanes];
-        for (int l = 0; l < lanes; ++l) high[l] = word_at(from + l * bytes + at.high);
-        for (int l = 0; l < kLanes; ++l) high[l] = fifth_bits(high[l]);
-        std::memcpy(to + 4 * unit, high, size_t(unit));
+        for (int l = 0; l < lanes; l += 4) {
+            const auto word = [&](int i) {
+                return l + i < lanes ? word_at(from + (l + i) * bytes + at.high) : 0;
+            };
+            const Bytes16 words = fifth_bits(words_of(word(0), word(1), word(2), word(3)));
+            uint8_t* units = to + 4 * unit + 4 * l;
+            if (l + 4 <= lanes) {
+                store(units, words);
+                continue;
+            }
+            uint8_t rest[16];
+            store(rest, words);
+            std::memcpy(units, rest, size_t(4 * (lanes - l)));
+        }
     }
 }
 
@@ -318,9 +324,8 @@ void put_fifth_words(const Group& g, int at) {
     for (int l = 0; l < g.lanes; ++l) {
         Bytes16 bits[8];
         for (int w = 0; w < 8; ++w) {
-            uint8_t words[16];
-            for (int c = 0; c < 4; ++c) std::memcpy(words + 4 * c, g.block(l, 4 * w + c) + at, 4);
-            bits[w] = load(words);
+            const auto word = [&](int c) { return word_at(g.block(l, 4 * w + c) + at); };
+            bits[w] = words_of(word(0), word(1), word(2), word(3));
         }
         transpose_bits(bits);  // then row i has neurons i, 8 + i, 16 + i and 24 + i: bytes [output, neuron]
         for (int i = 0; i < 8; i += 4) {
@@ -367,24 +372,40 @@ void put_sixth_bits(const Group& g, int at, int first) {
     for (int q = 0; q < 4; ++q) put_column(columns[q], g, q * kBlock + first, 4);
 }
 
+// The bytes that a super-block has beside its scale and minimum: one for each of sixteen runs (Q6_K), or
+// eight of low nibbles and four of high bits.
+template <Type T> Bytes16 super_scales(const uint8_t* block) {
+    if constexpr (T == Q6_K) return load(block + 192);
+    const KScales scales = k_scales(block + 4);
+    return words_of(scales.low[0], scales.low[1], scales.high, 0);
+}
+
 // Scales of a group, in the order in which its codes lie: first `at`, of `count` outputs in all.
 template <Type T> void put_panel_scales(const Group& g, int64_t at, int64_t count, uint8_t* to) {
     constexpr Layout in = layout_of(T);
-    for (int e = 0; e < kBlock; ++e)
-        for (int l = 0; l < g.lanes; ++l) {
-            const uint8_t* from = g.block(l, e);
-            const int64_t i = at + e * g.lanes + l;
-            std::memcpy(to + i * in.scale, from + in.scale_at, in.scale);
-            if constexpr (in.minimum > 0)
-                std::memcpy(to + (count + i) * in.minimum, from + in.scale, in.minimum);
-            if constexpr (T == Q6_K)
-                for (int b = 0; b < 16; ++b) to[(2 + b) * count + i] = from[192 + b];
-            if constexpr (T == Q4_K || T == Q5_K) {
-                const KScales scales = k_scales(from + 4);
-                for (int b = 0; b < 8; ++b) to[(4 + b) * count + i] = uint8_t(scales.low[b / 4] >> b % 4 * 8);
-                for (int b = 0; b < 4; ++b) to[(12 + b) * count + i] = uint8_t(scales.high >> b * 8);
+    for (int e = 0; e < kBlock; ++e) {
+        uint8_t* scales = to + (at + e * g.lanes) * in.scale;
+        for (int l = 0; l < g.lanes; ++l)
+            std::memcpy(scales + l * in.scale, g.block(l, e) + in.scale_at, in.scale);
+        if constexpr (in.minimum > 0) {
+            uint8_t* minima = scales + count * in.scale;
+            for (int l = 0; l < g.lanes; ++l)
+                std::memcpy(minima + l * in.minimum, g.block(l, e) + in.scale, in.minimum);
+        }
+        if constexpr (is_super(T)) {
+            constexpr int regions = T == Q6_K ? 16 : 12;
+            Bytes16 bytes[kLanes];
+            for (int l = 0; l < kLanes; ++l)
+                bytes[l] = l < g.lanes ? super_scales<T>(g.block(l, e)) : fill(0);
+            transpose<1>(bytes);
+            uint8_t* regional = to + (in.scale + in.minimum) * count + at + e * g.lanes;
+            for (int r = 0; r < regions; ++r) {
+                uint8_t lanes[kLanes];
+                store(lanes, bytes[r]);
+                std::memcpy(regional + r * count, lanes, size_t(g.lanes));
             }
         }
+    }
 }
 
 template <Type T> void pack_panel_of(const Outputs& o, int64_t dim, uint8_t* to) {
