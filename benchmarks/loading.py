@@ -4,10 +4,10 @@
     python benchmarks/loading.py -m model.gguf  # a file of yours; can be given several times
 
 Each round copies the file, loads it with Hotcold, and loads it with llama.cpp with and without mmap (left out
-where llama-cpp-python is not installed), one after another. The plain copy reads the file into fresh memory in
-huge pages, by as many threads, and does nothing else. Freeing the memory is not timed. `ratio` is the median of
-the rounds' copy time / load time: 1 is as fast as the copy. Where other processes share the processors, the
-ratio of processor times says more than that of times.
+where llama-cpp-python is not installed), one after another. The plain copy reads the file into fresh memory
+in huge pages, by as many threads, and does nothing else. Freeing the memory is not timed. `ratio` is the
+median of the rounds' copy time / load time: 1 is as fast as the copy. Where other processes share the
+processors, the ratio of processor times says more than that of times.
 
 Packing is timed from memory into memory that was written before, for each block type and layout: rows; pairs,
 as up and down share an arena; and by neuron, what becomes of down by output (panels, and floats transposed).
