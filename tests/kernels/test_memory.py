@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hotcold.formats.blocks import BLOCK_TYPES, Tensor
+from hotcold.formats.gguf import write_gguf
 from hotcold.kernels import _cpu
 
 MIB = 1 << 20
@@ -91,8 +93,40 @@ def test_the_built_in_model_takes_little_more_than_its_size() -> None:
     assert 0.9 * size < taken < size + 5 * MIB
 
 
+PEAK = """
+import sys
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.cpu import CPUBackend
+
+def highest():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+
+backend = CPUBackend(2)
+with open_gguf(sys.argv[1]) as file:
+    before = highest()
+    matrix = backend.matrix(file.stored("w"))
+    print(matrix.nbytes, highest() - before)
+"""
+
+
+@linux
+@pytest.mark.parametrize("name", ["F16", "Q4_0"])
+def test_the_highest_use_is_the_matrix_and_a_little(name: str, tmp_path: Path) -> None:
+    """It is read piece by piece: a whole tensor is never there twice."""
+    type = BLOCK_TYPES[name]
+    tensor = Tensor(type, (12288, 4096), np.ones((12288, type.row_bytes(4096)), np.uint8))
+    write_gguf(tmp_path / "model.gguf", {}, {"w": tensor})
+    command = [sys.executable, "-c", PEAK, str(tmp_path / "model.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    size, taken = map(int, done.stdout.split())
+    assert size == tensor.nbytes and 0.9 * size < taken < size + 8 * MIB
+
+
 LIMITED = """
 import resource
+from hotcold.formats.blocks import BLOCK_TYPES, Tensor
+from hotcold.formats.gguf import write_gguf
 from hotcold.kernels import _cpu
 
 with open("/proc/self/statm") as file:
