@@ -110,11 +110,6 @@ class _LlamaModel:
         self._lib.llama_model_free(self._model)
 
 
-def processor_s() -> float:
-    used = os.times()
-    return used.user + used.system
-
-
 def time_loads(path: Path, loaders: dict[str, Loader], rounds: int) -> dict[str, Any]:
     """Seconds of each loader, of the clock and of processors, in turns."""
     size = path.stat().st_size
@@ -122,9 +117,9 @@ def time_loads(path: Path, loaders: dict[str, Loader], rounds: int) -> dict[str,
     processor: dict[str, list[float]] = {name: [] for name in loaders}
     for each in range(rounds + 1):
         for name, load in loaders.items():
-            start, used = time.perf_counter(), processor_s()
+            start, used = time.perf_counter(), time.process_time()
             loaded = load(path)
-            taken = time.perf_counter() - start, processor_s() - used
+            taken = time.perf_counter() - start, time.process_time() - used
             del loaded
             gc.collect()
             if each > 0:  # the first round brings the file into the page cache
