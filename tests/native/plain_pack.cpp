@@ -2,6 +2,7 @@
 #define HC_PLAIN_BYTES
 #define hc hc_plain
 #include "../../csrc/pack.cpp"
+#include "../../csrc/pack_panels.cpp"
 
 void plain_pack_row(int type, const uint8_t* from, int64_t cols, uint8_t* to) {
     hc_plain::pack_row(hc_plain::Type(type), from, cols, to);
