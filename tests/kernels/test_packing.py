@@ -12,7 +12,9 @@ from packed_layout import packed_panels, packed_rows
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
 from hotcold.formats.files import RegularFile
+from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.kernels import _cpu
+from hotcold.kernels.cpu import CPUBackend
 
 QUANTISED = [type for type in BLOCK_TYPES.values() if type.weights > 1]
 FLOATS = [type for type in BLOCK_TYPES.values() if type.weights == 1]
@@ -130,6 +132,14 @@ def test_chosen_rows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObje
     assert read(rows_for(type, len(chosen), columns), folder, tensor, chosen=chosen) == expected
 
 
+def test_chosen_rows_far_apart(tmp_path: Path) -> None:
+    """Some are read with what lies between them, but never more than the scratch holds."""
+    tensor = random_tensor(BLOCK_TYPES["Q4_0"], 400_000, 32)
+    chosen = list(range(7, 400_000, 300))
+    weights = rows_for(tensor.type, len(chosen), 32)
+    assert read(weights, tmp_path, tensor, chosen=chosen) == packed_rows(tensor.take_rows(np.array(chosen)))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_chosen_columns(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -195,3 +205,31 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     weights = rows_for(BLOCK_TYPES["F32"], 4, 8)
     with open(tmp_path / "write_only", "wb") as file, pytest.raises(OSError, match="Bad file descriptor"):
         weights.read(file.fileno(), 0, 4, 32, POOL)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "F16"])
+def test_a_backend_takes_stored_tensors_as_loaded_ones(name: str, tmp_path: Path) -> None:
+    """Whole, or what was chosen of their rows or columns."""
+    write_gguf(tmp_path / "model.gguf", {}, {"w": random_tensor(BLOCK_TYPES[name], 70, 320)})
+    rows, columns, backend = np.array([3, 4, 60]), np.array([1, 2, 7]), CPUBackend(2)
+    with open_gguf(tmp_path / "model.gguf") as file:
+        stored = file.stored("w")
+        for part in (
+            stored,
+            stored.take_rows(rows),
+            stored.take_rows(slice(20, -3)),
+            stored.take_columns(columns),
+        ):
+            seen, expected = backend._matrix(part), backend._matrix(part.load())
+            assert seen.shape == expected.shape == part.shape and seen.nbytes == expected.nbytes
+            assert seen.rows.packed() == expected.rows.packed() == packed_rows(part.load())
+
+
+def test_where_there_is_no_pread_tensors_are_loaded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = random_tensor(BLOCK_TYPES["Q5_K"], 70, 512)
+    write_gguf(tmp_path / "model.gguf", {}, {"w": tensor})
+    monkeypatch.delattr("os.pread", raising=False)
+    with open_gguf(tmp_path / "model.gguf") as file:
+        assert CPUBackend(2)._matrix(file.stored("w")).rows.packed() == packed_rows(tensor)
