@@ -7,6 +7,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -14,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "fill.h"
 #include "kernels.h"
 #include "memory.h"
 #include "pack.h"
@@ -97,41 +100,97 @@ WeightRows weight_rows(std::shared_ptr<Memory> memory, int64_t offset, int64_t s
     return {std::move(memory), rows, {}};
 }
 
-// A matrix (dim, neurons) as panels, which fill a memory of their own.
-WeightRows panel_rows(int64_t dim, int64_t neurons, int type) {
+// Bytes of a matrix (dim, neurons) in panels.
+int64_t panels_size(int64_t dim, int64_t neurons, int type) {
     row_size(Type(type), neurons);
     const Panels panels = panels_of(Type(type), dim);
+    return neurons / panels.neurons * panels.bytes();
+}
+
+// A matrix (dim, neurons) as panels, which fill a memory of their own.
+WeightRows panel_rows(std::shared_ptr<Memory> memory, int64_t dim, int64_t neurons, int type) {
+    if (dim < 1 || neurons < 1 || panels_size(dim, neurons, type) > int64_t(memory->size()))
+        refuse("panels lie outside their memory");
+    const Panels panels = panels_of(Type(type), dim);
     const int64_t outputs = (dim + kBlock - 1) / kBlock * kBlock;
-    auto memory = std::make_shared<Memory>(size_t(neurons / panels.neurons * panels.bytes()));
     const Rows rows{memory->data(), panels.row, neurons, outputs, Type(type)};
     return {std::move(memory), rows, panels};
 }
 
-// Packs file rows [rows, row_bytes] on the pool's threads, `chunk` packed rows or panels a piece.
-void pack(const WeightRows& to, const Array<const uint8_t>& from, Pool& pool) {
+using Numbers = Maybe<const int64_t>;
+
+// Fills weights from `rows` rows of a tensor, or from those chosen of them; by output, from its columns.
+int fill_weights(const WeightRows& to, Source source, bool by_output, const Numbers& chosen, Pool& pool) {
+    const Target target{to.rows, to.panels, by_output};
     const Rows& r = to.rows;
-    const int64_t neurons = to.panels.neurons, count = neurons ? r.count / neurons : r.count;
-    const int64_t dim = neurons ? int64_t(from.shape(0)) : r.count;
-    if (neurons && (dim + kBlock - 1) / kBlock * kBlock != r.cols)
-        refuse("the tensor does not fit the panels");
-    const int64_t bytes = row_size(r.type, neurons ? r.count : r.cols);
-    const uint8_t* source = data_of(from, "tensor", dim, bytes);
-    const int64_t chunk = std::max<int64_t>(1, (1 << 20) / (neurons ? to.panels.bytes() : bytes));
-    const auto pack_one = [&](int64_t i) {
-        auto* memory = const_cast<uint8_t*>(r.base);
-        if (neurons)
-            pack_panel(r.type, source + i * block_size(r.type).bytes, bytes, dim,
-                       memory + i * to.panels.bytes());
-        else
-            pack_row(r.type, source + i * bytes, r.cols, memory + i * r.stride);
-    };
-    nb::gil_scoped_release release;
-    pool.run({Step{[&] { return (count + chunk - 1) / chunk; },
-                   [&](int64_t piece, const Scratch&) {
-                       for (int64_t i = piece * chunk; i < std::min((piece + 1) * chunk, count); ++i)
-                           pack_one(i);
-                   }}},
-             nullptr);
+    const int64_t block = block_size(r.type).bytes, per_column = by_output ? block_size(r.type).weights : 1;
+    // Of what is filled: file rows, or columns of blocks.
+    const int64_t wanted = r.count / per_column, there = by_output ? source.row_bytes / block : source.rows;
+    if (to.panels.neurons ? !by_output || (source.rows + kBlock - 1) / kBlock * kBlock != r.cols
+                          : by_output && (is_quantised(r.type) || source.rows != r.cols))
+        refuse("the tensor does not fit the panels or rows");
+    if (by_output ? source.row_bytes % block : source.row_bytes != row_size(r.type, r.cols))
+        refuse("the tensor's rows do not fit the weights");
+    if (chosen ? int64_t(chosen->size()) != wanted : there != wanted)
+        refuse("the tensor does not have as many rows as the weights");
+    for (int64_t i = 0; chosen && i < wanted; ++i) {
+        const int64_t seen = chosen->data()[i];
+        if (seen < 0 || seen >= there || (i && seen <= chosen->data()[i - 1]))
+            refuse("chosen rows must be those of the tensor, in ascending order");
+    }
+    source.chosen = chosen ? chosen->data() : nullptr;
+    const int64_t pieces = fill_pieces(target, source);
+    constexpr int64_t kBetween = 256;  // pieces between two looks at signals: some 256 MB
+    for (int64_t first = 0; first < pieces; first += kBetween) {
+        if (PyErr_CheckSignals()) throw nb::python_error();
+        nb::gil_scoped_release release;
+        if (const int error = fill(target, source, first, std::min(first + kBetween, pieces), pool))
+            return error;
+    }
+    return 0;
+}
+
+// Packs file rows [rows, row_bytes] that lie in memory.
+void pack_tensor(const WeightRows& to, const Array<const uint8_t>& from, Pool& pool, bool by_output,
+                 const Numbers& chosen) {
+    if (from.ndim() != 2) refuse("tensor: [rows, row_bytes] is needed");
+    Source source;
+    source.data = from.data();
+    source.rows = int64_t(from.shape(0));
+    source.row_bytes = int64_t(from.shape(1));
+    fill_weights(to, source, by_output, chosen, pool);
+}
+
+// The same of an open file from byte `offset` on. OSError: a read failed; EOFError: the file ended.
+void read_tensor(const WeightRows& to, int file, int64_t offset, int64_t rows, int64_t row_bytes, Pool& pool,
+                 bool by_output, const Numbers& chosen) {
+    if (file < 0 || offset < 0 || rows < 1 || row_bytes < 1) refuse("no such part of a file");
+    Source source;
+    source.file = file;
+    source.offset = offset;
+    source.rows = rows;
+    source.row_bytes = row_bytes;
+    const int error = fill_weights(to, source, by_output, chosen, pool);
+    if (!error) return;
+    if (error == kEnded) {
+        PyErr_SetString(PyExc_EOFError, "the file ended while being read");
+    } else {
+        errno = error;
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
+    throw nb::python_error();
+}
+
+// The bytes as they lie in memory, for tests: those of the rows one after another, or of the panels.
+nb::bytes packed(const WeightRows& w) {
+    const Rows& r = w.rows;
+    if (w.panels.neurons)
+        return nb::bytes(reinterpret_cast<const char*>(r.base),
+                         size_t(r.count / w.panels.neurons * w.panels.bytes()));
+    std::string rows;
+    for (int64_t i = 0; i < r.count; ++i)
+        rows.append(reinterpret_cast<const char*>(r.row(i)), size_t(row_bytes(r.type, r.cols)));
+    return nb::bytes(rows.data(), rows.size());
 }
 
 // Of weights that must not lie in panels.
@@ -405,11 +464,18 @@ NB_MODULE(_cpu, m) {
     main_thread =
         nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
-    nb::class_<Memory>(m, "Memory").def(nb::init<size_t>(), "nbytes"_a).def_prop_ro("nbytes", &Memory::size);
+    nb::class_<Memory>(m, "Memory")
+        .def_prop_ro("nbytes", &Memory::size)
+        .def_prop_ro("address", [](const Memory& memory) { return uintptr_t(memory.data()); });
+    nb::class_<Arena>(m, "Arena").def(nb::init<>()).def("take", &Arena::take, "nbytes"_a);
     nb::class_<WeightRows>(m, "WeightRows")
         .def(nb::new_(&weight_rows), "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)
-        .def_static("panels", &panel_rows, "dim"_a, "neurons"_a, "type"_a)
-        .def("pack", &pack, "tensor"_exact, "pool"_a);
+        .def_static("panels", &panel_rows, "memory"_a, "dim"_a, "neurons"_a, "type"_a)
+        .def("pack", &pack_tensor, "tensor"_exact, "pool"_a, "by_output"_a = false,
+             "chosen"_maybe = nb::none())
+        .def("read", &read_tensor, "file"_a, "offset"_a, "rows"_a, "row_bytes"_a, "pool"_a,
+             "by_output"_a = false, "chosen"_maybe = nb::none())
+        .def("packed", &packed);
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
              "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a);
@@ -434,6 +500,7 @@ NB_MODULE(_cpu, m) {
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
         .def("run", &bind_run, "segment"_a);
     m.def("row_size", [](int type, int64_t cols) { return row_size(Type(type), cols); }, "type"_a, "cols"_a);
+    m.def("panels_size", &panels_size, "dim"_a, "neurons"_a, "type"_a);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias"_maybe, "allowed"_maybe, "ids"_exact, "values"_exact);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });

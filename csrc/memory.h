@@ -1,46 +1,117 @@
 // Memory for weights: 64-byte aligned, in huge pages where the system has them.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace hc {
 
-class Memory {
+// Addresses that many matrices share. The system gives pages when they are written, and huge pages (worth 17
+// % of a stream and more of a gather) wherever 2 MiB of them lie here: so nothing is lost at a matrix's end.
+class Region {
   public:
-    explicit Memory(size_t bytes) : size_(bytes) {
+    explicit Region(size_t bytes) : size_(bytes) {
 #if defined(__linux__)
-        // Huge pages are worth 17 % of a stream and more of a gather: start on such a page.
-        mapped_ = (bytes + kHuge - 1) / kHuge * kHuge + kHuge;
-        void* p = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mapped_ = bytes + kHuge;  // so that it can start on a huge page
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        void* p = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, flags, -1, 0);
         if (p == MAP_FAILED) throw std::bad_alloc();
         base_ = static_cast<uint8_t*>(p);
         data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) + kHuge - 1) / kHuge * kHuge);
-        madvise(data_, mapped_ - size_t(data_ - base_), MADV_HUGEPAGE);
+        madvise(data_, bytes, MADV_HUGEPAGE);
 #else
-        base_ = data_ = static_cast<uint8_t*>(::operator new[](bytes ? bytes : 64, std::align_val_t(64)));
+        base_ = data_ = static_cast<uint8_t*>(::operator new[](bytes, std::align_val_t(64)));
 #endif
     }
-    ~Memory() {
+    ~Region() {
 #if defined(__linux__)
         munmap(base_, mapped_);
 #else
         ::operator delete[](base_, std::align_val_t(64));
 #endif
     }
-    Memory(const Memory&) = delete;
-    Memory& operator=(const Memory&) = delete;
+    Region(const Region&) = delete;
+    Region& operator=(const Region&) = delete;
 
     uint8_t* data() const { return data_; }
     size_t size() const { return size_; }
+    // Gives the whole pages of [first, end) back to the system.
+    void release(size_t first, size_t end) {
+#if defined(__linux__)
+        const auto page = size_t(sysconf(_SC_PAGESIZE));
+        first = (first + page - 1) / page * page;
+        end = end / page * page;
+        if (first < end) madvise(data_ + first, end - first, MADV_DONTNEED);
+#else
+        (void)first;
+        (void)end;
+#endif
+    }
 
   private:
     static constexpr size_t kHuge = size_t(2) << 20;
     size_t size_, mapped_ = 0;
     uint8_t *base_ = nullptr, *data_ = nullptr;
+};
+
+// Part of a region; its pages go back to the system with it.
+class Memory {
+  public:
+    Memory(std::shared_ptr<Region> region, size_t offset, size_t bytes)
+        : region_(std::move(region)), offset_(offset), size_(bytes) {}
+    ~Memory() {
+        if (region_.use_count() > 1) region_->release(offset_, offset_ + size_);
+    }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+
+    uint8_t* data() const { return region_->data() + offset_; }
+    size_t size() const { return size_; }
+
+  private:
+    std::shared_ptr<Region> region_;
+    size_t offset_, size_;
+};
+
+// Where weights get their memory, one piece behind the other. Regions live as long as any memory in them.
+class Arena {
+  public:
+    std::shared_ptr<Memory> take(size_t bytes) {
+        bytes = std::max<size_t>(bytes, 1);
+        std::shared_ptr<Region> region = region_.lock();
+        if (!region || region->size() - next_ < bytes) {
+            region = make(bytes);
+            region_ = region;
+            next_ = 0;
+        }
+        const size_t offset = next_;
+        next_ = std::min((offset + bytes + kAlign - 1) / kAlign * kAlign, region->size());
+        return std::make_shared<Memory>(std::move(region), offset, bytes);
+    }
+
+  private:
+    static constexpr size_t kAlign = 64;
+    static std::shared_ptr<Region> make(size_t bytes) {
+#if defined(__linux__)
+        // Addresses cost nothing, unless the process is limited in them.
+        constexpr size_t kReserved = size_t(1) << 30;
+        try {
+            return std::make_shared<Region>(std::max(bytes, kReserved));
+        } catch (const std::bad_alloc&) {
+            if (bytes >= kReserved) throw;
+        }
+#endif
+        return std::make_shared<Region>(bytes);
+    }
+
+    std::weak_ptr<Region> region_;  // the last one made, and what of it is taken
+    size_t next_ = 0;
 };
 
 }  // namespace hc

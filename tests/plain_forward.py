@@ -196,3 +196,10 @@ class _Pass:
             return self.linear(blk + "ffn_down", hidden)
         bias = self.tensors.get(blk + "ffn_down.bias")  # coefficients are not rounded where they can be zero
         return hidden @ self.values(blk + "ffn_down.weight").T + (0 if bias is None else bias.dequantise())
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """A matrix of a float type with rows and columns exchanged; no value changes."""
+    rows, columns = tensor.shape
+    values = tensor.data.view(f"u{tensor.type.nbytes}")  # one element per weight
+    return Tensor(tensor.type, (columns, rows), np.ascontiguousarray(values.T).view(np.uint8))

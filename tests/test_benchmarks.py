@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -286,3 +287,25 @@ def test_the_even_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for mask, shares in zip(hot, firing, strict=True):
         assert mask.sum() == len(shares) // 4
         assert shares[mask].min() >= shares[~mask].max()
+
+
+def test_loading_is_timed_beside_a_copy(
+    synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loading = importlib.import_module("loading")
+    path = tmp_path / "small.gguf"
+    synthetic.write(path, synthetic.Recipe(synthetic.Shape(512, 1408, 1, 8, 8, 500, 256), active=0.1))
+    copied = loading.PlainCopy(2)(path)
+    assert bytes(copied[:]) == path.read_bytes()
+    options = ["-m", str(path), "--rounds", "2", "--types", "Q4_K", "F16", "--megabytes", "1"]
+    monkeypatch.setattr(sys, "argv", ["loading.py", *options])
+    loading.main()
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (
+        {*figures["packing_gb_s"]["Q4_K"]}
+        == {"rows", "pairs", "by_neuron"}
+        == {*figures["packing_gb_s"]["F16"]}
+    )
+    (model,) = figures["loading"]
+    assert model["gb"] == round(path.stat().st_size / 1e9, 3)
+    assert {"copy", "hotcold", "ratio", "cpu_ratio", "best_ratio"} <= model.keys()

@@ -193,3 +193,33 @@ def test_random_blocks_have_the_size_asked_for(name: str, scale: float) -> None:
     values = random_blocks(np.random.default_rng(3), name, 20, 1024, scale=scale).dequantise()
     assert 0.5 * scale < np.sqrt((values.astype(np.float64) ** 2).mean()) < 2 * scale
     assert abs(values.mean()) < 0.2 * scale
+
+
+@pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
+def test_what_is_finite(type: BlockType) -> None:
+    """Each block alone: of random bytes, with every pair of odd scales, with extreme codes."""
+    blocks = [np.random.default_rng(5).integers(0, 256, (300, type.nbytes), np.uint8)]
+    for fill in (0, 0x7F, 0xFF):
+        for first in ODD_HALVES:
+            for second in ODD_HALVES:
+                odd = np.full((1, type.nbytes), fill, np.uint8)
+                for at, bits in zip(HALVES.get(type.name, ()), (first, second), strict=False):
+                    odd[:, at : at + 2] = np.array([bits], "<u2").view(np.uint8)
+                blocks.append(odd)
+    exponents = np.full((256, type.nbytes), 0x77, np.uint8)
+    exponents[:, -1] = range(256)  # of F32, F16 and BF16
+    exponents[:, 0] = range(256)  # of MXFP4
+    seen = set()
+    for block in np.concatenate([*blocks, exponents]):
+        tensor = Tensor(type, (type.weights,), block[None])
+        assert tensor.is_finite() == np.isfinite(tensor.dequantise()).all()
+        seen.add(tensor.is_finite())
+    assert seen == {False, True}
+
+
+def test_one_block_of_many_that_is_not_finite() -> None:
+    tensor = random_blocks(np.random.default_rng(0), "Q8_0", 700, 4096)
+    assert tensor.is_finite()
+    tensor.data[690, 34 * 5 + 1] = 0x7C
+    tensor.data[690, 34 * 5] = 0
+    assert not tensor.is_finite()

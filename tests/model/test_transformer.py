@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from golden import NAMES, Golden, golden
 from op_truth import rng
-from plain_forward import Model, forward, fuse_qkv
+from plain_forward import Model, forward, fuse_qkv, transposed
 from runner import ROWS, Runner, dense, exact
 from stories260k import reference, write_stories260k
 
@@ -20,7 +20,6 @@ from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Backend, Batch
-from hotcold.kernels.cpu import transposed
 from hotcold.kernels.reference import ReferenceBackend, ReferenceMatrix, quantise_input
 from hotcold.model.families import FAMILIES, Family
 from hotcold.model.tokenizer import Tokenizer

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from plain_forward import Model, fuse_qkv
+from plain_forward import Model, fuse_qkv, transposed
 
 from hotcold.formats.blocks import GGML_TYPES, Tensor, quantise
-from hotcold.formats.gguf import GGUFFile, open_gguf
+from hotcold.formats.gguf import GGUFError, GGUFFile, open_gguf
+from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, Floats, Matrix
-from hotcold.kernels.cpu import transposed
+from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.config import Config, ModelError
 from hotcold.model.weights import Weights, check_tensors, load_weights
@@ -37,8 +41,8 @@ class Collecting(ReferenceBackend):
         super().__init__()
         self.seen: list[tuple[Tensor, Floats | None]] = []
 
-    def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
-        self.seen.append((tensor, bias))
+    def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
+        self.seen.append((tensor.load(), bias))
         return super().matrix(tensor, bias)
 
 
@@ -155,15 +159,6 @@ def test_down_stored_by_neuron(load: Callable[..., Weights], named: str) -> None
     assert weights.layers[0].ffn.down_layout == "by_neuron"
 
 
-@pytest.mark.parametrize("type", ["F32", "F16", "BF16"])
-def test_transposition_moves_weights_and_changes_none(type: str) -> None:
-    values = np.random.default_rng(0).standard_normal((5, 9)).astype(np.float32)
-    tensor = quantise(values, type)
-    turned = transposed(tensor)
-    assert turned.shape == (9, 5) and turned.type is tensor.type
-    np.testing.assert_array_equal(turned.dequantise(), tensor.dequantise().T)
-
-
 def test_progress_counts_the_bytes_of_the_file(tmp_path: Path) -> None:
     path = Model(biases=True).write(tmp_path / "model.gguf")
     seen: list[tuple[int, int]] = []
@@ -174,6 +169,44 @@ def test_progress_counts_the_bytes_of_the_file(tmp_path: Path) -> None:
         load_weights(file, config, ReferenceBackend(), lambda done, all: seen.append((done, all)))
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert seen[-1] == (total, total) and {all for _, all in seen} == {total}
+
+
+def test_progress_of_the_cpu_counts_the_same(tmp_path: Path) -> None:
+    path = Model(biases=True).write(tmp_path / "model.gguf")
+    seen: list[tuple[int, int]] = []
+    with open_gguf(path) as file:
+        config = config_of(file)
+        load_weights(file, config, CPUBackend(2), lambda done, all: seen.append((done, all)))
+    assert len(seen) > 20 and seen == sorted(set(seen)) and seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize("backend", [ReferenceBackend, CPUBackend])
+def test_a_file_cut_while_it_is_loaded(tmp_path: Path, backend: type[Backend]) -> None:
+    path = Model().write(tmp_path / "model.gguf")
+    with open_gguf(path) as file:
+        size = file.size
+
+        def cut(done: int, total: int) -> None:
+            if done > total // 2:
+                os.truncate(path, size - 100)
+
+        with pytest.raises(GGUFError, match=f"model.gguf: changed from {size} to {size - 100} bytes"):
+            load_weights(file, config_of(file), backend(), cut)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.parametrize("backend", [ReferenceBackend, CPUBackend])
+def test_loading_can_be_interrupted(tmp_path: Path, backend: type[Backend]) -> None:
+    path, seen = Model().write(tmp_path / "model.gguf"), []
+
+    def interrupt(done: int, total: int) -> None:
+        seen.append(done)
+        if len(seen) == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    with open_gguf(path) as file, pytest.raises(KeyboardInterrupt):
+        load_weights(file, config_of(file), backend(), interrupt)
+    assert len(seen) == 5
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0])

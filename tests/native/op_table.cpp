@@ -9,11 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "fill.h"
 #include "kernels.h"
 #include "pack.h"
 #include "program.h"
 
 using namespace hc;
+
+// tests/native/plain_pack.cpp
+void plain_pack_row(int type, const uint8_t* from, int64_t cols, uint8_t* to);
+void plain_pack_panel(int type, const uint8_t* from, int64_t stride, int count, uint8_t* to);
+void plain_transpose(int bytes, const uint8_t* from, int64_t stride, int count, int64_t columns, uint8_t* to);
 
 namespace {
 
@@ -239,10 +245,13 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
         f.panels = panels_of(c.type, d);
         const int64_t count = n / f.panels.neurons;
         packed.resize(size_t(count * f.panels.bytes()));
-        for (int64_t p = 0; p < count; ++p)
-            pack_panel(c.type, &down.plain[size_t(p * block_size(c.type).bytes)], row_size(c.type, n), d,
-                       &packed[size_t(p * f.panels.bytes())]);
         f.down = {packed.data(), f.panels.row, n, (d + 31) / 32 * 32, c.type};
+        Source source;
+        source.data = down.plain.data();
+        source.rows = d;
+        source.row_bytes = row_size(c.type, n);
+        const Target target{f.down, f.panels, true};
+        fill(target, source, 0, fill_pieces(target, source), *pool);
     }
     f.mask = mask.data(), f.fired = fired.data(), f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
@@ -421,6 +430,42 @@ void test_nan(const Kernels& k, std::shared_ptr<Pool> pool) {
     check("NaN after ReLU", F32, 2, std::isnan(two[0]) && two[1] == 0, 1, 1);
 }
 
+void expect_equal(const std::vector<uint8_t>& seen, const std::vector<uint8_t>& wanted, const char* what) {
+    ++checks;
+    if (seen == wanted) return;
+    ++failures;
+    std::printf("%s: vectors and plain loops differ\n", what);
+}
+
+// Packing with this processor's vectors, and without.
+void test_pack(Type type) {
+    const BlockSize block = block_size(type);
+    std::vector<uint8_t> from(size_t(kGroup * 3 * block.bytes));
+    for (uint8_t& b : from) b = uint8_t(random_bits());
+    for (int64_t blocks : {1, 4, 7, 16, 19}) {
+        const int64_t cols = blocks * block.weights;
+        std::vector<uint8_t> seen(static_cast<size_t>(row_size(type, cols))), wanted(seen.size());
+        pack_row(type, from.data(), cols, seen.data());
+        plain_pack_row(type, from.data(), cols, wanted.data());
+        expect_equal(seen, wanted, "pack_row");
+    }
+    const int64_t stride = 3 * block.bytes;
+    for (int count : {5, 32, 100, 512}) {
+        const Outputs outputs{from.data(), stride, 0, count};
+        std::vector<uint8_t> seen(is_quantised(type) ? size_t(panels_of(type, count).bytes())
+                                                     : size_t(count * 3 * block.bytes));
+        std::vector<uint8_t> wanted(seen.size());
+        if (is_quantised(type)) {
+            pack_panel(type, outputs, count, seen.data());
+            plain_pack_panel(type, from.data(), stride, count, wanted.data());
+        } else {
+            transpose_floats(block.bytes, outputs, 3, seen.data(), count * block.bytes);
+            plain_transpose(block.bytes, from.data(), stride, count, 3, wanted.data());
+        }
+        expect_equal(seen, wanted, "pack_panel");
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -437,6 +482,7 @@ int main(int argc, char** argv) {
     auto pool = std::make_shared<Pool>(3);
     for (Type type : {F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4}) {
         const int64_t unit = block_size(type).weights == 256 ? 256 : 32;
+        test_pack(type);
         for (int64_t cols : {32, 64, 96, 256, 512, 544, 768, 1120})
             for (int tokens : {1, 2, 3, 5, 6, 7, 21})  // whole tiles of tokens, and every number left over
                 if (cols % unit == 0) test_linear(*k, pool, type, cols, tokens);

@@ -17,6 +17,7 @@ from hotcold.errors import UserError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
+Index: TypeAlias = npt.NDArray[np.int64]
 Decode: TypeAlias = Callable[[Bytes], Floats]
 Encode: TypeAlias = Callable[[Floats], Bytes]
 
@@ -78,6 +79,28 @@ class Tensor:
     def nbytes(self) -> int:
         return int(self.data.nbytes)
 
+    def load(self) -> "Tensor":
+        """This tensor: it is in memory already (:class:`~hotcold.formats.stored.StoredTensor` is not)."""
+        return self
+
+    def take_rows(self, chosen: Index | slice) -> "Tensor":
+        """A tensor of these rows; ``chosen`` has their numbers."""
+        data = self.data[chosen]
+        return Tensor(self.type, (len(data), *self.shape[1:]), data)
+
+    def take_columns(self, chosen: Index) -> "Tensor":
+        """A tensor of these columns; ``chosen`` has their numbers, counted in blocks of a row."""
+        data = self.data.reshape(len(self.data), -1, self.type.nbytes)[:, chosen]
+        shape = (*self.shape[:-1], len(chosen) * self.type.weights)
+        return Tensor(self.type, shape, data.reshape(len(data), -1))
+
+    def is_finite(self) -> bool:
+        """Whether no value is NaN or infinite, without making the values where their scales tell."""
+        step = max(1, _CHUNK // self.data.shape[1])
+        return all(
+            _is_finite(self.type, self.data[start : start + step]) for start in range(0, len(self.data), step)
+        )
+
     def dequantise(self) -> Floats:
         """The values as a new float32 array of ``shape``. Non-finite scales give non-finite values."""
         decode = block_type(self.type.id).decode
@@ -110,6 +133,30 @@ def _code(code: Callable[[Any], Any], given: Any, out: Any, type: BlockType) -> 
     with np.errstate(all="ignore"):
         for start in range(0, len(given), step):
             out[start : start + step] = code(given[start : start + step])
+
+
+#: Float types of the file, which are finite unless all bits of the exponent are set: these.
+_EXPONENTS = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
+#: Where blocks have float16 scales and minima. The products with codes and small scales are always finite.
+_HALVES = {
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q6_K": (208,),
+}
+
+
+def _is_finite(type: BlockType, rows: Bytes) -> bool:
+    if type.name in _EXPONENTS:
+        bits = rows.view(f"<u{type.nbytes}")
+        mask = bits.dtype.type(_EXPONENTS[type.name])
+        return not ((bits & mask) == mask).any()
+    blocks = rows.reshape(-1, type.nbytes)
+    if type.name in _HALVES:
+        return all(bool(np.isfinite(_half(blocks, at)).all()) for at in _HALVES[type.name])
+    decode = block_type(type).decode
+    assert decode is not None  # block_type() refuses the others
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(decode(blocks)).all())
 
 
 # --- float types: a block is one value ---

@@ -60,10 +60,7 @@ class RegularFile:
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fills ``view`` (bytes) from ``offset``; ``FileError`` if closed, changed in size or unreadable."""
-        if not self.close.alive:
-            raise FileError("the file is closed; open it again")
-        if (size := os.fstat(self._fd).st_size) != self.size:
-            raise FileError(f"changed from {self.size} to {size} bytes while in use; open it again")
+        self._check()
         done = 0
         while done < len(view):
             try:
@@ -73,6 +70,26 @@ class RegularFile:
             if n == 0:
                 raise FileError(f"ended at byte {offset + done} while being read; open it again")
             done += n
+
+    @contextlib.contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """The descriptor, for code that reads at positions by itself and raises ``OSError`` or ``EOFError``
+        where it cannot: they become ``FileError``. That too if the file is closed or changes in size."""
+        self._check()
+        try:
+            yield self._fd
+        except EOFError:
+            self._check()
+            raise FileError("ended while being read; open it again") from None
+        except OSError as error:
+            raise FileError(f"cannot be read: {error.strerror}") from None
+        self._check()
+
+    def _check(self) -> None:
+        if not self.close.alive:
+            raise FileError("the file is closed; open it again")
+        if (size := os.fstat(self._fd).st_size) != self.size:
+            raise FileError(f"changed from {self.size} to {size} bytes while in use; open it again")
 
 
 def _open_regular(path: Path) -> int:

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from hotcold.formats import gguf_values as values
 from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Tensor, block_type
-from hotcold.formats.files import RegularFile, naming, printable, replacing
+from hotcold.formats.files import FileError, RegularFile, naming, printable, replacing
 from hotcold.formats.gguf_values import Cursor, GGUFError
+from hotcold.formats.stored import StoredTensor
 
 __all__ = ["GGUFError", "GGUFFile", "TensorInfo", "open_gguf", "printable", "write_gguf"]
 
@@ -65,6 +66,17 @@ class GGUFFile:
             except BlockTypeError as error:
                 raise GGUFError(f"tensor {name}: {error}") from None
 
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor where it lies, to be read while the file is open; errors as in :meth:`load`."""
+        with naming(self.path, GGUFError):
+            info = self._info(name)
+            try:
+                kind = block_type(info.type)
+            except BlockTypeError as error:
+                raise GGUFError(f"tensor {name}: {error}") from None
+        rows, row_bytes = kind.data_shape(info.shape)
+        return StoredTensor(kind, info.shape, self._file, info.offset, rows, row_bytes, self._named)
+
     def load_integers(self, name: str) -> npt.NDArray[np.signedinteger[Any]]:
         """Reads a tensor of type I8, I16, I32 or I64 as an array of its shape; errors as in :meth:`load`."""
         with naming(self.path, GGUFError):
@@ -101,6 +113,9 @@ class GGUFFile:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _named(self, error: FileError) -> GGUFError:
+        return GGUFError(f"{printable(str(self.path), 4096)}: {error}")
 
     def _info(self, name: str) -> TensorInfo:
         if name not in self.tensors:

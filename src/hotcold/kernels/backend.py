@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType, Tensor
+from hotcold.formats.stored import AnyTensor
 
 #: NumPy array on a CPU backend, torch tensor on a GPU.
 Buffer: TypeAlias = Any
@@ -105,15 +106,15 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class FFNTensors:
-    """One layer's FFN as read from a file. ``gate`` is None without gating; then ``up`` plays its part.
+    """One layer's FFN as a file has it. ``gate`` is None without gating; then ``up`` plays its part.
 
     ``down`` is ``(N, D)`` when ``down_layout`` is ``by_neuron`` and ``(D, N)`` when it is ``by_output``.
     Where the activation gives zeros, a backend makes rows by neuron of the latter too: it transposes float
     types and packs quantised ones into panels."""
 
-    gate: Tensor | None
-    up: Tensor
-    down: Tensor
+    gate: AnyTensor | None
+    up: AnyTensor
+    down: AnyTensor
     down_layout: str
     activation: str
     threshold: float = 0.0  #: a gate fires when it is greater than this (FATReLU, arXiv 2402.13516)
@@ -209,7 +210,7 @@ class Backend(Protocol):
     def batch(self, limits: BatchLimits) -> Batch: ...
     def record(self, fn: Callable[[], None]) -> Program: ...
 
-    def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
+    def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
         """Weights ``(O, I)`` of any supported block type, with an optional bias ``[O]``."""
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights: ...

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hotcold.formats.blocks import Tensor
+from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import ACTIVATIONS, SPARSE_ACTIVATIONS, FFNTensors, Floats, PredictorTensors
 
 _W = TypeVar("_W")
@@ -25,7 +25,7 @@ def check_skip(skip: bool, activation: str) -> None:
         raise ValueError(f"skip with {activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
 
 
-def check_matrix(tensor: Tensor, bias: Floats | None = None) -> None:
+def check_matrix(tensor: AnyTensor, bias: Floats | None = None) -> None:
     if len(tensor.shape) != 2:
         raise ValueError(f"matrix of shape {tensor.shape}: two dimensions (rows, columns) are needed")
     _check_vector("bias", bias, tensor.shape[0])

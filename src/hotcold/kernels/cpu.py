@@ -1,9 +1,10 @@
 """The ``cpu`` backend: C++ kernels for the best instruction set of this processor, on one pool of threads.
 
-Weights are packed once into 64-byte aligned huge-page memory (csrc/kernels.h says how). A layer's FFN that
-lies by neuron takes two arenas: the gate rows, one contiguous stream, and for each neuron its up row then its
-down row. Where the activation gives zeros, down by output is transposed if its type is a float, and packed
-into panels if it is quantised."""
+Weights are packed once (csrc/kernels.h says how): tensors that lie in a file are read piece by piece on the
+pool's threads, which pack what they have just read. All matrices share one arena of huge pages. A layer's
+FFN that lies by neuron takes two pieces of it: the gate rows, one contiguous stream, and for each neuron its
+up row then its down row. Where the activation gives zeros, down by output is transposed if its type is a
+float, and packed into panels if it is quantised."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.formats.blocks import Tensor
+from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels import _cpu, checks
 from hotcold.kernels.backend import (
     ACTIVATIONS,
@@ -131,6 +132,7 @@ class CPUBackend:
             self._pool = _cpu.Pool(threads)
         except ValueError as error:  # some could not be started
             raise UserError(str(error)) from None
+        self._arena = _cpu.Arena()
         self._recording = False
         self._recorder: _Recorder | None = None
 
@@ -172,47 +174,73 @@ class CPUBackend:
 
     # Weights
 
-    def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
+    def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
         checks.check_matrix(tensor, bias)
         return self._matrix(tensor, bias)
 
-    def _matrix(self, tensor: Tensor, bias: Floats | None = None) -> _Matrix:
+    def _matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> _Matrix:
         rows, cols = tensor.shape
         size = _cpu.row_size(tensor.type.id, cols)
-        memory = _cpu.Memory(rows * size)
+        packed = self._packed(self._arena.take(rows * size), 0, size, tensor)
         nbytes = rows * size + (0 if bias is None else bias.nbytes)
-        return _Matrix(self._packed(memory, 0, size, tensor), (rows, cols), nbytes, bias)
+        return _Matrix(packed, (rows, cols), nbytes, bias)
 
-    def _packed(self, memory: _cpu.Memory, offset: int, stride: int, tensor: Tensor) -> _cpu.WeightRows:
+    def _packed(self, memory: _cpu.Memory, offset: int, stride: int, tensor: AnyTensor) -> _cpu.WeightRows:
         rows = _cpu.WeightRows(memory, offset, stride, tensor.shape[0], tensor.shape[1], tensor.type.id)
-        rows.pack(tensor.data, self._pool)
+        self._fill(rows, tensor)
         return rows
+
+    def _transposed(self, memory: _cpu.Memory, offset: int, stride: int, down: AnyTensor) -> _cpu.WeightRows:
+        """Down of a float type by output, as rows by neuron; no value changes."""
+        dim, neurons = down.shape
+        rows = _cpu.WeightRows(memory, offset, stride, neurons, dim, down.type.id)
+        self._fill(rows, down, by_output=True)
+        return rows
+
+    def _panels(self, down: AnyTensor) -> _cpu.WeightRows:
+        sizes = *down.shape, down.type.id
+        panels = _cpu.WeightRows.panels(self._arena.take(_cpu.panels_size(*sizes)), *sizes)
+        self._fill(panels, down, by_output=True)
+        return panels
+
+    def _fill(self, rows: _cpu.WeightRows, tensor: AnyTensor, *, by_output: bool = False) -> None:
+        # Of chosen ones, the extension takes those that become rows.
+        direct = isinstance(tensor, StoredTensor) and (tensor.chosen is None or tensor.by_column == by_output)
+        if not (direct and hasattr(os, "pread")):
+            rows.pack(tensor.load().data, self._pool, by_output)
+            return
+        assert isinstance(tensor, StoredTensor)
+        with tensor.descriptor() as file:
+            part = tensor.offset, tensor.rows, tensor.row_bytes
+            rows.read(file, *part, self._pool, by_output, tensor.chosen)
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
         checks.check_ffn(tensors)
         neurons, dim = tensors.up.shape
         down, by_output = tensors.down, tensors.down_layout == "by_output"
         sparse = tensors.activation in SPARSE_ACTIVATIONS
-        if by_output and sparse and down.type.weights == 1:
-            down, by_output = transposed(down), False
+        floats = down.type.weights == 1
+        fill_down = self._transposed if by_output and sparse and floats else self._packed
+        dense = by_output and not sparse
         sizes = [t.nbytes // neurons if t else 0 for t in (tensors.gate, tensors.up, down)]
         row_bytes, runs = (sizes[0], sizes[1], sizes[2], 0), 0
         gate = self._matrix(tensors.gate) if tensors.gate else None
-        if by_output and sparse:
+        if by_output and sparse and not floats:
             up_rows = self._matrix(tensors.up).rows
-            down_rows = _cpu.WeightRows.panels(dim, neurons, down.type.id)
-            down_rows.pack(down.data, self._pool)
+            down_rows = self._panels(down)
             row_bytes = (*row_bytes[:2], *panel_bytes(down.type, dim))
             runs = neurons // scale_run(down.type)
-        elif by_output or gate is None:  # without a gate up is the stream
-            up_rows, down_rows = self._matrix(tensors.up).rows, self._matrix(down).rows
-        else:  # one arena: a neuron's up row, then its down row
+        elif dense or gate is None:  # without a gate up is the stream
+            up_rows = self._matrix(tensors.up).rows
+            stride = sizes[2] if not dense else down.nbytes // dim
+            down_rows = fill_down(self._arena.take(down.nbytes), 0, stride, down)
+        else:  # one piece of memory: a neuron's up row, then its down row
             stride = sizes[1] + sizes[2]
-            memory = _cpu.Memory(neurons * stride)
+            memory = self._arena.take(neurons * stride)
             up_rows = self._packed(memory, 0, stride, tensors.up)
-            down_rows = self._packed(memory, sizes[1], stride, down)
+            down_rows = fill_down(memory, sizes[1], stride, down)
         biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
-        kind = by_output and not sparse, ACTIVATIONS.index(tensors.activation), tensors.threshold
+        kind = dense, ACTIVATIONS.index(tensors.activation), tensors.threshold
         native = _cpu.FfnWeights(gate.rows if gate else None, up_rows, down_rows, *biases, *kind)
         nbytes = sum(t.nbytes for t in (tensors.gate, tensors.up, down, *biases) if t is not None)
         return _FFN(native, neurons, dim, nbytes, row_bytes, runs, tensors.activation)
@@ -307,19 +335,12 @@ class CPUBackend:
         return ids[:n], values[:n]
 
 
-def transposed(tensor: Tensor) -> Tensor:
-    """A matrix of a float type with rows and columns exchanged; no value changes."""
-    rows, columns = tensor.shape
-    values = tensor.data.view(f"u{tensor.type.nbytes}")  # one element per weight
-    return Tensor(tensor.type, (columns, rows), np.ascontiguousarray(values.T).view(np.uint8))
-
-
 class ReadProbe:
     """Measures how fast a backend's pool can stream through ``nbytes``, far more than any cache holds."""
 
     def __init__(self, backend: CPUBackend, nbytes: int = 256 << 20) -> None:
         self._backend = backend
-        self._memory = _cpu.Memory(nbytes)
+        self._memory = _cpu.Arena().take(nbytes)
         # Unwritten pages all map to one page of zeros: write each.
         rows = _cpu.WeightRows(self._memory, 0, nbytes // 256, 256, nbytes // 256 // 4, 0)
         rows.pack(np.ones((256, nbytes // 256), np.uint8), backend._pool)

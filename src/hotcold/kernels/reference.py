@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
+from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import checks
 from hotcold.kernels.backend import (
     PAGE,
@@ -226,13 +227,13 @@ class ReferenceBackend:
     def record(self, fn: Callable[[], None]) -> Program:
         return _Program(fn)
 
-    def matrix(self, tensor: Tensor, bias: Floats | None = None) -> Matrix:
-        return ReferenceMatrix(tensor, bias)
+    def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
+        return ReferenceMatrix(tensor.load(), bias)
 
     def ffn_weights(self, tensors: FFNTensors) -> ReferenceFFN:
         checks.check_ffn(tensors)
-        gate = None if tensors.gate is None else ReferenceMatrix(tensors.gate, tensors.gate_bias)
-        up, down = ReferenceMatrix(tensors.up, tensors.up_bias), ReferenceMatrix(tensors.down)
+        gate = None if tensors.gate is None else ReferenceMatrix(tensors.gate.load(), tensors.gate_bias)
+        up, down = ReferenceMatrix(tensors.up.load(), tensors.up_bias), ReferenceMatrix(tensors.down.load())
         rule = tensors.down_layout, tensors.activation, np.float32(tensors.threshold)
         return ReferenceFFN(gate, up, down, *rule, tensors.down_bias)
 

@@ -10,8 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from hotcold.formats.blocks import BlockTypeError, Tensor, block_type
+from hotcold.formats.blocks import BlockTypeError, block_type
 from hotcold.formats.gguf import GGUFFile, printable
+from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
 from hotcold.model.config import Config, ModelError
 from hotcold.model.devices import Devices
@@ -83,7 +84,7 @@ def load_weights(
     progress: Progress | None = None,
     others: Container[str] = (),
 ) -> Weights:
-    """Reads the model into the backend; peak memory is the model and the tensors of one layer's FFN.
+    """Reads the model into the backend, which for ``cpu`` takes little memory beyond the model's.
 
     ModelError: see :func:`check_tensors`; also a norm or bias that is not finite. GGUFError: the file cannot
     be read, or has changed."""
@@ -163,11 +164,17 @@ class _Reader:
         own = (blk + name for name in ("attn_q_norm", "attn_k_norm", ffn_norm))
         present = (self.norm(name) if f"{name}.weight" in self.file.tensors else None for name in own)
         q_norm, k_norm, ffn_own = present
-        norm, o, ffn = self.norm(blk + attn_norm), self.matrix(blk + "attn_output"), self.ffn(blk)
-        return LayerWeights(norm, q, k, v, o, q_norm, k_norm, ffn_own, ffn_weights(ffn))
+        norm, o = self.norm(blk + attn_norm), self.matrix(blk + "attn_output")
+        tensors = self.ffn(blk)
+        ffn = ffn_weights(tensors)
+        self._count(*(each for each in (tensors.gate, tensors.up, tensors.down) if each is not None))
+        return LayerWeights(norm, q, k, v, o, q_norm, k_norm, ffn_own, ffn)
 
     def matrix(self, name: str) -> Matrix:
-        return self.backend.matrix(self._tensor(f"{name}.weight"), self._vector(f"{name}.bias"))
+        bias, tensor = self._vector(f"{name}.bias"), self.file.stored(f"{name}.weight")
+        matrix = self.backend.matrix(tensor, bias)
+        self._count(tensor)
+        return matrix
 
     def norm(self, name: str) -> Norm:
         weight = self._vector(f"{name}.weight")
@@ -186,33 +193,35 @@ class _Reader:
         names = [name for name, _ in _attention_inputs(self.config, blk, self.file.tensors)]
         if len(names) == 3:
             return [self.matrix(f"{blk}attn_{name}") for name in names]
-        fused, bias = self._tensor(f"{blk}attn_qkv.weight"), self._vector(f"{blk}attn_qkv.bias")
+        fused, bias = self.file.stored(f"{blk}attn_qkv.weight"), self._vector(f"{blk}attn_qkv.bias")
         kv = self.config.kv_heads * self.config.head_dim
         parts = (slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None))
-        rows = [fused.data[part] for part in parts]
-        tensors = (Tensor(fused.type, (len(data), self.config.dim), data) for data in rows)
+        tensors = [fused.take_rows(part) for part in parts]
         biases = (None if bias is None else bias[part] for part in parts)
-        return [*map(self.backend.matrix, tensors, biases)]
+        matrices = [*map(self.backend.matrix, tensors, biases)]
+        self._count(fused)
+        return matrices
 
     def ffn(self, blk: str) -> FFNTensors:
         config = self.config
-        gate = self._tensor(f"{blk}ffn_gate.weight") if config.gated else None
-        up = self._tensor(f"{blk}ffn_up.weight")
+        """Still in the file: whoever reads them counts them."""
+        gate = self.file.stored(f"{blk}ffn_gate.weight") if config.gated else None
+        up = self.file.stored(f"{blk}ffn_up.weight")
         name, layout = _down(config, blk, self.file.tensors)
-        down = self._tensor(f"{blk}{name}.weight")
+        down = self.file.stored(f"{blk}{name}.weight")
         biases = (self._vector(f"{blk}{part}.bias") for part in ("ffn_gate", "ffn_up", name))
         return FFNTensors(gate, up, down, layout, config.activation, config.threshold, *biases)
 
-    def _tensor(self, name: str) -> Tensor:
-        tensor = self.file.load(name)
-        self.done += tensor.nbytes
+    def _count(self, *tensors: AnyTensor) -> None:
+        self.done += sum(tensor.nbytes for tensor in tensors)
         self.progress(self.done, self.total)
-        return tensor
 
     def _vector(self, name: str) -> Floats | None:
         if name not in self.file.tensors:
             return None
-        values = self._tensor(name).dequantise()
+        tensor = self.file.load(name)
+        self._count(tensor)
+        values = tensor.dequantise()
         if not np.isfinite(values).all():
             raise ModelError(f"tensor {name} holds values that are not finite: the file is damaged")
         return values

@@ -29,7 +29,6 @@ MAX_RANK = 1 << 16
 
 _KEY = "hotcold.predictor."
 _PARTS = ("first", "second", "threshold")
-_CHUNK = 1 << 20  # weights checked at a time
 
 
 class PredictorError(UserError):
@@ -177,10 +176,6 @@ def _threshold(file: GGUFFile) -> float:
 
 def _finite(tensor: Tensor, name: str) -> Tensor:
     """Refuses NaN and infinity: a NaN score would leave a neuron out without a word."""
-    columns = tensor.shape[-1]
-    rows = max(1, _CHUNK // columns)
-    for start in range(0, len(tensor.data), rows):
-        data = tensor.data[start : start + rows]
-        if not np.isfinite(Tensor(tensor.type, (len(data), columns), data).dequantise()).all():
-            raise PredictorError(f"tensor {name} holds values that are not finite: the file is damaged")
+    if not tensor.is_finite():
+        raise PredictorError(f"tensor {name} holds values that are not finite: the file is damaged")
     return tensor

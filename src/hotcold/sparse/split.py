@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.formats.blocks import Tensor
+from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import (
     Backend,
     BatchLimits,
@@ -24,7 +24,6 @@ from hotcold.sparse.hybrid_ffn import HybridFFN, Mailbox, SplitFFN, SplitWeights
 from hotcold.sparse.placement import Placement
 
 Bools = npt.NDArray[np.bool_]
-Index = npt.NDArray[np.intp]
 
 
 def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
@@ -38,9 +37,9 @@ def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
     by_neuron = tensors.down_layout == "by_neuron"
     return replace(
         tensors,
-        gate=None if tensors.gate is None else _rows(tensors.gate, index),
-        up=_rows(tensors.up, index),
-        down=_rows(tensors.down, index) if by_neuron else _columns(tensors.down, chosen),
+        gate=None if tensors.gate is None else tensors.gate.take_rows(index),
+        up=tensors.up.take_rows(index),
+        down=tensors.down.take_rows(index) if by_neuron else _columns(tensors.down, chosen),
         gate_bias=vector(tensors.gate_bias),
         up_bias=vector(tensors.up_bias),
         down_bias=None,
@@ -52,25 +51,20 @@ def split_predictor(tensors: PredictorTensors, hot: Bools) -> PredictorTensors:
     What fills up the word has a threshold that no score reaches."""
     filler = np.full(-int(hot.sum()) % 64, -1)
     order = np.concatenate([np.flatnonzero(hot), filler, np.flatnonzero(~hot)])
-    second = _rows(tensors.second, order)
+    second = tensors.second.take_rows(order)
     second.data[order < 0] = 0
     threshold = np.where(order < 0, np.float32(np.inf), tensors.threshold[order])
     return PredictorTensors(tensors.first, second, threshold, tensors.relu)
 
 
-def _rows(tensor: Tensor, index: Index) -> Tensor:
-    return Tensor(tensor.type, (len(index), *tensor.shape[1:]), tensor.data[index])
-
-
-def _columns(tensor: Tensor, chosen: Bools) -> Tensor:
-    """Whole blocks of each row; ``ValueError`` where the mask divides one."""
-    rows, shared = tensor.shape[0], tensor.type.weights
+def _columns(tensor: AnyTensor, chosen: Bools) -> AnyTensor:
+    """Whole blocks of each row; ``UserError`` where the mask divides one."""
+    shared = tensor.type.weights
     blocks = chosen.reshape(-1, shared)
     if (blocks != blocks[:, :1]).any():
         seen = f"neurons whose down weights lie in one block, {shared} of type {tensor.type.name}"
         raise UserError(f"the placement divides {seen}: make it with this version's hotcold plan")
-    data = tensor.data.reshape(rows, len(blocks), -1)[:, blocks[:, 0]]
-    return Tensor(tensor.type, (rows, int(chosen.sum())), data.reshape(rows, -1))
+    return tensor.take_columns(np.flatnonzero(blocks[:, 0]))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,34 @@
+// Fills weights from a tensor, in memory or in an open file, on the pool's threads: each reads a piece of it
+// and packs it while it is in its cache.
+#pragma once
+#include "kernels.h"
+#include "threads.h"
+
+namespace hc {
+
+// A tensor as a file has it, [rows, row_bytes], in memory or in a file.
+struct Source {
+    const uint8_t* data = nullptr;
+    int file = -1;       // where data is null: its descriptor
+    int64_t offset = 0;  // of the tensor in the file
+    int64_t rows = 0, row_bytes = 0;
+    // The rows (by output: the columns, counted in blocks) that are wanted, ascending; null for all.
+    const int64_t* chosen = nullptr;
+};
+
+// Where it goes. By output its columns become the rows: of panels where the type is quantised.
+struct Target {
+    Rows rows;
+    Panels panels;
+    bool by_output;
+    uint8_t* base() const { return const_cast<uint8_t*>(rows.base); }
+};
+
+constexpr int kEnded = -1;  // the file ended early
+
+// Pieces that the work is cut into; throws std::invalid_argument for rows that are too wide.
+int64_t fill_pieces(const Target&, const Source&);
+// Does pieces [first, end). Returns 0, or the error of a read: errno, or kEnded.
+int fill(const Target&, const Source&, int64_t first, int64_t end, Pool&);
+
+}  // namespace hc

@@ -1,0 +1,80 @@
+"""Tensors that still lie in their file: a backend reads them piece by piece into its own layout."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from hotcold.formats.blocks import BlockType, Index, Tensor
+from hotcold.formats.files import FileError, RegularFile
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """Some or all of a tensor of ``rows`` rows of ``row_bytes`` bytes, from byte ``offset`` of a file on.
+
+    ``shape`` is that of what is wanted. ``chosen``, ascending numbers, says which rows these are, or, with
+    ``by_column``, which columns, counted in blocks of a row; None means all. Reading raises an error of
+    ``error``, with the path, if the file cannot be read or has changed."""
+
+    type: BlockType
+    shape: tuple[int, ...]
+    file: RegularFile
+    offset: int
+    rows: int
+    row_bytes: int
+    error: Callable[[FileError], ValueError]
+    chosen: Index | None = None
+    by_column: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.type.data_shape(self.shape))
+
+    def load(self) -> Tensor:
+        """Reads the tensor into memory of its own, at each call."""
+        data = np.empty((self.rows, self.row_bytes), np.uint8)
+        with self._errors():
+            self.file.read_into(data.data.cast("B"), self.offset)
+        if self.chosen is None:
+            return Tensor(self.type, self.shape, data)
+        whole = Tensor(self.type, (self.rows, self.row_bytes // self.type.nbytes * self.type.weights), data)
+        return whole.take_columns(self.chosen) if self.by_column else whole.take_rows(self.chosen)
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """Of the file, for reads at positions elsewhere: see :meth:`RegularFile.descriptor`."""
+        with self._errors(), self.file.descriptor() as number:
+            yield number
+
+    def take_rows(self, chosen: Index | slice) -> "StoredTensor":
+        """The tensor of these rows, still in the file; ``chosen`` has their numbers, ascending."""
+        if self.chosen is not None:
+            raise ValueError("rows or columns of this tensor were chosen already: choose once")
+        shape = self.shape[1:]
+        if isinstance(chosen, slice):
+            start, stop, _ = chosen.indices(self.rows)
+            offset = self.offset + start * self.row_bytes
+            return replace(self, shape=(stop - start, *shape), offset=offset, rows=stop - start)
+        return replace(self, shape=(len(chosen), *shape), chosen=chosen)
+
+    def take_columns(self, chosen: Index) -> "StoredTensor":
+        """The tensor of these columns, still in the file; their numbers, ascending, count blocks of a row."""
+        if self.chosen is not None:
+            raise ValueError("rows or columns of this tensor were chosen already: choose once")
+        shape = (*self.shape[:-1], len(chosen) * self.type.weights)
+        return replace(self, shape=shape, chosen=chosen, by_column=True)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileError as error:
+            raise self.error(error) from None
+
+
+#: What a backend makes weights of.
+AnyTensor: TypeAlias = Tensor | StoredTensor
