@@ -1,5 +1,5 @@
 // The block types: how a packed row's scales and codes become vectors. A new type is one struct here, one
-// line in `with_type`, and its packing in pack.cpp.
+// line in `with_type`, and its packing in pack_types.h.
 #pragma once
 #include <utility>
 

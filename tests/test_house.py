@@ -36,31 +36,6 @@ FACTORS = {"fc1", "fc2"}
 READS_FACTORS = {"src/hotcold/sparse/predictor.py"}
 
 
-#: Folded when lines were limited, and not yet unfolded.
-TO_UNFOLD = {
-    "csrc/bind.cpp",
-    "csrc/block_dot.h",
-    "csrc/ops/attention.h",
-    "csrc/ops/ffn.h",
-    "csrc/threads.cpp",
-    "csrc/top_k.h",
-    "src/hotcold/commands/bench.py",
-    "src/hotcold/commands/doctor.py",
-    "src/hotcold/commands/generate.py",
-    "src/hotcold/commands/perplexity.py",
-    "src/hotcold/commands/plan.py",
-    "src/hotcold/commands/profile.py",
-    "src/hotcold/engine/loading.py",
-    "src/hotcold/engine/scoring.py",
-    "src/hotcold/engine/statistics.py",
-    "src/hotcold/sparse/fitting.py",
-    "src/hotcold/sparse/hybrid_ffn.py",
-    "src/hotcold/sparse/placement.py",
-    "src/hotcold/sparse/split.py",
-    "tests/native/op_table.cpp",
-}
-
-
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -130,7 +105,7 @@ def folded(source: str) -> list[int]:
 
 @pytest.mark.parametrize("path", PRODUCT, ids=relative)
 def test_only_tables_are_laid_out_by_hand(path: Path) -> None:
-    assert folded(path.read_text(encoding="utf-8")) == [] or relative(path) in TO_UNFOLD
+    assert folded(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(
@@ -188,7 +163,7 @@ def crowded(source: str) -> list[int]:
 @pytest.mark.parametrize("path", NATIVE, ids=relative)
 def test_one_statement_a_line(path: Path) -> None:
     """Python's are ruff's to check."""
-    assert crowded(path.read_text(encoding="utf-8")) == [] or relative(path) in TO_UNFOLD
+    assert crowded(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ inline void softmax_terms(float* scores, int count, float* end) {
         Vec::store(scores + j, e, n);
         sum = Vec::add(sum, Vec::load(scores + j, n));  // reloaded so that lanes past the end count as 0
     }
-    end[0] = m, end[1] = Vec::sum(sum);
+    end[0] = m;
+    end[1] = Vec::sum(sum);
 }
 
 // One partial per head of the group: acc[head_dim], the largest score, the sum of exponentials.

@@ -182,8 +182,10 @@ struct Step1 {
         for (int p = 0; p < pages_needed; ++p) pages.push_back(pages_needed - 1 - p);
         for (int t = 0; t < n; ++t) {
             const int position = length - n + t;
-            tokens.push_back(t % 5), positions.push_back(position), sequence.push_back(0),
-                logits.push_back(n - 1 - t);
+            tokens.push_back(t % 5);
+            positions.push_back(position);
+            sequence.push_back(0);
+            logits.push_back(n - 1 - t);
             slots.push_back(pages[size_t(position / kPage)] * kPage + position % kPage);
         }
         batch = {counts.data(), tokens.data(),  positions.data(), sequence.data(), slots.data(),
@@ -238,7 +240,10 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
     for (uint64_t& m : mask) m = uint64_t(random_bits()) << 32 | random_bits();
     Ffn f{};
     if (c.gated) f.gate = gate.rows;
-    f.up = up.rows, f.down = down.rows, f.by_output = c.by_output && !panels, f.activation = c.activation,
+    f.up = up.rows;
+    f.down = down.rows;
+    f.by_output = c.by_output && !panels;
+    f.activation = c.activation;
     f.skip = c.skip;
     std::vector<uint8_t> packed;
     if (panels) {
@@ -253,7 +258,9 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
         const Target target{f.down, f.panels, true};
         fill(target, source, 0, fill_pieces(target, source), *pool);
     }
-    f.mask = mask.data(), f.fired = fired.data(), f.out = out.data();
+    f.mask = mask.data();
+    f.fired = fired.data();
+    f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());
     program.run(0);
@@ -319,9 +326,15 @@ void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int
     program.store_kv(fresh.data(), fresh.data(),
                      {keys.bytes.data(), values.bytes.data(), type, pages, kv_heads, head_dim});
     Attention a{};
-    a.q = q.data(), a.k_cache = keys.bytes.data(), a.v_cache = values.bytes.data(), a.out = out.data();
+    a.q = q.data();
+    a.k_cache = keys.bytes.data();
+    a.v_cache = values.bytes.data();
+    a.out = out.data();
     a.cache_type = type;
-    a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim, a.scale = 0.3f;
+    a.heads = heads;
+    a.kv_heads = kv_heads;
+    a.head_dim = head_dim;
+    a.scale = 0.3f;
     program.attention(a, pages);
     program.run(0);
     for (int t = 0; t < tokens; ++t)
@@ -336,7 +349,8 @@ void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int
                 double v = 0;
                 for (int i = 0; i < head_dim; ++i)
                     v += double(q[size_t((t * heads + h) * head_dim + i)]) * keys.at(row(p), i);
-                score.push_back(v * double(0.3f)), top = std::max(top, score.back());
+                score.push_back(v * double(0.3f));
+                top = std::max(top, score.back());
             }
             for (int p = 0; p <= last; ++p) {
                 const double e = std::exp(score[size_t(p)] - top);

@@ -100,8 +100,10 @@ void test_throwing(Pool& pool) {
         for (int where = 0; where < 5; ++where) {
             std::atomic<int> ran{0}, after{0};
             const auto count = [&](int64_t, const Scratch&) { ++ran; };
-            std::vector<Step> steps{{[=] { return pieces; }, count}, {[] { return int64_t(1); }, count}};
-            Step bad{[=] { return pieces; }, count};
+            const auto several = [=] { return pieces; };
+            const auto one = [] { return int64_t(1); };
+            std::vector<Step> steps{{several, count}, {one, count}};
+            Step bad{several, count};
             if (where == 0)
                 bad.pieces = [=] {
                     failure();
