@@ -16,7 +16,7 @@ from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.sparse.timeline import Timeline
 
 
-@pytest.mark.parametrize("budget", [0, 5 << 20, 1 << 30])
+@pytest.mark.parametrize("budget", [0, 8 << 20, 1 << 30])
 def test_the_hot_side_computes_where_it_has_a_budget(budget: int) -> None:
     model = load(None, LoadOptions(vram_budget=budget, hot_backend="cpu", threads=1))
     assert model.hot is not None

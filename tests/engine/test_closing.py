@@ -1,0 +1,39 @@
+"""What is left when an LLM is closed: nothing, also when something still refers to it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotcold import LLM
+from hotcold.demo import model_path
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.config import Config
+from hotcold.sparse.placement import Placement, write_placement
+from hotcold.sparse.sizes import sizes_of_file
+
+
+def test_closing_ends_the_cold_side_though_somebody_keeps_the_engine(tmp_path: Path) -> None:
+    with open_gguf(model_path()) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        sizes = sizes_of_file(file, config, 256, "f16")
+    hot = [np.arange(n) < n // 2 for n in sizes.neurons]
+    write_placement(tmp_path / "half.gpuidx", sizes, Placement(hot, range(config.layers), True))
+    before = threading.active_count()
+    llm = LLM(placement=tmp_path / "half.gpuidx", hot_backend="cpu", threads=1)
+    engine = llm.engine
+    assert threading.active_count() == before + 1
+    llm.close()
+    assert threading.active_count() == before
+    del engine
+
+
+def test_closing_twice_is_harmless() -> None:
+    with LLM() as llm:
+        llm.close()
+    llm.close()
+    with pytest.raises(ValueError, match="closed"):
+        llm.generate("Once")
