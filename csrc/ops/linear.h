@@ -54,66 +54,68 @@ struct SomeRows {
     const uint8_t* row(int64_t r) const { return rows.row(number(r)); }
 };
 
-// Dots of all rows with tokens [t, t + T); a function of its own for each T, as registers are few. Only the
+// Dots of all rows with tokens [t, t1), a multiple of T; a function of its own for each T, as registers are
+// few. Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1. Only the
 // first tokens, from t0 on, read the rows from memory, along with the stream.
 template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const Input& input, int t0, int t,
-                                                     Stream& stream, const Sink& to) {
+                                                     int t1, Stream& stream, const Sink& to) {
     // Copies that no store can change: what they hold stays in registers.
     const SomeRows rows = some;
     const Input in = input;
     const Sink sink = to;
     constexpr int RT = T == 1 ? 1 : B::quantised ? Vec::row_tile : Vec::plain_rows;
-    const bool cold = t == t0;
     Stream idle;
     const auto tile = [&](auto row_count, auto token_count, int64_t r, int token) HC_INLINE_LAMBDA {
         constexpr int R = decltype(row_count)::value, K = decltype(token_count)::value;
         const uint8_t* w[R];
         for (int i = 0; i < R; ++i) w[i] = rows.row(r + i);
         float d[R][K];
-        dot_tile<B, R, K>(w, in, token, d, cold && token == t ? stream : idle);
+        dot_tile<B, R, K>(w, in, token, d, token == t0 ? stream : idle);
         for (int i = 0; i < R; ++i)
             for (int j = 0; j < K; ++j) sink.put(r + i, token - t0 + j, rows.number(r + i), d[i][j]);
     };
-    int64_t r = 0;
-    if constexpr (B::quantised) {
-        // A tile begins with all its rows at once: the stream must have come to the last of them.
-        const int64_t lead = cold ? (RT - 1) * row_bytes(rows.rows) : 0;
-        stream.fetch(lead);
-        for (; r + RT <= rows.count; r += RT) tile(Constant<RT>{}, Constant<T>{}, r, t);
-        stream.fetch(-lead);
-        for (; r < rows.count; ++r) tile(Constant<1>{}, Constant<T>{}, r, t);
-    } else {
-        // One or two tokens alone are read for row by row, which keeps memory busier.
-        while ((T > 2 || (T == 2 && !cold)) && r + RT <= rows.count) {
-            const int tiles = int(smaller<int64_t>(kTiles, (rows.count - r) / RT));
-            const uint8_t* w[kTiles * RT];
-            for (int i = 0; i < tiles * RT; ++i) w[i] = rows.row(r + i);
-            float d[kTiles][RT][T];
-            dot_slices<B, RT, T>(w, tiles, in, t, cold, d);
-            if (cold) stream.pass(tiles * RT * row_bytes(rows.rows));
-            for (int i = 0; i < tiles * RT; ++i)
-                for (int j = 0; j < T; ++j)
-                    sink.put(r + i, t - t0 + j, rows.number(r + i), d[i / RT][i % RT][j]);
-            r += tiles * RT;
-        }
-        for (; r < rows.count; ++r) {
-            for (int k = 0; k + 2 <= T; k += 2) tile(Constant<1>{}, Constant<2>{}, r, t + k);
-            if constexpr (T % 2 == 1) tile(Constant<1>{}, Constant<1>{}, r, t + T - 1);
+    for (; t < t1; t += T) {
+        const bool cold = t == t0;
+        int64_t r = 0;
+        if constexpr (B::quantised) {
+            // A tile begins with all its rows at once: the stream must have come to the last of them.
+            const int64_t lead = cold ? (RT - 1) * row_bytes(rows.rows) : 0;
+            stream.fetch(lead);
+            for (; r + RT <= rows.count; r += RT) tile(Constant<RT>{}, Constant<T>{}, r, t);
+            stream.fetch(-lead);
+            for (; r < rows.count; ++r) tile(Constant<1>{}, Constant<T>{}, r, t);
+        } else {
+            // One or two tokens alone are read for row by row, which keeps memory busier.
+            while ((T > 2 || (T == 2 && !cold)) && r + RT <= rows.count) {
+                const int tiles = int(smaller<int64_t>(kTiles, (rows.count - r) / RT));
+                const uint8_t* w[kTiles * RT];
+                for (int i = 0; i < tiles * RT; ++i) w[i] = rows.row(r + i);
+                float d[kTiles][RT][T];
+                dot_slices<B, RT, T>(w, tiles, in, t, cold, d);
+                if (cold) stream.pass(tiles * RT * row_bytes(rows.rows));
+                for (int i = 0; i < tiles * RT; ++i)
+                    for (int j = 0; j < T; ++j)
+                        sink.put(r + i, t - t0 + j, rows.number(r + i), d[i / RT][i % RT][j]);
+                r += tiles * RT;
+            }
+            for (; r < rows.count; ++r) {
+                for (int k = 0; k + 2 <= T; k += 2) tile(Constant<1>{}, Constant<2>{}, r, t + k);
+                if constexpr (T % 2 == 1) tile(Constant<1>{}, Constant<1>{}, r, t + T - 1);
+            }
         }
     }
 }
 
-// Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1.
 template <class B>
 void dots_of(const SomeRows& rows, const Input& in, int t0, int t1, Stream& stream, const Sink& sink) {
     constexpr int TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
-    int t = t0;
-    for (; t + TT <= t1; t += TT) dots_with<B, TT>(rows, in, t0, t, stream, sink);
+    const int tiled = t0 + (t1 - t0) / TT * TT, left = t1 - tiled;
+    if (t0 < tiled) dots_with<B, TT>(rows, in, t0, t0, tiled, stream, sink);
     if constexpr (TT > 3)
-        if (t1 - t == 3) return dots_with<B, 3>(rows, in, t0, t, stream, sink);
+        if (left == 3) return dots_with<B, 3>(rows, in, t0, tiled, t1, stream, sink);
     if constexpr (TT > 2)
-        if (t1 - t == 2) return dots_with<B, 2>(rows, in, t0, t, stream, sink);
-    if (t < t1) dots_with<B, 1>(rows, in, t0, t, stream, sink);
+        if (left == 2) return dots_with<B, 2>(rows, in, t0, tiled, t1, stream, sink);
+    if (left) dots_with<B, 1>(rows, in, t0, tiled, t1, stream, sink);
 }
 
 void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t count, const Input& in, int t0,
