@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,8 @@ from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.sparse import sizes
+from hotcold.sparse.sizes import Sizes
 from hotcold.sparse.timeline import Timeline
 
 
@@ -33,3 +36,15 @@ def test_a_long_context_is_4096_positions_unless_asked_for(tmp_path: Path) -> No
         write_gguf(path, {**file.metadata, key: 8192}, {name: file.load(name) for name in file.tensors})
     assert load(path, LoadOptions()).context == 4096
     assert load(path, LoadOptions(context=5000)).context == 5000
+
+
+def test_a_budget_counts_the_prompt_rows_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    def sizes_of_file(*args: Any, chunk: int, **more: Any) -> Sizes:
+        counted.append(chunk)
+        return sizes.sizes_of_file(*args, chunk=chunk, **more)
+
+    monkeypatch.setattr("hotcold.engine.placing.sizes_of_file", sizes_of_file)
+    load(None, LoadOptions(vram_budget=8 << 20, hot_backend="cpu", threads=1, chunk=48)).close()
+    assert counted == [48]
