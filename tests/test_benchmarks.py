@@ -309,3 +309,29 @@ def test_loading_is_timed_beside_a_copy(
     (model,) = figures["loading"]
     assert model["gb"] == round(path.stat().st_size / 1e9, 3)
     assert {"copy", "hotcold", "ratio", "cpu_ratio", "best_ratio"} <= model.keys()
+
+
+def test_builds_take_turns_and_a_faster_one_is_told() -> None:
+    """Two builds without a machine: the new one takes 0.8 of the old one's time, beside noise of both."""
+    module = importlib.import_module("compare_builds")
+    turns: list[str] = []
+
+    class Made:
+        def __init__(self, name: str, factor: float) -> None:
+            self.name, self.factor = name, factor
+
+        def seconds(self, figure: Any, seed: int) -> float:
+            turns.append(self.name)
+            return self.factor * (1 + seed % 3)
+
+    figures = list(module.FIGURES[:2])
+    report = module.compare([Made("old", 1.0), Made("new", 0.8)], figures, pairs=21)
+    assert [line["figure"] for line in report] == [figure.name for figure in figures]
+    for line in report:
+        assert [line["ratio"], line["ratio_low"], line["ratio_high"]] == pytest.approx([1.25] * 3)
+        assert line["old_tok_s"] == 1 / 2 and line["pairs"] == 21
+    rounds = [turns[i : i + 4] for i in range(0, len(turns), 4)]
+    assert all(round in (["old", "new"] * 2, ["new", "old"] * 2) for round in rounds)
+    assert all(a != b for a, b in pairwise(rounds))
+    low, high = module.interval([0.9, 1.0, 1.1] * 7)
+    assert 0.9 <= low <= 1.0 <= high <= 1.1
