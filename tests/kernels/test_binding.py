@@ -188,7 +188,8 @@ def test_a_batch_without_sequences_holds_no_row() -> None:
 
 def test_weights_of_another_kind_are_refused() -> None:
     x, out = floats(ROWS, 32), floats(ROWS, 32)
-    panels = _cpu.WeightRows.panels(32, 32, BLOCK_TYPES["Q4_0"].id)
+    sizes = 32, 32, BLOCK_TYPES["Q4_0"].id
+    panels = _cpu.WeightRows.panels(_cpu.Arena().take(_cpu.panels_size(*sizes)), *sizes)
     rows = matrix("Q4_0", 32, 32)
     with pytest.raises(ValueError, match="linear: a weight is None"):
         program().linear(x, [None], [None], [out], False, 0)  # type: ignore[list-item]
