@@ -146,5 +146,5 @@ def test_no_step_of_a_kernel_is_a_call(native: Path) -> None:
     """Compilers stop inlining in large files; a dot of Q4_0 then took twice as long (docs/log.md)."""
     vector = [defined for isa, defined in symbols(native).items() if isa != "scalar"]
     for defined in vector:
-        assert "dots_of" in defined  # local symbols are there to be seen
+        assert "dots_with" in defined  # local symbols are there to be seen
         assert re.findall(r"Vec::.*|Stream::fetch.*|load_units.*|Block\w+::.*", defined) == []
