@@ -189,7 +189,8 @@ def test_the_timeline_of_two_sides(half: Path) -> None:
     for what in ("attention", "hot ffn", "wait", "cold ffn"):
         found = [(span.step, span.layer) for span in spans if span.what == what]
         assert found == [(step, layer) for step in range(4) for layer in range(6)], what
-    assert 0 <= (timeline.overlap() or -1) <= 1
+    overlap = timeline.overlap()
+    assert overlap is not None and 0 <= overlap <= 1
     model.trace(None)
     greedy(model, random_prompts(5), 4)
     assert timeline.spans() == spans
