@@ -121,3 +121,9 @@ def test_the_timeline_of_two_backends(capsys: pytest.CaptureFixture[str], tmp_pa
     assert main(["bench", *args]) == 2
     assert "--timeline shows two backends: it needs --placement or --vram-budget" in capsys.readouterr().err
     assert not path.exists()
+
+
+def test_no_sequences_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--parallel", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--parallel" in line and "from 1 to 4096" in line
