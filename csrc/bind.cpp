@@ -139,15 +139,9 @@ int fill_weights(const WeightRows& to, Source source, bool by_output, const Numb
             refuse("chosen rows must be those of the tensor, in ascending order");
     }
     source.chosen = chosen ? chosen->data() : nullptr;
-    const int64_t pieces = fill_pieces(target, source);
-    constexpr int64_t kBetween = 256;  // pieces between two looks at signals: some 256 MB
-    for (int64_t first = 0; first < pieces; first += kBetween) {
-        if (PyErr_CheckSignals()) throw nb::python_error();
-        nb::gil_scoped_release release;
-        if (const int error = fill(target, source, first, std::min(first + kBetween, pieces), pool))
-            return error;
-    }
-    return 0;
+    const std::function<void()> check = check_signals();
+    nb::gil_scoped_release release;
+    return fill(target, source, pool, check);
 }
 
 // Packs file rows [rows, row_bytes] that lie in memory.

@@ -169,21 +169,17 @@ template <class Fn> auto with_filler(const Target& to, const Source& from, Fn&& 
 
 }  // namespace
 
-int64_t fill_pieces(const Target& to, const Source& from) {
+int fill(const Target& to, const Source& from, Pool& pool, const std::function<void()>& check_interrupt) {
     if (from.row_bytes > int64_t(kLocalBytes) && !to.by_output)
         throw std::invalid_argument("a row of " + std::to_string(from.row_bytes) + " bytes: at most " +
                                     std::to_string(kLocalBytes) + " can be loaded");
-    return with_filler(to, from, [](const auto& filler) { return filler.pieces(); });
-}
-
-int fill(const Target& to, const Source& from, int64_t first, int64_t end, Pool& pool) {
     Reader reader(from);
     with_filler(to, from, [&](const auto& filler) {
-        pool.run({Step{[&] { return end - first; },
+        pool.run({Step{[&] { return filler.pieces(); },
                        [&](int64_t piece, const Scratch& scratch) {
-                           if (!reader.failed()) filler.run(first + piece, reader, scratch.local);
+                           if (!reader.failed()) filler.run(piece, reader, scratch.local);
                        }}},
-                 nullptr);
+                 nullptr, check_interrupt);
     });
     return reader.error();
 }

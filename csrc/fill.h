@@ -1,6 +1,8 @@
 // Fills weights from a tensor, in memory or in an open file, on the pool's threads: each reads a piece of it
 // and packs it while it is in its cache.
 #pragma once
+#include <functional>
+
 #include "kernels.h"
 #include "threads.h"
 
@@ -26,9 +28,8 @@ struct Target {
 
 constexpr int kEnded = -1;  // the file ended early
 
-// Pieces that the work is cut into; throws std::invalid_argument for rows that are too wide.
-int64_t fill_pieces(const Target&, const Source&);
-// Does pieces [first, end). Returns 0, or the error of a read: errno, or kEnded.
-int fill(const Target&, const Source&, int64_t first, int64_t end, Pool&);
+// Returns 0, or the error of a read: errno, or kEnded. `check_interrupt` as in Pool::run. Throws
+// std::invalid_argument for rows that are too wide.
+int fill(const Target&, const Source&, Pool&, const std::function<void()>& check_interrupt);
 
 }  // namespace hc

@@ -256,7 +256,7 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
         source.rows = d;
         source.row_bytes = row_size(c.type, n);
         const Target target{f.down, f.panels, true};
-        fill(target, source, 0, fill_pieces(target, source), *pool);
+        fill(target, source, *pool, {});
     }
     f.mask = mask.data();
     f.fired = fired.data();
