@@ -1,0 +1,240 @@
+// Programs and their ops.
+#include <algorithm>
+
+#include "bind.h"
+#include "scratch.h"
+
+namespace hc {
+namespace {
+
+using Index = Array<const int32_t>;
+
+void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Pool> pool,
+                  const std::vector<Index>& arrays) {
+    if (arrays.size() != 8) refuse("a batch has eight arrays");
+    const Index& pages = arrays[5];
+    if (pages.ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
+    const int64_t tokens = int64_t(arrays[1].size()), sequences = axis(pages, 0);
+    const int64_t logits = int64_t(arrays[7].size());
+    if (tokens < 1) refuse("a batch has room for 0 tokens: at least 1 is needed");
+    const int64_t sizes[] = {4, tokens, tokens, tokens, tokens, int64_t(pages.size()), sequences, logits};
+    const int32_t* p[8];
+    for (size_t i = 0; i < 8; ++i) {
+        if (int64_t(arrays[i].size()) != sizes[i]) refuse("a batch's arrays disagree about its limits");
+        p[i] = arrays[i].data();
+    }
+    const Batch batch{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], axis(pages, 1)};
+    const BatchBounds bounds{tokens, sequences, logits};
+    new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), batch, bounds), bounds};
+}
+
+void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<const float>& weight,
+               const Maybe<const float>& bias, float eps, bool centre, int of) {
+    const int64_t dim = int64_t(weight.size()), width = width_of(x);
+    if (dim < 1 || x.ndim() < 2 || axis(x, x.ndim() - 1) != dim)
+        refuse("norm: the last axis does not match the weight");
+    const RowsOf rows = rows_of(of);
+    const float* from = data_of(x, "norm: x", p.rows(rows), width);
+    const NormArgs args{weight.data(), vector_of(bias, "norm: bias", dim), eps, centre, dim};
+    p.program.norm(args, from, data_of(out, "norm: out", p.rows(rows), width), width / dim, rows);
+}
+
+void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const WeightRows*>& weights,
+                 const std::vector<Maybe<const float>>& biases, const std::vector<Floats>& outs,
+                 bool accumulate, int of) {
+    if (weights.empty() || weights.size() != outs.size() || weights.size() != biases.size())
+        refuse("linear: as many outs and biases as weights are needed");
+    const RowsOf rows = rows_of(of);
+    std::vector<Product> products;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        if (!weights[i]) refuse("linear: a weight is None");
+        const Rows& r = plain_rows(*weights[i], "linear");
+        if (r.cols != weights[0]->rows.cols) refuse("linear: the weights differ in width");
+        products.push_back({r, vector_of(biases[i], "linear: bias", r.count),
+                            data_of(outs[i], "linear: out", p.rows(rows), r.count), r.count, accumulate});
+    }
+    p.program.linear(data_of(x, "linear: x", p.rows(rows), weights[0]->rows.cols), products, rows);
+}
+
+void bind_rope(BoundProgram& p, const Floats& x, const Array<const float>& cos, const Array<const float>& sin,
+               bool interleaved) {
+    if (x.ndim() != 3 || cos.ndim() != 2)
+        refuse("rope: x must be [T, H, head_dim], cos and sin [P, rotary / 2]");
+    const int64_t heads = int64_t(x.shape(1)), head_dim = int64_t(x.shape(2)), half = int64_t(cos.shape(1));
+    if (2 * half > head_dim) refuse("rope: the table is wider than a head");
+    const int64_t positions = int64_t(cos.shape(0));
+    const RopeArgs args{cos.data(), data_of(sin, "rope: sin", positions, half), half, interleaved};
+    p.program.rope(args, positions, data_of(x, "rope: x", p.rows(kTokens), heads * head_dim), heads,
+                   head_dim);
+}
+
+// Caches are [page, K, kPage, head_dim], float32, or float16 handed over as uint16; or Q8_0 blocks as bytes.
+using CacheArray = nb::ndarray<nb::c_contig, nb::device::cpu, nb::ndim<4>>;
+
+Cache cache_of(const CacheArray& k, const CacheArray& v) {
+    const auto is = [&](nb::dlpack::dtype type) { return k.dtype() == type; };
+    if (k.dtype() != v.dtype() ||
+        !(is(nb::dtype<float>()) || is(nb::dtype<uint16_t>()) || is(nb::dtype<uint8_t>())))
+        throw nb::type_error("the KV cache must be float16, float32 or uint8");
+    const Type type = is(nb::dtype<float>()) ? F32 : is(nb::dtype<uint16_t>()) ? F16 : Q8_0;
+    if (k.shape(2) != size_t(kPage)) refuse("the KV cache must be [page, K, 32, head_dim]");
+    for (size_t i = 0; i < 4; ++i) {
+        if (k.shape(i) != v.shape(i)) refuse("the K and V caches differ in shape");
+        if (k.shape(i) < 1)
+            refuse("the KV cache has no values: its axis " + std::to_string(i) +
+                   " is 0, at least 1 is needed");
+    }
+    const auto width = int64_t(k.shape(3)), block = int64_t(block_size(Q8_0).bytes);
+    if (type == Q8_0 && width % block) refuse("a row of the Q8_0 KV cache must be blocks of 34 bytes");
+    const int64_t head_dim = type == Q8_0 ? width / block * kBlock : width;
+    auto *k_data = static_cast<uint8_t*>(k.data()), *v_data = static_cast<uint8_t*>(v.data());
+    return {k_data, v_data, type, int64_t(k.shape(0)), int64_t(k.shape(1)), head_dim};
+}
+
+void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const CacheArray& k_cache,
+                   const CacheArray& v_cache) {
+    const Cache c = cache_of(k_cache, v_cache);
+    const int64_t rows = p.rows(kTokens), width = c.kv_heads * c.head_dim;
+    p.program.store_kv(data_of(k, "store_kv: k", rows, width), data_of(v, "store_kv: v", rows, width), c);
+}
+
+void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache, const CacheArray& v_cache,
+                    const Floats& out, float scale) {
+    const Cache c = cache_of(k_cache, v_cache);
+    const int64_t heads = axis(q, 1), group = heads / c.kv_heads;
+    if (q.ndim() != 3 || axis(q, 2) != c.head_dim || group < 1 || heads % c.kv_heads || heads > INT32_MAX)
+        refuse("attention: q must be [T, H, head_dim] with H a multiple of the cache's heads");
+    check_scratch(attention_scratch(group, c.head_dim), "attention: " + std::to_string(group) + " heads of " +
+                                                            std::to_string(c.head_dim) +
+                                                            " that share a kv head");
+    const int64_t rows = p.rows(kTokens), width = heads * c.head_dim;
+    Attention a{};
+    a.q = data_of(q, "attention: q", rows, width);
+    a.out = data_of(out, "attention: out", rows, width);
+    a.k_cache = c.k;
+    a.v_cache = c.v;
+    a.cache_type = c.type;
+    a.heads = int(heads);
+    a.kv_heads = int(c.kv_heads);
+    a.head_dim = int(c.head_dim);
+    a.scale = scale;
+    p.program.attention(a, c.pages);
+}
+
+void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, const WeightRows& second,
+                  bool relu, const Array<const float>& threshold, const Array<uint64_t>& mask) {
+    const Rows &one = plain_rows(first, "predict"), &two = plain_rows(second, "predict");
+    if (two.cols != one.count) refuse("predict: the factors do not fit each other");
+    const int64_t n = two.count, rows = std::min<int64_t>(p.rows(kTokens), kMaxDecodeRows);
+    p.program.predict(data_of(x, "predict: x", rows, one.cols), one, two, relu,
+                      data_of(threshold, "predict: threshold", n, 1),
+                      data_of(mask, "predict: mask", rows, (n + 63) / 64));
+}
+
+// One layer's FFN as the backend holds it.
+struct FfnWeights {
+    std::optional<WeightRows> gate;
+    WeightRows up, down;
+    Maybe<const float> gate_bias, up_bias, down_bias;
+    bool by_output;
+    int activation;
+    float threshold;
+};
+
+void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Floats& out, bool skip,
+              const Maybe<uint64_t>& mask, const Maybe<uint64_t>& fired, const Maybe<int64_t>& stats,
+              bool accumulate) {
+    Ffn f{};
+    if (w.gate) f.gate = w.gate->rows;
+    f.up = w.up.rows;
+    f.down = w.down.rows;
+    f.panels = w.down.panels;
+    const int64_t n = f.neurons(), dim = f.dim(), rows = p.rows(kTokens);
+    const int64_t decode = std::min<int64_t>(rows, kMaxDecodeRows);
+    f.gate_bias = vector_of(w.gate_bias, "ffn: gate_bias", n);
+    f.up_bias = vector_of(w.up_bias, "ffn: up_bias", n);
+    f.down_bias = vector_of(w.down_bias, "ffn: down_bias", dim);
+    f.by_output = w.by_output;
+    f.activation = Activation(w.activation);
+    f.threshold = w.threshold;
+    f.skip = skip;
+    f.accumulate = accumulate;
+    f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.words()) : nullptr;
+    f.fired = fired ? data_of(*fired, "ffn: fired", decode, f.words()) : nullptr;
+    f.stats = reinterpret_cast<FfnCounts*>(vector_of(stats, "ffn: stats", sizeof(FfnCounts) / 8));
+    f.out = data_of(out, "ffn: out", rows, dim);
+    p.program.ffn(f, data_of(x, "ffn: x", rows, dim));
+}
+
+FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
+                       Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
+                       bool by_output, int activation, float threshold) {
+    const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
+    if (gate) plain_rows(*gate, "ffn: gate");
+    const int64_t cols = down_rows.panels.neurons ? (up.cols + kBlock - 1) / kBlock * kBlock : up.cols;
+    const bool fits = by_output ? down.count == up.cols && down.cols == up.count && !down_rows.panels.neurons
+                                : down.count == up.count && down.cols == cols;
+    if (!fits || (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
+        refuse("ffn: gate, up and down do not fit each other");
+    if (activation < 0 || activation > kGelu) refuse("ffn: unknown activation");
+    if (activation == kDRelu && !gate) refuse("ffn: this activation multiplies two: it needs a gate");
+    if (up.count > kMaxNeurons)
+        refuse("ffn: a layer of " + std::to_string(up.count) + " neurons; allowed: up to " +
+               std::to_string(kMaxNeurons));
+    return {gate, up_rows, down_rows, gate_bias, up_bias, down_bias, by_output, activation, threshold};
+}
+
+void bind_embed(BoundProgram& p, const WeightRows& table, const Floats& out) {
+    const Rows& rows = plain_rows(table, "embed");
+    check_scratch(decode_row_scratch(rows.type, rows.cols),
+                  "embed: rows of " + std::to_string(rows.cols) + " columns in this block type");
+    p.program.embed(rows, data_of(out, "embed: out", p.rows(kTokens), rows.cols));
+}
+
+void bind_add(BoundProgram& p, const Floats& x, const Floats& y) {
+    const int64_t dim = width_of(x), rows = p.rows(kTokens);
+    p.program.add(data_of(x, "add: x", rows, dim), data_of(y, "add: y", rows, dim), dim);
+}
+
+void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
+    const int64_t dim = width_of(x);
+    const float* from = data_of(x, "gather: x", p.rows(kTokens), dim);
+    p.program.gather(from, data_of(out, "gather: out", p.rows(kLogits), dim), dim);
+}
+
+// Without the GIL.
+void bind_run(BoundProgram& p, size_t segment) {
+    const std::function<void()> check = check_signals();
+    nb::gil_scoped_release release;
+    p.program.run(segment, check);
+}
+
+}  // namespace
+
+void bind_ops(nb::module_& m) {
+    nb::class_<FfnWeights>(m, "FfnWeights")
+        .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
+             "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a);
+    nb::class_<BoundProgram>(m, "Program")
+        .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
+        .def("embed", &bind_embed, "table"_a, "out"_exact)
+        .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_exact, "bias"_maybe, "eps"_a, "centre"_a,
+             "rows"_a)
+        .def("linear", &bind_linear, "x"_exact, "weights"_a, "biases"_exact, "outs"_exact, "accumulate"_a,
+             "rows"_a)
+        .def("rope", &bind_rope, "x"_exact, "cos"_exact, "sin"_exact, "interleaved"_a)
+        .def("store_kv", &bind_store_kv, "k"_exact, "v"_exact, "k_cache"_exact, "v_cache"_exact)
+        .def("attention", &bind_attention, "q"_exact, "k_cache"_exact, "v_cache"_exact, "out"_exact,
+             "scale"_a)
+        .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
+             "mask"_exact)
+        .def("ffn", &bind_ffn, "x"_exact, "weights"_a, "out"_exact, "skip"_a, "mask"_maybe, "fired"_maybe,
+             "stats"_maybe, "accumulate"_a)
+        .def("add", &bind_add, "x"_exact, "y"_exact)
+        .def("gather", &bind_gather, "x"_exact, "out"_exact)
+        .def("cut", [](BoundProgram& p) { p.program.cut(); })
+        .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
+        .def("run", &bind_run, "segment"_a);
+}
+
+}  // namespace hc
