@@ -72,7 +72,7 @@ def test_another_session_is_refused_where_its_cache_does_not_fit(monkeypatch: py
     taken = sum(buffer.nbytes for layer in model.session().cache.layers for buffer in layer)
     monkeypatch.setattr(memory, "available_memory", lambda: taken)
     monkeypatch.setattr(type(model.backend), "zeros", lambda *_: pytest.fail("something was allocated"))
-    refused = r"not enough memory: the predictors of a session need 0\.00 GiB, its KV cache .* smaller context \(-c\)"
+    refused = r"the predictors of a session need 0\.00 GiB, its KV cache .* use a smaller context \(-c\)"
     with pytest.raises(LoadError, match=refused):
         model.session()
 
