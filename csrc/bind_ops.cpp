@@ -138,7 +138,7 @@ struct FfnWeights {
     Maybe<const float> gate_bias, up_bias, down_bias;
     bool by_output;
     int activation;
-    float threshold;
+    float threshold, limit, alpha;
 };
 
 void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Floats& out, bool skip,
@@ -157,6 +157,8 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
     f.by_output = w.by_output;
     f.activation = Activation(w.activation);
     f.threshold = w.threshold;
+    f.limit = w.limit;
+    f.alpha = w.alpha;
     f.skip = skip;
     f.accumulate = accumulate;
     f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.words()) : nullptr;
@@ -168,7 +170,7 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
 
 FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
                        Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
-                       bool by_output, int activation, float threshold) {
+                       bool by_output, int activation, float threshold, float limit, float alpha) {
     const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
     if (gate) plain_rows(*gate, "ffn: gate");
     const int64_t cols = down_rows.panels.neurons ? (up.cols + kBlock - 1) / kBlock * kBlock : up.cols;
@@ -176,12 +178,14 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
                                 : down.count == up.count && down.cols == cols;
     if (!fits || (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
         refuse("ffn: gate, up and down do not fit each other");
-    if (activation < 0 || activation > kGelu) refuse("ffn: unknown activation");
-    if (activation == kDRelu && !gate) refuse("ffn: this activation multiplies two: it needs a gate");
+    if (activation < 0 || activation > kSwigluOai) refuse("ffn: unknown activation");
+    if ((activation == kDRelu || activation == kSwigluOai) && !gate)
+        refuse("ffn: this activation multiplies two: it needs a gate");
     if (up.count > kMaxNeurons)
         refuse("ffn: a layer of " + std::to_string(up.count) + " neurons; allowed: up to " +
                std::to_string(kMaxNeurons));
-    return {gate, up_rows, down_rows, gate_bias, up_bias, down_bias, by_output, activation, threshold};
+    return {gate,      up_rows,    down_rows, gate_bias, up_bias, down_bias,
+            by_output, activation, threshold, limit,     alpha};
 }
 
 void bind_embed(BoundProgram& p, const WeightRows& table, const Floats& out) {
@@ -214,7 +218,7 @@ void bind_run(BoundProgram& p, size_t segment) {
 void bind_ops(nb::module_& m) {
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
-             "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a);
+             "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a, "limit"_a, "alpha"_a);
     nb::class_<BoundProgram>(m, "Program")
         .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
         .def("embed", &bind_embed, "table"_a, "out"_exact)

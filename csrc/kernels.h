@@ -134,7 +134,15 @@ struct Product {
     bool accumulate = false;
 };
 
-enum Activation : int { kRelu = 0, kDRelu = 1, kRelu2 = 2, kSilu = 3, kGelu = 4 };
+enum Activation : int {
+    kRelu = 0,
+    kDRelu = 1,
+    kRelu2 = 2,
+    kSilu = 3,
+    kGelu = 4,
+    kGeluErf = 5,
+    kSwigluOai = 6
+};
 HC_SMALL bool can_skip(Activation a) { return a == kRelu || a == kDRelu || a == kRelu2; }
 
 // What decode rows have read: hotcold.kernels.backend.FFNStats, in its order.
@@ -156,7 +164,8 @@ struct Ffn {
     const float *gate_bias, *up_bias, *down_bias;
     bool by_output;  // down is a dot over all neurons
     Activation activation;
-    float threshold;
+    float threshold;     // of a gate that fires
+    float limit, alpha;  // of kSwigluOai
     bool skip, accumulate;
     const uint64_t* mask;  // [T, words] candidates, or null
     uint64_t* fired;       // [T, words], or null

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import gguf
@@ -156,6 +157,8 @@ def activate(activation: str, gate: Doubles, threshold: float) -> Doubles:
         return fires**2 if activation == "relu2" else fires
     if activation == "silu":
         return gate / (1 + np.exp(-gate))
+    if activation == "gelu_erf":
+        return gate * np.vectorize(NormalDist().cdf)(gate)
     return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
 
 
@@ -194,7 +197,11 @@ def ffn(x: Floats, tensors: FFNTensors, candidates: Bools | None = None) -> FFNA
         up = np.maximum(up, 0)
     sparse = tensors.activation in ("relu", "drelu", "relu2")
     fires = gate > tensors.threshold if sparse else np.ones_like(gate, np.bool_)
-    coefficients = activate(tensors.activation, gate, tensors.threshold) * up
+    if tensors.activation == "swiglu_oai":
+        gate, up = np.minimum(gate, tensors.limit), np.clip(up, -tensors.limit, tensors.limit)
+        coefficients = gate / (1 + np.exp(-tensors.alpha * gate)) * (up + 1)
+    else:
+        coefficients = activate(tensors.activation, gate, tensors.threshold) * up
     if candidates is not None:
         coefficients = np.where(candidates, coefficients, 0.0)
     if tensors.down_layout == "by_neuron" or sparse:
@@ -244,6 +251,8 @@ class FFNKind(NamedTuple):
     threshold: float = 0.0
     gated: bool = True
     biases: bool = False
+    limit: float = 7.0
+    alpha: float = 1.702
 
 
 def random_ffn(
@@ -267,6 +276,8 @@ def random_ffn(
         down_layout=layout,
         activation=kind.activation,
         threshold=kind.threshold,
+        limit=kind.limit,
+        alpha=kind.alpha,
         gate_bias=bias(n) if kind.gated else None,
         up_bias=bias(n),
         down_bias=bias(d),

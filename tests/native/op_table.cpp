@@ -220,7 +220,12 @@ struct FfnCase {
     int tokens, decode;
 };
 
+constexpr float kLimit = 0.6f, kAlpha = 1.702f;  // of kSwigluOai
+
 double activate(Activation a, double g) {
+    if (a == kSwigluOai)
+        return std::min(g, double(kLimit)) / (1 + std::exp(-double(kAlpha) * std::min(g, double(kLimit))));
+    if (a == kGeluErf) return 0.5 * g * std::erfc(-g / std::sqrt(2.0));
     if (a == kSilu) return g / (1 + std::exp(-g));
     if (a == kGelu)
         return 0.5 * g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g)));
@@ -244,6 +249,8 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
     f.down = down.rows;
     f.by_output = c.by_output && !panels;
     f.activation = c.activation;
+    f.limit = kLimit;
+    f.alpha = kAlpha;
     f.skip = c.skip;
     std::vector<uint8_t> packed;
     if (panels) {
@@ -271,7 +278,10 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
             const bool named = t >= c.decode || (mask[size_t(t * words + i / 64)] >> (i % 64) & 1);
             const double u = dot(up, i, v);
             double a = activate(c.activation, c.gated ? dot(gate, i, v) : u);
-            if (c.gated) a *= c.activation == kDRelu ? std::max(u, 0.0) : u;
+            if (c.activation == kSwigluOai)
+                a *= std::max(-double(kLimit), std::min(double(kLimit), u)) + 1;
+            else if (c.gated)
+                a *= c.activation == kDRelu ? std::max(u, 0.0) : u;
             h[size_t(i)] = named ? float(a) : 0;
             if (t < c.decode && can_skip(c.activation))
                 check("fired", c.type, n, double(fired[size_t(t * words + i / 64)] >> (i % 64) & 1),
@@ -501,9 +511,9 @@ int main(int argc, char** argv) {
             for (int tokens : {1, 2, 3, 5, 6, 7, 21})  // whole tiles of tokens, and every number left over
                 if (cols % unit == 0) test_linear(*k, pool, type, cols, tokens);
         for (bool by_output : {false, true})
-            for (Activation a : {kRelu, kDRelu, kRelu2, kSilu, kGelu})
+            for (Activation a : {kRelu, kDRelu, kRelu2, kSilu, kGelu, kGeluErf, kSwigluOai})
                 for (bool gated : {true, false})
-                    if (gated || a != kDRelu)
+                    if (gated || (a != kDRelu && a != kSwigluOai))
                         for (auto [tokens, decode] : {std::pair{1, 1}, {5, 5}, {4, 1}})
                             test_ffn(*k, pool, {type, by_output, gated, can_skip(a), a, tokens, decode},
                                      unit == 32 ? 160 : 256, unit == 32 ? 96 : 256);

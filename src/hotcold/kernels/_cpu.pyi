@@ -55,6 +55,7 @@ class FfnWeights:
     def __init__(
         self, gate: WeightRows | None, up: WeightRows, down: WeightRows, gate_bias: _F32 | None,
         up_bias: _F32 | None, down_bias: _F32 | None, by_output: bool, activation: int, threshold: float,
+        limit: float, alpha: float,
     ) -> None: ...  # fmt: skip
 
 class Program:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -30,7 +30,12 @@ PAGE = 32  #: positions in one page of the KV cache
 SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
 MAX_DECODE_ROWS = 16  #: rows of one step that may follow the decode rule
 
-ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu")
+#: ``gelu`` is its tanh form, as ggml's is, ``gelu_erf`` the exact one, PyTorch's default. ``swiglu_oai``
+#: (gpt-oss; ggml's name) is ``g sigmoid(alpha g) (u + 1)`` with ``g = min(gate, limit)`` and u, which is up
+#: clamped to +-limit.
+ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_erf", "swiglu_oai")
+#: Activations of two values, gate and up: they need a gate.
+GATED_ACTIVATIONS = ("drelu", "swiglu_oai")
 #: Activations under which a neuron can be exactly zero, so that skipping it is lossless.
 SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
 
@@ -121,6 +126,9 @@ class FFNTensors:
     gate_bias: Floats | None = None
     up_bias: Floats | None = None
     down_bias: Floats | None = None
+    _: KW_ONLY
+    limit: float = 7.0  #: of ``swiglu_oai``; the others do not read it
+    alpha: float = 1.702  #: likewise
 
 
 @dataclass(frozen=True)

@@ -240,8 +240,9 @@ class CPUBackend:
             up_rows = self._packed(memory, 0, stride, tensors.up)
             down_rows = fill_down(memory, sizes[1], stride, down)
         biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
-        kind = dense, ACTIVATIONS.index(tensors.activation), tensors.threshold
-        native = _cpu.FfnWeights(gate.rows if gate else None, up_rows, down_rows, *biases, *kind)
+        kind = dense, ACTIVATIONS.index(tensors.activation)
+        numbers = tensors.threshold, tensors.limit, tensors.alpha
+        native = _cpu.FfnWeights(gate.rows if gate else None, up_rows, down_rows, *biases, *kind, *numbers)
         nbytes = sum(t.nbytes for t in (tensors.gate, tensors.up, down, *biases) if t is not None)
         return _FFN(native, neurons, dim, nbytes, row_bytes, runs, tensors.activation)
 

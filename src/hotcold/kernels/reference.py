@@ -4,6 +4,7 @@ Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of
 its input first (:func:`quantise_input`): prescribed float32 steps, so that codes agree bit for bit. Sums are
 float32 in any order."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -122,6 +123,8 @@ class ReferenceFFN:
     down_layout: str
     activation: str
     threshold: np.float32
+    limit: np.float32
+    alpha: np.float32
     down_bias: Floats | None
 
     @property
@@ -162,6 +165,9 @@ class ReferenceFFN:
             return fires, np.where(fires & (value > 0), gate * value, np.float32(0))
         if self.activation == "relu2":  # Primer, arXiv 2109.08668: relu(gate)^2
             return fires, np.where(fires, gate * gate * value, np.float32(0))
+        if self.activation == "swiglu_oai":  # gpt-oss, as its published PyTorch code has it
+            gate, value = np.minimum(gate, self.limit), np.clip(value, -self.limit, self.limit)
+            return np.ones_like(fires), gate * _sigmoid(self.alpha * gate) * (value + np.float32(1))
         return np.ones_like(fires), _smooth(self.activation, gate) * value
 
     def down_sum(self, coefficients: Floats) -> Floats:
@@ -173,16 +179,28 @@ class ReferenceFFN:
         return y if self.down_bias is None else y + self.down_bias
 
 
-def _smooth(activation: str, gate: Floats) -> Floats:
-    """SiLU, or GELU in the tanh form that ggml's ``gelu`` computes."""
-    one, half, root, cubic = (np.float32(c) for c in (1, 0.5, np.sqrt(2 / np.pi), 0.044715))
+def _sigmoid(x: Floats) -> Floats:
+    one = np.float32(1)
     with np.errstate(over="ignore"):
-        if activation == "silu":
-            factor = one / (one + np.exp(-gate))
-        else:
-            factor = half * (one + np.tanh(root * gate * (one + cubic * gate * gate)))
+        sigmoid: Floats = one / (one + np.exp(-x))
+    return sigmoid
+
+
+def _smooth(activation: str, gate: Floats) -> Floats:
+    """SiLU, or GELU (arXiv 1606.08415): exact, or in the tanh form that ggml's ``gelu`` computes."""
+    half, root, cubic = (np.float32(c) for c in (0.5, np.sqrt(2 / np.pi), 0.044715))
+    if activation == "silu":
+        factor = _sigmoid(gate)
+    elif activation == "gelu_erf":
+        factor = half * _ERFC(-gate / np.sqrt(2))
+    else:
+        with np.errstate(over="ignore"):
+            factor = half * (1 + np.tanh(root * gate * (1 + cubic * gate * gate)))
     smooth: Floats = np.multiply(gate, factor, dtype=np.float32)
     return smooth
+
+
+_ERFC = np.vectorize(math.erfc, otypes=[np.float32])
 
 
 @dataclass(frozen=True)
@@ -234,8 +252,9 @@ class ReferenceBackend:
         checks.check_ffn(tensors)
         gate = None if tensors.gate is None else ReferenceMatrix(tensors.gate.load(), tensors.gate_bias)
         up, down = ReferenceMatrix(tensors.up.load(), tensors.up_bias), ReferenceMatrix(tensors.down.load())
-        rule = tensors.down_layout, tensors.activation, np.float32(tensors.threshold)
-        return ReferenceFFN(gate, up, down, *rule, tensors.down_bias)
+        numbers = np.float32(tensors.threshold), np.float32(tensors.limit), np.float32(tensors.alpha)
+        rule = tensors.down_layout, tensors.activation
+        return ReferenceFFN(gate, up, down, *rule, *numbers, tensors.down_bias)
 
     def predictor_weights(self, tensors: PredictorTensors) -> ReferencePredictor:
         checks.check_predictor(tensors)
