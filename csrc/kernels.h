@@ -198,9 +198,16 @@ struct Attention {
     float* out;
     int heads, kv_heads, head_dim;
     float scale;
-    float* partial;  // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
-    int max_splits;
+    int window = INT32_MAX;        // positions that a row sees, its own among them
+    const float* sinks = nullptr;  // [H], or null
+    float softcap = 0;             // of scores; 0: none
+    float* partial;                // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
+    int max_splits;                // of a row
     HC_SMALL int group() const { return heads / kv_heads; }
+    // Of what a row at `position` sees: where it begins, in which split, and how many splits hold it.
+    HC_SMALL int first_seen(int position) const { return position < window ? 0 : position - window + 1; }
+    HC_SMALL int first_split(int position) const { return first_seen(position) / kSplit; }
+    HC_SMALL int splits(int position) const { return position / kSplit + 1 - first_split(position); }
     HC_SMALL int64_t partial_floats() const { return int64_t(group()) * (head_dim + 2); }
 };
 

@@ -219,14 +219,29 @@ def scores(x: Floats, tensors: PredictorTensors) -> Answer:
     return dot(np.maximum(hidden, 0) if tensors.relu else hidden, tensors.second, exact_input=False)
 
 
-def attention(q: Floats, k: Doubles, v: Doubles, scale: float) -> Doubles:
-    """One row: q ``[H, head_dim]`` over k, v ``[K, positions, head_dim]``."""
+class AttentionKind(NamedTuple):
+    """What else may enter attention: see ``Backend.attention``."""
+
+    window: int | None = None
+    sinks: Floats | None = None
+    softcap: float | None = None
+
+
+def attention(q: Floats, k: Doubles, v: Doubles, scale: float, kind: AttentionKind | None = None) -> Doubles:
+    """The row at the last position: q ``[H, head_dim]`` over k, v ``[K, positions, head_dim]``."""
+    kind = kind or AttentionKind()
     out = np.empty(q.shape, np.float64)
+    last = k.shape[1] - 1
+    seen = np.array([p for p in range(last + 1) if kind.window is None or p > last - kind.window])
     for head, query in enumerate(q.astype(np.float64)):
         group = head * len(k) // len(q)
-        logits = scale * (k[group] @ query)
-        weights = np.exp(logits - logits.max())
-        out[head] = weights @ v[group] / weights.sum()
+        scores = scale * (k[group, seen] @ query)
+        if kind.softcap is not None:
+            scores = kind.softcap * np.tanh(scores / kind.softcap)
+        if kind.sinks is not None:
+            scores = np.append(scores, kind.sinks[head])
+        weights = np.exp(scores - scores.max())
+        out[head] = weights[: len(seen)] @ v[group, seen] / weights.sum()
     return out
 
 

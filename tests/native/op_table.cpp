@@ -322,8 +322,9 @@ struct CacheRows {
     }
 };
 
+// `options`: with a window of 70, a softcap and sinks.
 void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int length, int head_dim,
-                    int tokens, int decode) {
+                    int tokens, int decode, bool options = false) {
     const int kv_heads = 2, heads = 14;  // groups of seven
     Step1 s(tokens, decode, length);
     const auto pages = int64_t(s.pages.size());
@@ -345,6 +346,12 @@ void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int
     a.kv_heads = kv_heads;
     a.head_dim = head_dim;
     a.scale = 0.3f;
+    const auto sinks = random_floats(heads);
+    if (options) {
+        a.window = 70;
+        a.softcap = 1.5f;
+        a.sinks = sinks.data();
+    }
     program.attention(a, pages);
     program.run(0);
     for (int t = 0; t < tokens; ++t)
@@ -355,15 +362,21 @@ void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int
             const auto row = [&](int p) {
                 return (int64_t(s.pages[size_t(p / kPage)]) * kv_heads + h / 7) * kPage + p % kPage;
             };
-            for (int p = 0; p <= last; ++p) {
+            const int first = options ? std::max(0, last - 69) : 0;
+            for (int p = first; p <= last; ++p) {
                 double v = 0;
                 for (int i = 0; i < head_dim; ++i)
                     v += double(q[size_t((t * heads + h) * head_dim + i)]) * keys.at(row(p), i);
-                score.push_back(v * double(0.3f));
+                v *= double(0.3f);
+                score.push_back(options ? 1.5 * std::tanh(v / 1.5) : v);
                 top = std::max(top, score.back());
             }
-            for (int p = 0; p <= last; ++p) {
-                const double e = std::exp(score[size_t(p)] - top);
+            if (options) {
+                top = std::max(top, double(sinks[size_t(h)]));
+                total = std::exp(double(sinks[size_t(h)]) - top);
+            }
+            for (int p = first; p <= last; ++p) {
+                const double e = std::exp(score[size_t(p - first)] - top);
                 total += e;
                 for (int i = 0; i < head_dim; ++i) sum[size_t(i)] += e * values.at(row(p), i);
             }
@@ -525,7 +538,9 @@ int main(int argc, char** argv) {
         for (int head_dim : {8, 40, 64, 80}) {
             test_attention(*k, pool, F16, length, head_dim, 1, 1);
             if (length > 5) test_attention(*k, pool, F16, length, head_dim, 5, 2);
+            if (length > 5) test_attention(*k, pool, F16, length, head_dim, 5, 2, true);
             if (head_dim == 64) test_attention(*k, pool, Q8_0, length, head_dim, 1, 1);
+            if (head_dim == 64) test_attention(*k, pool, Q8_0, length, head_dim, 1, 1, true);
         }
     for (int64_t n : {8, 36, 64, 100, 4096})
         for (bool flag : {false, true}) test_norm_rope(*k, n, flag, flag);

@@ -259,9 +259,26 @@ class Backend(Protocol):
         * 34]``: blocks of GGML's Q8_0, with codes as in :meth:`linear` and their scale rounded to float16."""
 
     def attention(
-        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
     ) -> None:
         """Causal attention by position: row t sees positions 0..positions[t]. q, out ``[T, H, head_dim]``.
+
+        With ``window`` it sees the last so many of them, its own among them (Mistral 7B, arXiv 2310.06825):
+        those above ``positions[t] - window``. That is GGUF's ``attention.sliding_window`` as it stands:
+        llama.cpp masks a key ``n_swa`` or more positions back. (Its chunked and symmetric windows, as Llama 4
+        and embedding models have, are others.) ``softcap`` bounds scores (Gemma 2, arXiv 2408.00118).
+        ``sinks`` ``[H]`` float32 is a score of each head that enters the softmax's denominator alone
+        (gpt-oss; the idea in arXiv 2309.17453); neither ``scale`` nor ``softcap`` applies to it.
 
         Caches are those of :meth:`store_kv`; sums are float32 over the values that they stand for.
         Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order."""

@@ -10,6 +10,7 @@ from hotcold.kernels.backend import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,
     SPARSE_ACTIVATIONS,
+    Buffer,
     FFNTensors,
     Floats,
     PredictorTensors,
@@ -74,6 +75,15 @@ def check_activation(activation: str, threshold: float, *, gated: bool) -> None:
         raise ValueError(f"activation threshold {threshold} with {activation!r}: use 0, or one of {sparse}")
 
 
+def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap: float | None) -> None:
+    """Refuses options of attention that mean nothing; q is ``[T, H, head_dim]``."""
+    if window is not None and window < 1:
+        raise ValueError(f"attention window {window}: at least 1 position is needed")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"attention softcap {softcap}: a finite number above 0 is needed")
+    _check_vector("attention sinks", sinks, *q.shape[1:2])
+
+
 def check_predictor(tensors: PredictorTensors) -> None:
     """Refuses factors whose ranks differ and thresholds that are not one float32 per neuron."""
     check_matrix(tensors.first)
@@ -91,3 +101,5 @@ def _check_vector(what: str, values: Floats | None, length: int) -> None:
         raise TypeError(f"{what} is {values.dtype}: float32 is needed")
     if values.shape != (length,):
         raise ValueError(f"{what} of shape {values.shape}: ({length},) is needed")
+    if not values.flags.c_contiguous:
+        raise ValueError(f"{what} with gaps between its values: a contiguous array is needed")

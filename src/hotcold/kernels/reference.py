@@ -329,9 +329,21 @@ class ReferenceBackend:
                 cache[slots // PAGE, :, slots % PAGE] = rows
 
     def attention(
-        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
     ) -> None:
-        """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head."""
+        """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head. A
+        score s becomes ``softcap tanh(s / softcap)``; a sink is one more score, whose value is 0."""
+        checks.check_attention(q, window, sinks, softcap)
         queries = _rows("q", q, batch, q.shape[1:])
         target = _rows("out", out, batch, q.shape[1:])
         (pages, kv_heads), (heads, head_dim) = k_cache.shape[:2], q.shape[1:]
@@ -341,11 +353,22 @@ class ReferenceBackend:
             raise ValueError(f"q of shape {q.shape} does not fit k_cache of shape {k_cache.shape}")
         for t, query in enumerate(queries):
             length = int(batch.positions[t]) + 1
+            begin = max(0, length - window) if window else 0
             own = batch.pages[batch.sequence[t], : -(-length // PAGE)]
-            k, v = (_positions(cache[own], length) for cache in (k_cache, v_cache))  # [K, length, head_dim]
+            k, v = (_positions(cache[own], length)[:, begin:] for cache in (k_cache, v_cache))
+            # k and v [K, seen, head_dim], scores and weights [K, H / K, seen]
             scores = np.float32(scale) * (query.reshape(kv_heads, -1, head_dim) @ k.transpose(0, 2, 1))
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            target[t] = (weights @ v / weights.sum(axis=-1, keepdims=True)).reshape(heads, head_dim)
+            if softcap is not None:
+                scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
+            largest = scores.max(axis=-1, keepdims=True)
+            if sinks is not None:
+                sink = sinks.reshape(kv_heads, -1, 1)
+                largest = np.maximum(largest, sink)
+            weights = np.exp(scores - largest)
+            total = weights.sum(axis=-1, keepdims=True)
+            if sinks is not None:
+                total += np.exp(sink - largest)
+            target[t] = (weights @ v / total).reshape(heads, head_dim)
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
         """PowerInfer's predictor, arXiv 2312.12456; without the ReLU, two factors of a truncated SVD."""
