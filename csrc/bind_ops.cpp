@@ -99,7 +99,8 @@ void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const Cach
 }
 
 void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache, const CacheArray& v_cache,
-                    const Floats& out, float scale) {
+                    const Floats& out, float scale, std::optional<int> window,
+                    const Maybe<const float>& sinks, std::optional<float> softcap) {
     const Cache c = cache_of(k_cache, v_cache);
     const int64_t heads = axis(q, 1), group = heads / c.kv_heads;
     if (q.ndim() != 3 || axis(q, 2) != c.head_dim || group < 1 || heads % c.kv_heads || heads > INT32_MAX)
@@ -118,6 +119,11 @@ void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache,
     a.kv_heads = int(c.kv_heads);
     a.head_dim = int(c.head_dim);
     a.scale = scale;
+    if (window && *window < 1) refuse("attention: a window of less than one position");
+    if (softcap && !(*softcap > 0)) refuse("attention: a softcap that is not above 0");
+    if (window) a.window = *window;
+    if (softcap) a.softcap = *softcap;
+    a.sinks = vector_of(sinks, "attention: sinks", heads);
     p.program.attention(a, c.pages);
 }
 
@@ -138,7 +144,7 @@ struct FfnWeights {
     Maybe<const float> gate_bias, up_bias, down_bias;
     bool by_output;
     int activation;
-    float threshold;
+    float threshold, limit, alpha;
 };
 
 void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Floats& out, bool skip,
@@ -157,6 +163,8 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
     f.by_output = w.by_output;
     f.activation = Activation(w.activation);
     f.threshold = w.threshold;
+    f.limit = w.limit;
+    f.alpha = w.alpha;
     f.skip = skip;
     f.accumulate = accumulate;
     f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.words()) : nullptr;
@@ -168,7 +176,7 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
 
 FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
                        Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
-                       bool by_output, int activation, float threshold) {
+                       bool by_output, int activation, float threshold, float limit, float alpha) {
     const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
     if (gate) plain_rows(*gate, "ffn: gate");
     const int64_t cols = down_rows.panels.neurons ? (up.cols + kBlock - 1) / kBlock * kBlock : up.cols;
@@ -176,12 +184,14 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
                                 : down.count == up.count && down.cols == cols;
     if (!fits || (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
         refuse("ffn: gate, up and down do not fit each other");
-    if (activation < 0 || activation > kGelu) refuse("ffn: unknown activation");
-    if (activation == kDRelu && !gate) refuse("ffn: this activation multiplies two: it needs a gate");
+    if (activation < 0 || activation > kSwigluOai) refuse("ffn: unknown activation");
+    if ((activation == kDRelu || activation == kSwigluOai) && !gate)
+        refuse("ffn: this activation multiplies two: it needs a gate");
     if (up.count > kMaxNeurons)
         refuse("ffn: a layer of " + std::to_string(up.count) + " neurons; allowed: up to " +
                std::to_string(kMaxNeurons));
-    return {gate, up_rows, down_rows, gate_bias, up_bias, down_bias, by_output, activation, threshold};
+    return {gate,      up_rows,    down_rows, gate_bias, up_bias, down_bias,
+            by_output, activation, threshold, limit,     alpha};
 }
 
 void bind_embed(BoundProgram& p, const WeightRows& table, const Floats& out) {
@@ -214,7 +224,7 @@ void bind_run(BoundProgram& p, size_t segment) {
 void bind_ops(nb::module_& m) {
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
-             "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a);
+             "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a, "limit"_a, "alpha"_a);
     nb::class_<BoundProgram>(m, "Program")
         .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
         .def("embed", &bind_embed, "table"_a, "out"_exact)
@@ -225,7 +235,7 @@ void bind_ops(nb::module_& m) {
         .def("rope", &bind_rope, "x"_exact, "cos"_exact, "sin"_exact, "interleaved"_a)
         .def("store_kv", &bind_store_kv, "k"_exact, "v"_exact, "k_cache"_exact, "v_cache"_exact)
         .def("attention", &bind_attention, "q"_exact, "k_cache"_exact, "v_cache"_exact, "out"_exact,
-             "scale"_a)
+             "scale"_a, "window"_a.none(), "sinks"_maybe, "softcap"_a.none())
         .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
              "mask"_exact)
         .def("ffn", &bind_ffn, "x"_exact, "weights"_a, "out"_exact, "skip"_a, "mask"_maybe, "fired"_maybe,

@@ -134,7 +134,15 @@ struct Product {
     bool accumulate = false;
 };
 
-enum Activation : int { kRelu = 0, kDRelu = 1, kRelu2 = 2, kSilu = 3, kGelu = 4 };
+enum Activation : int {
+    kRelu = 0,
+    kDRelu = 1,
+    kRelu2 = 2,
+    kSilu = 3,
+    kGelu = 4,
+    kGeluErf = 5,
+    kSwigluOai = 6
+};
 HC_SMALL bool can_skip(Activation a) { return a == kRelu || a == kDRelu || a == kRelu2; }
 
 // What decode rows have read: hotcold.kernels.backend.FFNStats, in its order.
@@ -156,7 +164,8 @@ struct Ffn {
     const float *gate_bias, *up_bias, *down_bias;
     bool by_output;  // down is a dot over all neurons
     Activation activation;
-    float threshold;
+    float threshold;     // of a gate that fires
+    float limit, alpha;  // of kSwigluOai
     bool skip, accumulate;
     const uint64_t* mask;  // [T, words] candidates, or null
     uint64_t* fired;       // [T, words], or null
@@ -189,9 +198,16 @@ struct Attention {
     float* out;
     int heads, kv_heads, head_dim;
     float scale;
-    float* partial;  // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
-    int max_splits;
+    int window = INT32_MAX;        // positions that a row sees, its own among them
+    const float* sinks = nullptr;  // [H], or null
+    float softcap = 0;             // of scores; 0: none
+    float* partial;                // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
+    int max_splits;                // of a row
     HC_SMALL int group() const { return heads / kv_heads; }
+    // Of what a row at `position` sees: where it begins, in which split, and how many splits hold it.
+    HC_SMALL int first_seen(int position) const { return position < window ? 0 : position - window + 1; }
+    HC_SMALL int first_split(int position) const { return first_seen(position) / kSplit; }
+    HC_SMALL int splits(int position) const { return position / kSplit + 1 - first_split(position); }
     HC_SMALL int64_t partial_floats() const { return int64_t(group()) * (head_dim + 2); }
 };
 

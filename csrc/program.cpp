@@ -14,6 +14,8 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+constexpr int kSerialSplits = 16;  // of a row, that one piece merges for all kv heads
+
 // Rows of one piece of a product, so that a piece stays in L2 for all its tokens: about 64 KB of weights, or
 // 192 KB of plain ones, whose tokens do not stay there and are read again for every piece.
 int64_t piece_rows(const Rows& rows) {
@@ -29,9 +31,10 @@ Span stretch(const Rows& rows, int64_t first, int64_t end) {
     return {rows.row(first), (std::min(end, rows.count) - first) * bytes};
 }
 
-int max_splits(const Batch& b, int tokens) {
+// Of any decode row.
+int max_splits(const Attention& a, const Batch& b) {
     int m = 0;
-    for (int t = 0; t < tokens; ++t) m = std::max(m, b.positions[t] / kSplit + 1);
+    for (int t = 0; t < b.decode_count(); ++t) m = std::max(m, a.splits(b.positions[t]));
     return m;
 }
 
@@ -187,11 +190,12 @@ void Program::store_kv(const float* k, const float* v, const Cache& c) {
 void Program::attention(Attention args, int64_t pages) {
     bounds_.pages = std::min(bounds_.pages, pages);
     ScratchPlan plan(*this);
-    args.max_splits = int(ceil_div(batch_.pages_per_sequence * kPage, kSplit));
+    args.max_splits = int(std::min(ceil_div(batch_.pages_per_sequence * kPage, kSplit),
+                                   ceil_div(int64_t(args.window) - 1, kSplit) + 1));
     auto a = std::make_shared<Attention>(args);
     plan.take(max_decode() * a->kv_heads * a->max_splits * a->partial_floats() * 4,
               [a](uint8_t* p) { a->partial = reinterpret_cast<float*>(p); });
-    const auto splits = [this] { return max_splits(batch_, batch_.decode_count()); };
+    const auto splits = [this, a] { return max_splits(*a, batch_); };
     // Decode rows are cut by splits, prompt rows are not: they are many.
     step([=] { return int64_t(a->kv_heads) * (batch_.decode_count() * splits() + batch_.prompt_count()); },
          [=](int64_t piece, const Scratch& s) {
@@ -203,9 +207,12 @@ void Program::attention(Attention args, int64_t pages) {
              else
                  k_.attention_row(*a, b, int(b.decode_count() + row - decode), kv_head, s.local);
          });
-    step([=] { return int64_t(batch_.decode_count()); },
-         [=](int64_t t, const Scratch&) {
-             for (int h = 0; h < a->kv_heads; ++h) k_.attention_merge(*a, batch_, int(t), h);
+    // Few partial results are merged before other threads would have woken up.
+    const auto parts = [=] { return splits() > kSerialSplits ? a->kv_heads : 1; };
+    step([=] { return int64_t(batch_.decode_count()) * parts(); },
+         [=](int64_t piece, const Scratch&) {
+             const int n = parts(), heads = a->kv_heads / n, first = int(piece % n) * heads;
+             for (int h = first; h < first + heads; ++h) k_.attention_merge(*a, batch_, int(piece / n), h);
          });
 }
 

@@ -38,6 +38,9 @@ def ffn(**changes: Any) -> FFNTensors:
     [
         ({"activation": "swish"}, "activation 'swish': choose from relu, drelu"),
         ({"activation": "drelu", "gate": None}, "'drelu' without a gate"),
+        ({"activation": "swiglu_oai", "gate": None}, "'swiglu_oai' without a gate"),
+        ({"activation": "swiglu_oai", "limit": 0.0}, "limit 0.0: a finite number above 0"),
+        ({"activation": "swiglu_oai", "alpha": float("inf")}, "alpha inf: a finite number above 0"),
         ({"threshold": -0.1}, "threshold -0.1: a finite number of at least 0"),
         ({"threshold": float("nan")}, "threshold nan: a finite number"),
         ({"activation": "silu", "threshold": 0.5}, "threshold 0.5 with 'silu': use 0"),

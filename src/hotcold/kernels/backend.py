@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -30,7 +30,12 @@ PAGE = 32  #: positions in one page of the KV cache
 SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
 MAX_DECODE_ROWS = 16  #: rows of one step that may follow the decode rule
 
-ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu")
+#: ``gelu`` is its tanh form, as ggml's is, ``gelu_erf`` the exact one, PyTorch's default. ``swiglu_oai``
+#: (gpt-oss; ggml's name) is ``g sigmoid(alpha g) (u + 1)`` with ``g = min(gate, limit)`` and u, which is up
+#: clamped to +-limit.
+ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_erf", "swiglu_oai")
+#: Activations of two values, gate and up: they need a gate.
+GATED_ACTIVATIONS = ("drelu", "swiglu_oai")
 #: Activations under which a neuron can be exactly zero, so that skipping it is lossless.
 SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
 
@@ -121,6 +126,9 @@ class FFNTensors:
     gate_bias: Floats | None = None
     up_bias: Floats | None = None
     down_bias: Floats | None = None
+    _: KW_ONLY
+    limit: float = 7.0  #: of ``swiglu_oai``; the others do not read it
+    alpha: float = 1.702  #: likewise
 
 
 @dataclass(frozen=True)
@@ -256,9 +264,26 @@ class Backend(Protocol):
         * 34]``: blocks of GGML's Q8_0, with codes as in :meth:`linear` and their scale rounded to float16."""
 
     def attention(
-        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
     ) -> None:
         """Causal attention by position: row t sees positions 0..positions[t]. q, out ``[T, H, head_dim]``.
+
+        With ``window`` it sees the last so many of them, its own among them (Mistral 7B, arXiv 2310.06825):
+        those above ``positions[t] - window``. That is GGUF's ``attention.sliding_window`` as it stands:
+        llama.cpp masks a key ``n_swa`` or more positions back. (Its chunked and symmetric windows, as Llama 4
+        and embedding models have, are others.) ``softcap`` bounds scores (Gemma 2, arXiv 2408.00118).
+        ``sinks`` ``[H]`` float32 is a score of each head that enters the softmax's denominator alone
+        (gpt-oss; the idea in arXiv 2309.17453); neither ``scale`` nor ``softcap`` applies to it.
 
         Caches are those of :meth:`store_kv`; sums are float32 over the values that they stand for.
         Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order."""

@@ -42,6 +42,7 @@ from hotcold.kernels.cores import available_cores
 ISAS = ("avx512", "avx2", "neon", "scalar")
 ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
 MAX_THREADS = 1024
+_INT32_MAX = 2**31 - 1
 
 
 def supported_isas() -> tuple[str, ...]:
@@ -240,8 +241,9 @@ class CPUBackend:
             up_rows = self._packed(memory, 0, stride, tensors.up)
             down_rows = fill_down(memory, sizes[1], stride, down)
         biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
-        kind = dense, ACTIVATIONS.index(tensors.activation), tensors.threshold
-        native = _cpu.FfnWeights(gate.rows if gate else None, up_rows, down_rows, *biases, *kind)
+        kind = dense, ACTIVATIONS.index(tensors.activation)
+        numbers = tensors.threshold, tensors.limit, tensors.alpha
+        native = _cpu.FfnWeights(gate.rows if gate else None, up_rows, down_rows, *biases, *kind, *numbers)
         nbytes = sum(t.nbytes for t in (tensors.gate, tensors.up, down, *biases) if t is not None)
         return _FFN(native, neurons, dim, nbytes, row_bytes, runs, tensors.activation)
 
@@ -289,10 +291,22 @@ class CPUBackend:
         self._op(batch, lambda p: p.store_kv(k, v, *caches), k, v, k_cache, v_cache)
 
     def attention(
-        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
     ) -> None:
-        caches = _bits(k_cache), _bits(v_cache)
-        self._op(batch, lambda p: p.attention(q, *caches, out, scale), q, k_cache, v_cache, out)
+        checks.check_attention(q, window, sinks, softcap)
+        buffers = q, _bits(k_cache), _bits(v_cache), out
+        args = scale, None if window is None else min(window, _INT32_MAX), sinks, softcap
+        self._op(batch, lambda p: p.attention(*buffers, *args), q, k_cache, v_cache, out, sinks)
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
         w = checks.own_weights(weights, _Predictor)
