@@ -128,7 +128,7 @@ void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, con
     const int64_t n = two.count, rows = std::min<int64_t>(p.rows(kTokens), kMaxDecodeRows);
     p.program.predict(data_of(x, "predict: x", rows, one.cols), one, two, relu,
                       data_of(threshold, "predict: threshold", n, 1),
-                      data_of(mask, "predict: mask", rows, (n + 63) / 64));
+                      {data_of(mask, "predict: mask", rows, (n + 63) / 64), (n + 63) / 64});
 }
 
 // One layer's FFN as the backend holds it.
@@ -159,8 +159,9 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
     f.threshold = w.threshold;
     f.skip = skip;
     f.accumulate = accumulate;
-    f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.words()) : nullptr;
-    f.fired = fired ? data_of(*fired, "ffn: fired", decode, f.words()) : nullptr;
+    f.max_leaves = kMaxLeaves;
+    if (mask) f.mask = {data_of(*mask, "ffn: mask", decode, f.words()), f.words()};
+    if (fired) f.fired = {data_of(*fired, "ffn: fired", decode, f.words()), f.words()};
     f.stats = reinterpret_cast<FfnCounts*>(vector_of(stats, "ffn: stats", sizeof(FfnCounts) / 8));
     f.out = data_of(out, "ffn: out", rows, dim);
     p.program.ffn(f, data_of(x, "ffn: x", rows, dim));
@@ -178,9 +179,9 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
         refuse("ffn: gate, up and down do not fit each other");
     if (activation < 0 || activation > kGelu) refuse("ffn: unknown activation");
     if (activation == kDRelu && !gate) refuse("ffn: this activation multiplies two: it needs a gate");
-    if (up.count > kMaxNeurons)
+    if (up.count > kMaxLeaves * kMaxLeafNeurons)
         refuse("ffn: a layer of " + std::to_string(up.count) + " neurons; allowed: up to " +
-               std::to_string(kMaxNeurons));
+               std::to_string(kMaxLeaves * kMaxLeafNeurons));
     return {gate, up_rows, down_rows, gate_bias, up_bias, down_bias, by_output, activation, threshold};
 }
 

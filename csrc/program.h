@@ -38,7 +38,7 @@ class Program {
     void store_kv(const float* k, const float* v, const Cache&);
     void attention(Attention, int64_t pages);
     void predict(const float* x, const Rows& first, const Rows& second, bool relu, const float* threshold,
-                 uint64_t* mask);
+                 const Masks& mask);
     void ffn(Ffn, const float* x);
     void add(float* x, const float* y, int64_t dim);
     void gather(const float* x, float* out, int64_t dim);

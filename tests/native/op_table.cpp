@@ -258,8 +258,9 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
         const Target target{f.down, f.panels, true};
         fill(target, source, *pool, {});
     }
-    f.mask = mask.data();
-    f.fired = fired.data();
+    f.max_leaves = kMaxLeaves;
+    f.mask = {mask.data(), words};
+    f.fired = {fired.data(), words};
     f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());
@@ -403,7 +404,7 @@ void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool 
     const auto x = random_floats(tokens * d), threshold = random_floats(n);
     std::vector<uint64_t> mask(tokens * 3, ~uint64_t(0));
     Program program(k, pool, s.batch, s.bounds);
-    program.predict(x.data(), first.rows, second.rows, relu, threshold.data(), mask.data());
+    program.predict(x.data(), first.rows, second.rows, relu, threshold.data(), {mask.data(), 3});
     program.run(0);
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * d)], d);
@@ -434,6 +435,7 @@ void test_nan(const Kernels& k, std::shared_ptr<Pool> pool) {
     f.down = rows(ones);
     f.activation = kDRelu;
     f.skip = true;
+    f.max_leaves = kMaxLeaves;
     f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());

@@ -165,7 +165,14 @@ class ReferenceFFN:
         return np.ones_like(fires), _smooth(self.activation, gate) * value
 
     def down_sum(self, coefficients: Floats) -> Floats:
-        """``[T, N]`` -> ``[T, D]``, with the bias."""
+        """``[T, N]`` -> ``[T, D]``, with the bias.
+
+        Here in any order. Other backends add rows by neuron in one that the shape alone decides, so that
+        neither threads nor the rest of a batch change a bit. The neurons are cut into ``R = min(max(W // 2,
+        1), 64)`` leaves, W being the 64-bit words of their mask; leaf r has words ``[W * r // R, W * (r + 1)
+        // R)``. Each leaf starts at +0 and adds its neurons' rows, ascending. The leaves are summed in a
+        binary tree: neighbours (0 and 1, 2 and 3, ...), then neighbouring pairs, and so on; the last one
+        without a neighbour goes up as it is."""
         if self.dense:
             y = self.down.dot(coefficients)
         else:
