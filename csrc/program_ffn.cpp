@@ -7,18 +7,17 @@ namespace hc {
 
 namespace {
 
-// Of decode rows, so that all threads are busy to the end.
-constexpr int kPiecesPerThread = 10;
+// Pieces of decode rows that keep all threads busy to the end: as many as a few threads can use, then two for
+// each.
+int pieces_wanted(int threads) { return std::max(std::min(10 * threads, 32), 2 * threads); }
 
-// Pieces as large as leaves enough for every thread, since each has sums of its own that are then added; and
-// as fit a thread's scratch.
-void cut_into_pieces(Ffn& f, int max_rows, int threads) {
+// Pieces as large as leaves enough of them, since each has sums of its own that are then added; and as fit a
+// thread's scratch.
+void cut_into_pieces(Ffn& f, int max_rows, int wanted) {
     for (int rows = 1; rows <= max_rows; ++rows)
         for (f.levels[rows] = 0; f.pieces(rows) > 1;) {
             ++f.levels[rows];
-            if (f.pieces(rows) >= kPiecesPerThread * threads &&
-                ffn_piece_scratch(f, rows) <= int64_t(kLocalBytes))
-                continue;
+            if (f.pieces(rows) >= wanted && ffn_piece_scratch(f, rows) <= int64_t(kLocalBytes)) continue;
             --f.levels[rows];
             break;
         }
@@ -62,7 +61,7 @@ void Program::ffn(Ffn args, const float* x) {
     ScratchPlan plan(*this);
     auto f = std::make_shared<Ffn>(args);
     f->hidden_tokens = bounds_.tokens;
-    cut_into_pieces(*f, int(max_decode()), pool_->threads());
+    cut_into_pieces(*f, int(max_decode()), pieces_wanted(pool_->threads()));
     const bool quantised = is_quantised(f->up.type) || (f->gate.base && is_quantised(f->gate.type));
     f->x = Input{x, f->dim(), nullptr, f->dim()};
     if (quantised) {
