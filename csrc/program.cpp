@@ -286,7 +286,12 @@ void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
          [=](int64_t piece, const Scratch& s) {
              const int64_t group = piece % groups, row = piece / groups;
              const int decode = batch_.decode_count();
-             if (row < decode) return k_.ffn_reduce(*f, decode, int(row), group);
+             if (row < decode) {
+                 k_.ffn_reduce(*f, decode, int(row), group);
+                 if (f->stats && piece == 0 && !batch_.prompt_count())
+                     for (int r = 0; r < f->ranges(); ++r) f->stats->add(f->range_stats[r]);
+                 return;
+             }
              const int t0 = decode + int(row - decode) * kPromptTile;
              k_.ffn_prompt_down(*f, group, t0, std::min(t0 + kPromptTile, batch_.tokens_count()), s.local);
          });
@@ -294,7 +299,7 @@ void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
 
 // Decode rows whose down lies by output: leaves out what no mask names, reports what fired, counts what is
 // read.
-static void account_by_output(const Ffn& f, int decode) {
+static void account_by_output(const Ffn& f, int decode, bool count) {
     const bool skip = f.skip && can_skip(f.activation);
     int64_t pairs = 0;
     for (int t = 0; t < decode; ++t) {
@@ -311,7 +316,7 @@ static void account_by_output(const Ffn& f, int decode) {
             if (f.fired) f.fired[t * f.words() + word] = fired;
         }
     }
-    if (!f.stats) return;
+    if (!f.stats || !count) return;
     const int64_t n = f.neurons();
     f.stats->add({n, f.gate.base ? n : 0, n, pairs, 0});
 }
@@ -333,7 +338,9 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
          [=](int64_t first, int64_t end) { return stretch(f->first(), first * size, end * size); });
     if (f->mask || f->fired || f->stats)
         step([this] { return int64_t(batch_.decode_count() > 0); },
-             [this, f](int64_t, const Scratch&) { account_by_output(*f, batch_.decode_count()); });
+             [this, f](int64_t, const Scratch&) {
+                 account_by_output(*f, batch_.decode_count(), !batch_.prompt_count());
+             });
     if (is_quantised(f->down.type)) {
         take_quantised(plan, in, bounds_.tokens);
         quantise(in, tokens);

@@ -226,8 +226,6 @@ void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group) {
             Vec::store(sum + i, Vec::add(Vec::load(sum + i), Vec::load(from + i)));
     }
     write_out(f, token, group, sum);
-    if (f.stats && token == 0 && group == 0)
-        for (int r = 0; r < f.ranges(); ++r) f.stats->add(f.range_stats[r]);
 }
 
 }  // namespace

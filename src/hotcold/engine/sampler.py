@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.kernels.backend import Backend, Floats
+from hotcold.kernels.backend import Backend, Buffer, Floats, Ints
 
 FIRST_CANDIDATES = 1000  #: that are ranked first where there is no top-k
 _MORE = 8  # times as many are ranked next, if the draw is not decided among them
@@ -59,24 +59,28 @@ class SamplingParams:
 
 
 class Sampler:
-    """Chooses tokens for any number of requests and remembers nothing of them. Not thread-safe."""
+    """Chooses tokens for any number of requests and remembers nothing of them. Not thread-safe. ``backend``
+    is the one that has the logits."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def sample(
         self,
-        logits: Floats,
+        buffer: Buffer,
+        row: int,
         params: SamplingParams,
         position: int,
         recent: Sequence[int] = (),
         allowed: npt.NDArray[np.uint64] | None = None,
     ) -> int:
-        """The id of the next token, from logits ``[V]`` float32 and parameters with a seed or temperature 0.
+        """The id of the next token, from a row of a buffer of logits ``[R, V]`` float32, and parameters with
+        a seed or temperature 0.
 
         The token's ``position`` in its sequence is the key of the random number, with the seed; ``recent`` is
         the sequence so far, for the repetition penalty; ``allowed`` is a bit mask ``[ceil(V / 64)]`` of ids.
         ``ValueError``: logits that are not numbers, a bias outside the vocabulary, or nothing allowed."""
+        logits: Floats = self._backend.read(buffer, row, row + 1)[0]
         adjusted = _adjustments(logits, params, recent)
         greedy = params.temperature == 0
         if params.seed is None and not greedy:
@@ -89,15 +93,14 @@ class Sampler:
             return first
         bias = None
         if adjusted:
-            bias = np.zeros(len(logits), np.float32)
-            bias[list(adjusted)] = list(adjusted.values())
+            bias = (np.array([*adjusted], np.int32), np.array([*adjusted.values()], np.float32))
         k = 1 if greedy else min(params.top_k or len(logits), len(logits))
         totals = None
         if k == len(logits) > FIRST_CANDIDATES:
             totals = _totals(logits, bias, allowed, params)
             k = FIRST_CANDIDATES
         while True:
-            ids, values = self._backend.top_k(logits, k, bias, allowed)
+            ids, values = self._backend.top_k(buffer, row, k, bias, allowed)
             if not len(ids) or values[0] == -math.inf:
                 raise UserError("no token may be chosen: the logits, their bias or the mask forbid every one")
             if greedy or params.seed is None:
@@ -118,9 +121,14 @@ class Totals(NamedTuple):
 
 
 def _totals(
-    logits: Floats, bias: Floats | None, allowed: npt.NDArray[np.uint64] | None, params: SamplingParams
+    logits: Floats,
+    bias: tuple[Ints, Floats] | None,
+    allowed: npt.NDArray[np.uint64] | None,
+    params: SamplingParams,
 ) -> Totals:
-    values = (logits if bias is None else logits + bias).astype(np.float64)
+    values = logits.astype(np.float64)
+    if bias is not None:
+        values[bias[0]] = logits[bias[0]] + bias[1]  # in float32, as they are ranked
     if allowed is not None:
         bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: len(logits)]
         values = values[bits.astype(np.bool_)]

@@ -9,18 +9,20 @@ float, and packed into panels if it is quantised."""
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.formats.stored import AnyTensor, StoredTensor
-from hotcold.kernels import _cpu, checks
+from hotcold.kernels import _cpu, checks, host_memory
 from hotcold.kernels.backend import (
     ACTIVATIONS,
+    DECODE_ROWS,
     SPARSE_ACTIVATIONS,
+    Backend,
     Batch,
-    BatchLimits,
     Buffer,
     FFNStats,
     FFNTensors,
@@ -42,6 +44,7 @@ from hotcold.kernels.cores import available_cores
 ISAS = ("avx512", "avx2", "neon", "scalar")
 ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
 MAX_THREADS = 1024
+MOST_ROWS = 1 << 20  #: of a step; pieces of work are counted in 32 bits
 
 
 def supported_isas() -> tuple[str, ...]:
@@ -119,6 +122,8 @@ class CPUBackend:
     """Kernels in C++ on a pool of ``threads``, for the instruction set ``isa`` or :func:`default_isa`."""
 
     name = "cpu"
+    decode_rows = DECODE_ROWS
+    step_rows = MOST_ROWS
     program_rows: tuple[int, ...] = ()  # ops read the row count, so one program serves every size
 
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
@@ -143,10 +148,16 @@ class CPUBackend:
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
         return np.zeros(shape, dtype)
 
-    def batch(self, limits: BatchLimits) -> Batch:
-        return Batch(limits, lambda shape: np.zeros(shape, np.int32))
+    def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
+        host_memory.write(buffer, values, row)
 
-    def record(self, fn: Callable[[], None]) -> _Recorder | _Empty:
+    def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        return host_memory.read(buffer, start, stop)
+
+    def copy(self, source: Backend, values: Buffer, out: Buffer, rows: int) -> None:
+        self.write(out, source.read(values, 0, rows))
+
+    def record(self, fn: Callable[[], None], rows: int | None = None) -> _Recorder | _Empty:
         if self._recording:
             raise RuntimeError("record inside record: one program is recorded at a time")
         self._recording, self._recorder = True, None
@@ -314,7 +325,7 @@ class CPUBackend:
     ) -> None:
         w = checks.own_weights(weights, _FFN)
         checks.check_skip(skip, w.activation)
-        counts = stats.counts if stats else None
+        counts = stats.counts[stats.row] if stats else None
         args = skip, mask, fired, counts, accumulate
         self._op(batch, lambda p: p.ffn(x, w.native, out, *args), x, w, out, mask, fired, counts)
 
@@ -325,13 +336,17 @@ class CPUBackend:
         self._op(batch, lambda p: p.gather(x, out), x, out)
 
     def top_k(
-        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: Masks | None = None
+        self,
+        logits: Buffer,
+        row: int,
+        k: int,
+        bias: tuple[Ints, Floats] | None = None,
+        allowed: Masks | None = None,
     ) -> tuple[Ints, Floats]:
-        if k < 1:
-            raise ValueError(f"k is {k}: at least 1 is needed")
-        k = min(k, len(logits))
+        checks.check_top_k(logits, row, k, bias)
+        k = min(k, logits.shape[1])
         ids, values = np.empty(k, np.int32), np.empty(k, np.float32)
-        n = _cpu.top_k(logits, bias, allowed, ids, values)
+        n = _cpu.top_k(logits[row], *(bias or (None, None)), allowed, ids, values)
         return ids[:n], values[:n]
 
 
