@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.engine.statistics import Counters
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch, BatchLimits
+from hotcold.kernels.backend import DECODE_ROWS, PAGE, Batch, BatchLimits
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.kv_cache import PagePool
 
@@ -54,7 +54,7 @@ class HistoryTransformer:
     def run(self) -> None:
         batch = self.batch
         n, n_decode, n_logits, n_sequences = (int(count) for count in batch.counts)
-        assert n_decode <= min(n, MAX_DECODE_ROWS)
+        assert n_decode <= min(n, DECODE_ROWS)
         assert n <= batch.limits.tokens and n_logits <= batch.limits.logits
         assert batch.sequence[:n].min() >= 0 and batch.sequence[:n].max() < n_sequences
         assert len(set(batch.slots[:n].tolist())) == n
@@ -81,20 +81,23 @@ class HistoryTransformer:
 def history_model(
     *, context: int = 200, sequences: int = 1, pages: int | None = None, chunk: int = 16
 ) -> Any:
-    """What an :class:`~hotcold.engine.engine.Engine` needs of a loaded model."""
+    """What an :class:`~hotcold.engine.engine.Engine` needs of a session."""
     per_sequence = -(-context // PAGE)
     pages = sequences * per_sequence if pages is None else pages
-    limits = BatchLimits(MAX_DECODE_ROWS + chunk, sequences, per_sequence, max(MAX_DECODE_ROWS, sequences))
+    limits = BatchLimits(DECODE_ROWS + chunk, sequences, per_sequence, max(DECODE_ROWS, sequences))
     transformer = HistoryTransformer(limits, pages)
-    return SimpleNamespace(
-        transformer=transformer,
-        cache=PagePool(pages),
+    model = SimpleNamespace(
         config=SimpleNamespace(vocab=VOCAB),
-        claim=lambda user: None,
         context=context,
         chunk=chunk,
         backend=ReferenceBackend(),
         tokenizer=SimpleNamespace(stop_ids=frozenset({STOP})),
+    )
+    return SimpleNamespace(
+        model=model,
+        transformer=transformer,
+        cache=PagePool(pages),
+        claim=lambda user: None,
         counters=Counters(np.zeros((1, 4), np.int64)),
         run=transformer.run,
     )

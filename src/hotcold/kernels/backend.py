@@ -217,6 +217,11 @@ class Backend(Protocol):
     name: str
     decode_rows: int  #: the most decode rows of a step, :data:`DECODE_ROWS` or more
     step_rows: int  #: the most rows of a step
+
+    #: Of its pool; None where it has none.
+    @property
+    def threads(self) -> int | None: ...
+
     #: Row counts that deserve a program of their own besides the largest one (none where ops read the count).
     program_rows: tuple[int, ...]
 

@@ -220,6 +220,7 @@ class ReferenceBackend:
     name = "reference"
     decode_rows = DECODE_ROWS
     step_rows = MOST_ROWS
+    threads = None
     program_rows: tuple[int, ...] = ()
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:

@@ -5,8 +5,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
-from hotcold.kernels.backend import Backend, Batch, Buffer, FFNStats, FFNWeights, PredictorWeights
+from hotcold.kernels.backend import (
+    FFN_COUNTS,
+    Backend,
+    Batch,
+    Buffer,
+    FFNStats,
+    FFNWeights,
+    PredictorWeights,
+)
 from hotcold.model.devices import Devices
 from hotcold.sparse.handshake import Handshake
 
@@ -43,6 +52,10 @@ class HybridFFN:
     stats: FFNStats | None = None  #: counts what decode rows read
     fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
 
+    def counts(self) -> npt.NDArray[np.int64]:
+        """What it has counted so far, in the order of :data:`FFN_COUNTS`; zeros where it does not count."""
+        return _read_counts(self.backend, self.stats)
+
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
         """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``."""
         self._predict(normed, residual, batch)
@@ -64,6 +77,13 @@ class HybridFFN:
             stats=self.stats,
             accumulate=True,
         )
+
+
+def _read_counts(ops: Backend, stats: FFNStats | None) -> npt.NDArray[np.int64]:
+    if stats is None:
+        return np.zeros(len(FFN_COUNTS), np.int64)
+    counts: npt.NDArray[np.int64] = ops.read(stats.counts, stats.row, stats.row + 1)[0]
+    return counts
 
 
 @dataclass(frozen=True)
@@ -167,11 +187,12 @@ def hybrid_ffns(
     rows: int,
     *,
     skip: bool,
+    count: bool = True,
     predictors: Sequence[PredictorWeights | None] = (),
     predictor_input: str = "residual",
 ) -> list[HybridFFN]:
-    """One FFN per layer, each with stats of its own; layers of the same width share one mask. Those with
-    :class:`SplitWeights` still have to be connected.
+    """One FFN per layer, each with counts of its own, if any; layers of the same width share one mask. Those
+    with :class:`SplitWeights` still have to be connected.
 
     ``rows`` are the most of a step (``BatchLimits.tokens``). A layer without a predictor computes every gate.
     ValueError: there are predictors, but not one per layer; or the input has no such name."""
@@ -193,7 +214,10 @@ def hybrid_ffns(
 
     ffns: list[HybridFFN] = []
     backends = Devices.of(backend, len(weights)).layers
+    shape = (len(weights), len(FFN_COUNTS))
+    counts = {ops: ops.zeros(shape, np.int64) for ops in dict.fromkeys(backends)} if count else {}
     for ops, layer, predictor in zip(backends, weights, predictors or [None] * len(weights), strict=True):
         kind = SplitFFN if isinstance(layer, SplitWeights) else HybridFFN
-        ffns.append(kind(ops, layer, skip, prediction(ops, layer, predictor), FFNStats()))
+        stats = FFNStats(counts[ops], len(ffns)) if count else None
+        ffns.append(kind(ops, layer, skip, prediction(ops, layer, predictor), stats))
     return ffns
