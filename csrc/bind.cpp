@@ -71,7 +71,8 @@ NB_MODULE(_cpu, m) {
         nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
     bind_weights(m);
-    bind_ops(m);
+    nb::class_<BoundProgram> program = bind_ops(m);
+    bind_link(m, program);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,
           "values"_exact);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);

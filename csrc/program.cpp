@@ -81,20 +81,20 @@ void Program::check() const {
     }
 }
 
-void Program::run(size_t segment, const std::function<void()>& check_interrupt) {
+void Program::run(const std::function<void()>& check_interrupt) {
     check();
     if (!shared_) {
-        shared_ = allocate_aligned(shared_bytes_);
+        shared_ = pool_->shared_scratch(shared_bytes_);
         for (const Part& part : parts_) part.set(shared_.get() + part.at);
     }
-    pool_->run(segments_.at(segment), shared_.get(), check_interrupt);
+    pool_->run(steps_, shared_.get(), check_interrupt);
 }
 
 void Program::step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run,
                    std::function<Span(int64_t, int64_t)> reads) {
     if (shared_)
         throw std::invalid_argument("this program has run: its scratch is laid out, no op can follow");
-    segments_.back().push_back({std::move(pieces), std::move(run), std::move(reads)});
+    steps_.push_back({std::move(pieces), std::move(run), std::move(reads)});
 }
 
 void Program::embed(const Rows& table, float* out) {
@@ -305,7 +305,7 @@ static void account_by_output(const Ffn& f, int decode, bool count) {
     for (int t = 0; t < decode; ++t) {
         float* h = f.hidden + t * f.neurons();
         for (int64_t word = 0; word < f.words(); ++word) {
-            const uint64_t named = f.mask ? f.mask[t * f.words() + word] : ~uint64_t(0);
+            const uint64_t named = f.mask ? f.mask[t * f.mask_stride + word] : ~uint64_t(0);
             uint64_t fired = 0;
             for (int64_t i = word * 64; i < std::min(f.neurons(), word * 64 + 64); ++i) {
                 const bool candidate = named >> (i % 64) & 1;

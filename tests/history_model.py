@@ -44,7 +44,8 @@ class HistoryTransformer:
     """Keeps a token per slot instead of K and V; checks each batch against the rules of the waist."""
 
     def __init__(self, limits: BatchLimits, pages: int) -> None:
-        self.batch = Batch(limits, lambda shape: np.zeros(shape, np.int32))
+        self.batch = Batch(limits)
+        self.head = ReferenceBackend()
         self.logits = np.zeros((limits.logits, VOCAB), np.float32)
         self.kept = np.full(pages * PAGE, -1)
         self.row_counts: list[tuple[int, int]] = []

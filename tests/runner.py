@@ -93,5 +93,4 @@ class Runner:
         batch.logits_rows[:n] = np.arange(n)
         batch.counts[:] = (n, n if decode else 0, n, 1)
         self.transformer.run()
-        logits: np.ndarray = self.transformer.logits[:n].copy()
-        return logits
+        return self.transformer.read_logits(0, n).copy()

@@ -12,7 +12,7 @@ from hotcold.engine.engine import Engine
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
-from hotcold.sparse.timeline import Timeline
+from hotcold.sparse.timeline import Handshake, Timeline
 
 _WITH_RANGE = ("prompt_tok_s", "tok_s", "tok_s_per_sequence", "bandwidth_share")
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         session.trace(timeline)
         measure(engine, prompt, lengths, None, seed=0)
         args.timeline.write_text(json.dumps(timeline.trace()))
-        report["overlap"] = timeline.overlap()
+        report |= {"overlap": timeline.overlap(), **timeline.handshake()._asdict()}
     _print(report)
     return options.end(args, report)
 
@@ -106,6 +106,10 @@ def _print(report: dict[str, Any]) -> None:
     print(f"{report['bytes_per_token'] / 1e6:.2f} MB read per token, {counts.format(**report)}")
     if report.get("overlap") is not None:
         print(f"the hot side was busy for {report['overlap']:.0%} of the time that the cold side was")
+    costs = [report.get(name) for name in Handshake._fields]
+    if None not in costs:
+        heard = "the cold side heard of a post after {:.1f} us, the hot side of an answer after {:.1f} us"
+        print(f"{heard.format(*costs)} (medians)")
     if report["bandwidth_share"] is not None:
         used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**report)
         print(f"read bandwidth measured beside it {used}")

@@ -19,10 +19,9 @@ from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.transformer import FFN, Transformer
 from hotcold.model.weights import Weights
-from hotcold.sparse.handshake import Handshake
 from hotcold.sparse.hybrid_ffn import HybridFFN, hybrid_ffns
 from hotcold.sparse.predictor import load_predictors
-from hotcold.sparse.split import serve_cold
+from hotcold.sparse.split import ColdSide
 from hotcold.sparse.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -57,9 +56,11 @@ class Session:
         self.footprint = self._footprint(mode, predictors)
         self.cache = KVCache(devices, config, limits.sequences * limits.pages_per_sequence, model.cache_type)
         self._user: weakref.ref[User] | None = None
-        self._handshake = Handshake()
-        weakref.finalize(self, self._handshake.close)
         self._ffns = self._make_ffns(mode, predictors)
+        self._cold_side: ColdSide | None = None
+        if model.hot is not None:
+            self._cold_side = ColdSide(model.backend, model.hot, self._ffns, limits, config.dim)
+            weakref.finalize(self, self._cold_side.close)
         ffns = wrap([*self._ffns])
         self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.cache)
         # What a dense step of one token reads, [layers, 5]; the other modes' FFNs count for themselves.
@@ -115,13 +116,20 @@ class Session:
             self._counters.decode_s += seconds
 
     def trace(self, timeline: Timeline | None) -> None:
-        """From now on records when each side of a hybrid model computes and waits; None stops it."""
-        self._handshake.mark = timeline.mark if timeline else None
+        """From now on records when each side of a hybrid model computes and waits; None stops it.
+        ValueError: the model is on one backend."""
+        if self._cold_side is None:
+            raise ValueError("a timeline shows two backends: this model is on one")
+        if timeline is None:
+            self._cold_side.link.stop_marks()
+        else:
+            timeline.start(self._cold_side.link)
         self.transformer.watch = timeline.stage if timeline else None
 
     def close(self) -> None:
         """Ends the cold side's thread, where there is one. Nothing can be run any more."""
-        self._handshake.close()
+        if self._cold_side is not None:
+            self._cold_side.close()
 
     def _load_predictors(self, mode: SparsityMode) -> list[PredictorWeights | None]:
         """One of each layer; None where the mode uses none."""
@@ -132,11 +140,9 @@ class Session:
             loaded = load_predictors(file, model.config, model.devices, model.fingerprint)
         return [each if use else None for each, use in zip(loaded, mode.used, strict=True)]
 
-    def _make_ffns(
-        self, mode: SparsityMode, predictors: list[PredictorWeights | None]
-    ) -> list[HybridFFN]:
+    def _make_ffns(self, mode: SparsityMode, predictors: list[PredictorWeights | None]) -> list[HybridFFN]:
         model, off = self.model, mode.name == "off"
-        ffns = hybrid_ffns(
+        return hybrid_ffns(
             model.devices,
             [layer.ffn for layer in model.weights.layers],
             model.limits.tokens,
@@ -145,8 +151,6 @@ class Session:
             predictors=predictors,
             predictor_input=mode.predictors.input if mode.predictors else "normed",
         )
-        serve_cold(model.backend, ffns, model.limits, model.config.dim, self._handshake)
-        return ffns
 
     def _footprint(self, mode: SparsityMode, predictors: list[PredictorWeights | None]) -> Footprint:
         weights, config = self.model.weights, self.model.config

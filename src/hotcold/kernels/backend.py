@@ -11,15 +11,18 @@ Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType, Tensor
 from hotcold.formats.stored import AnyTensor
+
+if TYPE_CHECKING:
+    from hotcold.kernels._cpu import Link
 
 #: What :meth:`Backend.zeros` makes: values ``[rows, ...]`` that only the backend's own methods see. Others
 #: neither index it nor ask for its shape.
@@ -198,6 +201,19 @@ class FFNStats:
     row: int = 0
 
 
+@dataclass(frozen=True)
+class Mailbox:
+    """What the two sides of a split layer exchange. It belongs to the hot backend and lies in host memory:
+    ops of a cold backend take the arrays as they take their own buffers."""
+
+    link: Link  #: tells each side what the other has done
+    layer: int
+    batch: Batch  #: of the cold side: which rows there are, and nothing else
+    x: Floats  #: ``[T, D]``: the FFN's input
+    mask: Masks | None  #: ``[T, words]``: candidates among the cold neurons, for decode rows
+    y: Floats  #: ``[T, D]``: the cold neurons' part of the output
+
+
 class Program(Protocol):
     """A recorded sequence of ops."""
 
@@ -248,9 +264,32 @@ class Backend(Protocol):
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights: ...
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights: ...
 
-    def host(self, fn: Callable[[], None], batch: Batch) -> None:
-        """Calls a Python function when all ops before it are done; those after it wait for its return."""
-        ...
+    # The two sides of a hybrid model: the hot one has mailboxes, and posts and collects; the cold one serves
+
+    def link(self, timeout_seconds: float) -> Link:
+        """How a cold side learns what this backend has posted, and answers it. A layer that is not answered
+        in so many seconds is a LinkError."""
+
+    def mailboxes(
+        self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int]
+    ) -> dict[int, Mailbox]:
+        """Of each split layer, by its number, with so many words of cold neurons' mask (0: no mask)."""
+
+    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
+        """Puts x ``[T, D]``, the counts of the step and, for decode rows, the last words of each row of the
+        mask into the mailbox, and tells the cold side. Ops that follow do not wait for it.
+
+        It waits first until the cold side is idle, which an interrupted step may have left at work."""
+
+    def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
+        """Waits for the answer, and adds it: ``out[t] += y[t]``; ``[T, D]``.
+
+        LinkError, which names the layer: the cold side has failed or was stopped, it is in another process,
+        or it gives no answer in time."""
+
+    def serve(self, link: Link, layers: Sequence[tuple[int, Program]]) -> None:
+        """Cold side: answers each layer that is posted by running its program, until the link is stopped;
+        what goes wrong is told to the hot side. To be called on a thread of its own."""
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         """``out[t] = table[tokens[t]]``; out ``[T, D]``."""
@@ -308,7 +347,8 @@ class Backend(Protocol):
     ) -> None:
         """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
 
-        Decode rows: only the candidates of ``mask`` are computed (all when None); with ``skip`` a neuron
+        Decode rows: only the candidates of ``mask`` are computed (all when None), the first ``ceil(N / 64)``
+        words of its rows; with ``skip`` a neuron
         whose gate does not fire reads no further row. ``fired`` ``[T, ceil(N / 64)]`` uint64 gets the neurons
         with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients
         where the activation gives zeros or down lies by neuron; else it is a dot, which quantises them like

@@ -79,7 +79,7 @@ def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | No
         raise ValueError(f"row {row} of logits that have {len(logits)}")
     if k < 1:
         raise ValueError(f"k is {k}: at least 1 is needed")
-    if bias is not None and (bias[0].dtype, bias[1].dtype) != (np.int32, np.float32):
+    if bias is not None and not (bias[0].dtype == np.int32 and bias[1].dtype == np.float32):
         raise TypeError(f"bias is {bias[0].dtype} and {bias[1].dtype}: int32 ids and float32 are needed")
     if bias is not None and (bias[0].shape != bias[1].shape or bias[0].ndim != 1):
         raise ValueError(f"bias has ids of shape {bias[0].shape} and values of {bias[1].shape}")

@@ -7,7 +7,7 @@ up row then its down row. Where the activation gives zeros, down by output is tr
 float, and packed into panels if it is quantised."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +23,20 @@ from hotcold.kernels.backend import (
     SPARSE_ACTIVATIONS,
     Backend,
     Batch,
+    BatchLimits,
     Buffer,
     FFNStats,
     FFNTensors,
     FFNWeights,
     Floats,
     Ints,
+    Mailbox,
     Masks,
     Matrix,
     Norm,
     PredictorTensors,
     PredictorWeights,
+    Program,
     RopeTable,
     Rows,
     panel_bytes,
@@ -69,17 +72,13 @@ class _Recorder:
         self.batch = batch
         arrays = [batch.counts, batch.tokens, batch.positions, batch.sequence, batch.slots]
         self.native = _cpu.Program(isa, pool, [*arrays, batch.pages, batch.lengths, batch.logits_rows])
-        self.calls: list[Callable[[], None]] = []  # one between each two segments of native
         self.kept: list[object] = [pool, batch]
 
     def run(self) -> None:
         """Runs every op, without the GIL; ValueError if a number of the batch is out of its range. On
         the main thread what a signal handler raises (KeyboardInterrupt) ends it within a tenth of a second,
         once the pieces under way are done."""
-        self.native.run(0)
-        for segment, call in enumerate(self.calls, 1):
-            call()
-            self.native.run(segment)
+        self.native.run()
 
 
 class _Empty:
@@ -261,14 +260,35 @@ class CPUBackend:
         first, second = self._matrix(tensors.first), self._matrix(tensors.second)
         return _Predictor(first, second, tensors.threshold, tensors.relu)
 
-    # Ops; the extension refuses buffers that are not exactly right
+    # The two sides of a hybrid model
 
-    def host(self, fn: Callable[[], None], batch: Batch) -> None:
-        if not self._recording:
-            return fn()
-        recorder = self._recorder_of(batch)
-        recorder.native.cut()
-        recorder.calls.append(fn)
+    def link(self, timeout_seconds: float) -> _cpu.Link:
+        return _cpu.FlagLink(timeout_seconds)
+
+    def mailboxes(
+        self, link: _cpu.Link, limits: BatchLimits, dim: int, words: Mapping[int, int]
+    ) -> dict[int, Mailbox]:
+        return host_memory.mailboxes(link, limits, dim, words)
+
+    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
+        args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
+        self._op(batch, lambda p: p.post(*args, x, mask), x, mask, box)
+
+    def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
+        args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
+        self._op(batch, lambda p: p.collect(*args, out), out, box)
+
+    def serve(self, link: _cpu.Link, layers: Sequence[tuple[int, Program]]) -> None:
+        own = []
+        for layer, program in layers:
+            if not isinstance(program, _Recorder):
+                raise TypeError(
+                    f"a {type(program).__name__} of layer {layer}: this backend's programs are needed"
+                )
+            own.append((layer, program.native))
+        _cpu.serve(link, own)
+
+    # Ops; the extension refuses buffers that are not exactly right
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         w = checks.own_weights(table, _Matrix)
@@ -346,7 +366,8 @@ class CPUBackend:
         checks.check_top_k(logits, row, k, bias)
         k = min(k, logits.shape[1])
         ids, values = np.empty(k, np.int32), np.empty(k, np.float32)
-        n = _cpu.top_k(logits[row], *(bias or (None, None)), allowed, ids, values)
+        bias_ids, biases = bias or (None, None)
+        n = _cpu.top_k(logits[row], bias_ids, biases, allowed, ids, values)
         return ids[:n], values[:n]
 
 

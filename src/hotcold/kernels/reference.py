@@ -4,7 +4,7 @@ Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of
 its input first (:func:`quantise_input`): prescribed float32 steps, so that codes agree bit for bit. Sums are
 float32 in any order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,18 +15,21 @@ import numpy.typing as npt
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import checks, host_memory
+from hotcold.kernels._cpu import FlagLink, Link
 from hotcold.kernels.backend import (
-    PAGE,
     DECODE_ROWS,
+    PAGE,
     SPARSE_ACTIVATIONS,
     Backend,
     Batch,
+    BatchLimits,
     Buffer,
     FFNStats,
     FFNTensors,
     FFNWeights,
     Floats,
     Ints,
+    Mailbox,
     Masks,
     Matrix,
     Norm,
@@ -254,8 +257,47 @@ class ReferenceBackend:
             ReferenceMatrix(tensors.first), ReferenceMatrix(tensors.second), tensors.threshold, tensors.relu
         )
 
-    def host(self, fn: Callable[[], None], batch: Batch) -> None:
-        fn()
+    def link(self, timeout_seconds: float) -> Link:
+        return FlagLink(timeout_seconds)
+
+    def mailboxes(
+        self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int]
+    ) -> dict[int, Mailbox]:
+        return host_memory.mailboxes(link, limits, dim, words)
+
+    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
+        link, rows, decode = host_memory.own_link(box), batch.n_tokens, batch.n_decode
+        if not rows:
+            return
+        link.wait_idle(box.layer)
+        box.batch.counts[:] = batch.counts
+        box.x[:rows] = _rows("x", x, batch, box.x.shape[1:])
+        if (mask is None) != (box.mask is None):
+            raise ValueError("a mask, and a mailbox without, or the other way round: both are needed")
+        if mask is not None and box.mask is not None:
+            words = _rows("mask", mask, batch, mask.shape[1:], np.uint64)[:decode]
+            box.mask[:decode] = words[:, mask.shape[1] - box.mask.shape[1] :]
+        link.post(box.layer)
+
+    def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
+        if batch.n_tokens:
+            host_memory.own_link(box).wait_answered(box.layer)
+        self.add(out, box.y, batch)
+
+    def serve(self, link: Link, layers: Sequence[tuple[int, Program]]) -> None:
+        try:
+            while not link.ended:
+                answered = 0
+                for layer, program in layers:
+                    if not link.wait_posted(layer):
+                        break
+                    program.run()
+                    link.answer(layer)
+                    answered += 1
+                if not answered:
+                    link.fail("a step began with a layer that is not its first one")
+        except BaseException as error:  # whatever it is, the hot side must not wait for ever
+            link.fail(repr(error))
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         table = checks.own_weights(table, ReferenceMatrix)
@@ -372,7 +414,8 @@ class ReferenceBackend:
         fires, coefficients = w.coefficients(values)
         candidates = np.ones((batch.n_decode, n), np.bool_)
         if mask is not None:
-            candidates = unpack_mask(_rows("mask", mask, batch, (words,), np.uint64)[decode], n)
+            own = _rows("mask", mask, batch, (max(words, mask.shape[-1]),), np.uint64)[decode, :words]
+            candidates = unpack_mask(own, n)
             coefficients[decode][~candidates] = 0
         if fired is not None:
             _rows("fired", fired, batch, (words,), np.uint64)[decode] = pack_mask(coefficients[decode] != 0)
