@@ -101,4 +101,5 @@ def history_model(
         claim=lambda user: None,
         counters=Counters(np.zeros((1, 4), np.int64)),
         run=transformer.run,
+        add_seconds=lambda seconds, prompt: None,
     )
