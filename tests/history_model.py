@@ -52,6 +52,9 @@ class HistoryTransformer:
         self.interrupt_in: int | None = None
         self.interrupt: type[BaseException] = KeyboardInterrupt
 
+    def read_logits(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return self.logits[start:stop]
+
     def run(self) -> None:
         batch = self.batch
         n, n_decode, n_logits, n_sequences = (int(count) for count in batch.counts)

@@ -112,7 +112,9 @@ def test_auto_is_exact_where_a_sidecar_pays_nowhere(tmp_path: Path) -> None:
     predicted = session.model.session("predicted")
     decode_once(session, [0])
     decode_once(predicted, [0])
-    assert np.array_equal(session.transformer.read_logits(0, 1), predicted.transformer.read_logits(0, 1))  # it names all
+    assert np.array_equal(
+        session.transformer.read_logits(0, 1), predicted.transformer.read_logits(0, 1)
+    )  # it names all
 
 
 def test_a_sidecar_that_is_named(tmp_path: Path) -> None:
