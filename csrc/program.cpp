@@ -44,20 +44,20 @@ void Program::check() const {
     }
 }
 
-void Program::run(size_t segment, const std::function<void()>& check_interrupt) {
+void Program::run(const std::function<void()>& check_interrupt) {
     check();
     if (!shared_) {
-        shared_ = allocate_aligned(shared_bytes_);
+        shared_ = pool_->shared_scratch(shared_bytes_);
         for (const Part& part : parts_) part.set(shared_.get() + part.at);
     }
-    pool_->run(segments_.at(segment), shared_.get(), check_interrupt);
+    pool_->run(steps_, shared_.get(), check_interrupt);
 }
 
 void Program::step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run,
                    std::function<Span(int64_t, int64_t)> reads) {
     if (shared_)
         throw std::invalid_argument("this program has run: its scratch is laid out, no op can follow");
-    segments_.back().push_back({std::move(pieces), std::move(run), std::move(reads)});
+    steps_.push_back({std::move(pieces), std::move(run), std::move(reads)});
 }
 
 void Program::embed(const Rows& table, float* out) {

@@ -105,7 +105,7 @@ void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
          [=](int64_t piece, const Scratch& s) {
              const int64_t group = piece % groups, row = piece / groups;
              const int decode = batch_.decode_count();
-             if (f->stats && decode && piece == 0)
+             if (f->stats && piece == 0 && !batch_.prompt_count())
                  for (int i = 0; i < pieces(); ++i) f->stats->add(f->piece_stats[i]);
              if (row < decode)
                  return k_.ffn_reduce(*f, decode, int(row), group, f->out + row * f->dim() + group * kGroup);
@@ -116,7 +116,7 @@ void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
 
 // Decode rows whose down lies by output: leaves out what no mask names, reports what fired, counts what is
 // read.
-static void account_by_output(const Ffn& f, int decode) {
+static void account_by_output(const Ffn& f, int decode, bool count) {
     const bool skip = f.skip && can_skip(f.activation);
     int64_t pairs = 0;
     for (int t = 0; t < decode; ++t) {
@@ -133,7 +133,7 @@ static void account_by_output(const Ffn& f, int decode) {
             if (f.fired) f.fired.row(t)[word] = fired;
         }
     }
-    if (!f.stats) return;
+    if (!f.stats || !count) return;
     const int64_t n = f.neurons();
     f.stats->add({n, f.gate.base ? n : 0, n, pairs, 0});
 }
@@ -155,7 +155,9 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
          [=](int64_t first, int64_t end) { return stretch(f->first(), first * size, end * size); });
     if (f->mask || f->fired || f->stats)
         step([this] { return int64_t(batch_.decode_count() > 0); },
-             [this, f](int64_t, const Scratch&) { account_by_output(*f, batch_.decode_count()); });
+             [this, f](int64_t, const Scratch&) {
+                 account_by_output(*f, batch_.decode_count(), !batch_.prompt_count());
+             });
     if (is_quantised(f->down.type)) {
         take_quantised(plan, in, bounds_.tokens);
         quantise(in, tokens);

@@ -14,10 +14,11 @@ from history_model import VOCAB, follow, history_model
 from hotcold.engine.engine import Engine
 from hotcold.engine.llm import stream_text
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampler import Allowed, Logprobs, SamplingParams
 
 #: Every how many instructions an interrupt comes; all of them take minutes.
 STRIDE = int(os.environ.get("HOTCOLD_INTERRUPT_STRIDE", "11"))
+Ending = tuple[list[int], str | None, bool, list[Logprobs]]
 FILES = ("engine/engine.py", "engine/scheduler.py", "engine/request.py", "engine/llm.py", "model/kv_cache.py")
 
 
@@ -66,7 +67,12 @@ def some_requests() -> list[Request]:
         Request([2] * 3, greedy, max_tokens=4, ignore_eos=True),
         Request(stops, greedy, max_tokens=3),
         Request(
-            [3, 4], SamplingParams(temperature=3, seed=5, repeat_penalty=1.1), max_tokens=3, ignore_eos=True
+            [3, 4],
+            SamplingParams(temperature=3, seed=5, repeat_penalty=1.1),
+            max_tokens=3,
+            ignore_eos=True,
+            logprobs=2,
+            constraint=lambda output: Allowed(bias={len(output): 3.0}),
         ),
         Request([5] * 30, greedy, max_tokens=20, ignore_eos=True),  # up to the end of the context
     ]
@@ -76,25 +82,32 @@ def fresh_engine() -> Engine:
     return Engine(history_model(context=34, sequences=2, pages=3, chunk=8))
 
 
-def undisturbed() -> list[tuple[list[int], str | None, bool]]:
+def undisturbed() -> list[Ending]:
     engine = fresh_engine()
     requests = some_requests()
     engine.run(requests)
-    return [(request.output, request.finish_reason, request.context_full) for request in requests]
+    return list(map(ending, requests))
+
+
+def ending(request: Request) -> Ending:
+    """All that must not depend on interrupts."""
+    logprobs = request.output_logprobs
+    assert len(logprobs) == (0 if request.logprobs is None else len(request.output))
+    return request.output, request.finish_reason, request.context_full, logprobs
 
 
 def assert_nothing_is_held(engine: Engine) -> None:
-    assert engine.model.cache.free_pages == engine.model.cache.pages
+    assert engine.session.cache.free_pages == engine.session.cache.pages
     assert not engine.scheduler.running and not engine.scheduler.waiting
     assert not engine.in_use
 
 
-def assert_still_right(engine: Engine, expected: list[tuple[list[int], str | None, bool]]) -> None:
+def assert_still_right(engine: Engine, expected: list[Ending]) -> None:
     requests = some_requests()
     for request in requests:
         engine.add(request)
     step_to_the_end(engine, requests)
-    assert [(r.output, r.finish_reason, r.context_full) for r in requests] == expected
+    assert list(map(ending, requests)) == expected
     assert_nothing_is_held(engine)
 
 
@@ -128,7 +141,7 @@ def test_a_run_that_is_interrupted_gives_everything_back() -> None:
             assert not interrupter.happened, "an interrupt was swallowed"
         assert_nothing_is_held(engine)
         if interrupter.happened:
-            outputs = [output for output, _, _ in expected]
+            outputs = [output for output, *_ in expected]
             for request, output in zip(requests, outputs, strict=True):
                 assert request.output == output[: len(request.output)]
             if moment % 5 == 0:
@@ -144,7 +157,7 @@ def test_an_interrupt_while_a_run_that_failed_cleans_up() -> None:
 
         def scene(moment: int, error: type[BaseException] = error) -> bool:
             engine, requests = fresh_engine(), some_requests()
-            transformer = engine.model.transformer
+            transformer = engine.session.transformer
             transformer.interrupt = error
             transformer.interrupt_in = 1
             interrupter = Interrupter(moment)
@@ -183,7 +196,7 @@ def test_steps_that_go_on_after_an_interrupt_give_the_same_tokens() -> None:
             pass
         if interrupter.happened:
             step_to_the_end(engine, requests)
-        assert [(r.output, r.finish_reason, r.context_full) for r in requests] == expected
+        assert list(map(ending, requests)) == expected
         engine.scheduler.settle()
         assert_nothing_is_held(engine)
         return interrupter.happened
@@ -215,6 +228,52 @@ def test_aborting_after_an_interrupt_gives_pages_and_rows_back() -> None:
         if moment % 5 == 0:
             assert_still_right(engine, expected)
         return interrupter.happened
+
+    assert each_moment(scene) * STRIDE > 1500
+
+
+def test_shared_pages_stay_what_they_are_through_interrupts() -> None:
+    """A kept prefix of two requests: one page, which no interrupt frees, writes to or gives away."""
+    prompts = [[1] * 40, [1] * 33 + [2]]
+
+    def play(moment: int | None) -> tuple[list[Ending], int, bool]:
+        engine = Engine(history_model(context=70, sequences=2, pages=4, chunk=30))
+        engine.add(first := Request(prompts[0], SamplingParams(temperature=0), max_tokens=9, ignore_eos=True))
+        while not first.output:
+            engine.step()
+        engine.session.cache.allocate("kept", 0, shared=first.pages[:1])
+        engine.abort(first)
+        requests = [
+            Request(each, SamplingParams(temperature=0), max_tokens=5, ignore_eos=True, prefix=["kept"])
+            for each in prompts
+        ]
+        interrupter = Interrupter(10**9 if moment is None else moment)
+        try:
+            with interrupter:
+                for request in requests:
+                    engine.add(request)
+                step_to_the_end(engine, requests)
+        except KeyboardInterrupt:
+            queued = {*engine.scheduler.running, *engine.scheduler.waiting}
+            for request in requests:
+                if not request.finished and request not in queued:
+                    engine.add(request)
+            step_to_the_end(engine, requests)
+        engine.scheduler.settle()
+        rows = sum(prompt for _, prompt in engine.session.transformer.row_counts)
+        assert engine.session.cache.free_pages == 3
+        engine.session.cache.release("kept")
+        assert_nothing_is_held(engine)
+        return list(map(ending, requests)), rows, interrupter.happened
+
+    expected, rows, _ = play(None)
+    assert [output for output, *_ in expected] == [follow(each, 5, ignore_eos=True) for each in prompts]
+    assert rows == 40 + 8 + 2
+
+    def scene(moment: int) -> bool:
+        endings, _, happened = play(moment)
+        assert endings == expected
+        return happened
 
     assert each_moment(scene) * STRIDE > 1500
 
@@ -260,4 +319,4 @@ def test_several_interrupts_of_one_run_of_steps(times: int) -> None:
                 pass
         if not all(request.finished for request in requests):
             step_to_the_end(engine, requests)
-        assert [(r.output, r.finish_reason, r.context_full) for r in requests] == expected
+        assert list(map(ending, requests)) == expected

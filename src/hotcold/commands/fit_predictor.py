@@ -18,6 +18,7 @@ from hotcold.engine.benchmark import measure, prompt_of
 from hotcold.engine.engine import Engine
 from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.loading import LoadedModel
+from hotcold.engine.session import Session
 from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
@@ -98,8 +99,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.model or model_path()
     # Loading as predicted checks a PowerInfer file's own predictors before anything else is done.
     mode = "predicted" if args.method == "trained" else "exact"
-    loaded = options.load_model(args, sparsity=mode, predictor=path, default_context=512)
-    model = loaded.with_sparsity("exact")
+    model = options.load_model(args, sparsity=mode, predictor=path, default_context=512)
     fit_to, held_out = _windows(model, texts, args.tokens)
     ladders = _fit(model, path, settings, fit_to, held_out)
     best = [ladder[0] for ladder in ladders]
@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
     write_sidecar(args.output, model.fingerprint, [each.tensors for each in best], metadata)
     # Bytes say in which layers prediction pays, the clock whether it does at all.
     measured = "auto" if any(metadata["pays"]) else "predicted"
-    speed = _speed(model, model.with_sparsity(measured, args.output))
+    exact = model.session("exact")
+    speed = _speed(exact, model.session(measured, args.output))
     if speed.ratio < 1:
         metadata["pays"] = [False] * len(best)
         write_sidecar(args.output, model.fingerprint, [each.tensors for each in best], metadata)
@@ -118,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         "layers": [asdict(each.fit) for each in best],
         "frontier": [[asdict(each.fit) for each in ladder] for ladder in ladders],
         "output": str(args.output),
-        **options.facts(model),
+        **options.facts(exact),
     }
     _print(report)
     return options.end(args, report)
@@ -170,9 +171,10 @@ def _metadata(settings: FitOptions, best: Sequence[Fitted]) -> dict[str, Any]:
     return found
 
 
-def _speed(exact: LoadedModel, predicted: LoadedModel) -> Speed:
-    prompt = prompt_of(exact, min(32, exact.context // 4))
-    length = min(64, exact.context // 2)
+def _speed(exact: Session, predicted: Session) -> Speed:
+    model = exact.model
+    prompt = prompt_of(model, min(32, model.context // 4))
+    length = min(64, model.context // 2)
     engines = Engine(exact), Engine(predicted)
 
     def round(seed: int) -> list[float]:

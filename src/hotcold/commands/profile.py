@@ -93,14 +93,14 @@ def _count(args: argparse.Namespace, config: Config, report: dict[str, Any]) -> 
 
     text = options.read_text(args.file)
     firings = Firings(config.neurons)
-    base = options.load_model(args, sparsity="exact", default_context=512)
-    rows = base.transformer.batch.limits.tokens
-    model = base.with_sparsity("exact", wrap=lambda ffns: firings.watch(base.backend, ffns, rows))
-    report |= options.facts(model)
+    model = options.load_model(args, sparsity="exact", default_context=512)
+    rows = model.limits.tokens
+    session = model.session("exact", wrap=lambda ffns: firings.watch(model.backend, ffns, rows))
+    report |= options.facts(session)
     windows = text_windows(model.tokenizer, text, model.context)
     if args.tokens is not None:
         windows = evenly(windows, max(1, args.tokens // model.context))
-    scorer = Scorer(model)
+    scorer = Scorer(session)
     with progress("windows") as advance:
         for done, window in enumerate(windows, 1):
             firings.restart()

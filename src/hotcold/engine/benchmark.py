@@ -8,7 +8,7 @@ from hotcold.engine.loading import LoadedModel
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.statistics import Figures
-from hotcold.kernels.backend import MAX_DECODE_ROWS
+from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import ReadProbe
 
 #: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.
@@ -36,8 +36,8 @@ def lengths_to_end_together(parallel: int, n_prompt: int, n_generate: int, chunk
 
     Prompts are read one after the other, so the first to be ready generates beside the others' prompts. With
     these lengths those that run together end together, and steps without prompt rows hold all of them."""
-    ready = [-(-(i % MAX_DECODE_ROWS + 1) * n_prompt // chunk) for i in range(parallel)]
-    last = [max(ready[i - i % MAX_DECODE_ROWS :][:MAX_DECODE_ROWS]) for i in range(parallel)]
+    ready = [-(-(i % DECODE_ROWS + 1) * n_prompt // chunk) for i in range(parallel)]
+    last = [max(ready[i - i % DECODE_ROWS :][:DECODE_ROWS]) for i in range(parallel)]
     return [n_generate + end - start for start, end in zip(ready, last, strict=True)]
 
 
@@ -47,13 +47,13 @@ def measure(
     """One prompt and as many continuations as there are lengths, after a probe of the read bandwidth. The
     first token belongs to the prompt, so generation is measured on those after it."""
     bandwidth = probe.measure(_PROBE_S) if probe else None
-    before = engine.model.counters.copy()
+    before = engine.session.counters.copy()
     requests = [
         Request(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True)
         for i, length in enumerate(lengths)
     ]
     engine.run(requests)
-    figures = Figures.of(engine.model.counters.since(before), engine.model.footprint)
+    figures = Figures.of(engine.session.counters.since(before), engine.session.footprint)
     round = asdict(figures)
     del round["active_share_by_layer"]
     per_sequence = None

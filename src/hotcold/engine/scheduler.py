@@ -1,5 +1,8 @@
 """Which rows the next step computes: decode rows first, then a chunk of the waiting prompts.
 
+A request may begin with pages that others own, which hold a prefix of its prompt: its own rows are those
+after it, so nobody writes to a page that is shared.
+
 A request reserves all the pages that it may ever need when it is admitted, so a running request never dies
 for want of memory; one that does not fit yet waits, in order of arrival.
 
@@ -10,13 +13,15 @@ list of owners. What an interrupt left undone, :meth:`Scheduler.settle` and the 
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
 from hotcold.engine.request import Request
 from hotcold.errors import UserError
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch
+from hotcold.kernels.backend import PAGE, Batch
 from hotcold.model.kv_cache import PagePool
 
 
@@ -27,6 +32,7 @@ class Step:
     decode: list[Request] = field(default_factory=list)  #: one row each
     prompts: list[tuple[Request, int]] = field(default_factory=list)  #: and where in the prompt its rows end
     sampled: list[Request] = field(default_factory=list)  #: in the order of the logits rows
+    ended: list[Request] = field(default_factory=list)  #: before it
 
 
 class Scheduler:
@@ -38,6 +44,9 @@ class Scheduler:
         self.cache = cache
         self.context = context
         self.chunk = chunk
+        #: called with the number of pages that a waiting request lacks: whoever keeps prefixes for later
+        #: gives up as many, where it can; if still too few are free, the request waits for another to end
+        self.reclaim: Callable[[int], object] = lambda pages: None
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._steps_of_one = np.arange(chunk, dtype=np.int32)
@@ -71,28 +80,28 @@ class Scheduler:
         self.cache.release(request)
         self.settle()
 
-    def settle(self) -> None:
-        """Ends requests that have all their tokens, and forgets those that ended."""
-        ended = False
+    def settle(self) -> list[Request]:
+        """Ends requests that have all their tokens, and forgets those that ended; returns these."""
+        ended = []
         for request in self.running:
             if not request.finished and self._is_complete(request):
                 request.context_full = len(request.output) < request.max_tokens
                 request.finish("length")
             if request.finished:
                 self.cache.release(request)
-                ended = True
+                ended.append(request)
         if ended:
             self.running = [request for request in self.running if not request.finished]
+        return ended
 
     def schedule(self) -> Step:
         """Fills the batch with the next step's rows. Nothing advances: an interrupted step is scheduled
         again."""
-        self.settle()
+        step = Step(ended=self.settle())
         self._admit()
-        step = Step()
         batch = self.batch
         for request in self.running:
-            if request.decoding and (row := len(step.decode)) < MAX_DECODE_ROWS:
+            if request.decoding and (row := len(step.decode)) < batch.limits.decode:
                 position = request.length - 1
                 batch.tokens[row] = request.output[-1]
                 batch.positions[row] = position
@@ -114,7 +123,7 @@ class Scheduler:
         prompt in the cache without a first token would be a state of its own."""
         for request, end in step.prompts:
             request.computed = end
-        if len(self.running) > MAX_DECODE_ROWS:  # those served go to the end of the queue
+        if len(self.running) > self.batch.limits.decode:  # those served go to the end of the queue
             self.running = sorted(self.running, key=set(step.decode).__contains__)
 
     def _is_complete(self, request: Request) -> bool:
@@ -138,13 +147,27 @@ class Scheduler:
         self.cache.release(request)  # those of an attempt that was interrupted
         pages = self._pages_for(request)
         rows = set(range(self.batch.limits.sequences)) - {other.row for other in self.running}
-        if not rows or pages > self.cache.free_pages:
+        if not rows:
+            return False
+        shared = self._prefix_pages(request)
+        if (lacking := pages - len(shared) - self.cache.free_pages) > 0:
+            self.reclaim(lacking)
+            shared = self._prefix_pages(request)  # it may be among what was given up
+        if pages - len(shared) > self.cache.free_pages:
             return False
         request.row = min(rows)
-        request.pages = self.cache.allocate(request, pages)
+        request.reused = request.computed = len(shared) * PAGE
+        request.pages = self.cache.allocate(request, pages - len(shared), shared)
         self.batch.pages[request.row, :pages] = request.pages
         self.running.append(request)
         return True
+
+    def _prefix_pages(self, request: Request) -> list[int]:
+        """Pages to begin with: full ones, and not all of the prompt, whose last row gives the first token."""
+        found: list[int] = []
+        for owner in takewhile(self.cache.owns, request.prefix):
+            found += self.cache.pages_of(owner)
+        return found[: (len(request.prompt) - 1) // PAGE]
 
     def _put_prompts(self, row: int, step: Step) -> int:
         """Adds prompt rows of as many requests as fit; returns the number of rows of the step."""
