@@ -134,7 +134,7 @@ void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, con
     const int64_t n = two.count, rows = std::min<int64_t>(p.rows(kTokens), kMaxDecodeRows);
     p.program.predict(data_of(x, "predict: x", rows, one.cols), one, two, relu,
                       data_of(threshold, "predict: threshold", n, 1),
-                      data_of(mask, "predict: mask", rows, (n + 63) / 64));
+                      {data_of(mask, "predict: mask", rows, (n + 63) / 64), (n + 63) / 64});
 }
 
 // One layer's FFN as the backend holds it.
@@ -167,8 +167,12 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
     f.alpha = w.alpha;
     f.skip = skip;
     f.accumulate = accumulate;
-    f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.words()) : nullptr;
-    f.fired = fired ? data_of(*fired, "ffn: fired", decode, f.words()) : nullptr;
+    f.max_leaves = kMaxLeaves;
+    if (mask) {
+        const int64_t width = std::max(f.words(), width_of(*mask));  // the first words are this layer's
+        f.mask = {data_of(*mask, "ffn: mask", decode, width), width};
+    }
+    if (fired) f.fired = {data_of(*fired, "ffn: fired", decode, f.words()), f.words()};
     f.stats = reinterpret_cast<FfnCounts*>(vector_of(stats, "ffn: stats", sizeof(FfnCounts) / 8));
     f.out = data_of(out, "ffn: out", rows, dim);
     p.program.ffn(f, data_of(x, "ffn: x", rows, dim));
@@ -187,9 +191,9 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
     if (activation < 0 || activation > kSwigluOai) refuse("ffn: unknown activation");
     if ((activation == kDRelu || activation == kSwigluOai) && !gate)
         refuse("ffn: this activation multiplies two: it needs a gate");
-    if (up.count > kMaxNeurons)
+    if (up.count > kMaxLeaves * kMaxLeafNeurons)
         refuse("ffn: a layer of " + std::to_string(up.count) + " neurons; allowed: up to " +
-               std::to_string(kMaxNeurons));
+               std::to_string(kMaxLeaves * kMaxLeafNeurons));
     return {gate,      up_rows,    down_rows, gate_bias, up_bias, down_bias,
             by_output, activation, threshold, limit,     alpha};
 }
@@ -213,20 +217,20 @@ void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
 }
 
 // Without the GIL.
-void bind_run(BoundProgram& p, size_t segment) {
+void bind_run(BoundProgram& p) {
     const std::function<void()> check = check_signals();
     nb::gil_scoped_release release;
-    p.program.run(segment, check);
+    p.program.run(check);
 }
 
 }  // namespace
 
-void bind_ops(nb::module_& m) {
+nb::class_<BoundProgram> bind_ops(nb::module_& m) {
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
              "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a, "limit"_a, "alpha"_a);
-    nb::class_<BoundProgram>(m, "Program")
-        .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
+    nb::class_<BoundProgram> program(m, "Program");
+    program.def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
         .def("embed", &bind_embed, "table"_a, "out"_exact)
         .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_exact, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)
@@ -242,9 +246,9 @@ void bind_ops(nb::module_& m) {
              "stats"_maybe, "accumulate"_a)
         .def("add", &bind_add, "x"_exact, "y"_exact)
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
-        .def("cut", [](BoundProgram& p) { p.program.cut(); })
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
-        .def("run", &bind_run, "segment"_a);
+        .def("run", &bind_run);
+    return program;
 }
 
 }  // namespace hc

@@ -59,6 +59,10 @@ class Pool {
     // std::runtime_error in a process forked from the one that made the pool: its threads are not there.
     void run(const std::vector<Step>& steps, uint8_t* shared,
              const std::function<void()>& check_interrupt = {});
+    // For a step that waits: whether the run ends early, so that it shall not wait on. Called by its thread.
+    bool ending();
+    // A buffer for what runs, of which there is one at a time: as large as the largest that was asked for.
+    std::shared_ptr<uint8_t> shared_scratch(size_t bytes);
 
   private:
     using Clock = std::chrono::steady_clock;
@@ -125,6 +129,7 @@ class Pool {
     const std::vector<Step>* steps_ = nullptr;
     size_t current_ = 0;
     uint8_t* shared_ = nullptr;
+    std::thread::id caller_;
     std::exception_ptr error_;  // what a step threw; belongs to whoever set dropping_
 
     // Used by the calling thread alone, which counts in it: a cache line of its own.
@@ -133,6 +138,10 @@ class Pool {
     const std::function<void()>* check_interrupt_ = nullptr;
     std::exception_ptr interrupt_;  // what that threw
     std::mutex run_mutex_;
+
+    std::mutex scratch_mutex_;
+    std::shared_ptr<uint8_t> shared_scratch_;
+    size_t shared_bytes_ = 0;
 };
 
 }  // namespace hc

@@ -16,7 +16,7 @@ from hotcold.engine.events import Finished, Token
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.errors import UserError
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE
+from hotcold.kernels.backend import DECODE_ROWS, PAGE
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -84,8 +84,8 @@ def test_several_short_prompts_share_a_step() -> None:
 
 
 def test_more_sequences_than_decode_rows_take_turns() -> None:
-    session = history_model(sequences=MAX_DECODE_ROWS + 5, chunk=100)
-    requests = [greedy([i + 1], 12, ignore_eos=True) for i in range(MAX_DECODE_ROWS + 5)]
+    session = history_model(sequences=DECODE_ROWS + 5, chunk=100)
+    requests = [greedy([i + 1], 12, ignore_eos=True) for i in range(DECODE_ROWS + 5)]
     engine = Engine(session)
     for request in requests:
         engine.add(request)
@@ -93,7 +93,7 @@ def test_more_sequences_than_decode_rows_take_turns() -> None:
         engine.step()
     lengths = [len(request.output) for request in requests]
     assert max(lengths) - min(lengths) <= 1
-    assert max(decode for decode, _ in session.transformer.row_counts) == MAX_DECODE_ROWS
+    assert max(decode for decode, _ in session.transformer.row_counts) == DECODE_ROWS
 
 
 def test_step_returns_the_new_tokens() -> None:

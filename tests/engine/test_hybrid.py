@@ -25,9 +25,9 @@ from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import Scorer, compare
 from hotcold.engine.session import Session
 from hotcold.formats.gguf import GGUFError, open_gguf
+from hotcold.kernels._cpu import LinkError
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
-from hotcold.sparse.handshake import HandshakeError
 from hotcold.sparse.hybrid_ffn import SplitWeights
 from hotcold.sparse.placement import Placement, read_placement, write_placement
 from hotcold.sparse.profiles import Profile, write_profile
@@ -163,7 +163,7 @@ def test_a_cold_side_that_fails(
         llm.generate("Once", max_tokens=1)
         monkeypatch.setattr(llm.model.backend, "ffn", fail)
         for _ in range(2):
-            with pytest.raises(HandshakeError, match=r"the cold side has ended.*a reason"):
+            with pytest.raises(LinkError, match=r"the cold side has ended.*a reason"):
                 llm.generate("Once", max_tokens=1)
 
 

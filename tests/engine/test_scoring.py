@@ -95,7 +95,7 @@ def test_sixteen_rows_a_step_are_what_single_decode_steps_compute(session: Sessi
 
     def run() -> None:
         step()
-        seen.append(np.array(session.transformer.logits[0]))
+        seen.append(session.transformer.read_logits()[0].copy())
 
     session.run = run  # type: ignore[method-assign]
     try:

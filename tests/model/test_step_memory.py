@@ -13,7 +13,7 @@ from golden import golden
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.session import Session
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, BatchLimits
+from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.step_memory import buffer_bytes, scratch_bytes
 
@@ -73,5 +73,5 @@ def test_long_contexts_and_many_heads() -> None:
         down_layout="by_neuron",
         activation="relu",
     )
-    limits = BatchLimits(MAX_DECODE_ROWS + 128, 1, 131072 // PAGE, MAX_DECODE_ROWS)
+    limits = BatchLimits(DECODE_ROWS + 128, 1, 131072 // PAGE, DECODE_ROWS)
     assert scratch_bytes(dims, limits) == pytest.approx(16 * 64 * 512 * 130 * 4, rel=1e-5)  # 273 MB

@@ -202,7 +202,7 @@ void test_linear(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int64_
     Program program(k, pool, s.batch, s.bounds);
     program.linear(x.data(), {{w.rows, bias.data(), out.data(), 37, true}}, kTokens);
     program.embed(w.rows, embedded.data());
-    program.run(0);
+    program.run();
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * cols)], cols);
         for (int r = 0; r < 37; ++r)
@@ -265,12 +265,13 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
         const Target target{f.down, f.panels, true};
         fill(target, source, *pool, {});
     }
-    f.mask = mask.data();
-    f.fired = fired.data();
+    f.max_leaves = kMaxLeaves;
+    f.mask = {mask.data(), words};
+    f.fired = {fired.data(), words};
     f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());
-    program.run(0);
+    program.run();
     for (int t = 0; t < c.tokens; ++t) {
         const auto v = seen(c.type, &x[size_t(t * d)], d);
         std::vector<float> h(static_cast<size_t>(n));
@@ -353,7 +354,7 @@ void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int
         a.sinks = sinks.data();
     }
     program.attention(a, pages);
-    program.run(0);
+    program.run();
     for (int t = 0; t < tokens; ++t)
         for (int h = 0; h < heads; ++h) {
             const int last = s.positions[size_t(t)];
@@ -426,8 +427,8 @@ void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool 
     const auto x = random_floats(tokens * d), threshold = random_floats(n);
     std::vector<uint64_t> mask(tokens * 3, ~uint64_t(0));
     Program program(k, pool, s.batch, s.bounds);
-    program.predict(x.data(), first.rows, second.rows, relu, threshold.data(), mask.data());
-    program.run(0);
+    program.predict(x.data(), first.rows, second.rows, relu, threshold.data(), {mask.data(), 3});
+    program.run();
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * d)], d);
         std::vector<double> hidden;
@@ -457,10 +458,11 @@ void test_nan(const Kernels& k, std::shared_ptr<Pool> pool) {
     f.down = rows(ones);
     f.activation = kDRelu;
     f.skip = true;
+    f.max_leaves = kMaxLeaves;
     f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());
-    program.run(0);
+    program.run();
     for (float v : out) check("NaN of an up row under dReLU", F32, d, std::isnan(v), 1, 1);
     float two[2] = {std::nanf(""), -1};
     k.relu(two, 2);

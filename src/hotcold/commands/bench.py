@@ -10,9 +10,9 @@ from hotcold.commands.progress import progress
 from hotcold.engine.benchmark import Round, lengths_to_end_together, measure, prompt_of
 from hotcold.engine.engine import Engine
 from hotcold.errors import UserError
-from hotcold.kernels.backend import MAX_DECODE_ROWS
+from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
-from hotcold.sparse.timeline import Timeline
+from hotcold.sparse.timeline import Handshake, Timeline
 
 _WITH_RANGE = ("prompt_tok_s", "tok_s", "tok_s_per_sequence", "bandwidth_share")
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(1, 4096),
         default=1,
         metavar="N",
-        help=f"sequences; {MAX_DECODE_ROWS} are decoded together, more wait for their turn (1)",
+        help=f"sequences; {DECODE_ROWS} are decoded together, more wait for their turn (1)",
     )
     add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds to measure (5)")
     add(
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    session = options.load_session(args, sequences=min(args.parallel, MAX_DECODE_ROWS))
+    session = options.load_session(args, sequences=min(args.parallel, DECODE_ROWS))
     model = session.model
     if args.timeline and model.hot is None:
         raise UserError("--timeline shows two backends: it needs --placement or --vram-budget")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         session.trace(timeline)
         measure(engine, prompt, lengths, None, seed=0)
         args.timeline.write_text(json.dumps(timeline.trace()))
-        report["overlap"] = timeline.overlap()
+        report |= {"overlap": timeline.overlap(), **timeline.handshake()._asdict()}
     _print(report)
     return options.end(args, report)
 
@@ -106,6 +106,10 @@ def _print(report: dict[str, Any]) -> None:
     print(f"{report['bytes_per_token'] / 1e6:.2f} MB read per token, {counts.format(**report)}")
     if report.get("overlap") is not None:
         print(f"the hot side was busy for {report['overlap']:.0%} of the time that the cold side was")
+    costs = [report.get(name) for name in Handshake._fields]
+    if None not in costs:
+        heard = "the cold side heard of a post after {:.1f} us, the hot side of an answer after {:.1f} us"
+        print(f"{heard.format(*costs)} (medians)")
     if report["bandwidth_share"] is not None:
         used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**report)
         print(f"read bandwidth measured beside it {used}")

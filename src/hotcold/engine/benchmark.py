@@ -8,7 +8,7 @@ from hotcold.engine.loading import LoadedModel
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.statistics import Figures
-from hotcold.kernels.backend import MAX_DECODE_ROWS
+from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import ReadProbe
 
 #: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.
@@ -36,8 +36,8 @@ def lengths_to_end_together(parallel: int, n_prompt: int, n_generate: int, chunk
 
     Prompts are read one after the other, so the first to be ready generates beside the others' prompts. With
     these lengths those that run together end together, and steps without prompt rows hold all of them."""
-    ready = [-(-(i % MAX_DECODE_ROWS + 1) * n_prompt // chunk) for i in range(parallel)]
-    last = [max(ready[i - i % MAX_DECODE_ROWS :][:MAX_DECODE_ROWS]) for i in range(parallel)]
+    ready = [-(-(i % DECODE_ROWS + 1) * n_prompt // chunk) for i in range(parallel)]
+    last = [max(ready[i - i % DECODE_ROWS :][:DECODE_ROWS]) for i in range(parallel)]
     return [n_generate + end - start for start, end in zip(ready, last, strict=True)]
 
 

@@ -6,7 +6,7 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, BatchLimits
+from hotcold.kernels.backend import PAGE, BatchLimits
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.sparse.costs import Costs
@@ -41,7 +41,7 @@ def open_devices(
         limits.sequences * limits.pages_per_sequence * PAGE,
         options.cache_type,
         predictors=predictors,
-        chunk=limits.tokens - MAX_DECODE_ROWS,
+        chunk=limits.tokens - limits.decode,
     )
     notes = []
     if options.placement is not None:

@@ -13,6 +13,7 @@ from hotcold.kernels.backend import (
     Buffer,
     FFNTensors,
     Floats,
+    Ints,
     PredictorTensors,
 )
 
@@ -82,6 +83,24 @@ def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap
     if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"attention softcap {softcap}: a finite number above 0 is needed")
     _check_vector("attention sinks", sinks, *q.shape[1:2])
+
+
+def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | None) -> None:
+    """Refuses what :meth:`Backend.top_k` cannot rank; for buffers that are NumPy arrays."""
+    if logits.dtype != np.float32 or logits.ndim != 2:
+        seen = f"{logits.dtype} of shape {logits.shape}"
+        raise TypeError(f"logits are {seen}: float32 [R, V] is needed")
+    if not 0 <= row < len(logits):
+        raise ValueError(f"row {row} of logits that have {len(logits)}")
+    if k < 1:
+        raise ValueError(f"k is {k}: at least 1 is needed")
+    if bias is not None and not (bias[0].dtype == np.int32 and bias[1].dtype == np.float32):
+        raise TypeError(f"bias is {bias[0].dtype} and {bias[1].dtype}: int32 ids and float32 are needed")
+    if bias is not None and (bias[0].shape != bias[1].shape or bias[0].ndim != 1):
+        raise ValueError(f"bias has ids of shape {bias[0].shape} and values of {bias[1].shape}")
+    if bias is not None and len(bias[0]) and not 0 <= bias[0].min() <= bias[0].max() < logits.shape[1]:
+        seen = f"bias names ids {bias[0].min()} to {bias[0].max()}"
+        raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
 
 
 def check_predictor(tensors: PredictorTensors) -> None:
