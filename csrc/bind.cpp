@@ -66,6 +66,7 @@ NB_MODULE(_cpu, m) {
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
     bind_weights(m);
     bind_ops(m);
+    bind_router(m);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias"_maybe, "allowed"_maybe, "ids"_exact, "values"_exact);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });

@@ -103,5 +103,6 @@ inline const Kernels& kernels_of(const std::string& isa) {
 // What each file adds to the module.
 void bind_weights(nb::module_&);
 void bind_ops(nb::module_&);
+void bind_router(nb::module_&);
 
 }  // namespace hc

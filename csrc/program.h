@@ -40,6 +40,8 @@ class Program {
     void predict(const float* x, const Rows& first, const Rows& second, bool relu, const float* threshold,
                  uint64_t* mask);
     void ffn(Ffn, const float* x);
+    void router(const float* x, const Rows& weights, const float* bias, const Router&, int32_t* ids,
+                float* factors);
     void add(float* x, const float* y, int64_t dim);
     void gather(const float* x, float* out, int64_t dim);
 

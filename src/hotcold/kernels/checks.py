@@ -9,6 +9,9 @@ from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,
+    MAX_CHOSEN,
+    MAX_EXPERTS,
+    ROUTER_SCORES,
     SPARSE_ACTIVATIONS,
     Buffer,
     FFNTensors,
@@ -82,6 +85,17 @@ def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap
     if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"attention softcap {softcap}: a finite number above 0 is needed")
     _check_vector("attention sinks", sinks, *q.shape[1:2])
+
+
+def check_router(experts: int, k: int, score: str, selection_bias: Buffer | None) -> None:
+    """Refuses more experts than kernels have room for, and a choice that does not exist."""
+    if experts > MAX_EXPERTS:
+        raise ValueError(f"router of {experts} experts: up to {MAX_EXPERTS} are allowed")
+    if not 1 <= k <= min(experts, MAX_CHOSEN):
+        raise ValueError(f"router k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
+    if score not in ROUTER_SCORES:
+        raise ValueError(f"router score {score!r}: choose from {', '.join(ROUTER_SCORES)}")
+    _check_vector("router selection bias", selection_bias, experts)
 
 
 def check_predictor(tensors: PredictorTensors) -> None:
