@@ -73,6 +73,7 @@ NB_MODULE(_cpu, m) {
     bind_weights(m);
     nb::class_<BoundProgram> program = bind_ops(m);
     bind_link(m, program);
+    bind_router(program);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,
           "values"_exact);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);

@@ -106,5 +106,6 @@ inline const Kernels& kernels_of(const std::string& isa) {
 void bind_weights(nb::module_&);
 nb::class_<BoundProgram> bind_ops(nb::module_&);
 void bind_link(nb::module_&, nb::class_<BoundProgram>&);
+void bind_router(nb::class_<BoundProgram>&);
 
 }  // namespace hc

@@ -240,6 +240,18 @@ struct Attention {
     HC_SMALL int64_t partial_floats() const { return int64_t(group()) * (head_dim + 2); }
 };
 
+constexpr int kMaxExperts = 1024, kMaxChosen = 32;  // of a router, and of one token
+constexpr float kLeastScores = 1e-20f;              // a smaller sum of chosen scores counts as this
+
+// See hotcold.kernels.backend.Backend.router.
+struct Router {
+    int experts, chosen;
+    bool softmax;                 // else sigmoid
+    const float* selection_bias;  // [experts], or null
+    bool normalise;
+    float scale;
+};
+
 struct NormArgs {
     const float *weight, *bias;
     float eps;
@@ -274,6 +286,7 @@ struct Kernels {
                             uint8_t* local);
     void (*attention_merge)(const Attention&, const Batch&, int token, int kv_head);
     void (*attention_row)(const Attention&, const Batch&, int token, int kv_head, uint8_t* local);
+    void (*router)(const Router&, const float* logits, int32_t* ids, float* factors);
     void (*norm)(const NormArgs&, const float* x, float* out);
     void (*rope)(const RopeArgs&, float* head, int position);
     void (*store_row)(Type, const float* x, uint8_t* out, int64_t n);  // of a KV cache

@@ -179,6 +179,25 @@ void Program::attention(Attention args, int64_t pages) {
          });
 }
 
+void Program::router(const float* x, const Rows& weights, const float* bias, const Router& r, int32_t* ids,
+                     float* factors) {
+    ScratchPlan plan(*this);
+    const auto tokens = [this] { return count(kTokens); };
+    auto in = input_of(x, weights.cols);
+    if (is_quantised(weights.type)) {
+        take_quantised(plan, in, bounds_.tokens);
+        quantise(in, tokens);
+    }
+    auto logits =
+        std::make_shared<std::vector<Product>>(1, Product{weights, bias, nullptr, weights.count, false});
+    plan.take(bounds_.tokens * weights.count * 4,
+              [logits](uint8_t* p) { (*logits)[0].out = reinterpret_cast<float*>(p); });
+    products(in, logits, tokens);
+    step(tokens, [=](int64_t t, const Scratch&) {
+        k_.router(r, (*logits)[0].out + t * r.experts, ids + t * r.chosen, factors + t * r.chosen);
+    });
+}
+
 void Program::add(float* x, const float* y, int64_t dim) {
     step([this] { return count(kTokens); },
          [this, x, y, dim](int64_t t, const Scratch&) { k_.add(x + t * dim, y + t * dim, dim); });

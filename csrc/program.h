@@ -50,6 +50,8 @@ class Program {
     void predict(const float* x, const Rows& first, const Rows& second, bool relu, const float* threshold,
                  const Masks& mask);
     void ffn(Ffn, const float* x);
+    void router(const float* x, const Rows& weights, const float* bias, const Router&, int32_t* ids,
+                float* factors);
     void add(float* x, const float* y, int64_t dim);
     void gather(const float* x, float* out, int64_t dim);
     // The last words of each of the mask's rows, of mask_words, are those of the mailbox.

@@ -148,6 +148,12 @@ def calls(backend: Backend) -> Calls:
             ),
             {"x": rows(d), "out": rows(d), "mask": words(), "fired": words()},
         ),
+        "router": (
+            lambda x, ids, factors: backend.router(
+                x, matrix, batch, ids, factors, k=3, score="softmax", normalise=True, scale=1.0
+            ),
+            {"x": rows(d), "ids": backend.zeros((t, 3), np.int32), "factors": rows(3)},
+        ),
         "add": (lambda x, y: backend.add(x, y, batch), {"x": rows(d), "y": rows(d)}),
         "gather": (
             lambda x, out: backend.gather(x, batch, out),
@@ -158,7 +164,7 @@ def calls(backend: Backend) -> Calls:
 
 OPS = (
     "embed", "norm", "linear", "rope", "store_kv f16", "attention f16", "store_kv q8_0", "attention q8_0",
-    "predict", "ffn", "add", "gather",
+    "predict", "ffn", "router", "add", "gather",
 )  # fmt: skip
 
 

@@ -419,6 +419,46 @@ void test_norm_rope(const Kernels& k, int64_t n, bool centre, bool interleaved) 
     }
 }
 
+void test_router(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool softmax, int experts) {
+    const int tokens = 3, chosen = 4;
+    const int64_t d = 3 * std::max(32, block_size(type).weights);
+    Step1 s(tokens, 1, tokens);
+    const Weights w = random_weights(type, experts, d);
+    const auto x = random_floats(tokens * d), bias = random_floats(experts), more = random_floats(experts);
+    std::vector<int32_t> ids(size_t(tokens * chosen));
+    std::vector<float> factors(ids.size());
+    Program program(k, pool, s.batch, s.bounds);
+    program.router(x.data(), w.rows, bias.data(), {experts, chosen, softmax, more.data(), true, 2.5f},
+                   ids.data(), factors.data());
+    program.run(0);
+    for (int t = 0; t < tokens; ++t) {
+        const auto v = seen(type, &x[size_t(t * d)], d);
+        std::vector<double> score, rank;
+        double total = 0, sum = 0, worst = 1e30;
+        for (int e = 0; e < experts; ++e) {
+            const double logit = dot(w, e, v) + bias[size_t(e)];
+            score.push_back(softmax ? std::exp(logit) : 1 / (1 + std::exp(-logit)));
+            total += score.back();
+        }
+        for (int e = 0; e < experts; ++e) {
+            if (softmax) score[size_t(e)] /= total;
+            rank.push_back(score[size_t(e)] + more[size_t(e)]);
+        }
+        const int32_t* own = &ids[size_t(t * chosen)];
+        for (int i = 0; i < chosen; ++i) {
+            check("router ascends", type, experts, i == 0 || own[i] > own[i - 1], 1, 1);
+            sum += score[size_t(own[i])];
+            worst = std::min(worst, rank[size_t(own[i])]);
+        }
+        for (int e = 0; e < experts; ++e)
+            if (std::find(own, own + chosen, e) == own + chosen)
+                check("router", type, experts, rank[size_t(e)] < worst + 1e-4, 1, 1);
+        for (int i = 0; i < chosen; ++i)
+            check("router factor", type, experts, factors[size_t(t * chosen + i)],
+                  2.5 * score[size_t(own[i])] / sum, 5);
+    }
+}
+
 void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool relu) {
     const int tokens = 3, n = 150, rank = 64;
     const int64_t d = 3 * std::max(32, block_size(type).weights);
@@ -533,6 +573,8 @@ int main(int argc, char** argv) {
                             test_ffn(*k, pool, {type, by_output, gated, can_skip(a), a, tokens, decode},
                                      unit == 32 ? 160 : 256, unit == 32 ? 96 : 256);
         test_ffn(*k, pool, {type, false, true, false, kRelu, 6, 2}, 1000, unit == 32 ? 544 : 768);
+        for (int experts : {4, 37, 128})
+            for (bool softmax : {true, false}) test_router(*k, pool, type, softmax, experts);
         test_predict(*k, pool, type, true);
         test_predict(*k, pool, type, false);
     }

@@ -83,6 +83,10 @@ class Program:
         self, x: _F32, weights: FfnWeights, out: _F32, skip: bool, mask: _U64 | None, fired: _U64 | None,
         stats: npt.NDArray[np.int64] | None, accumulate: bool,
     ) -> None: ...  # fmt: skip
+    def router(
+        self, x: _F32, weights: WeightRows, bias: _F32 | None, ids: _I32, factors: _F32, k: int,
+        softmax: bool, selection_bias: _F32 | None, normalise: bool, scale: float,
+    ) -> None: ...  # fmt: skip
     def add(self, x: _F32, y: _F32) -> None: ...
     def gather(self, x: _F32, out: _F32) -> None: ...
     def post(

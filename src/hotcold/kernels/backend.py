@@ -44,6 +44,10 @@ GATED_ACTIVATIONS = ("drelu", "swiglu_oai")
 #: Activations under which a neuron can be exactly zero, so that skipping it is lossless.
 SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
 
+ROUTER_SCORES = ("softmax", "sigmoid")
+MAX_EXPERTS = 1024  #: of a router
+MAX_CHOSEN = 32  #: experts of one token
+
 
 class Rows(enum.IntEnum):
     """Which rows of a step an op covers."""
@@ -378,6 +382,34 @@ class Backend(Protocol):
         with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients
         where the activation gives zeros or down lies by neuron; else it is a dot, which quantises them like
         ``linear``."""
+
+    def router(
+        self,
+        x: Buffer,
+        weights: Matrix,
+        batch: Batch,
+        ids: Buffer,
+        factors: Buffer,
+        *,
+        k: int,
+        score: str,
+        selection_bias: Buffer | None = None,
+        normalise: bool,
+        scale: float,
+    ) -> None:
+        """Chooses k experts for each row, prompt rows too: ``ids`` ``[T, k]`` int32, ascending in each row,
+        and ``factors`` ``[T, k]`` float32 in the same order. x ``[T, D]``; weights ``(E, D)``, E up to
+        :data:`MAX_EXPERTS`, k up to :data:`MAX_CHOSEN`.
+
+        Scores are ``score`` (:data:`ROUTER_SCORES`) of all E logits ``weights @ x[t] + bias``, these as
+        in :meth:`linear`. Chosen are the experts with the largest ``score + selection_bias`` (``[E]``
+        float32; DeepSeek-V3, arXiv 2412.19437), or without that with the largest logits, which rank alike:
+        ties go to the lower id, NaN ranks last. A factor is the expert's score, without the selection bias,
+        divided by the sum of the chosen scores where ``normalise`` (a sum below 1e-20 counts as that), times
+        ``scale``.
+
+        A softmax over the chosen logits alone (Mixtral, arXiv 2401.04088; gpt-oss) is ``softmax`` with
+        ``normalise``. With E = k = 1, ``sigmoid`` gives the gate of a shared expert (Qwen2-MoE)."""
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         """``x[t] += y[t]``; both ``[T, D]``."""

@@ -9,6 +9,9 @@ from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,
+    MAX_CHOSEN,
+    MAX_EXPERTS,
+    ROUTER_SCORES,
     SPARSE_ACTIVATIONS,
     Buffer,
     FFNTensors,
@@ -101,6 +104,17 @@ def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | No
     if bias is not None and len(bias[0]) and not 0 <= bias[0].min() <= bias[0].max() < logits.shape[1]:
         seen = f"bias names ids {bias[0].min()} to {bias[0].max()}"
         raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
+
+
+def check_router(experts: int, k: int, score: str, selection_bias: Buffer | None) -> None:
+    """Refuses more experts than kernels have room for, and a choice that does not exist."""
+    if experts > MAX_EXPERTS:
+        raise ValueError(f"router of {experts} experts: up to {MAX_EXPERTS} are allowed")
+    if not 1 <= k <= min(experts, MAX_CHOSEN):
+        raise ValueError(f"router k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
+    if score not in ROUTER_SCORES:
+        raise ValueError(f"router score {score!r}: choose from {', '.join(ROUTER_SCORES)}")
+    _check_vector("router selection bias", selection_bias, experts)
 
 
 def check_predictor(tensors: PredictorTensors) -> None:

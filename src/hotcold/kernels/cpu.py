@@ -363,6 +363,33 @@ class CPUBackend:
         args = skip, mask, fired, counts, accumulate
         self._op(batch, lambda p: p.ffn(x, w.native, out, *args), x, w, out, mask, fired, counts)
 
+    def router(
+        self,
+        x: Buffer,
+        weights: Matrix,
+        batch: Batch,
+        ids: Buffer,
+        factors: Buffer,
+        *,
+        k: int,
+        score: str,
+        selection_bias: Buffer | None = None,
+        normalise: bool,
+        scale: float,
+    ) -> None:
+        w = checks.own_weights(weights, _Matrix)
+        checks.check_router(w.shape[0], k, score, selection_bias)
+        args = k, score == "softmax", selection_bias, normalise, scale
+        self._op(
+            batch,
+            lambda p: p.router(x, w.rows, w.bias, ids, factors, *args),
+            x,
+            w,
+            ids,
+            factors,
+            selection_bias,
+        )
+
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         self._op(batch, lambda p: p.add(x, y), x, y)
 

@@ -198,6 +198,12 @@ def _sigmoid(x: Floats) -> Floats:
     return sigmoid
 
 
+def _softmax(x: Floats) -> Floats:
+    terms = np.exp(x - x.max(axis=-1, keepdims=True))
+    softmax: Floats = terms / terms.sum(axis=-1, keepdims=True)
+    return softmax
+
+
 def _smooth(activation: str, gate: Floats) -> Floats:
     """SiLU, or GELU (arXiv 1606.08415): exact, or in the tanh form that ggml's ``gelu`` computes."""
     half, root, cubic = (np.float32(c) for c in (0.5, np.sqrt(2 / np.pi), 0.044715))
@@ -473,6 +479,34 @@ class ReferenceBackend:
             added = coefficients[decode] != 0 if skip else candidates
             _count(stats, w, candidates, gated, added)
         _store(w.down_sum(coefficients), target, accumulate)
+
+    def router(
+        self,
+        x: Buffer,
+        weights: Matrix,
+        batch: Batch,
+        ids: Buffer,
+        factors: Buffer,
+        *,
+        k: int,
+        score: str,
+        selection_bias: Buffer | None = None,
+        normalise: bool,
+        scale: float,
+    ) -> None:
+        """Mixture of experts, arXiv 1701.06538, as models of today route to them."""
+        w = checks.own_weights(weights, ReferenceMatrix)
+        checks.check_router(w.shape[0], k, score, selection_bias)
+        chosen, target = _rows("ids", ids, batch, (k,), np.int32), _rows("factors", factors, batch, (k,))
+        logits = w.dot(_rows("x", x, batch, (w.shape[1],)))
+        scores = _sigmoid(logits) if score == "sigmoid" else _softmax(logits)
+        ranks = logits if selection_bias is None else scores + selection_bias
+        best = np.argsort(-ranks, axis=-1, kind="stable")[:, :k]  # NaN comes last
+        chosen[:] = np.sort(best, axis=-1)
+        picked = np.take_along_axis(scores, chosen, axis=-1)
+        if normalise:
+            picked = picked / np.maximum(picked.sum(axis=-1, keepdims=True), np.float32(1e-20))
+        target[:] = picked * np.float32(scale)
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         rows = _rows("x", x, batch, x.shape[1:])
