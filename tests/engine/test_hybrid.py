@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from buffers import cache_bytes
+from opaque_backend import OpaqueBackend
 from sidecars import with_sidecar
 
 from hotcold import LLM
@@ -25,6 +27,7 @@ from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import Scorer, compare
 from hotcold.engine.session import Session
 from hotcold.formats.gguf import GGUFError, open_gguf
+from hotcold.kernels import open_backend
 from hotcold.kernels._cpu import LinkError
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
@@ -125,6 +128,33 @@ def test_two_kinds_of_backend(half: Path, backends: tuple[str, str]) -> None:
     assert both.kl.max() < 1e-3 and both.same_top.all()
 
 
+@pytest.mark.parametrize("sparsity", ["exact", "predicted"])
+def test_a_hot_side_whose_buffers_nobody_can_see(
+    tmp_path: Path, sizes: Sizes, sparsity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: layers 0 and 5 are cold, so the residual moves twice, and the head is hot."""
+    path, model = write(tmp_path / "x.gpuidx", sizes, 0.5, range(1, 5)), with_sidecar(tmp_path, [True] * 6)
+    opened: list[OpaqueBackend] = []
+
+    def open_opaque(name: str, threads: int | None) -> Any:
+        inner = open_backend(name, threads)
+        if name == "cpu":
+            return inner
+        opened.append(OpaqueBackend(inner))
+        return opened[-1]
+
+    options = LoadOptions(
+        placement=path, hot_backend="reference", backend="cpu", threads=1, sparsity=sparsity, sequences=2
+    )
+    texts = []
+    for _ in range(2):
+        session = load(model, options).session()
+        texts.append(greedy(session, random_prompts(5, 40), 20))
+        assert (session.counters.rows[:, 3] > 0).all()
+        monkeypatch.setattr(placing, "open_backend", open_opaque)
+    assert len(opened) == 1 and texts[0] == texts[1]
+
+
 def test_figures_are_those_of_both_halves(half: Path) -> None:
     split, whole = on_two(half, sparsity="exact"), load(None, LoadOptions(sparsity="exact")).session()
     for session in (split, whole):
@@ -148,7 +178,7 @@ def test_bytes_are_those_of_the_bill(tmp_path: Path, sizes: Sizes, share: float)
     weights = session.model.weights.layers[0]
     attention = [part.nbytes for part in (weights.q, weights.k, weights.v, weights.o)]
     assert 6 * sum(attention) == pytest.approx(kinds["attention"][0], rel=0.02)
-    assert 6 * sum(cache.nbytes for cache in session.cache.layers[0]) == kinds["kv"][0]
+    assert cache_bytes(session) == kinds["kv"][0]
     assert session.model.weights.head.nbytes == pytest.approx(kinds["head"][0], rel=0.02)
 
 
@@ -168,6 +198,7 @@ def test_a_cold_side_that_fails(
 
 
 def test_no_thread_outlives_its_model(half: Path) -> None:
+    gc.collect()
     before = threading.active_count()
     with LLM(placement=half, hot_backend="cpu", threads=1) as llm:
         assert threading.active_count() == before + 1
