@@ -29,6 +29,7 @@ from hotcold.engine.session import Session
 from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels._cpu import LinkError
+from hotcold.kernels.cores import available_cores
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.sparse.hybrid_ffn import SplitWeights
@@ -366,7 +367,31 @@ def test_the_preset_is_the_one_that_is_told(half: Path, monkeypatch: pytest.Monk
     assert "preset" not in " ".join(on_two(half).notes) and asked == ["rtx4090-i9"]
 
 
-@pytest.mark.parametrize(("asked", "given"), [((2, 1), (2, 1)), ((1, 2), (1, 2)), ((2, None), (2, 2))])
-def test_threads_of_both_sides(half: Path, asked: tuple[int, int | None], given: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("cores", "asked", "given"),
+    [
+        (8, (2, 1), (2, 1)),
+        (8, (1, 2), (1, 2)),
+        (8, (2, None), (2, 6)),
+        (8, (None, 5), (3, 5)),
+        (8, (None, None), (4, 4)),
+        (5, (None, None), (2, 3)),
+        (1, (None, None), (1, 1)),
+        (2, (3, None), (3, 1)),
+        (2, (None, 3), (1, 3)),
+    ],
+)
+def test_threads_of_both_sides(
+    half: Path, cores: int, asked: tuple[int | None, int | None], given: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """They divide the cores, as both compute at the same time."""
+    monkeypatch.setattr(placing, "available_cores", lambda: cores)
     session = on_two(half, threads=asked[0], hot_threads=asked[1])
     assert (session.model.threads, session.model.hot.threads) == given  # type: ignore[union-attr]
+
+
+def test_threads_beside_another_kind_of_backend(half: Path) -> None:
+    """There are none to divide."""
+    session = on_two(half, backend="reference", threads=None)
+    assert session.model.hot is not None and session.model.hot.threads == available_cores()
