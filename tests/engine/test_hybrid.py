@@ -269,17 +269,16 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.inner, name)
-        if name not in ("zeros", "matrix", "ffn_weights", "predictor_weights", "record", "batch"):
+        if name not in ("zeros", "matrix", "ffn_weights", "predictor_weights", "record", "mailboxes"):
             return value
 
         def counted(*args: Any, **more: Any) -> Any:
             made = value(*args, **more)
             if name == "record":
                 self.programs.append(made)
-            elif name == "batch":
-                self.nbytes += sum(
-                    each.nbytes for each in vars(made).values() if isinstance(each, np.ndarray)
-                )
+            elif name == "mailboxes":
+                shared = {id(each): each for box in made.values() for each in (box.x, box.y, box.mask)}
+                self.nbytes += sum(each.nbytes for each in shared.values() if each is not None)
             else:
                 self.nbytes += made.nbytes
             return made
