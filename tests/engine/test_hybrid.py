@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import shutil
+import signal
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -29,7 +31,6 @@ from hotcold.engine.session import Session
 from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels._cpu import LinkError
-from hotcold.kernels.cores import available_cores
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.sparse.hybrid_ffn import SplitWeights
@@ -196,6 +197,33 @@ def test_a_cold_side_that_fails(
         for _ in range(2):
             with pytest.raises(LinkError, match=r"the cold side has ended.*a reason"):
                 llm.generate("Once", max_tokens=1)
+
+
+@pytest.mark.parametrize("hot", ["cpu", "reference"])
+def test_ctrl_c_in_a_step(half: Path, hot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the cold side is at work on a layer; steps that go on give the same tokens."""
+    [prompt], [expected] = random_prompts(5), greedy(on_two(half), random_prompts(5), 8)
+    session = on_two(half, backend="reference", hot_backend=hot, threads=None)
+    go, calls, inner = threading.Event(), itertools.count(), session.model.backend.ffn
+
+    def slow(*args: Any, **more: Any) -> None:
+        if next(calls) == 15:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert go.wait(20)
+        inner(*args, **more)
+
+    monkeypatch.setattr(session.model.backend, "ffn", slow)
+    request = Request(prompt, SamplingParams(temperature=0), max_tokens=8, ignore_eos=True)
+    engine = Engine(session)
+    engine.add(request)
+    with pytest.raises(KeyboardInterrupt):
+        while not request.finished:
+            engine.step()
+    assert len(request.output) == 2
+    go.set()
+    while not request.finished:
+        engine.step()
+    assert request.output == expected
 
 
 def test_no_thread_outlives_its_model(half: Path) -> None:
@@ -366,31 +394,7 @@ def test_the_preset_is_the_one_that_is_told(half: Path, monkeypatch: pytest.Monk
     assert "preset" not in " ".join(on_two(half).notes) and asked == ["rtx4090-i9"]
 
 
-@pytest.mark.parametrize(
-    ("cores", "asked", "given"),
-    [
-        (8, (2, 1), (2, 1)),
-        (8, (1, 2), (1, 2)),
-        (8, (2, None), (2, 6)),
-        (8, (None, 5), (3, 5)),
-        (8, (None, None), (4, 4)),
-        (5, (None, None), (2, 3)),
-        (1, (None, None), (1, 1)),
-        (2, (3, None), (3, 1)),
-        (2, (None, 3), (1, 3)),
-    ],
-)
-def test_threads_of_both_sides(
-    half: Path, cores: int, asked: tuple[int | None, int | None], given: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """They divide the cores, as both compute at the same time."""
-    monkeypatch.setattr(placing, "available_cores", lambda: cores)
+@pytest.mark.parametrize(("asked", "given"), [((2, 1), (2, 1)), ((1, 2), (1, 2)), ((2, None), (2, 2))])
+def test_threads_of_both_sides(half: Path, asked: tuple[int, int | None], given: tuple[int, int]) -> None:
     session = on_two(half, threads=asked[0], hot_threads=asked[1])
     assert (session.model.threads, session.model.hot.threads) == given  # type: ignore[union-attr]
-
-
-def test_threads_beside_another_kind_of_backend(half: Path) -> None:
-    """There are none to divide."""
-    session = on_two(half, backend="reference", threads=None)
-    assert session.model.hot is not None and session.model.hot.threads == available_cores()

@@ -146,7 +146,7 @@ def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
         "--hot-threads",
         type=whole_number(1, 1024),
         metavar="N",
-        help="threads of the hot backend (default: the cores that --threads leaves, itself half of them)",
+        help="threads of the hot backend (default: as many as the other has)",
     )
 
 

@@ -30,7 +30,7 @@ class ModelOptions(TypedDict, total=False):
     placement: Path | None
     vram_budget: int | None  #: instead: bytes that the hot backend may take, for the placement of ``plan``
     hot_backend: str | None  #: ``cpu`` or ``reference``; a placement needs it while there is none for GPUs
-    hot_threads: int | None  #: None takes the cores that ``threads`` leaves, which then takes half of them
+    hot_threads: int | None  #: None takes as many as ``threads``
     cache_type: str  #: of that cache: ``f16``, ``q8_0`` (half as large, lossy) or ``f32``
 
 

@@ -17,7 +17,7 @@ class LoadError(UserError):
 class LoadOptions:
     sparsity: str = "auto"  #: one of :data:`SPARSITY_MODES`
     predictor: Path | None = None  #: a sidecar; None: the one beside the model, else what the model has
-    threads: int | None = None  #: None takes what affinity and cgroup quota allow; beside ``cpu`` half of it
+    threads: int | None = None  #: None takes what affinity and cgroup quota allow
     context: int | None = None  #: positions of a sequence; None: the model's, ``default_context`` at most
     default_context: int = 4096
     backend: str = "cpu"  #: or ``reference``
@@ -26,7 +26,7 @@ class LoadOptions:
     placement: Path | None = None  #: a .gpuidx: what the hot backend computes, with ``backend`` for the rest
     vram_budget: int | None = None  #: or bytes that the hot backend may take, for the placement of ``plan``
     hot_backend: str | None = None  #: as ``backend``
-    hot_threads: int | None = None  #: None: beside ``cpu`` as many as it leaves cores free, else all
+    hot_threads: int | None = None  #: None: as many as ``backend`` has
     cache_type: str = "f16"  #: what keys and values are rounded to, one of :data:`CACHE_TYPES`
 
     def __post_init__(self) -> None:

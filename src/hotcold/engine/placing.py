@@ -7,7 +7,6 @@ from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.kernels.backend import PAGE, BatchLimits
-from hotcold.kernels.cores import available_cores
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.sparse.costs import Costs
@@ -53,18 +52,7 @@ def open_devices(
         placement = Solver(sizes, profile, Costs.expected(sizes, profile, hardware)).solve(budget or 0)
         assumed = f"the preset {DEFAULT}, and {profile.source}"
         notes.append(f"--vram-budget places neurons for {assumed}: hotcold plan takes others (--hardware)")
-    cold_threads, hot_threads = _threads(options)
-    cold = open_backend(options.backend, cold_threads)
-    return SplitDevices.place(placement, cold, open_backend(hot, hot_threads)), notes
-
-
-def _threads(options: LoadOptions) -> tuple[int | None, int | None]:
-    """Of the cold backend and of the hot one. Where both are this processor, its cores are divided, as both
-    compute at the same time; the hot side, which has attention too, gets one more of an odd number."""
-    cold, hot = options.threads, options.hot_threads
-    if options.hot_backend != "cpu" or options.backend != "cpu":
-        return cold, hot
-    cores = available_cores()
-    if cold is None:
-        cold = max(1, cores - hot if hot is not None else cores // 2)
-    return cold, max(1, cores - cold) if hot is None else hot
+    cold = open_backend(options.backend, options.threads)
+    if threads is None and hot == "cpu":
+        threads = cold.threads  # as many: threads that wait offer their cores to the other side's
+    return SplitDevices.place(placement, cold, open_backend(hot, threads)), notes
