@@ -265,6 +265,7 @@ class CPUBackend:
     # The two sides of a hybrid model
 
     def link(self, timeout_seconds: float) -> _cpu.Link:
+        self._pool.share_cores()
         return _cpu.FlagLink(timeout_seconds)
 
     def mailboxes(
@@ -288,6 +289,7 @@ class CPUBackend:
                     f"a {type(program).__name__} of layer {layer}: this backend's programs are needed"
                 )
             own.append((layer, program.native))
+        self._pool.share_cores()
         _cpu.serve(link, own)
 
     # Ops; the extension refuses buffers that are not exactly right

@@ -299,16 +299,17 @@ class ReferenceBackend:
 
     def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
         link, rows, decode = host_memory.own_link(box), batch.n_tokens, batch.n_decode
+        given, own = (0 if each is None else each.shape[1] for each in (mask, box.mask))
+        if given < own or (mask is None) != (box.mask is None):
+            raise ValueError(f"post: a mask of {given} words, and the mailbox has {own}")
         if not rows:
             return
         link.wait_idle(box.layer)
         box.batch.counts[:] = batch.counts
         box.x[:rows] = _rows("x", x, batch, box.x.shape[1:])
-        if (mask is None) != (box.mask is None):
-            raise ValueError("a mask, and a mailbox without, or the other way round: both are needed")
-        if mask is not None and box.mask is not None:
-            words = _rows("mask", mask, batch, mask.shape[1:], np.uint64)[:decode]
-            box.mask[:decode] = words[:, mask.shape[1] - box.mask.shape[1] :]
+        if box.mask is not None:
+            words = _rows("mask", mask, batch, (given,), np.uint64)
+            box.mask[:decode] = words[:decode, given - own :]
         link.post(box.layer)
 
     def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
