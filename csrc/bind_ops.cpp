@@ -198,11 +198,13 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
             by_output, activation, threshold, limit,     alpha};
 }
 
-void bind_embed(BoundProgram& p, const WeightRows& table, const Floats& out) {
+void bind_embed(BoundProgram& p, const WeightRows& table, const Floats& out, int by, bool accumulate) {
     const Rows& rows = plain_rows(table, "embed");
-    check_scratch(decode_row_scratch(rows.type, rows.cols),
+    if (by != kByToken && by != kByPosition)
+        refuse("embed: by " + std::to_string(by) + ": choose 0 (tokens) or 1 (positions)");
+    check_scratch(embed_scratch(rows.type, rows.cols, accumulate),
                   "embed: rows of " + std::to_string(rows.cols) + " columns in this block type");
-    p.program.embed(rows, data_of(out, "embed: out", p.rows(kTokens), rows.cols));
+    p.program.embed(rows, data_of(out, "embed: out", p.rows(kTokens), rows.cols), IndexedBy(by), accumulate);
 }
 
 void bind_add(BoundProgram& p, const Floats& x, const Floats& y) {
@@ -231,7 +233,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
              "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a, "limit"_a, "alpha"_a);
     nb::class_<BoundProgram> program(m, "Program");
     program.def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
-        .def("embed", &bind_embed, "table"_a, "out"_exact)
+        .def("embed", &bind_embed, "table"_a, "out"_exact, "by"_a, "accumulate"_a)
         .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_exact, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)
         .def("linear", &bind_linear, "x"_exact, "weights"_a, "biases"_exact, "outs"_exact, "accumulate"_a,

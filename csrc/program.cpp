@@ -63,11 +63,17 @@ void Program::step(std::function<int64_t()> pieces, std::function<void(int64_t, 
     steps_.push_back({std::move(pieces), std::move(run), std::move(reads)});
 }
 
-void Program::embed(const Rows& table, float* out) {
-    bounds_.vocab = std::min(bounds_.vocab, table.count);
+void Program::embed(const Rows& table, float* out, IndexedBy by, bool accumulate) {
+    int64_t& bound = by == kByToken ? bounds_.vocab : bounds_.positions;
+    bound = std::min(bound, table.count);
+    const int32_t* index = by == kByToken ? batch_.tokens : batch_.positions;
     step([this] { return count(kTokens); },
-         [this, table, out](int64_t t, const Scratch& s) {
-             k_.decode_row(table, batch_.tokens[t], out + t * table.cols, s.local);
+         [=](int64_t t, const Scratch& s) {
+             float* to = out + t * table.cols;
+             if (!accumulate) return k_.decode_row(table, index[t], to, s.local);
+             auto* row = reinterpret_cast<float*>(s.local + decode_row_scratch(table.type, table.cols));
+             k_.decode_row(table, index[t], row, s.local);
+             k_.add(to, row, table.cols);
          });
 }
 

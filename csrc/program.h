@@ -11,6 +11,7 @@
 namespace hc {
 
 enum RowsOf : int { kTokens = 0, kLogits = 1 };
+enum IndexedBy : int { kByToken = 0, kByPosition = 1 };
 
 // What the batch's numbers may be; checked before every run, because kernels trust them.
 struct BatchBounds {
@@ -41,7 +42,7 @@ class Program {
     Program(const Program&) = delete;  // its steps point to it
     Program& operator=(const Program&) = delete;
 
-    void embed(const Rows& table, float* out);
+    void embed(const Rows& table, float* out, IndexedBy, bool accumulate);
     void norm(const NormArgs&, const float* x, float* out, int64_t rows_per_token, RowsOf);
     void linear(const float* x, const std::vector<Product>&, RowsOf);
     void rope(const RopeArgs&, int64_t positions, float* x, int64_t heads, int64_t head_dim);

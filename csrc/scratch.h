@@ -12,6 +12,11 @@ inline int64_t decode_row_scratch(Type type, int64_t cols) {
     return is_quantised(type) ? sums_of(cols) * 4 : 0;
 }
 
+// embed: that, and the row itself where it is added.
+inline int64_t embed_scratch(Type type, int64_t cols, bool accumulate) {
+    return decode_row_scratch(type, cols) + (accumulate ? cols * 4 : 0);
+}
+
 // attention_split and attention_row: scores of a group of heads, and two partial results.
 inline int64_t attention_scratch(int64_t group, int64_t head_dim) {
     return group * (kSplit + 2 * (head_dim + 2)) * 4;

@@ -309,6 +309,22 @@ def test_tensors_of_a_layer_and_their_order(tmp_path: Path) -> None:
     assert {source.name: source.shape for source in by_output}["blk.2.ffn_down.weight"] == (64, 160)
 
 
+def test_norms_that_are_stored_less_one_are_stored_whole(tmp_path: Path) -> None:
+    """All of them and nothing else, also where one was added to a half; by the definition of Gemma's norm."""
+    folder = copy_checkpoint(tmp_path)
+    small = np.float16(2.0**-11) * np.ones_like(tensors_of(folder)["model.norm.weight"]).astype(np.float16)
+    change_tensors(folder, model__norm__weight=small)
+    plain = {source.name: source.load() for source in found_sources(folder)}
+    checkpoint = open_checkpoint(folder)
+    layout, config = find_layout(checkpoint.config)
+    found = sources(replace(checkpoint, config=config), replace(layout, norms_less_one=True), "by_output")
+    for source in found:
+        added = 1 if source.name.endswith("_norm.weight") else 0
+        np.testing.assert_array_equal(source.load(), plain[source.name].astype(np.float64) + added)
+    whole = {source.name: source.load() for source in found}["output_norm.weight"]
+    assert whole.dtype == np.float32 and (whole == np.float32(1 + 2.0**-11)).all()
+
+
 def test_redundant_tensors_are_left_out(tmp_path: Path) -> None:
     folder = copy_checkpoint(tmp_path, "tiny-llama3")
     before = found_sources(folder)

@@ -57,7 +57,7 @@ def test_rows_whose_sums_exceed_a_threads_scratch_are_refused(type: str) -> None
             f"embed: rows of {columns} columns in this block type take {need} bytes of a thread's scratch"
         )
         with pytest.raises(ValueError, match=f"{message}; allowed: up to {LOCAL_BYTES}"):
-            program().embed(matrix(type, 1, columns), floats(ROWS, columns))
+            program().embed(matrix(type, 1, columns), floats(ROWS, columns), 0, False)
 
 
 def test_plain_rows_may_be_wider() -> None:
@@ -84,7 +84,23 @@ def test_a_group_of_heads_fills_a_threads_scratch_at_most(decode: bool) -> None:
     q = floats(ROWS, most + 1, width)
     message = f"attention: {most + 1} heads of 8 that share a kv head take [0-9]+ bytes of a thread's scratch"
     with pytest.raises(ValueError, match=f"{message}; allowed: up to {LOCAL_BYTES}"):
-        program().attention(q, cache, cache, q.copy(), 1.0)
+        program().attention(q, cache, cache, q.copy(), 1.0, None, None, None)
+
+
+def test_rows_of_a_table_go_by_token_or_position() -> None:
+    for by in (-1, 2):
+        with pytest.raises(ValueError, match=rf"embed: by {by}: choose 0 \(tokens\) or 1 \(positions\)"):
+            program().embed(matrix("F32", 2, 8), floats(ROWS, 8), by, False)
+
+
+def test_rows_that_are_added_take_scratch_of_their_own() -> None:
+    """524288 plain values fill it."""
+    rows = matrix("F16", 1, LOCAL_BYTES // 4)
+    program().embed(rows, floats(ROWS, LOCAL_BYTES // 4), 1, True)
+    rows = matrix("F16", 1, LOCAL_BYTES // 4 + 1)
+    program().embed(rows, floats(ROWS, LOCAL_BYTES // 4 + 1), 1, False)
+    with pytest.raises(ValueError, match=r"embed: rows of 524289 columns .* take 2097156 bytes"):
+        program().embed(rows, floats(ROWS, LOCAL_BYTES // 4 + 1), 1, True)
 
 
 def integers(key: str, *shape: int) -> np.ndarray:
@@ -125,7 +141,7 @@ def test_caches_without_values_are_refused(dtype: type, axis: int) -> None:
     with pytest.raises(ValueError, match=message):
         program().store_kv(rows, rows, cache, cache)
     with pytest.raises(ValueError, match=message):
-        program().attention(rows, cache, cache, rows, 1.0)
+        program().attention(rows, cache, cache, rows, 1.0, None, None, None)
 
 
 def test_queries_without_heads_are_refused() -> None:
@@ -133,7 +149,7 @@ def test_queries_without_heads_are_refused() -> None:
     for heads in (0, 1, 3):
         q = floats(ROWS, heads, 8)
         with pytest.raises(ValueError, match="H a multiple of the cache's heads"):
-            program().attention(q, cache, cache, q, 1.0)
+            program().attention(q, cache, cache, q, 1.0, None, None, None)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 8), (ROWS - 1, 8)])
@@ -148,7 +164,7 @@ def test_arrays_with_too_few_rows_are_refused(shape: tuple[int, ...]) -> None:
         lambda p: p.norm(x, full, ones, None, 1e-5, False, 0),
         lambda p: p.norm(full, x, ones, None, 1e-5, False, 0),
         lambda p: p.rope(x, full, full, False),
-        lambda p: p.embed(matrix("F32", 2, 8), x),
+        lambda p: p.embed(matrix("F32", 2, 8), x, 0, False),
         lambda p: p.linear(x, [matrix("F32", 8, 8)], [None], [full], False, 0),
         lambda p: p.linear(full, [matrix("F32", 8, 8)], [None], [x], False, 0),
     ):
@@ -195,7 +211,7 @@ def test_weights_of_another_kind_are_refused() -> None:
         program().linear(x, [None], [None], [out], False, 0)  # type: ignore[list-item]
     for call in (
         lambda p: p.linear(x, [panels], [None], [out], False, 0),
-        lambda p: p.embed(panels, out),
+        lambda p: p.embed(panels, out, 0, False),
         lambda p: p.predict(x, panels, rows, True, floats(32), np.zeros((ROWS, 1), np.uint64)),
         lambda p: p.predict(x, rows, panels, True, floats(32), np.zeros((ROWS, 1), np.uint64)),
         lambda p: _cpu.FfnWeights(None, panels, rows, None, None, None, False, 0, 0.0, 7.0, 1.702),

@@ -37,6 +37,7 @@ from hotcold.kernels.backend import (
     Batch,
     FFNStats,
     FFNTensors,
+    IndexedBy,
     Norm,
     PredictorTensors,
     RopeTable,
@@ -142,6 +143,25 @@ def test_embed_is_exact(backend: Backend, type: str, columns: int) -> None:
     backend.embed(backend.matrix(tensor), batch, out)
     np.testing.assert_array_equal(out[:3], tensor.dequantise()[[49, 0, 7]])
     assert (out[3:] == 7).all()
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_embed_by_position_adds_to_what_is_there(backend: Backend, type: str) -> None:
+    """Learned positions, after the tokens; a position beyond their table is refused."""
+    tensor = random_tensor(rng("learned"), type, 40, 768)
+    table = backend.matrix(tensor)
+    batch = make_batch(backend, [Row(39, 1, token=90), Row(0, token=3)], [Row(7, 2), Row(8, 2), Row(9, 2)])
+    x = random_rows(rng("x"), 5, 768)
+    positions = tensor.dequantise()[[39, 0, 7, 8, 9]]
+    for accumulate, start in ((True, x), (False, np.zeros_like(x))):
+        out = filled(backend, batch.limits.tokens, 768)
+        out[:5] = x
+        backend.embed(table, batch, out, by=IndexedBy.POSITIONS, accumulate=accumulate)
+        np.testing.assert_array_equal(out[:5], start + positions)
+        assert (out[5:] == 7).all()
+    batch.positions[0] = 40
+    with pytest.raises((ValueError, IndexError), match=r"40 is out of (range; allowed: 0 to 39|bounds)"):
+        backend.embed(table, batch, out, by=IndexedBy.POSITIONS, accumulate=True)
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 100, 256, 4100])

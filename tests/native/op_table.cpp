@@ -201,7 +201,9 @@ void test_linear(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int64_
     std::vector<float> out(size_t(tokens) * 37, 1.0f), embedded(size_t(tokens * cols));
     Program program(k, pool, s.batch, s.bounds);
     program.linear(x.data(), {{w.rows, bias.data(), out.data(), 37, true}}, kTokens);
-    program.embed(w.rows, embedded.data());
+    program.embed(w.rows, embedded.data(), kByToken, false);
+    std::vector<float> both(embedded.size(), 3.0f);
+    program.embed(w.rows, both.data(), kByPosition, true);
     program.run();
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * cols)], cols);
@@ -210,6 +212,8 @@ void test_linear(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int64_
                   magnitude(w.values) * double(cols) / 8);
         for (int64_t i = 0; i < cols; ++i)
             check("embed", type, cols, embedded[size_t(t * cols + i)], w.at(s.tokens[size_t(t)], i), 1);
+        for (int64_t i = 0; i < cols; ++i)
+            check("embed by position", type, cols, both[size_t(t * cols + i)], 3 + w.at(t, i), 1);
     }
 }
 

@@ -43,6 +43,8 @@ class Layout:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     #: config.json's facts under Llama's keys, where the publishers chose others or left them to the class
     adapt: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
+    #: Norms scale by weight + 1 (Gemma up to 3, Nemotron): GGUF files hold the sum, and readers add nothing.
+    norms_less_one: bool = False
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,8 @@ def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[So
             _check_shape(checkpoint, origin, shape)
             if rearrange is np.transpose:
                 shape = shape[::-1]
-            load = partial(checkpoint.load, origin, rearrange)
+            norm = part == "weight" and len(letters) == 1  # no other weight is a vector
+            load = partial(checkpoint.load, origin, plus_one if norm and layout.norms_less_one else rearrange)
             found.append(Source(f"{rule.target.format(layer)}.{part}", shape, origin, load))
     _refuse_others(checkpoint, {source.origin for source in found})
     if (factors := rope_factors(config)) is not None:
@@ -254,6 +257,11 @@ def _rearrangement(rule: Rule, layout: Layout, sizes: Mapping[str, int], down_la
     if rule.shape == "DN" and down_layout == "by_neuron":
         return np.transpose
     return lambda values: values
+
+
+def plus_one(values: Array) -> Array:
+    """In float32, where halves would round it."""
+    return values.astype(np.float32) + np.float32(1)
 
 
 def _check_shape(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) -> None:

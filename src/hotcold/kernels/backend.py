@@ -56,6 +56,13 @@ class Rows(enum.IntEnum):
     LOGITS = 1  #: the ``n_logits`` rows gathered for the head
 
 
+class IndexedBy(enum.IntEnum):
+    """Which of a row's numbers chooses its row of a table."""
+
+    TOKENS = 0
+    POSITIONS = 1
+
+
 @dataclass(frozen=True)
 class BatchLimits:
     """The most that one step may hold."""
@@ -303,8 +310,17 @@ class Backend(Protocol):
         """Cold side: answers each layer that is posted by running its program, until the link is stopped;
         what goes wrong is told to the hot side. To be called on a thread of its own."""
 
-    def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
-        """``out[t] = table[tokens[t]]``; out ``[T, D]``."""
+    def embed(
+        self,
+        table: Matrix,
+        batch: Batch,
+        out: Buffer,
+        *,
+        by: IndexedBy = IndexedBy.TOKENS,
+        accumulate: bool = False,
+    ) -> None:
+        """``out[t] (+)= table[tokens[t]]``, or by positions, as learned ones are (GPT-2's and OPT's, GGUF's
+        ``position_embd``). Table ``(V, D)``, out ``[T, D]``."""
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
         """Normalises the last axis of x (``[T, D]`` or ``[T, H, head_dim]``) into out; out may be x."""

@@ -29,6 +29,7 @@ from hotcold.kernels.backend import (
     FFNTensors,
     FFNWeights,
     Floats,
+    IndexedBy,
     Ints,
     Mailbox,
     Masks,
@@ -294,9 +295,17 @@ class CPUBackend:
 
     # Ops; the extension refuses buffers that are not exactly right
 
-    def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
+    def embed(
+        self,
+        table: Matrix,
+        batch: Batch,
+        out: Buffer,
+        *,
+        by: IndexedBy = IndexedBy.TOKENS,
+        accumulate: bool = False,
+    ) -> None:
         w = checks.own_weights(table, _Matrix)
-        self._op(batch, lambda p: p.embed(w.rows, out), w, out)
+        self._op(batch, lambda p: p.embed(w.rows, out, int(by), accumulate), w, out)
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
         args = norm.weight, norm.bias, norm.eps, norm.centre, int(rows)

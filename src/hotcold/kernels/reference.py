@@ -29,6 +29,7 @@ from hotcold.kernels.backend import (
     FFNTensors,
     FFNWeights,
     Floats,
+    IndexedBy,
     Ints,
     Mailbox,
     Masks,
@@ -332,10 +333,19 @@ class ReferenceBackend:
         except BaseException as error:  # whatever it is, the hot side must not wait for ever
             link.fail(repr(error))
 
-    def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
+    def embed(
+        self,
+        table: Matrix,
+        batch: Batch,
+        out: Buffer,
+        *,
+        by: IndexedBy = IndexedBy.TOKENS,
+        accumulate: bool = False,
+    ) -> None:
         table = checks.own_weights(table, ReferenceMatrix)
         rows = _rows("out", out, batch, (table.shape[1],))
-        rows[:] = table.values[batch.tokens[: len(rows)]]
+        index = batch.tokens if by == IndexedBy.TOKENS else batch.positions
+        _store(table.values[index[: len(rows)]], rows, accumulate)
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
         """RMSNorm, arXiv 1910.07467: ``x / sqrt(mean(x^2) + eps) * weight``; LayerNorm, arXiv 1607.06450,
