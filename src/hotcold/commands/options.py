@@ -208,20 +208,6 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
     )
 
 
-def read_text(path: Path | None) -> str:
-    """A UTF-8 text file as it is; None reads standard input. ValueError: more than anyone means."""
-    name = "standard input" if path is None else str(path)
-    with sys.stdin.buffer if path is None else path.open("rb") as file:
-        data = file.read(_LONGEST_TEXT + 1)
-    if len(data) > _LONGEST_TEXT:
-        raise UserError(f"{name} is longer than {_LONGEST_TEXT} bytes: use a part of it")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise UserError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
-
-
 def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
     """Loads the model that the flags name, with a progress bar, and prints its notes to stderr. ``more``
     belongs to :class:`~hotcold.engine.load_options.LoadOptions`."""
@@ -259,31 +245,8 @@ def facts(model: "LoadedModel") -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
-
-
 def end(args: argparse.Namespace, report: dict[str, Any]) -> int:
     """Prints the report where ``--json`` asks for it; the exit code."""
     if args.json:
         print(json.dumps(report, allow_nan=False))
     return 0
-
-
-def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "B", "T")) -> str:
-    """``7.34 M``."""
-    power = 0
-    while n >= step and power < len(units) - 1:
-        n /= step
-        power += 1
-    return f"{n:.2f} {units[power]}" if power else f"{n:g} {units[0]}".rstrip()
-
-
-def size(n: int) -> str:
-    """``7.34 MiB``."""
-    return scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
