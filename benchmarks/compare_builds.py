@@ -67,9 +67,11 @@ def serve(path: str, sparsity: str, threads: int) -> None:
     from hotcold.engine.sampler import SamplingParams
 
     model = load(Path(path), LoadOptions(sparsity=sparsity, threads=threads, context=512, sequences=16))
-    engine = Engine(model)
+    # Builds before sessions have it all in the model.
+    session = model.session() if hasattr(model, "session") else model
+    engine = Engine(session)
     prompt = [1] + [300 + i * 7919 % 20000 for i in range(127)]
-    print(model.sparsity, flush=True)
+    print(session.sparsity, flush=True)
     for line in sys.stdin:
         sequences, tokens, seed = map(int, line.split())
         if sequences == 0:

@@ -44,7 +44,8 @@ from contestants import Contestant, Lengths, LlamaCpp, Ours, PowerInfer
 from machine_state import MachineState
 
 from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.loading import load
+from hotcold.engine.session import Session
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -68,15 +69,15 @@ class Models:
                 say(f"  layer 0 on random tokens: {figures}")
         return path
 
-    def ours(self, path: Path, sparsity: str, lengths: Lengths) -> LoadedModel:
+    def ours(self, path: Path, sparsity: str, lengths: Lengths) -> Session:
         options = LoadOptions(
             sparsity=sparsity, threads=self.args.threads, context=lengths.context,
             sequences=max(1, lengths.sequences),
         )  # fmt: skip
-        model = load(path, options)
-        for note in model.notes:
+        session = load(path, options).session()
+        for note in session.notes:
             say(f"  {path.name}, {sparsity}: {note}")
-        return model
+        return session
 
 
 def say(line: str) -> None:
@@ -103,7 +104,7 @@ def sparse_contestants(models: Models, type: str, active: float, lengths: Length
     pwri = models.path(type, active, "pwri")
     predicted = models.ours(pwri, "predicted", lengths)
     found: dict[str, Contestant] = {
-        "exact": Ours(predicted.with_sparsity("exact"), lengths),
+        "exact": Ours(predicted.model.session("exact"), lengths),
         "exact_stock": Ours(models.ours(stock, "exact", lengths), lengths),
         "predicted": Ours(predicted, lengths),
     }

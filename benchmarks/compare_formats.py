@@ -143,27 +143,31 @@ class Ours:
     """This project's engine on one file."""
 
     def __init__(self, path: Path, args: argparse.Namespace) -> None:
-        self.model = load(
+        self.session = load(
             path,
             LoadOptions(backend=args.backend, threads=args.threads, context=args.context, sequences=16),
-        )
+        ).session()
 
     def windows(self, text: str, most: int) -> list[list[int]]:
-        tokenizer = self.model.tokenizer
-        return cut_windows(tokenizer.encode(text, add_bos=False), self.model.context, tokenizer.bos_id)[:most]
+        tokenizer = self.session.model.tokenizer
+        return cut_windows(
+            tokenizer.encode(text, add_bos=False), self.session.model.context, tokenizer.bos_id
+        )[:most]
 
     def surprise(self, windows: list[list[int]]) -> Array:
         """Of every token but the windows' first, nats."""
-        scorer = Scorer(self.model)
+        scorer = Scorer(self.session)
         return np.concatenate([score(scorer, window) for window in windows])
 
     def continuations(self, prompts: list[list[int]]) -> tuple[list[list[int]], Array]:
         """Greedy tokens, and the smallest difference of the two largest logits on the way, ``[prompts]``."""
-        engine, margins = Engine(self.model), np.full(len(prompts), np.inf)
+        engine, margins = Engine(self.session), np.full(len(prompts), np.inf)
         inner = engine.sampler.sample
 
         def sample(logits: Any, params: SamplingParams, position: int, recent: Any = ()) -> int:
-            allowed = logits + np.isin(np.arange(len(logits)), list(self.model.tokenizer.stop_ids)) * -1e9
+            allowed = (
+                logits + np.isin(np.arange(len(logits)), list(self.session.model.tokenizer.stop_ids)) * -1e9
+            )
             second, first = np.partition(allowed, -2)[-2:]
             margins[params.seed] = min(margins[params.seed], first - second)
             return inner(logits, params, position, recent)
@@ -233,7 +237,7 @@ def compare(path: Path, text: str, prompts: list[list[int]], args: argparse.Name
         write_gguf(plain, file.metadata, decoded)
     ours, float32 = Ours(path, args), Ours(plain, args)
     plain.unlink()
-    theirs = Theirs(path, args, ours.model.tokenizer.stop_ids)
+    theirs = Theirs(path, args, ours.session.model.tokenizer.stop_ids)
     chosen = clearest(float32, prompts, PROMPTS)
     prompts = [prompt for prompt, _ in chosen]
     same = []
@@ -252,8 +256,8 @@ def compare(path: Path, text: str, prompts: list[list[int]], args: argparse.Name
         "llama_cpp_ppl": their_ppl, "ppl_float32_activations": true_ppl, "ratio": ppl / their_ppl,
         "nll_error_rms": rms(our_nll), "llama_cpp_nll_error_rms": rms(their_nll), "greedy_same": same,
         "margins": [margin for _, margin in chosen],
-        "prompts": [ours.model.tokenizer.decode(prompt) for prompt in prompts],
-        "sparsity": ours.model.sparsity,
+        "prompts": [ours.session.model.tokenizer.decode(prompt) for prompt in prompts],
+        "sparsity": ours.session.sparsity,
     }  # fmt: skip
 
 
@@ -279,7 +283,7 @@ def main() -> None:
         with open_gguf(narrow) as file:
             widen(file, wide, args.copies)
         stories = Ours(narrow, args)
-        shortlist = clearest(stories, beginnings(text, stories.model.tokenizer), SHORTLIST)
+        shortlist = clearest(stories, beginnings(text, stories.session.model.tokenizer), SHORTLIST)
         prompts = [prompt for prompt, _ in shortlist]
         truth = float(np.exp(stories.surprise(stories.windows(text, args.windows)).mean()))
         print(f"stories260K in float32: perplexity {truth:.5f}")

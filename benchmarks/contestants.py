@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.loading import LoadedModel
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.session import Session
 from hotcold.engine.statistics import Figures
 from hotcold.formats.gguf import open_gguf
 
@@ -86,9 +86,9 @@ def random_tokens(length: int, vocab: int, seed: int) -> list[int]:
 class Ours:
     """This engine, by the clock of whoever calls ``step``: with scheduling and sampling."""
 
-    def __init__(self, model: LoadedModel, lengths: Lengths) -> None:
-        self.model, self.lengths = model, lengths
-        self._engine = Engine(model)
+    def __init__(self, session: Session, lengths: Lengths) -> None:
+        self.session, self.lengths = session, lengths
+        self._engine = Engine(session)
 
     def phases(self, seed: int) -> Iterator[Phase]:
         lengths = self.lengths
@@ -106,7 +106,7 @@ class Ours:
             yield "parallel", lambda: self._generate(requests, lengths.parallel_generate)
 
     def _add(self, prompt: int, generate: int, seed: int) -> Request:
-        tokens = random_tokens(prompt, self.model.config.vocab, seed)
+        tokens = random_tokens(prompt, self.session.model.config.vocab, seed)
         request = Request(tokens, SamplingParams(seed=seed), max_tokens=generate, ignore_eos=True)
         self._engine.add(request)
         return request
@@ -119,11 +119,11 @@ class Ours:
 
     def _generate(self, requests: Sequence[Request], each: int) -> Measured:
         had = sum(len(request.output) for request in requests)
-        before, start = self.model.counters.copy(), time.perf_counter()
+        before, start = self.session.counters.copy(), time.perf_counter()
         for _ in range(each):
             self._engine.step()
         seconds = time.perf_counter() - start
-        figures = Figures.of(self.model.counters.since(before), self.model.footprint)
+        figures = Figures.of(self.session.counters.since(before), self.session.footprint)
         tokens = sum(len(request.output) for request in requests) - had
         assert tokens == each * len(requests)
         assert figures.bytes_per_token is not None

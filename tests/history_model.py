@@ -81,20 +81,23 @@ class HistoryTransformer:
 def history_model(
     *, context: int = 200, sequences: int = 1, pages: int | None = None, chunk: int = 16
 ) -> Any:
-    """What an :class:`~hotcold.engine.engine.Engine` needs of a loaded model."""
+    """What an :class:`~hotcold.engine.engine.Engine` needs of a session."""
     per_sequence = -(-context // PAGE)
     pages = sequences * per_sequence if pages is None else pages
     limits = BatchLimits(MAX_DECODE_ROWS + chunk, sequences, per_sequence, max(MAX_DECODE_ROWS, sequences))
     transformer = HistoryTransformer(limits, pages)
-    return SimpleNamespace(
-        transformer=transformer,
-        cache=PagePool(pages),
+    model = SimpleNamespace(
         config=SimpleNamespace(vocab=VOCAB),
-        claim=lambda user: None,
         context=context,
         chunk=chunk,
         backend=ReferenceBackend(),
         tokenizer=SimpleNamespace(stop_ids=frozenset({STOP})),
+    )
+    return SimpleNamespace(
+        model=model,
+        transformer=transformer,
+        cache=PagePool(pages),
+        claim=lambda user: None,
         counters=Counters(np.zeros((1, 4), np.int64)),
         run=transformer.run,
     )

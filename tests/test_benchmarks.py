@@ -60,9 +60,9 @@ def test_the_share_of_neurons_that_fires(
     shape = synthetic.Shape(512, 1408, 3, 8, 4, 2000, 512)
     path = tmp_path / "sparse.gguf"
     synthetic.write(path, synthetic.Recipe(shape, type, active, "by_neuron", seed=3))
-    model = load(path, LoadOptions())
-    assert model.sparsity == "exact"
-    scorer = Scorer(model)
+    session = load(path, LoadOptions()).session()
+    assert session.sparsity == "exact"
+    scorer = Scorer(session)
     score(scorer, np.random.default_rng(0).integers(259, 2000, 200).tolist())
     counted = [figures.active for figures in synthetic.verify(path)]
     assert scorer.figures.active_share_by_layer == pytest.approx([active] * 3, rel=0.1)
@@ -75,7 +75,7 @@ def test_a_stock_file_runs_dense_and_has_all_that_llama_cpp_wants(
     path = tmp_path / "dense.gguf"
     shape = synthetic.Shape(512, 1408, 2, 8, 8, 1000, 256)
     synthetic.write(path, synthetic.Recipe(shape))
-    assert load(path, LoadOptions()).sparsity == "off"
+    assert load(path, LoadOptions()).session().sparsity == "off"
     fields = GGUFReader(path).fields
     assert not any(name.startswith("hotcold.") for name in fields)
     assert {"llama.rope.dimension_count", "llama.vocab_size", "tokenizer.ggml.token_type"} <= fields.keys()
@@ -133,7 +133,7 @@ def test_a_predictor_finds_the_neurons_that_fire(
     tokens = np.random.default_rng(0).integers(259, 1000, 200).tolist()
     shares = {}
     for mode in ("exact", "predicted"):
-        scorer = Scorer(load(path, LoadOptions(mode)))
+        scorer = Scorer(load(path, LoadOptions(mode)).session())
         score(scorer, tokens)
         shares[mode] = np.array(scorer.figures.active_share_by_layer)
     recall = [each.recall for each in figures]
@@ -147,9 +147,9 @@ def test_bytes_read_are_those_of_the_file(
     path, lengths = tmp_path / "model.gguf", contestants.Lengths(40, 6, 3, 7, 4, pieces=2)
     shape = synthetic.Shape(512, 1376, 2, 8, 4, 1000, 256)
     synthetic.write(path, synthetic.Recipe(shape))
-    model = load(path, LoadOptions("off", context=lengths.context, sequences=3))
+    session = load(path, LoadOptions("off", context=lengths.context, sequences=3)).session()
     names, found = zip(
-        *((name, run()) for name, run in contestants.Ours(model, lengths).phases(0)), strict=True
+        *((name, run()) for name, run in contestants.Ours(session, lengths).phases(0)), strict=True
     )
     assert names == ("prompt", "generation", "generation", "parallel")
     assert [each.tokens for each in found] == [40, 3, 3, 12]

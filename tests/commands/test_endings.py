@@ -16,7 +16,7 @@ import hotcold
 from hotcold.commands import cli
 from hotcold.convert import conversion
 from hotcold.engine import loading
-from hotcold.engine.loading import LoadedModel
+from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
 from tests.golden import DATA
 
@@ -65,13 +65,13 @@ def interrupting(function: Callable[..., Any], call: int) -> Callable[..., Any]:
     ("verb", "stage", "where"),
     [
         ("generate", "loading", (loading, "load_weights", 1)),
-        ("generate", "the prompt", (LoadedModel, "run", 1)),
-        ("generate", "generation", (LoadedModel, "run", 4)),
+        ("generate", "the prompt", (Session, "run", 1)),
+        ("generate", "generation", (Session, "run", 4)),
         ("perplexity", "loading", (loading, "load_weights", 1)),
-        ("perplexity", "scoring", (LoadedModel, "run", 4)),
+        ("perplexity", "scoring", (Session, "run", 4)),
         ("bench", "loading", (loading, "load_weights", 1)),
-        ("bench", "the first round", (LoadedModel, "run", 2)),
-        ("bench", "a later round", (LoadedModel, "run", 8)),
+        ("bench", "the first round", (Session, "run", 2)),
+        ("bench", "a later round", (Session, "run", 8)),
         ("convert", "reading", (conversion, "open_checkpoint", 1)),
         ("convert", "the first tensor", (conversion, "quantise", 1)),
         ("convert", "a later tensor", (conversion, "quantise", 9)),

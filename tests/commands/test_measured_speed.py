@@ -21,8 +21,8 @@ def test_medians_over_the_rounds_after_the_first(
     calls: list[str] = []
 
     def measure(engine: Engine, *_: Any, seed: int, **__: Any) -> dict[str, float]:
-        calls.append(engine.model.sparsity)
-        return {"tok_s": ROUNDS[seed][engine.model.sparsity != "exact"]}
+        calls.append(engine.session.sparsity)
+        return {"tok_s": ROUNDS[seed][engine.session.sparsity != "exact"]}
 
     monkeypatch.setattr(fit_predictor, "_ROUNDS", 3)
     monkeypatch.setattr(fit_predictor, "measure", measure)

@@ -19,7 +19,7 @@ import pytest
 
 from hotcold.commands import cli, doctor
 from hotcold.demo import model_path
-from hotcold.engine import loading
+from hotcold.engine import loading, memory
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from tests.golden import DATA
@@ -244,7 +244,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(loading, "load_weights", read)
-    monkeypatch.setattr(loading, "available_memory", lambda: 4 << 20)
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 << 20)
     mistake([verb, *filled(GOOD[verb], places)], capsys, "not enough memory: the model needs 0.01 GiB")
 
 

@@ -94,7 +94,7 @@ def test_the_time_to_the_first_token_is_that_of_the_first_prompt() -> None:
             self.seen = [*requests]
             super().run(requests)
 
-    engine = Watched(load(None, LoadOptions(sequences=2)))
+    engine = Watched(load(None, LoadOptions(sequences=2)).session())
     found = bench.measure(engine, [1] * 200, [3, 3], None, seed=4)
     first, last = (request.timings.ttft_s for request in engine.seen)
     assert first is not None and last is not None

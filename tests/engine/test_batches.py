@@ -10,9 +10,10 @@ import pytest
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.session import Session
 from hotcold.kernels.backend import MAX_DECODE_ROWS
 
 CHUNK = 24
@@ -20,13 +21,15 @@ Logits = dict[int, np.ndarray]  # by position
 
 
 @pytest.fixture(scope="module")
-def exact() -> LoadedModel:
-    return load(None, LoadOptions(sparsity="exact", sequences=MAX_DECODE_ROWS + 3, chunk=CHUNK, threads=2))
+def exact() -> Session:
+    return load(
+        None, LoadOptions(sparsity="exact", sequences=MAX_DECODE_ROWS + 3, chunk=CHUNK, threads=2)
+    ).session()
 
 
 @pytest.fixture(scope="module", params=["exact", "off"])
-def model(exact: LoadedModel, request: pytest.FixtureRequest) -> LoadedModel:
-    return exact if request.param == "exact" else exact.with_sparsity("off")
+def model(exact: Session, request: pytest.FixtureRequest) -> Session:
+    return exact if request.param == "exact" else exact.model.session("off")
 
 
 def prompts(lengths: Sequence[int]) -> list[list[int]]:
@@ -37,7 +40,7 @@ def prompts(lengths: Sequence[int]) -> list[list[int]]:
 class Watched:
     """Runs requests greedily and keeps every row of logits that chose a token."""
 
-    def __init__(self, model: LoadedModel, tokens: int) -> None:
+    def __init__(self, model: Session, tokens: int) -> None:
         self.tokens = tokens
         self.engine = Engine(model)
         self.seen: dict[int, Logits] = {}
@@ -49,7 +52,7 @@ class Watched:
         self.engine.add(Request(prompt, params, max_tokens=self.tokens, ignore_eos=True))
 
     def run(self, steps: int = 10_000) -> dict[int, Logits]:
-        scheduler, counts = self.engine.scheduler, self.engine.model.transformer.batch.counts
+        scheduler, counts = self.engine.scheduler, self.engine.session.transformer.batch.counts
         for _ in range(steps):
             if not (scheduler.running or scheduler.waiting):
                 break
@@ -63,7 +66,7 @@ class Watched:
         return int(logits.argmax())
 
 
-def alone(model: LoadedModel, prompts: list[list[int]], tokens: int) -> dict[int, Logits]:
+def alone(model: Session, prompts: list[list[int]], tokens: int) -> dict[int, Logits]:
     seen: dict[int, Logits] = {}
     for name, prompt in enumerate(prompts):
         watched = Watched(model, tokens)
@@ -79,7 +82,7 @@ def assert_same(seen: dict[int, Logits], expected: dict[int, Logits]) -> None:
             assert np.array_equal(row, expected[name][position]), (name, position)
 
 
-def test_one_to_sixteen_decode_rows(model: LoadedModel) -> None:
+def test_one_to_sixteen_decode_rows(model: Session) -> None:
     texts = prompts([1, 2, 5, 7, 9, 12, 16, 20, 23, 24, 3, 4, 6, 8, 10, 11])
     expected = alone(model, texts, 10)
     for rows in range(1, MAX_DECODE_ROWS + 1):
@@ -90,7 +93,7 @@ def test_one_to_sixteen_decode_rows(model: LoadedModel) -> None:
         assert (rows, False) in watched.steps
 
 
-def test_decode_rows_beside_prompts_in_chunks(model: LoadedModel) -> None:
+def test_decode_rows_beside_prompts_in_chunks(model: Session) -> None:
     """Prompts of up to four chunks arrive while others generate, more of them than there are rows."""
     texts = prompts([1, 70, 24, 25, 3, 49, 90, 2, 33, 47, 48, 5, 17, 61, 29, 8, 55, 13, 80, 26, 40])
     expected = alone(model, texts, 28)
@@ -108,7 +111,7 @@ def test_a_prompt_in_any_chunks() -> None:
     [text] = prompts([90])
     seen = []
     for chunk in (1, 7, 16, 90):
-        watched = Watched(load(None, LoadOptions(chunk=chunk)), 10)
+        watched = Watched(load(None, LoadOptions(chunk=chunk)).session(), 10)
         watched.add(0, text)
         seen.append(watched.run())
     for other in seen[1:]:

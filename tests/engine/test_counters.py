@@ -23,16 +23,16 @@ def greedy(prompt: list[int], tokens: int) -> Request:
 
 
 def test_before_the_first_step_everything_is_0() -> None:
-    for value in asdict(load(None, LoadOptions()).counters).values():
+    for value in asdict(load(None, LoadOptions()).session().counters).values():
         assert not np.any(value)
 
 
 def test_one_sequence() -> None:
     """The first token comes from the prompt's step; each later one reads all positions so far."""
-    model = load(None, LoadOptions())
+    session = load(None, LoadOptions()).session()
     start = time.perf_counter()
-    Engine(model).run([greedy(PROMPT, 8)])
-    elapsed, counters = time.perf_counter() - start, model.counters
+    Engine(session).run([greedy(PROMPT, 8)])
+    elapsed, counters = time.perf_counter() - start, session.counters
     assert (counters.prompt_tokens, counters.decode_tokens, counters.decode_steps) == (len(PROMPT), 7, 7)
     assert counters.kv_positions == sum(len(PROMPT) + i for i in range(1, 8))
     assert counters.decode_s > counters.run_s > 0 and counters.prompt_s > 0
@@ -41,31 +41,31 @@ def test_one_sequence() -> None:
 
 @pytest.mark.parametrize("sparsity", ["exact", "off"])
 def test_a_step_with_prompt_rows_counts_those_alone(sparsity: str) -> None:
-    model = load(None, LoadOptions(sequences=2, sparsity=sparsity))
-    engine = Engine(model)
+    session = load(None, LoadOptions(sequences=2, sparsity=sparsity)).session()
+    engine = Engine(session)
     engine.add(greedy(PROMPT, 20))
     for _ in range(3):
         engine.step()
-    before = model.counters.copy()
+    before = session.counters.copy()
     assert before.rows[:, :4].all() and before.decode_steps == 2
     engine.add(greedy(PROMPT[:5], 20))
     engine.step()
-    change = model.counters.since(before)
+    change = session.counters.since(before)
     assert not change.rows.any() and change.prompt_tokens == 5 and change.prompt_s > 0
     assert not change.decode_tokens and not change.decode_steps and not change.kv_positions
     assert not change.decode_s and not change.run_s
 
 
 def test_a_dense_step_computes_each_neuron_for_each_of_its_tokens() -> None:
-    model = load(None, LoadOptions(sequences=3, sparsity="off"))
-    engine = Engine(model)
+    session = load(None, LoadOptions(sequences=3, sparsity="off")).session()
+    engine = Engine(session)
     for i in range(3):
         engine.add(greedy([1, 400 + i], 20))
     engine.step()
-    before = model.counters.copy()
+    before = session.counters.copy()
     for _ in range(4):
         engine.step()
-    change, neurons = model.counters.since(before), np.array(model.config.neurons)
+    change, neurons = session.counters.since(before), np.array(session.model.config.neurons)
     assert (change.decode_steps, change.decode_tokens) == (4, 12)
     assert change.kv_positions == 3 * (3 + 4 + 5 + 6)
     np.testing.assert_array_equal(change.rows[:, :4].T, np.outer((4, 4, 4, 12), neurons))

@@ -54,45 +54,45 @@ prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=70)
 def test_each_request_gets_its_own_tokens_whatever_runs_beside_it(
     requests: list[tuple[list[int], int]], sequences: int, spare_pages: int, chunk: int
 ) -> None:
-    model = history_model(context=131, sequences=sequences, pages=5 + spare_pages, chunk=chunk)
-    engine = Engine(model)
+    session = history_model(context=131, sequences=sequences, pages=5 + spare_pages, chunk=chunk)
+    engine = Engine(session)
     made = [greedy(prompt, n) for prompt, n in requests]
     run(engine, made)
     for request in made:
         expect(request)
-    assert model.cache.free_pages == model.cache.pages, "pages were not given back"
+    assert session.cache.free_pages == session.cache.pages, "pages were not given back"
     assert engine.step() == []
 
 
 def test_a_long_prompt_goes_in_chunks_and_decoding_continues_beside_it() -> None:
-    model = history_model(sequences=2, chunk=8)
-    engine = Engine(model)
+    session = history_model(sequences=2, chunk=8)
+    engine = Engine(session)
     first = greedy([1, 2, 3], 20, ignore_eos=True)
     engine.add(first)
     engine.step()
     second = greedy(list(range(20)), 3, ignore_eos=True)
     run(engine, [second])
-    assert model.transformer.row_counts[:5] == [(0, 3), (1, 8), (1, 8), (1, 4), (2, 0)]
+    assert session.transformer.row_counts[:5] == [(0, 3), (1, 8), (1, 8), (1, 4), (2, 0)]
 
 
 def test_several_short_prompts_share_a_step() -> None:
-    model = history_model(sequences=3, chunk=8)
+    session = history_model(sequences=3, chunk=8)
     requests = [greedy([i + 1] * 3, 2, ignore_eos=True) for i in range(3)]
-    run(Engine(model), requests)
-    assert model.transformer.row_counts == [(0, 8), (2, 1), (1, 0)]
+    run(Engine(session), requests)
+    assert session.transformer.row_counts == [(0, 8), (2, 1), (1, 0)]
 
 
 def test_more_sequences_than_decode_rows_take_turns() -> None:
-    model = history_model(sequences=MAX_DECODE_ROWS + 5, chunk=100)
+    session = history_model(sequences=MAX_DECODE_ROWS + 5, chunk=100)
     requests = [greedy([i + 1], 12, ignore_eos=True) for i in range(MAX_DECODE_ROWS + 5)]
-    engine = Engine(model)
+    engine = Engine(session)
     for request in requests:
         engine.add(request)
     for _ in range(9):
         engine.step()
     lengths = [len(request.output) for request in requests]
     assert max(lengths) - min(lengths) <= 1
-    assert max(decode for decode, _ in model.transformer.row_counts) == MAX_DECODE_ROWS
+    assert max(decode for decode, _ in session.transformer.row_counts) == MAX_DECODE_ROWS
 
 
 def test_step_returns_the_new_tokens() -> None:
@@ -151,8 +151,8 @@ def test_a_request_that_can_never_have_its_pages_is_refused() -> None:
 
 
 def test_a_request_waits_for_pages_and_a_running_one_never_lacks_them() -> None:
-    model = history_model(context=128, sequences=2, pages=4)
-    engine = Engine(model)
+    session = history_model(context=128, sequences=2, pages=4)
+    engine = Engine(session)
     requests = [greedy([i] * 60, 60, ignore_eos=True) for i in (1, 2)]  # four pages each, four in all
     for request in requests:
         engine.add(request)
@@ -164,8 +164,8 @@ def test_a_request_waits_for_pages_and_a_running_one_never_lacks_them() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 5])
 def test_an_aborted_request_gives_its_pages_back(steps: int) -> None:
-    model = history_model(sequences=2)
-    engine = Engine(model)
+    session = history_model(sequences=2)
+    engine = Engine(session)
     request, other = greedy([1] * 20, 50, ignore_eos=True), greedy([2] * 20, 50, ignore_eos=True)
     engine.add(request)
     engine.add(other)
@@ -177,17 +177,17 @@ def test_an_aborted_request_gives_its_pages_back(steps: int) -> None:
     assert engine.scheduler.running == [other] or steps == 0
     finish(engine, [other])
     assert other.output == follow([2] * 20, 50, ignore_eos=True)
-    assert model.cache.free_pages == model.cache.pages
+    assert session.cache.free_pages == session.cache.pages
 
 
 @pytest.mark.parametrize("at", range(6))
 def test_an_interrupted_step_can_be_repeated(at: int) -> None:
-    model = history_model(sequences=2, chunk=8)
-    engine = Engine(model)
+    session = history_model(sequences=2, chunk=8)
+    engine = Engine(session)
     requests = [greedy([1] * 20, 9, ignore_eos=True), greedy([2] * 3, 9, ignore_eos=True)]
     for request in requests:
         engine.add(request)
-    model.transformer.interrupt_in = at
+    session.transformer.interrupt_in = at
     with pytest.raises(KeyboardInterrupt):
         finish(engine, requests)
     finish(engine, requests)
@@ -250,14 +250,14 @@ def test_time_to_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = greedy([1], 1, ignore_eos=True), greedy([2] * 20, 5, ignore_eos=True)
     engine.add(first)
     engine.add(second)
-    inner = engine.model.run
+    inner = engine.session.run
 
     def run() -> None:
         nonlocal now
         inner()
         now += 1
 
-    engine.model.run = run  # type: ignore[method-assign]
+    engine.session.run = run  # type: ignore[method-assign]
     finish(engine, [first, second])
     assert (first.timings.ttft_s, first.timings.finished) == (1, 101)
     assert (second.timings.ttft_s, second.timings.finished) == (4, 108)
@@ -342,7 +342,7 @@ def test_a_request_that_fails_ends_alone(error: Exception) -> None:
     assert bad.timings.finished is not None
     for request in good:
         expect(request)
-    assert engine.model.cache.free_pages == engine.model.cache.pages
+    assert engine.session.cache.free_pages == engine.session.cache.pages
 
 
 def test_run_raises_the_error_when_the_others_are_done() -> None:
@@ -360,8 +360,8 @@ def test_run_raises_the_error_when_the_others_are_done() -> None:
 
 
 def test_nothing_allowed_and_no_numbers_are_errors_of_one_request() -> None:
-    model = history_model(sequences=2)
-    engine = Engine(model)
+    session = history_model(sequences=2)
+    engine = Engine(session)
     banned = SamplingParams(temperature=0, logit_bias=dict.fromkeys(range(VOCAB), -math.inf))
     nothing, good = Request([1], banned), greedy([2], 20, ignore_eos=True)
     for request in (nothing, good):
@@ -371,13 +371,13 @@ def test_nothing_allowed_and_no_numbers_are_errors_of_one_request() -> None:
     finish(engine, [good])
     expect(good)
 
-    inner = model.run
+    inner = session.run
 
     def damaged() -> None:
         inner()
-        model.transformer.logits[0, 5] = np.nan
+        session.transformer.logits[0, 5] = np.nan
 
-    model.run = damaged
+    session.run = damaged
     first, second = greedy([3], 4, ignore_eos=True), greedy([4], 4, ignore_eos=True)
     for request in (first, second):
         engine.add(request)
@@ -386,12 +386,12 @@ def test_nothing_allowed_and_no_numbers_are_errors_of_one_request() -> None:
 
 
 def test_an_error_of_the_model_is_everybodys_and_nobody_loses_a_token() -> None:
-    model = history_model(sequences=2, chunk=8)
-    engine = Engine(model)
+    session = history_model(sequences=2, chunk=8)
+    engine = Engine(session)
     requests = [greedy([1] * 20, 9, ignore_eos=True), greedy([2] * 3, 9, ignore_eos=True)]
     for request in requests:
         engine.add(request)
-    model.transformer.interrupt, model.transformer.interrupt_in = MemoryError, 4
+    session.transformer.interrupt, session.transformer.interrupt_in = MemoryError, 4
     with pytest.raises(MemoryError):
         finish(engine, requests)
     finish(engine, requests)

@@ -11,17 +11,18 @@ from pwri import write_pwri
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import Scorer, compare
+from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
 
 SENTENCE = "The old man sat down by the fire and told the children a story about the sea and the white ship."
 
 
-def model(**options: object) -> LoadedModel:
-    return load(None, LoadOptions(**options))  # type: ignore[arg-type]
+def session(**options: object) -> Session:
+    return load(None, LoadOptions(**options)).session()  # type: ignore[arg-type]
 
 
 def prompts(n: int) -> list[list[int]]:
@@ -29,8 +30,8 @@ def prompts(n: int) -> list[list[int]]:
     return np.random.default_rng(7).integers(259, 4096, (n, 16)).tolist()
 
 
-def greedy(model: LoadedModel, prompts: list[list[int]], n: int) -> list[list[int]]:
-    engine, outputs = Engine(model), []
+def greedy(session: Session, prompts: list[list[int]], n: int) -> list[list[int]]:
+    engine, outputs = Engine(session), []
     for prompt in prompts:
         request = Request(prompt, SamplingParams(temperature=0), max_tokens=n, ignore_eos=True)
         engine.add(request)
@@ -40,15 +41,15 @@ def greedy(model: LoadedModel, prompts: list[list[int]], n: int) -> list[list[in
     return outputs
 
 
-def logits(model: LoadedModel) -> np.ndarray:
-    window = model.tokenizer.encode(SENTENCE)
-    return np.concatenate([rows.copy() for rows in Scorer(model).logits(window)])
+def logits(session: Session) -> np.ndarray:
+    window = session.model.tokenizer.encode(SENTENCE)
+    return np.concatenate([rows.copy() for rows in Scorer(session).logits(window)])
 
 
 @pytest.mark.long
 def test_ten_thousand_greedy_tokens_are_the_same_exact_and_off() -> None:
-    exact = model(sparsity="exact")
-    off = exact.with_sparsity("off")
+    exact = session(sparsity="exact")
+    off = exact.model.session("off")
     few, many = (
         prompts(20),
         prompts(240)[20:],
@@ -63,15 +64,15 @@ def test_ten_thousand_greedy_tokens_are_the_same_exact_and_off() -> None:
 def test_logits_are_bit_identical_exact_or_off_at_any_number_of_threads(
     threads: int, cache_type: str
 ) -> None:
-    exact = model(sparsity="exact", threads=threads, cache_type=cache_type)
-    expected = logits(model(sparsity="off", threads=1, cache_type=cache_type))
+    exact = session(sparsity="exact", threads=threads, cache_type=cache_type)
+    expected = logits(session(sparsity="off", threads=1, cache_type=cache_type))
     assert np.array_equal(logits(exact), expected)
-    assert np.array_equal(logits(exact.with_sparsity("off")), expected)
+    assert np.array_equal(logits(exact.model.session("off")), expected)
 
 
 def test_sampled_text_is_the_same_at_one_and_two_threads() -> None:
     def sampled(threads: int) -> list[int]:
-        engine = Engine(model(threads=threads))
+        engine = Engine(session(threads=threads))
         request = Request(list(range(300, 310)), SamplingParams(seed=4), max_tokens=200, ignore_eos=True)
         engine.add(request)
         while not request.finished:
@@ -84,8 +85,8 @@ def test_sampled_text_is_the_same_at_one_and_two_threads() -> None:
 @pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
 def test_the_cpu_follows_the_reference(cache_type: str) -> None:
     """Not bit by bit: float sums in another order now and then turn an int8 code of some dot's input."""
-    window = model().tokenizer.encode(SENTENCE)
-    cpu, reference = (model(backend=backend, cache_type=cache_type) for backend in ("cpu", "reference"))
+    window = session().model.tokenizer.encode(SENTENCE)
+    cpu, reference = (session(backend=backend, cache_type=cache_type) for backend in ("cpu", "reference"))
     both = compare(Scorer(cpu), Scorer(reference), window)
     assert both.kl.max() < 1e-3 and both.same_top.all()
     assert both.perplexity_ratio == pytest.approx(1, abs=5e-3)
@@ -94,7 +95,7 @@ def test_the_cpu_follows_the_reference(cache_type: str) -> None:
 def test_an_exact_step_reads_less_and_counts_what_the_reference_counts() -> None:
     counts = []
     for backend in ("cpu", "reference"):
-        exact = model(sparsity="exact", backend=backend)
+        exact = session(sparsity="exact", backend=backend)
         logits(exact)
         counts.append(exact.counters.rows)
     gate, up, down, pairs, _ = counts[0].T
@@ -115,13 +116,15 @@ def predictor_file(path: Path, threshold: float) -> Path:
 
 def test_a_predictor_that_names_all_changes_nothing_and_one_that_names_none_ruins_it(tmp_path: Path) -> None:
     runs = prompts(3)
-    dense = model(sparsity="off")
-    everything = load(predictor_file(tmp_path / "low.gguf", -1e9), LoadOptions(sparsity="predicted"))
-    nothing = load(predictor_file(tmp_path / "high.gguf", 1e9), LoadOptions(sparsity="predicted"))
+    dense = session(sparsity="off")
+    everything = load(
+        predictor_file(tmp_path / "low.gguf", -1e9), LoadOptions(sparsity="predicted")
+    ).session()
+    nothing = load(predictor_file(tmp_path / "high.gguf", 1e9), LoadOptions(sparsity="predicted")).session()
     assert greedy(everything, runs, 60) == greedy(dense, runs, 60) != greedy(nothing, runs, 60)
     assert np.array_equal(logits(everything), logits(dense))
 
-    both = compare(Scorer(nothing), Scorer(dense), dense.tokenizer.encode(SENTENCE))
+    both = compare(Scorer(nothing), Scorer(dense), dense.model.tokenizer.encode(SENTENCE))
     assert both.perplexity_ratio > 5, (
         "perplexity is measured by the decode rule, not on the dense prompt path"
     )

@@ -15,6 +15,7 @@ from hotcold.demo import model_path
 from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 
@@ -72,7 +73,7 @@ def test_files_go_with_the_object(
     def fail(self: object) -> None:
         raise Interrupted
 
-    monkeypatch.setattr(LoadedModel, "run", fail)
+    monkeypatch.setattr(Session, "run", fail)
     with pytest.raises(Interrupted):
         ffn_inputs(model, [[1, 2, 3, 4]], {"normed"})
     gc.collect()
@@ -83,7 +84,7 @@ def test_too_little_disk_is_told_before_anything_is_computed(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = 4 * 6 * 256 * 3
-    monkeypatch.setattr(LoadedModel, "run", lambda self: pytest.fail("it ran"))
+    monkeypatch.setattr(Session, "run", lambda self: pytest.fail("it ran"))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 1))
     with pytest.raises(UserError, match=r"inputs of 6 layers for 3 tokens take .* GiB free: .*TMPDIR"):
         ffn_inputs(model, [[1, 2, 3, 4]], {"normed"})

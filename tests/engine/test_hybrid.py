@@ -19,10 +19,11 @@ from hotcold.demo import model_path
 from hotcold.engine import placing
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import Scorer, compare
+from hotcold.engine.session import Session
 from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
@@ -56,9 +57,9 @@ def half(tmp_path: Path, sizes: Sizes) -> Path:
     return write(tmp_path / "half.gpuidx", sizes, 0.5)
 
 
-def on_two(path: Path, **more: Any) -> LoadedModel:
+def on_two(path: Path, **more: Any) -> Session:
     options = {"placement": path, "hot_backend": "cpu", "threads": 1} | more
-    return load(None, LoadOptions(**options))
+    return load(None, LoadOptions(**options)).session()
 
 
 def random_prompts(*lengths: int) -> list[list[int]]:
@@ -66,11 +67,11 @@ def random_prompts(*lengths: int) -> list[list[int]]:
     return [random.integers(259, 4096, length).tolist() for length in lengths]
 
 
-def greedy(model: LoadedModel, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+def greedy(session: Session, prompts: list[list[int]], tokens: int) -> list[list[int]]:
     """All prompts at the same time."""
     params = SamplingParams(temperature=0)
     requests = [Request(prompt, params, max_tokens=tokens, ignore_eos=True) for prompt in prompts]
-    Engine(model).run(requests)
+    Engine(session).run(requests)
     return [request.output for request in requests]
 
 
@@ -78,7 +79,10 @@ def greedy(model: LoadedModel, prompts: list[list[int]], tokens: int) -> list[li
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_greedy_text_of_several_sequences(tmp_path: Path, sizes: Sizes, share: float, sparsity: str) -> None:
     """The same but for near ties: a sum's last bit now and then turns an int8 code, worth up to 0.1."""
-    prompts, whole = random_prompts(1, 40, 7), load(None, LoadOptions(sparsity=sparsity, sequences=3))
+    prompts, whole = (
+        random_prompts(1, 40, 7),
+        load(None, LoadOptions(sparsity=sparsity, sequences=3)).session(),
+    )
     expected, same = greedy(whole, prompts, 120), 0
     for layers in (range(6), range(2, 5)):
         path = write(tmp_path / f"{layers.start}.gpuidx", sizes, share, layers, layers.start == 0)
@@ -93,15 +97,17 @@ def test_greedy_text_of_several_sequences(tmp_path: Path, sizes: Sizes, share: f
 
 
 def test_the_bits_do_not_depend_on_time_or_threads_or_mode(half: Path) -> None:
-    def logits(model: LoadedModel) -> np.ndarray:
-        return np.concatenate([r.copy() for r in Scorer(model).logits(model.tokenizer.encode(TEXT))])
+    def logits(session: Session) -> np.ndarray:
+        return np.concatenate(
+            [r.copy() for r in Scorer(session).logits(session.model.tokenizer.encode(TEXT))]
+        )
 
     first = on_two(half, sparsity="exact")
     expected = logits(first)
     for other in (
         first,
         on_two(half, sparsity="exact", threads=2, hot_threads=1),
-        first.with_sparsity("off"),
+        first.model.session("off"),
     ):
         np.testing.assert_array_equal(logits(other), expected)
 
@@ -111,15 +117,18 @@ def test_two_kinds_of_backend(half: Path, backends: tuple[str, str]) -> None:
     """Not bit by bit: as in test_exactness, another order of sums now and then turns an int8 code."""
     cold, hot = backends
     threads = 1 if cold == "cpu" else None
-    split, whole = on_two(half, backend=cold, hot_backend=hot, threads=threads), load(None, LoadOptions())
-    both = compare(Scorer(split), Scorer(whole), whole.tokenizer.encode(TEXT))
+    split, whole = (
+        on_two(half, backend=cold, hot_backend=hot, threads=threads),
+        load(None, LoadOptions()).session(),
+    )
+    both = compare(Scorer(split), Scorer(whole), whole.model.tokenizer.encode(TEXT))
     assert both.kl.max() < 1e-3 and both.same_top.all()
 
 
 def test_figures_are_those_of_both_halves(half: Path) -> None:
-    split, whole = on_two(half, sparsity="exact"), load(None, LoadOptions(sparsity="exact"))
-    for model in (split, whole):
-        greedy(model, random_prompts(5), 30)
+    split, whole = on_two(half, sparsity="exact"), load(None, LoadOptions(sparsity="exact")).session()
+    for session in (split, whole):
+        greedy(session, random_prompts(5), 30)
     assert split.footprint == whole.footprint
     assert split.counters.rows == pytest.approx(whole.counters.rows, rel=0.01)
 
@@ -127,20 +136,20 @@ def test_figures_are_those_of_both_halves(half: Path) -> None:
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 1])
 def test_bytes_are_those_of_the_bill(tmp_path: Path, sizes: Sizes, share: float) -> None:
     path = write(tmp_path / "x.gpuidx", sizes, share)
-    model, placement = on_two(path), read_placement(path, sizes)
+    session, placement = on_two(path), read_placement(path, sizes)
     kinds = {row["kind"]: np.zeros(2) for row in placement.bill(sizes)}
     for row in placement.bill(sizes):
         kinds[row["kind"]] += (row["gpu_bytes"], row["cpu_bytes"])
     taken = np.zeros(2)
-    for layer in model._weights.layers:
+    for layer in session.model.weights.layers:
         parts = (layer.ffn.hot, layer.ffn.cold) if isinstance(layer.ffn, SplitWeights) else (layer.ffn, None)
         taken += [part.nbytes if part else 0 for part in parts]
     np.testing.assert_allclose(taken, kinds["neurons"], rtol=0.02)
-    weights = model._weights.layers[0]
+    weights = session.model.weights.layers[0]
     attention = [part.nbytes for part in (weights.q, weights.k, weights.v, weights.o)]
     assert 6 * sum(attention) == pytest.approx(kinds["attention"][0], rel=0.02)
-    assert 6 * sum(cache.nbytes for cache in model.cache.layers[0]) == kinds["kv"][0]
-    assert model._weights.head.nbytes == pytest.approx(kinds["head"][0], rel=0.02)
+    assert 6 * sum(cache.nbytes for cache in session.cache.layers[0]) == kinds["kv"][0]
+    assert session.model.weights.head.nbytes == pytest.approx(kinds["head"][0], rel=0.02)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError, SystemExit])
@@ -164,8 +173,8 @@ def test_no_thread_outlives_its_model(half: Path) -> None:
         assert threading.active_count() == before + 1
         llm.generate("Once upon a time", max_tokens=3)
     assert threading.active_count() == before
-    model = on_two(half)
-    del model
+    session = on_two(half)
+    del session
     gc.collect()
     assert threading.active_count() == before
 
@@ -179,9 +188,9 @@ def test_a_budget() -> None:
 
 
 def test_the_timeline_of_two_sides(half: Path) -> None:
-    model = on_two(half)
-    model.trace(timeline := Timeline(model.hot))
-    greedy(model, random_prompts(5), 4)
+    session = on_two(half)
+    session.trace(timeline := Timeline(session.model.hot))
+    greedy(session, random_prompts(5), 4)
     spans = timeline.spans()
     for side in ("hot", "cold"):  # never two things at a time
         own = [span for span in spans if span.side == side]
@@ -191,8 +200,8 @@ def test_the_timeline_of_two_sides(half: Path) -> None:
         assert found == [(step, layer) for step in range(4) for layer in range(6)], what
     overlap = timeline.overlap()
     assert overlap is not None and 0 <= overlap <= 1
-    model.trace(None)
-    greedy(model, random_prompts(5), 4)
+    session.trace(None)
+    greedy(session, random_prompts(5), 4)
     assert timeline.spans() == spans
 
 
@@ -267,9 +276,11 @@ def test_a_budget_is_kept(tmp_path: Path, sparsity: str, chunk: int, monkeypatch
     held = []
     for budget in (4 << 20, 6 << 20, 8 << 20, 12 << 20):
         options = {"sparsity": sparsity, "chunk": chunk, "hot_backend": "cpu", "vram_budget": budget}
-        model = load(path, LoadOptions(predictor=named if sparsity == "predicted" else None, **options))
-        assert model.sparsity == sparsity
-        assert any("--vram-budget places neurons for the preset rtx4090-i9" in note for note in model.notes)
+        session = load(
+            path, LoadOptions(predictor=named if sparsity == "predicted" else None, **options)
+        ).session()
+        assert session.sparsity == sparsity
+        assert any("--vram-budget places neurons for the preset rtx4090-i9" in note for note in session.notes)
         hot = opened[-1].total
         held.append(hot)
         assert hot <= budget, f"{hot - budget} bytes more than the budget"
@@ -282,9 +293,9 @@ def test_a_damaged_sidecar_does_not_matter_without_prediction(half: Path, tmp_pa
     (tmp_path / "model.predictor.gguf").write_bytes(b"GGUF but damaged")
     for sparsity in ("off", "exact"):
         options = LoadOptions(placement=half, hot_backend="cpu", threads=1, sparsity=sparsity)
-        assert load(path, options).sparsity == sparsity
+        assert load(path, options).session().sparsity == sparsity
     with pytest.raises(GGUFError):
-        load(path, LoadOptions(placement=half, hot_backend="cpu", sparsity="predicted"))
+        load(path, LoadOptions(placement=half, hot_backend="cpu", sparsity="predicted")).session()
 
 
 def test_a_profile_beside_the_model_is_used(
@@ -301,11 +312,11 @@ def test_a_profile_beside_the_model_is_used(
 
     monkeypatch.setattr(placing, "Solver", Watched)
     options = LoadOptions(vram_budget=6 << 20, hot_backend="cpu", threads=1)
-    assert "a power law" in load(path, options).notes[0]
+    assert "a power law" in load(path, options).session().notes[0]
     firing = [np.where(np.arange(n) >= n // 2, 0.75, 0.0625) for n in sizes.neurons]
     facts = {"model_fingerprint": sizes.fingerprint}
     write_profile(tmp_path / "model.profile.gguf", Profile(firing, "a test"), facts)
-    assert "model.profile.gguf: a test" in load(path, options).notes[0]
+    assert "model.profile.gguf: a test" in load(path, options).session().notes[0]
     for found, expected in zip(given[1].firing, firing, strict=True):
         np.testing.assert_array_equal(found, expected)
 
@@ -319,12 +330,12 @@ def test_the_preset_is_the_one_that_is_told(half: Path, monkeypatch: pytest.Monk
         return inner(name)
 
     monkeypatch.setattr(placing, "find_hardware", find)
-    model = load(None, LoadOptions(vram_budget=6 << 20, hot_backend="cpu", threads=1))
-    assert asked == ["rtx4090-i9"] and "the preset rtx4090-i9" in model.notes[0]
+    session = load(None, LoadOptions(vram_budget=6 << 20, hot_backend="cpu", threads=1)).session()
+    assert asked == ["rtx4090-i9"] and "the preset rtx4090-i9" in session.notes[0]
     assert "preset" not in " ".join(on_two(half).notes) and asked == ["rtx4090-i9"]
 
 
 @pytest.mark.parametrize(("asked", "given"), [((2, 1), (2, 1)), ((1, 2), (1, 2)), ((2, None), (2, 2))])
 def test_threads_of_both_sides(half: Path, asked: tuple[int, int | None], given: tuple[int, int]) -> None:
-    model = on_two(half, threads=asked[0], hot_threads=asked[1])
-    assert (model.threads, model.hot.threads) == given  # type: ignore[union-attr]
+    session = on_two(half, threads=asked[0], hot_threads=asked[1])
+    assert (session.model.threads, session.model.hot.threads) == given  # type: ignore[union-attr]

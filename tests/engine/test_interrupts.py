@@ -84,7 +84,7 @@ def undisturbed() -> list[tuple[list[int], str | None, bool]]:
 
 
 def assert_nothing_is_held(engine: Engine) -> None:
-    assert engine.model.cache.free_pages == engine.model.cache.pages
+    assert engine.session.cache.free_pages == engine.session.cache.pages
     assert not engine.scheduler.running and not engine.scheduler.waiting
     assert not engine.in_use
 
@@ -144,7 +144,7 @@ def test_an_interrupt_while_a_run_that_failed_cleans_up() -> None:
 
         def scene(moment: int, error: type[BaseException] = error) -> bool:
             engine, requests = fresh_engine(), some_requests()
-            transformer = engine.model.transformer
+            transformer = engine.session.transformer
             transformer.interrupt = error
             transformer.interrupt_in = 1
             interrupter = Interrupter(moment)

@@ -44,18 +44,18 @@ def test_independent_blocks_have_the_normal_interval(level: float, width: float)
 def test_a_model_for_several_sequences_scores_as_one_for_a_single_one() -> None:
     """Also after requests have left their lengths in other rows of the page table."""
     window = [1, *range(300, 360)]
-    expected = score(Scorer(load(None, LoadOptions())), window)
-    model = load(None, LoadOptions(sequences=3))
-    np.testing.assert_array_equal(score(Scorer(model), window), expected)
+    expected = score(Scorer(load(None, LoadOptions()).session()), window)
+    session = load(None, LoadOptions(sequences=3)).session()
+    np.testing.assert_array_equal(score(Scorer(session), window), expected)
     params = SamplingParams(temperature=0)
-    Engine(model).run([Request([1, 400 + i], params, max_tokens=3 + i) for i in range(3)])
-    np.testing.assert_array_equal(score(Scorer(model), window), expected)
+    Engine(session).run([Request([1, 400 + i], params, max_tokens=3 + i) for i in range(3)])
+    np.testing.assert_array_equal(score(Scorer(session), window), expected)
 
 
 def test_a_window_keeps_the_rules_of_a_batch() -> None:
     """The model checks rows, slots and lengths, and gives logits that depend on the whole history."""
     window = [i % 7 for i in range(50)]
-    model = history_model(sequences=3)
-    rows = np.concatenate([logits.copy() for logits in Scorer(model).logits(window)])
+    session = history_model(sequences=3)
+    rows = np.concatenate([logits.copy() for logits in Scorer(session).logits(window)])
     expected = [logits_after(window[: i + 1]) for i in range(len(window) - 1)]
     np.testing.assert_array_equal(rows, expected)

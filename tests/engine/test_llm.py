@@ -63,16 +63,16 @@ def test_token_ids_are_taken_as_they_are(llm: LLM) -> None:
 
 
 def test_an_abandoned_stream_gives_its_pages_back(llm: LLM) -> None:
-    free = llm.model.cache.free_pages
+    free = llm.session.cache.free_pages
     stream = llm.stream(PROMPT, max_tokens=100)
     next(stream)
-    assert llm.model.cache.free_pages < free
+    assert llm.session.cache.free_pages < free
     stream.close()  # what leaving a for loop does as soon as nothing refers to the generator
-    assert llm.model.cache.free_pages == free
+    assert llm.session.cache.free_pages == free
     del stream
     never_started = llm.stream(PROMPT)
     del never_started
-    assert llm.model.cache.free_pages == free and not llm.engine.scheduler.waiting
+    assert llm.session.cache.free_pages == free and not llm.engine.scheduler.waiting
 
 
 def test_two_streams_at_once(llm: LLM) -> None:
@@ -141,7 +141,7 @@ def test_a_text_that_fails_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "".join([*others, *other]) == expected
         with pytest.raises(ValueError, match="logits contain nan"):
             llm.generate([PROMPT, "The king"], seed=13)
-        assert llm.model.cache.free_pages == llm.model.cache.pages
+        assert llm.session.cache.free_pages == llm.session.cache.pages
         assert llm.generate(PROMPT, max_tokens=12, seed=1).text == expected
 
 
@@ -154,15 +154,13 @@ def test_two_users_of_one_model() -> None:
         llm.engine.add(request)
         for _ in range(4):
             llm.engine.step()
-        other = Engine(llm.model)
-        refused = (
-            r"in use by an engine with 1 unfinished requests: finish or abort .* model.with_sparsity\(\)"
-        )
+        other = Engine(llm.session)
+        refused = r"in use by an engine with 1 unfinished requests: finish or abort .* model.session\(\)"
         with pytest.raises(UserError, match=refused):
             other.add(llm.request(PROMPT))
         with pytest.raises(UserError, match=refused):
-            next(Scorer(llm.model).logits(window))
-        apart = Engine(llm.model.with_sparsity("off"))
+            next(Scorer(llm.session).logits(window))
+        apart = Engine(llm.model.session("off"))
         apart.run([twin := llm.request(PROMPT, max_tokens=12, temperature=0)])
         while not request.finished:
             llm.engine.step()
@@ -170,9 +168,9 @@ def test_two_users_of_one_model() -> None:
         other.run([again := llm.request(PROMPT, max_tokens=12, temperature=0)])
         assert tuple(again.output) == expected
 
-        rows = Scorer(llm.model).logits(window)
+        rows = Scorer(llm.session).logits(window)
         next(rows)
-        for busy in (lambda: llm.generate(PROMPT), lambda: next(Scorer(llm.model).logits(window))):
+        for busy in (lambda: llm.generate(PROMPT), lambda: next(Scorer(llm.session).logits(window))):
             with pytest.raises(UserError, match="in use by a scoring that has not come to the end"):
                 busy()
         rows.close()
@@ -180,9 +178,9 @@ def test_two_users_of_one_model() -> None:
         llm.engine.add(llm.request(PROMPT))
         llm.engine.step()
         del other  # an engine that is gone owns nothing
-        forgotten = Engine(llm.model)
+        forgotten = Engine(llm.session)
         with pytest.raises(UserError):
             forgotten.add(llm.request(PROMPT))
         llm._engine = forgotten
         assert llm.generate(PROMPT, max_tokens=12, temperature=0).ids == expected
-        assert llm.model.cache.free_pages == llm.model.cache.pages
+        assert llm.session.cache.free_pages == llm.session.cache.pages

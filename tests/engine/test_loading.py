@@ -11,12 +11,13 @@ from pwri import write_pwri
 from sidecars import with_sidecar
 
 from hotcold.demo import model_path
-from hotcold.engine import loading
+from hotcold.engine import loading, memory
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadError, LoadOptions
-from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
@@ -30,8 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def reference(path: Path | None = None, **options: object) -> LoadedModel:
-    return load(path, LoadOptions(backend="reference", **options))  # type: ignore[arg-type]
+def reference(path: Path | None = None, **options: object) -> Session:
+    return load(path, LoadOptions(backend="reference", **options)).session()  # type: ignore[arg-type]
 
 
 def with_predictor(folder: Path, threshold: float) -> Path:
@@ -47,14 +48,14 @@ def with_predictor(folder: Path, threshold: float) -> Path:
 
 
 def test_the_built_in_model_runs_exact_without_a_word() -> None:
-    model = reference()
-    assert (model.sparsity, model.notes, model.context) == ("exact", [], 256)
+    session = reference()
+    assert (session.sparsity, session.notes, session.model.context) == ("exact", [], 256)
 
 
 def test_an_activation_without_zeros_runs_dense_and_says_so(folder: Path) -> None:
-    model = reference(golden("tiny-llama", folder).path)
-    assert model.sparsity == "off"
-    assert model.notes == ["sparsity auto is off: activation silu gives no zeros"]
+    session = reference(golden("tiny-llama", folder).path)
+    assert session.sparsity == "off"
+    assert session.notes == ["sparsity auto is off: activation silu gives no zeros"]
     for mode in ("exact", "predicted"):
         with pytest.raises(LoadError, match=rf"--sparsity {mode}: activation silu .* use off or auto"):
             reference(golden("tiny-llama", folder).path, sparsity=mode)
@@ -71,9 +72,9 @@ def test_predicted_without_a_predictor_is_refused() -> None:
 
 
 def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> None:
-    model = reference(with_predictor(folder, 0.0))
-    assert model.sparsity == "exact"
-    assert model.notes == [
+    session = reference(with_predictor(folder, 0.0))
+    assert session.sparsity == "exact"
+    assert session.notes == [
         "sparsity auto is exact: nothing says that the predictor pays; --sparsity predicted uses it"
     ]
 
@@ -90,33 +91,35 @@ def test_predicted_reads_the_predictor_too(folder: Path) -> None:
 
 def test_auto_uses_a_sidecar_in_the_layers_where_it_pays(tmp_path: Path) -> None:
     path = with_sidecar(tmp_path, [True, False, False, True, False, False], bound=1.0)
-    model, exact = reference(path), reference(path, sparsity="exact")
-    assert model.sparsity == "predicted" and exact.notes == []
-    assert model.notes == ["sparsity auto is predicted: this pays in 2 of 6 layers, by model.predictor.gguf"]
-    decode_once(model, [0])
-    assert (model.counters.rows[:, 0] == [0, 1024, 1024, 0, 1024, 1024]).all()
+    session, exact = reference(path), reference(path, sparsity="exact")
+    assert session.sparsity == "predicted" and exact.notes == []
+    assert session.notes == [
+        "sparsity auto is predicted: this pays in 2 of 6 layers, by model.predictor.gguf"
+    ]
+    decode_once(session, [0])
+    assert (session.counters.rows[:, 0] == [0, 1024, 1024, 0, 1024, 1024]).all()
     extra = 2 * (34 * (32 * 256 + 1024 * 32) // 32 + 4 * 1024)
-    assert model.footprint.step_bytes - exact.footprint.step_bytes == extra
-    assert model.footprint.step_params - exact.footprint.step_params == 2 * 32 * (256 + 1024)
-    every = model.with_sparsity("predicted")
+    assert session.footprint.step_bytes - exact.footprint.step_bytes == extra
+    assert session.footprint.step_params - exact.footprint.step_params == 2 * 32 * (256 + 1024)
+    every = session.model.session("predicted")
     decode_once(every, [0])
     assert not every.counters.rows[:, 0].any()
 
 
 def test_auto_is_exact_where_a_sidecar_pays_nowhere(tmp_path: Path) -> None:
-    model = reference(with_sidecar(tmp_path, [False] * 6))
-    assert model.sparsity == "exact" and "nothing says that the predictor pays" in model.notes[0]
-    predicted = model.with_sparsity("predicted")
-    decode_once(model, [0])
+    session = reference(with_sidecar(tmp_path, [False] * 6))
+    assert session.sparsity == "exact" and "nothing says that the predictor pays" in session.notes[0]
+    predicted = session.model.session("predicted")
+    decode_once(session, [0])
     decode_once(predicted, [0])
-    assert np.array_equal(model.transformer.logits[0], predicted.transformer.logits[0])  # it names all
+    assert np.array_equal(session.transformer.logits[0], predicted.transformer.logits[0])  # it names all
 
 
 def test_a_sidecar_that_is_named(tmp_path: Path) -> None:
     with_sidecar(tmp_path, [True] * 6)
     named = tmp_path / "model.predictor.gguf"
     assert reference(predictor=named).sparsity == "predicted"  # of the built-in model, the same
-    assert reference().with_sparsity("predicted", named).sparsity == "predicted"
+    assert reference().model.session("predicted", named).sparsity == "predicted"
     with pytest.raises(PredictorError, match="belongs to the model with fingerprint"):
         reference(with_predictor(tmp_path, 0.5), predictor=named)
     with pytest.raises(GGUFError, match="No such file"):
@@ -144,9 +147,9 @@ def test_a_sidecar_of_another_model_is_refused_before_weights_are_read(
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 256), (2, 2), (100, 100), (256, 256)])
 def test_context(asked: int | None, given: int) -> None:
-    model = reference(context=asked)
-    assert model.context == given
-    assert model.transformer.batch.limits.pages_per_sequence == -(-given // 32) == model.cache.pages
+    session = reference(context=asked)
+    assert session.model.context == given
+    assert session.transformer.batch.limits.pages_per_sequence == -(-given // 32) == session.cache.pages
 
 
 @pytest.mark.parametrize("asked", [257, 100_000, 1, 0, -5])
@@ -156,7 +159,7 @@ def test_a_context_that_the_model_does_not_have_is_refused(asked: int) -> None:
 
 
 def test_the_default_context_can_be_lowered() -> None:
-    assert reference(default_context=64).context == 64
+    assert reference(default_context=64).model.context == 64
 
 
 def test_a_model_that_does_not_fit_in_memory_is_refused_before_it_is_read(
@@ -166,19 +169,19 @@ def test_a_model_that_does_not_fit_in_memory_is_refused_before_it_is_read(
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(loading, "load_weights", read)
-    monkeypatch.setattr(loading, "available_memory", lambda: 4 << 20)
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 << 20)
     with pytest.raises(
         LoadError, match=r"not enough memory: .* 0\.00 GiB are available: use a smaller .* model"
     ):
         reference()
-    monkeypatch.setattr(loading, "available_memory", lambda: 12 << 20)
+    monkeypatch.setattr(memory, "available_memory", lambda: 12 << 20)
     with pytest.raises(LoadError, match=r"use a smaller context \(-c\)"):
         reference(sequences=100)
 
 
 def test_enough_or_unknown_memory_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     for free in (None, 1 << 30):
-        monkeypatch.setattr(loading, "available_memory", lambda free=free: free)
+        monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
         assert reference().sparsity == "exact"
 
 
@@ -194,7 +197,7 @@ def test_enough_or_unknown_memory_is_no_reason_to_refuse(monkeypatch: pytest.Mon
 )
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load(None, LoadOptions(**{"backend": "reference", **options}))  # type: ignore[arg-type]
+        load(None, LoadOptions(**{"backend": "reference", **options})).session()  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
@@ -206,33 +209,33 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 
 def test_progress_ends_at_the_total() -> None:
     seen: list[tuple[int, int]] = []
-    load(None, LoadOptions(backend="reference"), lambda done, total: seen.append((done, total)))
+    load(None, LoadOptions(backend="reference"), lambda done, total: seen.append((done, total))).session()
     assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 7_000_000
     assert len({total for _, total in seen}) == 1
 
 
-def decode_once(model: LoadedModel, positions: list[int]) -> None:
+def decode_once(session: Session, positions: list[int]) -> None:
     """One step of decode rows at these positions of sequence 0."""
-    batch, n = model.transformer.batch, len(positions)
-    pages = model.cache.allocate("test", model.cache.free_pages)
+    batch, n = session.transformer.batch, len(positions)
+    pages = session.cache.allocate("test", session.cache.free_pages)
     batch.pages[0, : len(pages)] = pages
     batch.tokens[:n], batch.positions[:n], batch.sequence[:n] = 300, positions, 0
     batch.slots[:n] = [pages[p // 32] * 32 + p % 32 for p in positions]
     batch.lengths[0] = max(positions) + 1
     batch.logits_rows[:n] = range(n)
     batch.counts[:] = (n, n, n, 1)
-    model.run()
-    model.cache.release("test")
+    session.run()
+    session.cache.release("test")
 
 
 def test_a_dense_step_reads_the_whole_file_once() -> None:
-    model = reference(sparsity="off")
+    session = reference(sparsity="off")
     with open_gguf(model_path()) as file:
         tensors = sum(info.nbytes for info in file.tensors.values())
         assert "output.weight" not in file.tensors, "the head is the embedding, so it is read whole"
         weights = sum(int(np.prod(info.shape)) for info in file.tensors.values())
-    decode_once(model, [0])
-    fp, counters = model.footprint, model.counters
+    decode_once(session, [0])
+    fp, counters = session.footprint, session.counters
     read = fp.step_bytes + int((counters.rows[:, [0, 1, 2, 4]] * np.array(fp.row_bytes)).sum())
     assert read == tensors
     assert fp.step_params + int(counters.rows[:, :3].sum()) * fp.dim == weights
@@ -242,35 +245,35 @@ def test_a_dense_step_reads_the_whole_file_once() -> None:
 
 
 def test_counts_of_several_decode_rows() -> None:
-    model = reference(sparsity="off")
-    decode_once(model, [0, 1, 2])
-    assert (model.counters.decode_tokens, model.counters.decode_steps) == (3, 1)
-    assert model.counters.kv_positions == 1 + 2 + 3
-    assert (model.counters.rows == [1024, 1024, 1024, 3 * 1024, 0]).all()
+    session = reference(sparsity="off")
+    decode_once(session, [0, 1, 2])
+    assert (session.counters.decode_tokens, session.counters.decode_steps) == (3, 1)
+    assert session.counters.kv_positions == 1 + 2 + 3
+    assert (session.counters.rows == [1024, 1024, 1024, 3 * 1024, 0]).all()
 
 
 def test_exact_counts_what_fires() -> None:
-    model = reference()
-    decode_once(model, [0])
-    gate, up, down, pairs, _ = model.counters.rows.T
+    session = reference()
+    decode_once(session, [0])
+    gate, up, down, pairs, _ = session.counters.rows.T
     assert (gate == 1024).all() and (up < 600).all() and (down == pairs).all()
     assert (pairs > 0).all() and (pairs < up).all()
 
 
 def test_another_mode_shares_the_weights() -> None:
-    model = reference()
-    off = model.with_sparsity("off")
-    assert off.sparsity == "off" and off.cache is not model.cache
-    decode_once(model, [0])
+    session = reference()
+    off = session.model.session("off")
+    assert off.sparsity == "off" and off.cache is not session.cache
+    decode_once(session, [0])
     decode_once(off, [0])
-    assert np.array_equal(model.transformer.logits[0], off.transformer.logits[0])
+    assert np.array_equal(session.transformer.logits[0], off.transformer.logits[0])
     with pytest.raises(LoadError, match="no predictor"):
-        model.with_sparsity("predicted")
+        session.model.session("predicted")
 
 
 def test_what_the_memory_check_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sidecar in the modes that use it, the scratch of long contexts, and a table that is held twice."""
-    monkeypatch.setattr(loading, "available_memory", lambda: 0)
+    monkeypatch.setattr(memory, "available_memory", lambda: 0)
 
     def needs(path: Path | None = None, **options: object) -> str:
         with pytest.raises(LoadError) as caught:
@@ -308,35 +311,35 @@ def test_the_memory_check_counts_what_steps_take(monkeypatch: pytest.MonkeyPatch
     sizes: list[int] = []
 
     def refused(free: int) -> bool:
-        monkeypatch.setattr(loading, "available_memory", lambda: free)
+        monkeypatch.setattr(memory, "available_memory", lambda: free)
         try:
             reference(sequences=4)
         except LoadError:
             return True
         return False
 
-    model = reference(sequences=4)
-    config, limits = model.config, model.transformer.batch.limits
+    session = reference(sequences=4)
+    config, limits = session.model.config, session.transformer.batch.limits
     with open_gguf(model_path()) as file:
         sizes.append(sum(info.nbytes for info in file.tensors.values()))
-    sizes.append(sum(k.nbytes + v.nbytes for k, v in model.cache.layers))
+    sizes.append(sum(k.nbytes + v.nbytes for k, v in session.cache.layers))
     sizes.append(buffer_bytes(config, limits) + scratch_bytes(config, limits))
     assert refused(sum(sizes) - 1) and not refused(sum(sizes))
 
 
 def test_a_mixed_step_does_not_count_rows() -> None:
     """So that rows and time belong to the same steps: a prompt row beside a decode row."""
-    model = reference(sequences=2, sparsity="exact")
-    engine = Engine(model)
+    session = reference(sequences=2, sparsity="exact")
+    engine = Engine(session)
     first = Request([300] * 3, SamplingParams(temperature=0), max_tokens=9, ignore_eos=True)
     engine.add(first)
     engine.step()
     engine.step()
-    before = model.counters.copy()
+    before = session.counters.copy()
     assert before.rows.any() and before.decode_steps == 1
     engine.add(Request([301] * 5, SamplingParams(temperature=0), max_tokens=9, ignore_eos=True))
     engine.step()
-    after = model.counters
+    after = session.counters
     assert len(first.output) == 3
     assert (after.rows == before.rows).all() and after.decode_steps == 1
     assert after.prompt_tokens - before.prompt_tokens == 5
@@ -357,4 +360,4 @@ def test_threads_that_cannot_start_are_a_mistake_that_can_be_mended(monkeypatch:
 
     monkeypatch.setattr("hotcold.kernels.cpu._cpu.Pool", fail)
     with pytest.raises(UserError, match=r"^threads 7: only 3 can run here"):
-        load(None, LoadOptions(threads=7))
+        load(None, LoadOptions(threads=7)).session()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hotcold.demo import model_path
-from hotcold.engine import loading
+from hotcold.engine import loading, memory
 from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.cpu import CPUBackend
@@ -20,7 +20,7 @@ def least(accepted: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> int:
     low, high = 0, 1 << 33
     while high - low > 1:
         middle = (low + high) // 2
-        monkeypatch.setattr(loading, "available_memory", lambda free=middle: free)
+        monkeypatch.setattr(memory, "available_memory", lambda free=middle: free)
         low, high = (low, middle) if accepted() else (middle, high)
     monkeypatch.undo()
     return high
@@ -36,7 +36,7 @@ def needed(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     def fits() -> bool:
         monkeypatch.setattr(loading, "load_weights", stop)
         try:
-            loading.load(None, LoadOptions(**options))
+            loading.load(None, LoadOptions(**options)).session()
         except LoadError:
             return False
         except Enough:
@@ -57,7 +57,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
         return buffer
 
     monkeypatch.setattr(CPUBackend, "zeros", counted)
-    loading.load(None, LoadOptions(**options)).close()
+    loading.load(None, LoadOptions(**options)).session().close()
     monkeypatch.undo()
     return total
 
@@ -82,14 +82,14 @@ def test_what_is_needed_grows_with_what_is_allocated(
 def test_a_smaller_context_is_advised_where_it_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where the weights alone are too large, and always where keys and values are what is too much."""
     options = LoadOptions(sequences=20)
-    model = loading.load(None, options)
-    cache = sum(buffer.nbytes for layer in model.cache.layers for buffer in layer)
+    session = loading.load(None, options).session()
+    cache = sum(buffer.nbytes for layer in session.cache.layers for buffer in layer)
     with open_gguf(model_path()) as file:
         weights = sum(info.nbytes for info in file.tensors.values())
 
     def advised() -> bool:
         try:
-            loading.load(None, options)
+            loading.load(None, options).session()
         except LoadError as error:
             return "context (-c)" in str(error)
         return True

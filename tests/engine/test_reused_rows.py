@@ -16,8 +16,8 @@ def greedy(prompt: list[int], tokens: int) -> Request:
 def test_a_step_covers_the_highest_row_whatever_was_admitted_below_it() -> None:
     """The second request ends while a long prompt gives no token, so that a new one comes between two rows.
     The model itself checks that the number of sequences covers every row's."""
-    model = history_model(sequences=3, chunk=4)
-    engine = Engine(model)
+    session = history_model(sequences=3, chunk=4)
+    engine = Engine(session)
     requests = [greedy([1], 2), greedy([2], 5), greedy([3], 30), greedy([4] * 40, 3), greedy([5], 9)]
     for request in requests:
         engine.add(request)

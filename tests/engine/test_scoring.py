@@ -12,7 +12,7 @@ from golden import golden
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import (
@@ -27,13 +27,14 @@ from hotcold.engine.scoring import (
     perplexity_error,
     score,
 )
+from hotcold.engine.session import Session
 
 DATA = Path(__file__).parent.parent / "data"
 
 
 @pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load(None, LoadOptions())
+def session() -> Session:
+    return load(None, LoadOptions()).session()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_standard_error_by_the_delta_method() -> None:
 def test_scores_are_those_of_the_goldens(tmp_path: Path) -> None:
     """By the decode rule too every token is as surprising as it is to transformers."""
     tiny = golden("tiny-drelu", tmp_path)
-    scorer = Scorer(load(tiny.path, LoadOptions(backend="cpu")))
+    scorer = Scorer(load(tiny.path, LoadOptions(backend="cpu")).session())
     window = [*tiny.prompt.tolist(), *tiny.steps.tolist()]
     logits = np.concatenate([tiny.prompt_logits, tiny.step_logits])[: len(window) - 1].astype(np.float64)
     expected = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(window) - 1), window[1:]]
@@ -83,18 +84,20 @@ def test_scores_are_those_of_the_goldens(tmp_path: Path) -> None:
     assert score(scorer, window) == pytest.approx(expected, abs=0.02)  # K and V are float16
 
 
-def test_sixteen_rows_a_step_are_what_single_decode_steps_compute(model: LoadedModel) -> None:
+def test_sixteen_rows_a_step_are_what_single_decode_steps_compute(session: Session) -> None:
     """The text is forced through the engine one token at a time."""
-    window = model.tokenizer.encode("There was once a little girl who lived in the mountains with her goats.")
-    engine = Engine(model)
+    window = session.model.tokenizer.encode(
+        "There was once a little girl who lived in the mountains with her goats."
+    )
+    engine = Engine(session)
     seen: list[np.ndarray] = []
-    step = model.run
+    step = session.run
 
     def run() -> None:
         step()
-        seen.append(np.array(model.transformer.logits[0]))
+        seen.append(np.array(session.transformer.logits[0]))
 
-    model.run = run  # type: ignore[method-assign]
+    session.run = run  # type: ignore[method-assign]
     try:
         request = Request(window[:1], SamplingParams(temperature=0), max_tokens=len(window) - 1)
         engine.sampler.sample = lambda logits, params, position, recent=(): window[position]  # type: ignore[assignment,method-assign]
@@ -102,28 +105,30 @@ def test_sixteen_rows_a_step_are_what_single_decode_steps_compute(model: LoadedM
         while not request.finished:
             engine.step()
     finally:
-        del model.run
-    rows = np.concatenate([np.array(logits) for logits in Scorer(model).logits(window)])
+        del session.run
+    rows = np.concatenate([np.array(logits) for logits in Scorer(session).logits(window)])
     assert np.array_equal(rows[1:], np.array(seen)[1:])  # the first came from a prompt row, summed otherwise
 
 
-def test_pages_are_given_back_when_scoring_stops_early(model: LoadedModel) -> None:
-    before = model.cache.free_pages
-    rows = Scorer(model).logits(list(range(1, 60)))
+def test_pages_are_given_back_when_scoring_stops_early(session: Session) -> None:
+    before = session.cache.free_pages
+    rows = Scorer(session).logits(list(range(1, 60)))
     next(rows)
-    assert model.cache.free_pages < before
+    assert session.cache.free_pages < before
     rows.close()
-    assert model.cache.free_pages == before
+    assert session.cache.free_pages == before
 
 
-def test_a_window_longer_than_the_context_is_refused(model: LoadedModel) -> None:
+def test_a_window_longer_than_the_context_is_refused(session: Session) -> None:
     with pytest.raises(ValueError, match="window of 257 tokens: the context holds 256"):
-        score(Scorer(model), [1] * 257)
+        score(Scorer(session), [1] * 257)
 
 
-def test_exact_and_off_do_not_differ(model: LoadedModel) -> None:
-    window = model.tokenizer.encode("Heidi ran down the path to the hut, and the wind sang in the fir trees.")
-    both = compare(Scorer(model), Scorer(model.with_sparsity("off")), window)
+def test_exact_and_off_do_not_differ(session: Session) -> None:
+    window = session.model.tokenizer.encode(
+        "Heidi ran down the path to the hut, and the wind sang in the fir trees."
+    )
+    both = compare(Scorer(session), Scorer(session.model.session("off")), window)
     assert len(both.nll) == len(window) - 1
     assert (both.kl == 0).all() and both.same_top.all()
     assert both.perplexity_ratio == 1 and both.ratio_interval() is None
@@ -214,8 +219,10 @@ def test_the_card_of_the_built_in_model() -> None:
     """Perplexity and active share that an independent float32 forward pass measured; here in Q8_0."""
     card = json.loads((DATA / "fable-7m/golden.json").read_text())["Heidi_heldout.txt"]
     text = (DATA / "heidi.txt").read_text(encoding="utf-8")
-    scorer = Scorer(model := load(None, LoadOptions()))
-    windows = cut_windows(model.tokenizer.encode(text, add_bos=False), 256, model.tokenizer.bos_id)
+    scorer = Scorer(session := load(None, LoadOptions()).session())
+    windows = cut_windows(
+        session.model.tokenizer.encode(text, add_bos=False), 256, session.model.tokenizer.bos_id
+    )
     nll = np.concatenate([score(scorer, window) for window in windows[: card["windows"]]])
     assert len(nll) == card["tokens"]
     assert perplexity(nll) == pytest.approx(card["perplexity"], rel=1e-3)
@@ -228,12 +235,12 @@ def test_the_kv_cache_holds_what_its_type_can() -> None:
     window = load(None, LoadOptions()).tokenizer.encode("Heidi ran down the path to the hut. " * 4)
     found, sizes = {}, {}
     for type in ("f32", "f16", "q8_0"):
-        model = load(None, LoadOptions(cache_type=type))
-        rows = Scorer(model).logits(window)
+        session = load(None, LoadOptions(cache_type=type)).session()
+        rows = Scorer(session).logits(window)
         for _ in rows:  # up to the last step, before the pages are given back
             pass
-        sizes[type] = sum(k.nbytes + v.nbytes for k, v in model.cache.layers)
-        found[type] = [stored(each, len(window) - 1) for each in model.cache.layers[0]]
+        sizes[type] = sum(k.nbytes + v.nbytes for k, v in session.cache.layers)
+        found[type] = [stored(each, len(window) - 1) for each in session.cache.layers[0]]
     assert sizes["f16"] * 2 == sizes["f32"] and sizes["q8_0"] * 64 == sizes["f16"] * 34
     for exact, half, eighth in zip(found["f32"], found["f16"], found["q8_0"], strict=True):
         assert (np.abs(half - exact) <= np.abs(exact) * 2.0**-11 + 2.0**-25).all()

@@ -11,7 +11,8 @@ import pytest
 from golden import golden
 
 from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.loading import load
+from hotcold.engine.session import Session
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.step_memory import buffer_bytes, scratch_bytes
@@ -20,27 +21,29 @@ MODELS = ["", "tiny-llama", "tiny-falcon", "tiny-drelu", "tiny-qwen3"]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Callable[..., LoadedModel]:
-    def make(name: str, **options: Any) -> LoadedModel:
+def made(tmp_path: Path) -> Callable[..., Session]:
+    def make(name: str, **options: Any) -> Session:
         path = golden(name, tmp_path, type="Q8_0").path if name else None
-        return load(path, LoadOptions(threads=1, **options))
+        return load(path, LoadOptions(threads=1, **options)).session()
 
     return make
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("options", [{}, {"chunk": 16}, {"context": 40, "sequences": 20}], ids=str)
-def test_scratch_of_programs(made: Callable[..., LoadedModel], name: str, options: dict[str, int]) -> None:
-    model = made(name, **options)
-    truth = max(part.native.scratch_bytes for parts in model.transformer._programs.values() for part in parts)
-    counted = scratch_bytes(model.config, model.transformer.batch.limits)
+def test_scratch_of_programs(made: Callable[..., Session], name: str, options: dict[str, int]) -> None:
+    session = made(name, **options)
+    truth = max(
+        part.native.scratch_bytes for parts in session.transformer._programs.values() for part in parts
+    )
+    counted = scratch_bytes(session.model.config, session.transformer.batch.limits)
     assert truth <= counted <= 1.25 * truth + 4096
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("options", [{}, {"chunk": 16}, {"context": 40, "sequences": 20}], ids=str)
 def test_buffers(
-    made: Callable[..., LoadedModel], name: str, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    made: Callable[..., Session], name: str, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total, inner = 0, CPUBackend.zeros
 
@@ -50,11 +53,11 @@ def test_buffers(
         total += buffer.nbytes
         return buffer
 
-    model = made(name, **options)
+    session = made(name, **options)
     monkeypatch.setattr(CPUBackend, "zeros", zeros)
-    again = model.with_sparsity(model.sparsity)
+    again = session.model.session(session.sparsity)
     cache = sum(k.nbytes + v.nbytes for k, v in again.cache.layers)
-    counted = buffer_bytes(model.config, model.transformer.batch.limits)
+    counted = buffer_bytes(session.model.config, session.transformer.batch.limits)
     assert total - cache <= counted <= 1.5 * (total - cache)
 
 

@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    model = options.load_model(args, sequences=min(args.parallel, MAX_DECODE_ROWS))
+    session = options.load_session(args, sequences=min(args.parallel, MAX_DECODE_ROWS))
+    model = session.model
     if args.timeline and model.hot is None:
         raise UserError("--timeline shows two backends: it needs --placement or --vram-budget")
     lengths = lengths_to_end_together(args.parallel, args.n_prompt, args.n_gen, model.chunk)
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         together = f", {args.parallel} sequences together," if args.parallel > 1 else ""
         asked = f"-p {args.n_prompt} and -n {args.n_gen}{together} need {need} positions"
         raise UserError(f"{asked}: the context holds {model.context}")
-    engine = Engine(model)
+    engine = Engine(session)
     prompt = prompt_of(model, args.n_prompt)
     rounds = _rounds(engine, prompt, lengths, args.repetitions)
     report: dict[str, Any] = {
@@ -64,10 +65,10 @@ def run(args: argparse.Namespace) -> int:
         report[name] = statistics.median(values) if values else None
         if name in _WITH_RANGE:
             report[f"{name}_range"] = values[:1] + values[-1:]
-    report |= options.facts(model)
+    report |= options.facts(session)
     if args.timeline and model.hot:
         timeline = Timeline(model.hot)
-        model.trace(timeline)
+        session.trace(timeline)
         measure(engine, prompt, lengths, None, seed=0)
         args.timeline.write_text(json.dumps(timeline.trace()))
         report["overlap"] = timeline.overlap()

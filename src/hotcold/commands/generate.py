@@ -11,8 +11,8 @@ from hotcold.commands import options
 from hotcold.commands.cli import EXIT_INTERRUPTED
 from hotcold.engine.engine import Engine
 from hotcold.engine.llm import stream_text
-from hotcold.engine.loading import LoadedModel
 from hotcold.engine.request import Request
+from hotcold.engine.session import Session
 from hotcold.engine.statistics import Figures
 
 
@@ -41,10 +41,11 @@ def run(args: argparse.Namespace) -> int:
     prompt = args.prompt or ""
     if args.file is not None or prompt == "-":
         prompt = options.read_text(args.file).removesuffix("\n")
-    model = options.load_model(args)
+    session = options.load_session(args)
+    model = session.model
     ids = model.tokenizer.encode(prompt)
     request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
-    engine = Engine(model)
+    engine = Engine(session)
     engine.check(request)
     write = _discard if args.json else _write
     pieces = []
@@ -59,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
         write("\n")
     if request.context_full:
         print(f"note: stopped at the end of the context, {model.context} positions (see -c)", file=sys.stderr)
-    figures = Figures.of(model.counters, model.footprint)
-    _print_figures(_figures(request, figures, model))
+    figures = Figures.of(session.counters, session.footprint)
+    _print_figures(_figures(request, figures, session))
     report = {
         "text": "".join(pieces),
         "ids": request.output,
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         "ttft_s": request.timings.ttft_s,
         "seed": request.seed,
         **asdict(figures),
-        **options.facts(model),
+        **options.facts(session),
     }
     options.end(args, report)
     return EXIT_INTERRUPTED if request.finish_reason == "cancelled" else 0
@@ -95,9 +96,9 @@ def _print_figures(figures: list[str]) -> None:
     print(line.replace("\N{NO-BREAK SPACE}", " "), file=sys.stderr)
 
 
-def _figures(request: Request, figures: Figures, model: LoadedModel) -> list[str]:
+def _figures(request: Request, figures: Figures, session: Session) -> list[str]:
     """Those that a run too short does not have are left out."""
-    parts = [model.name, f"sparsity {model.sparsity}"]
+    parts = [session.model.name, f"sparsity {session.sparsity}"]
     if figures.prompt_tok_s:
         parts.append(f"prompt {len(request.prompt)} tokens {figures.prompt_tok_s:.1f} tok/s")
     if request.timings.ttft_s is not None:

@@ -6,7 +6,7 @@ import math
 import platform
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from hotcold.model.kv_cache import CACHE_TYPES
 if TYPE_CHECKING:
     from hotcold.engine.loading import LoadedModel
     from hotcold.engine.sampler import SamplingParams
+    from hotcold.engine.session import Session
 
 #: of :class:`~hotcold.engine.load_options.LoadOptions`; not every verb has them
 _SPARSE_OPTIONS = ("sparsity", "predictor", "placement", "vram_budget", "hot_backend", "hot_threads")
@@ -211,6 +212,24 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
 def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
     """Loads the model that the flags name, with a progress bar, and prints its notes to stderr. ``more``
     belongs to :class:`~hotcold.engine.load_options.LoadOptions`."""
+    model = _load(args, more)
+    _print_notes(model.notes)
+    return model
+
+
+def load_session(args: argparse.Namespace, **more: Any) -> "Session":
+    """The same, and a session of it in the sparsity mode that the flags name."""
+    session = _load(args, more).session()
+    _print_notes(session.notes)
+    return session
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _load(args: argparse.Namespace, more: dict[str, Any]) -> "LoadedModel":
     from hotcold.engine.load_options import LoadOptions
     from hotcold.engine.loading import load
 
@@ -222,23 +241,21 @@ def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
         **{name: getattr(args, name) for name in _SPARSE_OPTIONS if name in args} | more,
     )
     with progress("loading", in_bytes=True) as advance:
-        model = load(args.model, options, advance)
-    for note in model.notes:
-        print(f"note: {note}", file=sys.stderr)
-    return model
+        return load(args.model, options, advance)
 
 
-def facts(model: "LoadedModel") -> dict[str, Any]:
+def facts(session: "Session") -> dict[str, Any]:
     """What figures depend on: the model, how it ran, and the machine."""
+    model = session.model
     return {
-        "sparsity": model.sparsity,
-        "notes": model.notes,
+        "sparsity": session.sparsity,
+        "notes": session.notes,
         "threads": model.threads,
         "context": model.context,
         "cache_type": model.cache_type,
         "backend": model.backend.name,
         "hot_backend": model.hot.name if model.hot else None,
-        "hot_threads": getattr(model.hot, "threads", None),
+        "hot_threads": model.hot.threads if model.hot else None,
         "isa": getattr(model.backend, "isa", None),
         "processor": processor(),
         "model": model.name,

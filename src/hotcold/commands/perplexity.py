@@ -45,10 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     text = options.read_text(args.file)
-    model = options.load_model(args, default_context=_DEFAULT_CONTEXT)
+    session = options.load_session(args, default_context=_DEFAULT_CONTEXT)
+    model = session.model
     windows = text_windows(model.tokenizer, text, model.context)[: args.chunks]
-    scorer = scoring.Scorer(model)
-    base = scoring.Scorer(model.with_sparsity(args.compare)) if args.compare else None
+    scorer = scoring.Scorer(session)
+    base = scoring.Scorer(model.session(args.compare)) if args.compare else None
     start = time.perf_counter()
     parts: list[Any] = []
     with progress("windows") as advance:
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         "active_share": scorer.figures.active_share,
         "active_share_by_layer": scorer.figures.active_share_by_layer,
         "tok_s": len(nll) / seconds,
-        **options.facts(model),
+        **options.facts(session),
     }
     if divergence is not None:
         report["compare"] = {"sparsity": args.compare, **divergence.summary(args.seed), "seed": args.seed}

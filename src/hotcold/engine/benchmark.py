@@ -47,13 +47,13 @@ def measure(
     """One prompt and as many continuations as there are lengths, after a probe of the read bandwidth. The
     first token belongs to the prompt, so generation is measured on those after it."""
     bandwidth = probe.measure(_PROBE_S) if probe else None
-    before = engine.model.counters.copy()
+    before = engine.session.counters.copy()
     requests = [
         Request(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True)
         for i, length in enumerate(lengths)
     ]
     engine.run(requests)
-    figures = Figures.of(engine.model.counters.since(before), engine.model.footprint)
+    figures = Figures.of(engine.session.counters.since(before), engine.session.footprint)
     round = asdict(figures)
     del round["active_share_by_layer"]
     per_sequence = None

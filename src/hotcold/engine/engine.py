@@ -11,21 +11,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from hotcold.engine.loading import LoadedModel
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import Sampler
 from hotcold.engine.scheduler import Scheduler
+from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Floats
 
 
 class Engine:
-    def __init__(self, model: LoadedModel) -> None:
-        self.model = model
-        batch = model.transformer.batch
-        self.scheduler = Scheduler(batch, model.cache, context=model.context, chunk=model.chunk)
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.model = model = session.model
+        batch = session.transformer.batch
+        self.scheduler = Scheduler(batch, session.cache, context=model.context, chunk=model.chunk)
         self.sampler = Sampler(model.backend)
-        self._logits: Floats = model.transformer.logits
+        self._logits: Floats = session.transformer.logits
         self._stop_ids = model.tokenizer.stop_ids
 
     def check(self, request: Request) -> None:
@@ -46,9 +47,9 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request; :meth:`step` starts it when a row and pages are free. Errors are those of
-        :meth:`check`, and of :meth:`LoadedModel.claim`: something else uses the model."""
+        :meth:`check`, and of :meth:`Session.claim`: something else uses the session."""
         self.check(request)
-        self.model.claim(self)
+        self.session.claim(self)
         if request.ignore_eos and self._stop_ids:
             bias = {**request.params.logit_bias, **dict.fromkeys(self._stop_ids, -math.inf)}
             request.params = replace(request.params, logit_bias=bias)
@@ -64,15 +65,15 @@ class Engine:
         step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:
             return []
-        self.model.run()  # from the batch to logits
+        self.session.run()  # from the batch to logits
         results = [(request, self._continue(request, row)) for row, request in enumerate(step.sampled)]
         self.scheduler.advance(step)  # not before: an interrupted step is repeated
         self.scheduler.settle()
         seconds = time.perf_counter() - start
         if step.prompts:
-            self.model.counters.prompt_s += seconds
+            self.session.counters.prompt_s += seconds
         else:
-            self.model.counters.decode_s += seconds
+            self.session.counters.decode_s += seconds
         return results
 
     def run(self, requests: Sequence[Request]) -> None:
@@ -100,7 +101,7 @@ class Engine:
 
     @property
     def in_use(self) -> str:
-        """Says what :meth:`LoadedModel.claim` tells another user; empty where no request is unfinished."""
+        """Says what :meth:`Session.claim` tells another user; empty where no request is unfinished."""
         unfinished = self.scheduler.unfinished
         return f"an engine with {unfinished} unfinished requests" if unfinished else ""
 

@@ -67,7 +67,7 @@ def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Coll
     ``exact``. ``names`` are those of ``normed`` and ``residual`` that are wanted.
 
     UserError: the folder for temporary files has no room for them; OSError: it could not be written."""
-    rows = model.transformer.batch.limits.tokens
+    rows = model.limits.tokens
     buffers: list[dict[str, Floats]] = []
 
     def watched(ffn: FFN) -> FFN:
@@ -82,7 +82,7 @@ def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Coll
         return run
 
     inputs = FFNInputs(model, names, sum(len(window) - 1 for window in windows))
-    scorer = Scorer(model.with_sparsity("exact", wrap=lambda ffns: [watched(ffn) for ffn in ffns]))
+    scorer = Scorer(model.session("exact", wrap=lambda ffns: [watched(ffn) for ffn in ffns]))
     for window in windows:
         for logits in scorer.logits(window):
             for layer, files in zip(buffers, inputs.files, strict=True):

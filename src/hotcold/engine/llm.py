@@ -11,6 +11,7 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import LoadedModel, load
 from hotcold.engine.request import FinishReason, Request, Timings
 from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
 
@@ -18,7 +19,7 @@ from hotcold.model.tokenizer import Tokenizer
 class ModelOptions(TypedDict, total=False):
     """What :class:`LLM` takes besides the file; all optional."""
 
-    #: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in ``llm.model.notes``.
+    #: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in ``llm.session.notes``.
     sparsity: str
     predictor: Path | None  #: a sidecar; None finds ``MODEL.predictor.gguf`` beside the model
     threads: int | None  #: None takes the cores that affinity and cgroup quota allow
@@ -111,7 +112,7 @@ class LLM:
 
     def __init__(self, path: str | os.PathLike[str] | None = None, **options: Unpack[ModelOptions]) -> None:
         file = None if path is None else Path(path)
-        self._engine: Engine | None = Engine(load(file, LoadOptions(**options)))
+        self._engine: Engine | None = Engine(load(file, LoadOptions(**options)).session())
 
     @property
     def engine(self) -> Engine:
@@ -122,6 +123,10 @@ class LLM:
     @property
     def model(self) -> LoadedModel:
         return self.engine.model
+
+    @property
+    def session(self) -> Session:
+        return self.engine.session
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -2,7 +2,13 @@
 
 from pathlib import Path
 
+from hotcold.engine.load_options import LoadError
+from hotcold.kernels.backend import PAGE, BatchLimits
 from hotcold.kernels.cores import cgroups, read_text
+from hotcold.model.config import Config
+from hotcold.model.devices import Devices
+from hotcold.model.kv_cache import KVCache
+from hotcold.model.step_memory import buffer_bytes, scratch_bytes
 
 #: A cgroup v1 limit at or above this means "no limit" (the kernel rounds 2**63 down to a page).
 _UNLIMITED = 1 << 60
@@ -36,3 +42,27 @@ def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) 
     # File cache counts as use, but the kernel drops it before it kills.
     counts = dict(line.split(" ", 1) for line in read_text(group / "memory.stat").splitlines() if " " in line)
     return int(limit) - int(usage) + int(counts.get(reclaimable_name, 0))
+
+
+def check_memory(
+    weight_bytes: int,
+    cache_type: str,
+    config: Config,
+    limits: BatchLimits,
+    devices: Devices,
+    what: str = "the model needs",
+) -> None:
+    """Raises LoadError when weights, KV cache, buffers and scratch are more than this process may still
+    take; ``what`` begins the sentence that says what needs the weights."""
+    pages = limits.sequences * limits.pages_per_sequence
+    cache_bytes = pages * KVCache.page_bytes(config, cache_type)
+    backends = len(set(devices.parts))
+    step_bytes = buffer_bytes(config, limits, split=backends > 1) + scratch_bytes(config, limits)
+    step_bytes *= backends
+    free = available_memory()
+    if free is not None and weight_bytes + cache_bytes + step_bytes > free:
+        smaller = "context (-c)" if weight_bytes < free else "or more quantised model"
+        sizes = (weight_bytes, cache_bytes, step_bytes, free)
+        weights, cache, steps, left = (f"{n / 2**30:.2f} GiB" for n in sizes)
+        needs = f"{what} {weights}, its KV cache of {pages * PAGE} positions {cache}, steps {steps}"
+        raise LoadError(f"not enough memory: {needs}, but {left} are available: use a smaller {smaller}")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.loading import LoadedModel
+from hotcold.engine.session import Session
 from hotcold.engine.statistics import Figures
 from hotcold.errors import UserError
 from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Floats
@@ -36,7 +36,7 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
 
 
 class _Scoring:
-    """One window that is being scored: the model is in use until its iterator ends or is closed."""
+    """One window that is being scored: the session is in use until its iterator ends or is closed."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
@@ -50,21 +50,22 @@ class Scorer:
     """Runs windows of tokens through a model as decode rows, several consecutive positions a step. Causality
     is by position, so this gives the same logits as one row a step."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        self.model = model
-        self._before = model.counters.copy()
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._before = session.counters.copy()
 
     def logits(self, window: Sequence[int]) -> Iterator[Floats]:
         """Logits ``[rows, V]`` after each token of the window but the last, 16 rows at a time.
 
         They are a view of the model's buffer: use them before the next ones are asked for. A window that is
         longer than the model's context is a ``ValueError``."""
-        if len(window) > self.model.context:
-            raise UserError(f"a window of {len(window)} tokens: the context holds {self.model.context}")
-        batch = self.model.transformer.batch
-        use = _Scoring(self.model.cache)
-        self.model.claim(use)
-        pages = self.model.cache.allocate(use, -(-len(window) // PAGE))
+        session, context = self.session, self.session.model.context
+        if len(window) > context:
+            raise UserError(f"a window of {len(window)} tokens: the context holds {context}")
+        batch = session.transformer.batch
+        use = _Scoring(session.cache)
+        session.claim(use)
+        pages = session.cache.allocate(use, -(-len(window) // PAGE))
         try:
             batch.pages[0, : len(pages)] = pages
             slots = np.add.outer(np.multiply(pages, PAGE), np.arange(PAGE)).ravel()
@@ -75,15 +76,15 @@ class Scorer:
                 batch.sequence[:rows], batch.slots[:rows] = 0, slots[start:stop]
                 batch.lengths[0], batch.logits_rows[:rows] = stop, positions - start
                 batch.counts[:] = (rows, rows, rows, 1)
-                self.model.run()
-                yield np.asarray(self.model.transformer.logits)[:rows]
+                session.run()
+                yield np.asarray(session.transformer.logits)[:rows]
         finally:
-            self.model.cache.release(use)
+            session.cache.release(use)
 
     @property
     def figures(self) -> Figures:
         """What the decode rows so far cost; times are not measured here."""
-        return Figures.of(self.model.counters.since(self._before), self.model.footprint)
+        return Figures.of(self.session.counters.since(self._before), self.session.footprint)
 
 
 class Divergence(NamedTuple):

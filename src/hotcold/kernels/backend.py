@@ -203,6 +203,11 @@ class Backend(Protocol):
     or ``TypeError`` when a buffer's dtype, shape or contiguity is not exactly right."""
 
     name: str
+
+    #: Of its pool; None where it has none.
+    @property
+    def threads(self) -> int | None: ...
+
     #: Row counts that deserve a program of their own besides the largest one (none where ops read the count).
     program_rows: tuple[int, ...]
 

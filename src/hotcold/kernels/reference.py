@@ -216,6 +216,7 @@ class ReferenceBackend:
     """Implements :class:`hotcold.kernels.backend.Backend`; a program calls its function again."""
 
     name = "reference"
+    threads = None
     program_rows: tuple[int, ...] = ()
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:

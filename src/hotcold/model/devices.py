@@ -1,6 +1,6 @@
 """Which backend computes which part of a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, PredictorTensors, PredictorWeights
@@ -8,11 +8,13 @@ from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, PredictorTe
 
 @dataclass(frozen=True)
 class Devices:
-    """The backend of each part: the embedding, every layer with its keys and values, the head."""
+    """The backend of each part: the embedding, every layer with its keys and values, the head; ``hot`` is a
+    second one, where there is one."""
 
     embedding: Backend
     layers: tuple[Backend, ...]
     head: Backend
+    hot: Backend | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, backend: "Backend | Devices", layers: int) -> "Devices":

@@ -1,7 +1,7 @@
 """A placement carried out: weights in two halves, and the cold half's program beside the hot one's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -69,13 +69,13 @@ def _columns(tensor: AnyTensor, chosen: Bools) -> AnyTensor:
 
 @dataclass(frozen=True)
 class SplitDevices(Devices):
-    hot: Backend
     masks: Sequence[Bools]
+    hot: Backend = field(kw_only=True)
 
     @classmethod
     def place(cls, placement: Placement, cold: Backend, hot: Backend) -> Self:
         layers = tuple(hot if i in placement.layers else cold for i in range(len(placement.hot)))
-        return cls(cold, layers, hot if placement.head else cold, hot, placement.hot)
+        return cls(cold, layers, hot if placement.head else cold, placement.hot, hot=hot)
 
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         if not self._is_split(layer):

@@ -1,0 +1,62 @@
+"""Which sparsity mode is in force, and whose predictors it uses."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotcold.engine.load_options import SPARSITY_MODES, LoadError
+from hotcold.formats.gguf import open_gguf, printable
+from hotcold.kernels.backend import SPARSE_ACTIVATIONS
+from hotcold.model.config import Config
+from hotcold.sparse.predictor import PredictorFacts, check_predictors
+
+
+@dataclass(frozen=True)
+class SparsityMode:
+    name: str  #: ``exact``, ``predicted`` or ``off``
+    notes: tuple[str, ...] = ()  #: what ``auto`` chose and why
+    predictors: PredictorFacts | None = None  #: None where none is used
+    used: tuple[bool, ...] = ()  #: the layers in which they are; empty where none is
+
+
+def choose_mode(
+    requested: str, config: Config, model: Path, predictor: Path | None, fingerprint: str
+) -> SparsityMode:
+    """The mode for one of :data:`SPARSITY_MODES`; ``predictor`` is the file with predictors, which may be the
+    ``model``'s own. UserError: the model cannot run in that mode, or the predictors are not right."""
+    if requested not in SPARSITY_MODES:
+        raise LoadError(f"sparsity {requested!r}: choose from {', '.join(SPARSITY_MODES)}")
+    activation = config.activation
+    if requested == "off":
+        return SparsityMode("off")
+    if activation not in SPARSE_ACTIVATIONS:
+        if requested == "auto":
+            return SparsityMode("off", (f"sparsity auto is off: activation {activation} gives no zeros",))
+        seen = f"--sparsity {requested}: activation {activation} gives no zeros"
+        raise LoadError(f"{seen}, so no neuron can be left out: use off or auto")
+    if requested == "exact":
+        return SparsityMode("exact")
+    if requested == "predicted":
+        if predictor is None:
+            seen = "--sparsity predicted: the file has no predictor (blk.N.fc1, blk.N.fc2) and no sidecar"
+            needed = "use exact, which is lossless and needs none, or make one with hotcold fit-predictor"
+            raise LoadError(f"{seen}: {needed}")
+        facts = _facts(predictor, config, fingerprint)
+        return SparsityMode("predicted", (), facts, (True,) * config.layers)
+    return _automatic(config, model, predictor, fingerprint)
+
+
+def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint: str) -> SparsityMode:
+    """``predicted`` in the layers where a sidecar says that it pays: PowerInfer's files don't say."""
+    if predictor is not None and predictor != model:
+        facts = _facts(predictor, config, fingerprint)
+        if paying := sum(facts.pays):
+            where = f"{paying} of {config.layers} layers, by {printable(facts.path.name)}"
+            note = f"sparsity auto is predicted: this pays in {where}"
+            return SparsityMode("predicted", (note,), facts, tuple(facts.pays))
+    note = "sparsity auto is exact: nothing says that the predictor pays; --sparsity predicted uses it"
+    return SparsityMode("exact", (note,) if predictor else ())
+
+
+def _facts(path: Path, config: Config, fingerprint: str) -> PredictorFacts:
+    with open_gguf(path) as file:
+        return check_predictors(file, config, fingerprint)

@@ -1,0 +1,106 @@
+"""Sessions of one model: what they share, what each has of its own, what they take, and how they end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotcold.demo import model_path
+from hotcold.engine import memory
+from hotcold.engine.engine import Engine
+from hotcold.engine.load_options import LoadError, LoadOptions
+from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.session import Session
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.config import Config
+from hotcold.sparse.placement import Placement, write_placement
+from hotcold.sparse.sizes import sizes_of_file
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> Iterator[LoadedModel]:
+    """With half of each layer's neurons on another backend."""
+    with open_gguf(model_path()) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        sizes = sizes_of_file(file, config, 256, "f16")
+    hot = [np.arange(n) < n // 2 for n in sizes.neurons]
+    write_placement(tmp_path / "half.gpuidx", sizes, Placement(hot, range(config.layers), True))
+    model = load(None, LoadOptions(placement=tmp_path / "half.gpuidx", hot_backend="cpu", threads=1))
+    yield model
+    model.close()
+
+
+def greedy(tokens: int = 6) -> Request:
+    return Request([1, 400, 300], SamplingParams(temperature=0), max_tokens=tokens)
+
+
+def test_sessions_share_weights_and_nothing_else() -> None:
+    """Two engines take turns, step by step; each gives the tokens that it gives alone."""
+    model = load(None, LoadOptions(sparsity="off"))
+    Engine(model.session()).run([alone := greedy()])
+    sessions = [model.session(), model.session("exact")]
+    assert [session.sparsity for session in sessions] == ["off", "exact"]
+    requests = [greedy(), greedy()]
+    engines = [Engine(session) for session in sessions]
+    for engine, request in zip(engines, requests, strict=True):
+        engine.add(request)
+    while not all(request.finished for request in requests):
+        for engine in engines:
+            engine.step()
+    assert [request.output for request in requests] == [alone.output] * 2
+    first, second = (session.counters for session in sessions)
+    assert first.decode_tokens == second.decode_tokens == 5 and first.prompt_tokens == 3
+    assert first.rows[:, 1].sum() > second.rows[:, 1].sum() > 0
+    assert sessions[0].cache.layers[0][0] is not sessions[1].cache.layers[0][0]
+
+
+def test_a_mode_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(LoadError, match=r"sparsity 'best': choose from auto, exact, predicted, off"):
+        load(None, LoadOptions()).session("best")
+
+
+def test_another_session_is_refused_where_its_cache_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are there already, so what is too much is keys and values; nothing is allocated before."""
+    model = load(None, LoadOptions(sequences=8))
+    taken = sum(buffer.nbytes for layer in model.session().cache.layers for buffer in layer)
+    monkeypatch.setattr(memory, "available_memory", lambda: taken)
+    monkeypatch.setattr(type(model.backend), "zeros", lambda *_: pytest.fail("something was allocated"))
+    refused = r"the predictors of a session need 0\.00 GiB, its KV cache .* use a smaller context \(-c\)"
+    with pytest.raises(LoadError, match=refused):
+        model.session()
+
+
+def test_each_session_ends_its_own_cold_side_and_the_model_all(half: LoadedModel) -> None:
+    before = threading.active_count()
+    first, second, third = (half.session() for _ in range(3))
+    assert threading.active_count() == before + 3
+    first.close()
+    assert threading.active_count() == before + 2
+    Engine(second).run([request := greedy(2)])
+    assert len(request.output) == 2
+    half.close()
+    assert threading.active_count() == before
+    del third
+
+
+def test_a_session_that_nobody_has_any_more_ends(half: LoadedModel) -> None:
+    before = threading.active_count()
+    session: Session | None = half.session()
+    assert threading.active_count() == before + 1 and session is not None
+    session = None
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_loading_alone_allocates_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hotcold.engine import session
+
+    monkeypatch.setattr(session, "KVCache", lambda *_: pytest.fail("a cache was made"))
+    load(None, LoadOptions())
