@@ -266,7 +266,7 @@ def test_what_is_no_text(
 def test_a_text_without_an_end(
     places: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotcold.commands.options._LONGEST_TEXT", 1 << 16)
+    monkeypatch.setattr("hotcold.engine.files._LONGEST_TEXT", 1 << 16)
     mistake(["generate", "-f", "/dev/zero"], capsys, "/dev/zero is longer than 65536 bytes")
 
 

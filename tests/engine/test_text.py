@@ -35,7 +35,7 @@ class Pieces(Tokenizer):
 
 
 def ended(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """By brute force: the text up to the stop string that is complete first, and that; the longest of several."""
+    """By brute force: the text before the stop string that is complete first (the longest), and that."""
     for end in range(len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:

@@ -14,7 +14,14 @@ from hotcold.sparse.fitting import INPUTS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, path, number = parser.add_argument, options.file_path, options.number
     add("-f", "--file", type=path, required=True, metavar="TEXT", help="text to fit to, UTF-8")
-    add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="where to write the sidecar")
+    add(
+        "-o",
+        "--output",
+        type=options.new_file,
+        required=True,
+        metavar="FILE",
+        help="where to write the sidecar",
+    )
     add(
         "--method",
         choices=tuple(INPUTS),

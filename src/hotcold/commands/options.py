@@ -3,28 +3,30 @@
 import argparse
 import json
 import math
-import platform
 import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotcold.commands.progress import progress
-from hotcold.engine.load_options import SPARSITY_MODES
+from hotcold.commands.progress import LOADING, progress
+from hotcold.engine import files
+from hotcold.engine.files import read_text as read_text
+from hotcold.engine.load_options import SPARSITY_MODES, LoadOptions, ModelOptions
+from hotcold.engine.reports import Setup
+from hotcold.engine.reports import processor as processor
+from hotcold.engine.reports import scaled as scaled
+from hotcold.engine.reports import size as size
 from hotcold.errors import UserError
 from hotcold.kernels import BACKENDS
 from hotcold.model.kv_cache import CACHE_TYPES
 
 if TYPE_CHECKING:
-    from hotcold.engine.loading import LoadedModel
     from hotcold.engine.sampler import SamplingParams
     from hotcold.engine.session import Session
 
-#: of :class:`~hotcold.engine.load_options.LoadOptions`; not every verb has them
-_SPARSE_OPTIONS = ("sparsity", "predictor", "placement", "vram_budget", "hot_backend", "hot_threads")
 _LARGEST = 2**31 - 1
-_LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memory
 
 
 def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
@@ -70,10 +72,10 @@ def file_path(text: str) -> Path:
 
 def new_file(text: str) -> Path:
     """A parser of paths to write to, refused before anything is done."""
-    path = file_path(text)
-    if path.exists() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: a new file in a folder that exists is needed")
-    return path
+    try:
+        return files.new_file(file_path(text))
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True) -> None:
@@ -209,57 +211,46 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
     )
 
 
-def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
-    """Loads the model that the flags name, with a progress bar, and prints its notes to stderr. ``more``
-    belongs to :class:`~hotcold.engine.load_options.LoadOptions`."""
-    model = _load(args, more)
-    _print_notes(model.notes)
-    return model
+def model_options(args: argparse.Namespace) -> ModelOptions:
+    """What the flags of :func:`add_model_options` say of how to load and run the model."""
+    found: ModelOptions = {
+        "threads": args.threads,
+        "context": args.ctx_size,
+        "backend": args.backend,
+        "cache_type": args.cache_type,
+    }
+    if "sparsity" in args:
+        found |= {
+            "sparsity": args.sparsity,
+            "predictor": args.predictor,
+            "placement": args.placement,
+            "vram_budget": args.vram_budget,
+            "hot_backend": args.hot_backend,
+            "hot_threads": args.hot_threads,
+        }
+    return found
 
 
 def load_session(args: argparse.Namespace, **more: Any) -> "Session":
-    """The same, and a session of it in the sparsity mode that the flags name."""
-    session = _load(args, more).session()
-    _print_notes(session.notes)
+    """Loads the model that the flags name, with a progress bar, opens a session of it, and prints its notes
+    to stderr. ``more`` belongs to :class:`~hotcold.engine.load_options.LoadOptions`."""
+    from hotcold.engine.loading import load
+
+    with progress(LOADING, in_bytes=True) as advance:
+        model = load(args.model, LoadOptions.of(model_options(args), **more), advance)
+    session = model.session()
+    print_notes(session.notes)
     return session
 
 
-def _print_notes(notes: Iterable[str]) -> None:
+def print_notes(notes: Iterable[str]) -> None:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
 
 
-def _load(args: argparse.Namespace, more: dict[str, Any]) -> "LoadedModel":
-    from hotcold.engine.load_options import LoadOptions
-    from hotcold.engine.loading import load
-
-    options = LoadOptions(
-        threads=args.threads,
-        context=args.ctx_size,
-        backend=args.backend,
-        cache_type=args.cache_type,
-        **{name: getattr(args, name) for name in _SPARSE_OPTIONS if name in args} | more,
-    )
-    with progress("loading", in_bytes=True) as advance:
-        return load(args.model, options, advance)
-
-
 def facts(session: "Session") -> dict[str, Any]:
     """What figures depend on: the model, how it ran, and the machine."""
-    model = session.model
-    return {
-        "sparsity": session.sparsity,
-        "notes": session.notes,
-        "threads": model.threads,
-        "context": model.context,
-        "cache_type": model.cache_type,
-        "backend": model.backend.name,
-        "hot_backend": model.hot.name if model.hot else None,
-        "hot_threads": model.hot.threads if model.hot else None,
-        "isa": getattr(model.backend, "isa", None),
-        "processor": processor(),
-        "model": model.name,
-    }
+    return asdict(Setup.of(session))
 
 
 def end(args: argparse.Namespace, report: dict[str, Any]) -> int:

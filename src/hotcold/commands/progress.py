@@ -28,7 +28,7 @@ def progress(label: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, i
 
 @contextlib.contextmanager
 def phases() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each phase of what the body runs, which names the phase, what of it is done, and the total."""
+    """A bar for each phase of the body, which names the phase, what of it is done, and the total."""
     current = ""
     advance: Callable[[int, int], None] | None = None
     with contextlib.ExitStack() as bars:

@@ -142,17 +142,16 @@ def fit_predictor(
     if loaded(model) is None:
         load_options["context"] = context
     # Loading as predicted checks a PowerInfer file's own predictors before anything else is done.
-    own = {"sparsity": "predicted" if method == "trained" else "exact", "predictor": file_of(model)}
-    base = opened(model, load_options, progress, **own, default_context=LONGEST_WINDOW)
-    base.mode(**own)
+    mode, own = "predicted" if method == "trained" else "exact", file_of(model)
+    more = {"sparsity": mode, "predictor": own, "default_context": LONGEST_WINDOW}
+    base = opened(model, load_options, progress, **more)
+    base.mode(mode, own)
     fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context))
     ladders = _fit(base, settings, fit_to, seen, progress)
     return _measured(base, settings, ladders, to_write)
 
 
-def _windows(
-    model: LoadedModel, texts: Sequence[str], tokens: int, length: int
-) -> tuple[Windows, Windows]:
+def _windows(model: LoadedModel, texts: Sequence[str], tokens: int, length: int) -> tuple[Windows, Windows]:
     """Windows to fit to and to judge by, none in both: four fifths and one fifth of ``tokens``.
 
     They are spread over the two texts, or over the first four fifths and the last fifth of one."""

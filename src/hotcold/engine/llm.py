@@ -7,31 +7,13 @@ from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack, overload
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.load_options import LLMOptions, LoadOptions, check_names
 from hotcold.engine.loading import LoadedModel, load
 from hotcold.engine.request import FinishReason, Request, Timings
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
-
-
-class ModelOptions(TypedDict, total=False):
-    """What :class:`LLM` takes besides the file; all optional."""
-
-    #: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in ``llm.session.notes``.
-    sparsity: str
-    predictor: Path | None  #: a sidecar; None finds ``MODEL.predictor.gguf`` beside the model
-    threads: int | None  #: None takes the cores that affinity and cgroup quota allow
-    context: int | None  #: positions of each sequence; None is the model's own, 4096 at most
-    backend: str  #: ``cpu``, or ``reference`` (NumPy; slow, for checks)
-    sequences: int  #: how many prompts of one ``generate`` call run at the same time; each has a KV cache (1)
-    #: made by ``hotcold plan -o``: what the hot backend computes, and ``backend`` the rest
-    placement: Path | None
-    vram_budget: int | None  #: instead: bytes that the hot backend may take, for the placement of ``plan``
-    hot_backend: str | None  #: ``cpu`` or ``reference``; a placement needs it while there is none for GPUs
-    hot_threads: int | None  #: None takes as many as ``threads``
-    cache_type: str  #: of that cache: ``f16``, ``q8_0`` (half as large, lossy) or ``f32``
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -110,9 +92,10 @@ class LLM:
     ``path`` is a GGUF file; None is the small built-in model. Not for use from several threads at once.
     ``ValueError``: a file that is no model, or an option that does not fit it or the machine."""
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, **options: Unpack[ModelOptions]) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, **options: Unpack[LLMOptions]) -> None:
+        check_names(options, LLMOptions)
         file = None if path is None else Path(path)
-        self._engine: Engine | None = Engine(load(file, LoadOptions(**options)).session())
+        self._engine: Engine | None = Engine(load(file, LoadOptions.of(options)).session())
 
     @property
     def engine(self) -> Engine:
@@ -160,9 +143,7 @@ class LLM:
 
     def request(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Request:
         """A request for ``llm.engine``, for those who run its steps themselves."""
-        allowed = GenerationOptions.__annotations__
-        if unknown := options.keys() - allowed.keys():
-            raise TypeError(f"unknown option {min(unknown)!r}: allowed are {', '.join(allowed)}")
+        check_names(options, GenerationOptions)
         rest: dict[str, Any] = dict(options)
         own = {name: rest.pop(name) for name in ("max_tokens", "ignore_eos") if name in rest}
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -16,7 +16,7 @@ from hotcold.errors import UserError
 #: A GGUF file, an LLM, or what :func:`~hotcold.engine.loading.load` gave; None is the built-in model.
 Model: TypeAlias = str | os.PathLike[str] | LLM | LoadedModel | None
 
-#: Is called with the phase of the work, how much of it is done, and how much there is: of ``loading`` in bytes.
+#: Is called with the phase of the work, what of it is done, and the total: of ``loading`` in bytes.
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 
@@ -44,7 +44,7 @@ def opened(
     found = loaded(model)
     if found is None:
         advance = partial(progress, "loading") if progress else None
-        return load(file_of(model), LoadOptions(**given, **more), advance)
+        return load(file_of(model), LoadOptions.of(given, **more), advance)
     if given:
         fix = "leave it out, or give the model's file"
         raise UserError(f"{min(given)} is for loading, and this model is loaded already: {fix}")

@@ -11,7 +11,7 @@ from hotcold.engine.files import new_file
 from hotcold.engine.opening import Model, file_of, loaded
 from hotcold.engine.reports import size
 from hotcold.errors import UserError
-from hotcold.formats.blocks import block_type
+from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.files import printable
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
@@ -141,8 +141,8 @@ def plan(
         cache_type: of keys and values; None: a loaded model's own, else ``f16``.
         vram_budget: bytes of GPU memory that may be allocated; None: all of the card's but 1 GiB, or but an
             eighth where it has less than 8 GiB.
-        profile: what :func:`hotcold.profile` gave or wrote; None finds ``MODEL.profile.gguf`` beside the model,
-            else assumes a power law.
+        profile: what :func:`hotcold.profile` gave or wrote; None finds ``MODEL.profile.gguf`` beside the
+            model, else assumes a power law.
         hardware: the name of a preset, a file that ``hotcold doctor`` wrote, or a :class:`Hardware`.
         objective: what is best.
         placement: a ``.gpuidx`` file that is judged instead of finding another.
@@ -154,10 +154,11 @@ def plan(
     to_write = None if output is None else new_file(output)
     machine = hardware if isinstance(hardware, Hardware) else find_hardware(os.fspath(hardware))
     budget = _budget(vram_budget, machine)
+    kind = block_type(type)
     if shape is None:
         subject = _of_model(model, context, cache_type, profile)
     elif model is None:
-        subject = _of_shape(shape, type, context or 2048, cache_type or "f16", profile)
+        subject = _of_shape(shape, kind, context or 2048, cache_type or "f16", profile)
     else:
         raise UserError(f"a model and the shape {shape!r}: give one of them")
     found = _placement(subject, machine, budget, objective, None if placement is None else Path(placement))
@@ -179,10 +180,10 @@ def _budget(asked: int | None, hardware: Hardware) -> int:
     return int(asked)
 
 
-def _of_shape(name: str, type: str, context: int, cache_type: str, profile: _GivenProfile) -> _Subject:
+def _of_shape(name: str, type: BlockType, context: int, cache_type: str, profile: _GivenProfile) -> _Subject:
     if name not in SHAPES:
         raise UserError(f"shape {name!r}: choose from {', '.join(SHAPES)}")
-    sizes = sizes_of_shape(name, block_type(type), context, cache_type)
+    sizes = sizes_of_shape(name, type, context, cache_type)
     found = power_law_profile(sizes, SHAPES[name]) if profile is None else _profile(sizes, profile, None)
     return _Subject(sizes, found, context)
 
@@ -210,7 +211,9 @@ def _profile(sizes: Sizes, profile: _GivenProfile, model: Path | None) -> Profil
         return find_profile(sizes, None if profile is None else Path(profile), model)
     neurons = [len(each) for each in profile.firing]
     if neurons != sizes.neurons.tolist():
-        raise UserError(f"the profile is of {len(neurons)} layers with {neurons[:1]} neurons: another model's")
+        raise UserError(
+            f"the profile is of {len(neurons)} layers with {neurons[:1]} neurons: another model's"
+        )
     return profile
 
 

@@ -34,9 +34,9 @@ class ModelProfile(Profile):
     model: str
     fingerprint: str  #: of the model
     tokens: int | None  #: that were counted; None where counts were imported
-    #: by name, one share a layer: ``active``, the mean share of neurons that fire; ``hottest_fifth``, the share
-    #: of firings that these neurons have; and of a text ``overlap``, of a token's neurons those that fired for
-    #: the last one too, and ``union_2`` to ``union_64``, the neurons that fire in so many tokens
+    #: by name, a share for each layer: ``active``, of neurons that fire, on average; ``hottest_fifth``, of
+    #: firings that a fifth of the neurons has; and of a text ``overlap``, of a token's neurons that fired for
+    #: the last one too, and ``union_2`` to ``union_64``, of neurons that fire in so many tokens
     columns: dict[str, list[float]] = field(repr=False)
     setup: Setup | None  #: how the model ran; None where counts were imported
 

@@ -3,9 +3,10 @@
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from hotcold.engine.session import Session
+if TYPE_CHECKING:
+    from hotcold.engine.session import Session
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,11 @@ class Setup:
     model: str
 
     @classmethod
-    def of(cls, session: Session) -> Self:
+    def of(cls, session: "Session") -> Self:
         model = session.model
         return cls(
             sparsity=session.sparsity,
-            notes=session.notes,
+            notes=tuple(session.notes),
             threads=model.threads,
             context=model.context,
             cache_type=model.cache_type,
