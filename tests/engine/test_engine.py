@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotcold.engine.engine import Engine
+from hotcold.engine.events import Finished, Token
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.errors import UserError
@@ -101,9 +102,8 @@ def test_step_returns_the_new_tokens() -> None:
     engine.add(request)
     assert engine.step() == []  # four of six prompt rows
     seen = [engine.step() for _ in range(3)]
-    assert [r for step in seen for r, _ in step] == [request] * 3
-    assert [token for step in seen for _, new in step for token in new] == request.output
-    assert request.finished
+    tokens = [Token(request, token) for token in request.output]
+    assert seen == [tokens[:1], tokens[1:2], [tokens[2], Finished(request, "length")]]
 
 
 def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
@@ -271,9 +271,9 @@ def test_prompts_are_read_in_order_of_arrival() -> None:
         engine.add(request)
     begun = []
     for _ in range(20):
-        for request, _ in engine.step():
-            if request not in begun:
-                begun.append(request)
+        for event in engine.step():
+            if event.request not in begun:
+                begun.append(event.request)
     assert begun == requests
     firsts = [request.timings.first_token for request in requests]
     assert None not in firsts and firsts == sorted(firsts)  # type: ignore[type-var]
@@ -336,8 +336,8 @@ def test_a_request_that_fails_ends_alone(error: Exception) -> None:
         engine.add(request)
     ended = []
     while not all(request.finished for request in good):
-        ended += [(request, new) for request, new in engine.step() if request is bad]
-    assert ended == [(bad, bad.output[:1]), (bad, bad.output[1:]), (bad, [])]
+        ended += [event for event in engine.step() if event.request is bad]
+    assert ended == [*(Token(bad, token) for token in bad.output), Finished(bad, "error")]
     assert bad.finish_reason == "error" and bad.error is error and len(bad.output) == 2
     assert bad.timings.finished is not None
     for request in good:

@@ -14,10 +14,11 @@ from history_model import VOCAB, follow, history_model
 from hotcold.engine.engine import Engine
 from hotcold.engine.llm import stream_text
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampler import Allowed, Logprobs, SamplingParams
 
 #: Every how many instructions an interrupt comes; all of them take minutes.
 STRIDE = int(os.environ.get("HOTCOLD_INTERRUPT_STRIDE", "11"))
+Ending = tuple[list[int], str | None, bool, list[Logprobs]]
 FILES = ("engine/engine.py", "engine/scheduler.py", "engine/request.py", "engine/llm.py", "model/kv_cache.py")
 
 
@@ -66,7 +67,12 @@ def some_requests() -> list[Request]:
         Request([2] * 3, greedy, max_tokens=4, ignore_eos=True),
         Request(stops, greedy, max_tokens=3),
         Request(
-            [3, 4], SamplingParams(temperature=3, seed=5, repeat_penalty=1.1), max_tokens=3, ignore_eos=True
+            [3, 4],
+            SamplingParams(temperature=3, seed=5, repeat_penalty=1.1),
+            max_tokens=3,
+            ignore_eos=True,
+            logprobs=2,
+            constraint=lambda output: Allowed(bias={len(output): 3.0}),
         ),
         Request([5] * 30, greedy, max_tokens=20, ignore_eos=True),  # up to the end of the context
     ]
@@ -76,11 +82,18 @@ def fresh_engine() -> Engine:
     return Engine(history_model(context=34, sequences=2, pages=3, chunk=8))
 
 
-def undisturbed() -> list[tuple[list[int], str | None, bool]]:
+def undisturbed() -> list[Ending]:
     engine = fresh_engine()
     requests = some_requests()
     engine.run(requests)
-    return [(request.output, request.finish_reason, request.context_full) for request in requests]
+    return list(map(ending, requests))
+
+
+def ending(request: Request) -> Ending:
+    """All that must not depend on interrupts."""
+    logprobs = request.output_logprobs
+    assert len(logprobs) == (0 if request.logprobs is None else len(request.output))
+    return request.output, request.finish_reason, request.context_full, logprobs
 
 
 def assert_nothing_is_held(engine: Engine) -> None:
@@ -89,12 +102,12 @@ def assert_nothing_is_held(engine: Engine) -> None:
     assert not engine.in_use
 
 
-def assert_still_right(engine: Engine, expected: list[tuple[list[int], str | None, bool]]) -> None:
+def assert_still_right(engine: Engine, expected: list[Ending]) -> None:
     requests = some_requests()
     for request in requests:
         engine.add(request)
     step_to_the_end(engine, requests)
-    assert [(r.output, r.finish_reason, r.context_full) for r in requests] == expected
+    assert list(map(ending, requests)) == expected
     assert_nothing_is_held(engine)
 
 
@@ -128,7 +141,7 @@ def test_a_run_that_is_interrupted_gives_everything_back() -> None:
             assert not interrupter.happened, "an interrupt was swallowed"
         assert_nothing_is_held(engine)
         if interrupter.happened:
-            outputs = [output for output, _, _ in expected]
+            outputs = [output for output, *_ in expected]
             for request, output in zip(requests, outputs, strict=True):
                 assert request.output == output[: len(request.output)]
             if moment % 5 == 0:
@@ -183,7 +196,7 @@ def test_steps_that_go_on_after_an_interrupt_give_the_same_tokens() -> None:
             pass
         if interrupter.happened:
             step_to_the_end(engine, requests)
-        assert [(r.output, r.finish_reason, r.context_full) for r in requests] == expected
+        assert list(map(ending, requests)) == expected
         engine.scheduler.settle()
         assert_nothing_is_held(engine)
         return interrupter.happened
@@ -260,4 +273,4 @@ def test_several_interrupts_of_one_run_of_steps(times: int) -> None:
                 pass
         if not all(request.finished for request in requests):
             step_to_the_end(engine, requests)
-        assert [(r.output, r.finish_reason, r.context_full) for r in requests] == expected
+        assert list(map(ending, requests)) == expected

@@ -2,7 +2,8 @@
 
 An engine is pure token ids and knows no text. It is not safe for use from several threads at once. An
 interrupt (Ctrl-C) at any moment leaves each request before a token or after it: whoever goes on stepping gets
-the same tokens, and whoever aborts gets all pages back."""
+the same tokens, and whoever aborts gets all pages back. Only the events of an interrupted step are lost:
+``Request.output`` has what they told."""
 
 import math
 import time
@@ -11,7 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hotcold.engine.request import Request
+from hotcold.engine.events import Event, Finished, Token
+from hotcold.engine.request import FinishReason, Request
 from hotcold.engine.sampler import Sampler
 from hotcold.engine.scheduler import Scheduler
 from hotcold.engine.session import Session
@@ -55,26 +57,27 @@ class Engine:
             request.params = replace(request.params, logit_bias=bias)
         self.scheduler.add(request)
 
-    def step(self) -> list[tuple[Request, list[int]]]:
-        """Runs the model once; returns the requests that got tokens, or ended, with their new tokens. Empty
-        when nothing was to do, or only a part of a prompt was read.
+    def step(self) -> list[Event]:
+        """Runs the model once; returns a :class:`Token` for each request that got one, then a
+        :class:`Finished` for each that ended by itself. Empty when nothing was to do, or only a part of a
+        prompt was read. Whoever calls :meth:`finish` knows, and gets no event.
 
         A request whose token cannot be chosen ends alone, with :attr:`Request.error`; an exception from here
         is one of the model, and nobody's token is lost by it."""
         start = time.perf_counter()
         step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:
-            return []
+            return _ends(step.ended)
         self.session.run()  # from the batch to logits
-        results = [(request, self._continue(request, row)) for row, request in enumerate(step.sampled)]
+        tokens = [self._continue(request, row) for row, request in enumerate(step.sampled)]
         self.scheduler.advance(step)  # not before: an interrupted step is repeated
-        self.scheduler.settle()
+        ended = step.ended + self.scheduler.settle()
         seconds = time.perf_counter() - start
         if step.prompts:
             self.session.counters.prompt_s += seconds
         else:
             self.session.counters.decode_s += seconds
-        return results
+        return [token for token in tokens if token is not None] + _ends(ended)
 
     def run(self, requests: Sequence[Request]) -> None:
         """Runs these to their end, beside each other and whatever else is queued; then raises the error of
@@ -93,11 +96,17 @@ class Engine:
             if request.error is not None:
                 raise request.error
 
-    def abort(self, request: Request) -> None:
-        """Ends a request as ``cancelled`` and gives its pages back; harmless when it has finished."""
+    def finish(self, request: Request, reason: FinishReason = "stop") -> None:
+        """Ends a request from outside, between two steps, whether it waits, reads its prompt or decodes: its
+        pages are free at once, its tokens stay, and it gets no more. ``stop`` is for who found a stop string
+        in its text. Harmless when it has finished, and then the reason stays as it was."""
         if not request.finished:
-            request.finish("cancelled")
+            request.finish(reason)
         self.scheduler.remove(request)
+
+    def abort(self, request: Request) -> None:
+        """:meth:`finish` as ``cancelled``."""
+        self.finish(request, "cancelled")
 
     @property
     def in_use(self) -> str:
@@ -109,23 +118,36 @@ class Engine:
         for request in requests:
             self.abort(request)
 
-    def _continue(self, request: Request, row: int) -> list[int]:
-        """Chooses a request's next token from a row of logits; returns its new tokens."""
+    def _continue(self, request: Request, row: int) -> Token | None:
+        """Chooses a request's next token from a row of logits; None where it ends instead."""
+        logits, found = self._logits[row], None
         try:
-            token = self._sample(request, row)
+            token = self._sample(request, logits)
+            if request.logprobs is not None:
+                found = self.sampler.logprobs(logits, token, request.logprobs)
         except Exception as error:
             request.error = error
             request.finish("error")
-            return []
+            return None
         if request.timings.first_token is None:
             request.timings.first_token = time.perf_counter()
         if token in self._stop_ids:
             request.finish("stop")
-            return []
+            return None
+        if found is not None:
+            del request.output_logprobs[len(request.output) :]  # of a step that was interrupted
+            request.output_logprobs.append(found)
         request.output.append(token)  # the step of this request is done
-        return [token]
+        return Token(request, token, *found) if found else Token(request, token)
 
-    def _sample(self, request: Request, row: int) -> int:
-        params = request.params
+    def _sample(self, request: Request, logits: Floats) -> int:
+        params, position = request.params, request.length
         recent = [*request.prompt, *request.output] if params.repeat_penalty != 1 else ()
-        return self.sampler.sample(self._logits[row], params, request.length, recent)
+        if request.constraint is None:
+            return self.sampler.sample(logits, params, position, recent)
+        mask, bias = request.constraint(request.output)
+        return self.sampler.sample(logits, params, position, recent, mask, bias)
+
+
+def _ends(requests: Sequence[Request]) -> list[Event]:
+    return [Finished(each, each.finish_reason) for each in requests if each.finish_reason is not None]

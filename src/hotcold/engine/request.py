@@ -3,13 +3,15 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampler import Allowed, Logprobs, SamplingParams
 from hotcold.errors import UserError
 
-#: The model ended the text; ``max_tokens`` or the end of the context did; somebody cancelled it; or a token
-#: could not be chosen (:attr:`Request.error` says why).
+MAX_LOGPROBS = 20  #: alternatives that a request may ask for
+
+#: The model, or a stop string, ended the text; ``max_tokens`` or the end of the context did; somebody
+#: cancelled it; or a token could not be chosen (:attr:`Request.error` says why).
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -27,6 +29,15 @@ class Timings:
         return None if self.added is None or self.first_token is None else self.first_token - self.added
 
 
+class Constraint(Protocol):
+    """Says which tokens may come next: a grammar, say."""
+
+    def __call__(self, output: Sequence[int]) -> Allowed:
+        """What is allowed after the tokens generated so far, which it may read and must not change. An
+        exception ends the request alone. It must depend on its argument only: a step that was interrupted is
+        repeated, and asks again."""
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """``output`` and ``finish_reason`` are the truth about how far it is: each changes in one instruction, so
@@ -36,7 +47,12 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 200  #: the most tokens to generate, 1 or more
     ignore_eos: bool = False  #: never choose a token that would end the text
+    #: how many of the likeliest tokens to state beside each token's probability, 0 to 20; None states nothing
+    logprobs: int | None = None
+    constraint: Constraint | None = None  #: asked before each token
     output: list[int] = field(default_factory=list)  #: so far, without a token that ends the text
+    #: of the tokens of ``output``, if asked for; while a step is interrupted it may have one entry more
+    output_logprobs: list[Logprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None  #: None while it runs
     error: Exception | None = None  #: why it ended, where the reason is ``error``
     context_full: bool = False  #: whether it was the end of the context that stopped it
@@ -50,6 +66,8 @@ class Request:
             raise UserError("the prompt has no tokens: give at least one (a text, or the BOS token)")
         if self.max_tokens < 1:
             raise UserError(f"max_tokens is {self.max_tokens}: allowed are 1 and more")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise UserError(f"logprobs is {self.logprobs}: allowed are 0 to {MAX_LOGPROBS}, or None")
         self.params = self.params.with_seed()
 
     @property

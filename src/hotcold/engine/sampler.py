@@ -58,6 +58,20 @@ class SamplingParams:
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
 
+class Allowed(NamedTuple):
+    """What may be chosen once, beside what the parameters of all tokens say."""
+
+    mask: npt.NDArray[np.uint64] | None = None  #: ``[ceil(V / 64)]``, a bit for each id; None allows all
+    bias: Mapping[int, float] | None = None  #: added to single logits, as ``logit_bias``
+
+
+class Logprobs(NamedTuple):
+    """Of one token, under the model's own distribution: before bias, penalty, mask and temperature."""
+
+    logprob: float  #: natural logarithm of the chosen token's probability
+    top: tuple[tuple[int, float], ...]  #: the likeliest ids and theirs, in descending order, ties by lower id
+
+
 class Sampler:
     """Chooses tokens for any number of requests and remembers nothing of them. Not thread-safe."""
 
@@ -71,13 +85,18 @@ class Sampler:
         position: int,
         recent: Sequence[int] = (),
         allowed: npt.NDArray[np.uint64] | None = None,
+        bias: Mapping[int, float] | None = None,
     ) -> int:
         """The id of the next token, from logits ``[V]`` float32 and parameters with a seed or temperature 0.
 
         The token's ``position`` in its sequence is the key of the random number, with the seed; ``recent`` is
-        the sequence so far, for the repetition penalty; ``allowed`` is a bit mask ``[ceil(V / 64)]`` of ids.
-        ``ValueError``: logits that are not numbers, a bias outside the vocabulary, or nothing allowed."""
-        adjusted = _adjustments(logits, params, recent)
+        the sequence so far, for the repetition penalty; ``allowed`` is a bit mask ``[ceil(V / 64)]`` of ids,
+        and ``bias`` is added to the parameters' own. ``ValueError``: logits that are not numbers, a mask or a
+        bias that does not fit the vocabulary, or nothing allowed."""
+        words = -(-len(logits) // 64)
+        if allowed is not None and (allowed.dtype != np.uint64 or allowed.shape != (words,)):
+            raise UserError(f"a mask of {allowed.dtype} {allowed.shape}: uint64 ({words},) is needed")
+        adjusted = _adjustments(logits, params, recent, bias or {})
         greedy = params.temperature == 0
         if params.seed is None and not greedy:
             raise ValueError("the seed is None: draw one with SamplingParams.with_seed()")
@@ -87,17 +106,17 @@ class Sampler:
             raise UserError(f"the model's logits contain {best}, not a finite number: its file is damaged")
         if greedy and not adjusted and allowed is None and best > -math.inf:
             return first
-        bias = None
+        added = None
         if adjusted:
-            bias = np.zeros(len(logits), np.float32)
-            bias[list(adjusted)] = list(adjusted.values())
+            added = np.zeros(len(logits), np.float32)
+            added[list(adjusted)] = list(adjusted.values())
         k = 1 if greedy else min(params.top_k or len(logits), len(logits))
         totals = None
         if k == len(logits) > FIRST_CANDIDATES:
-            totals = _totals(logits, bias, allowed, params)
+            totals = _totals(logits, added, allowed, params)
             k = FIRST_CANDIDATES
         while True:
-            ids, values = self._backend.top_k(logits, k, bias, allowed)
+            ids, values = self._backend.top_k(logits, k, added, allowed)
             if not len(ids) or values[0] == -math.inf:
                 raise UserError("no token may be chosen: the logits, their bias or the mask forbid every one")
             if greedy or params.seed is None:
@@ -108,6 +127,17 @@ class Sampler:
             if index is not None:
                 return int(ids[index])
             k = min(_MORE * k, len(logits))
+
+    def logprobs(self, logits: Floats, id: int, top: int) -> Logprobs:
+        """Of the token ``id``, and of the ``top`` likeliest, from logits ``[V]`` float32 without NaN."""
+        values = logits.astype(np.float64)
+        best = values.max()
+        total = best + math.log(float(np.exp(values - best).sum()))
+        likeliest = []
+        if top:
+            ids, _ = self._backend.top_k(logits, min(top, len(logits)))
+            likeliest = [(int(each), float(values[each] - total)) for each in ids]
+        return Logprobs(float(values[id] - total), tuple(likeliest))
 
 
 class Totals(NamedTuple):
@@ -132,11 +162,18 @@ def _totals(
         return Totals(float(np.exp(values).sum()), float(np.exp(values / params.temperature).sum()))
 
 
-def _adjustments(logits: Floats, params: SamplingParams, recent: Sequence[int]) -> dict[int, float]:
+def _adjustments(
+    logits: Floats, params: SamplingParams, recent: Sequence[int], bias: Mapping[int, float]
+) -> dict[int, float]:
     """What to add to single logits, by id, for the logit bias and then the repetition penalty."""
     adjusted = dict(params.logit_bias)
-    if (last := max(adjusted, default=-1)) >= len(logits):
-        raise UserError(f"logit_bias names token {last}: allowed are the ids 0 to {len(logits) - 1}")
+    for id, value in bias.items():
+        if not value < math.inf:
+            raise UserError(f"the bias of token {id} is {value}: a number, or -inf to forbid it, is needed")
+        adjusted[id] = adjusted.get(id, 0.0) + value
+    outside = [id for id in (min(adjusted, default=0), max(adjusted, default=0)) if not 0 <= id < len(logits)]
+    if outside:
+        raise UserError(f"logit_bias names token {outside[0]}: allowed are the ids 0 to {len(logits) - 1}")
     penalty, n = params.repeat_penalty, params.repeat_last_n
     if penalty == 1 or n == 0 or not len(recent):
         return adjusted

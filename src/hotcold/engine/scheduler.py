@@ -27,6 +27,7 @@ class Step:
     decode: list[Request] = field(default_factory=list)  #: one row each
     prompts: list[tuple[Request, int]] = field(default_factory=list)  #: and where in the prompt its rows end
     sampled: list[Request] = field(default_factory=list)  #: in the order of the logits rows
+    ended: list[Request] = field(default_factory=list)  #: before it
 
 
 class Scheduler:
@@ -71,25 +72,25 @@ class Scheduler:
         self.cache.release(request)
         self.settle()
 
-    def settle(self) -> None:
-        """Ends requests that have all their tokens, and forgets those that ended."""
-        ended = False
+    def settle(self) -> list[Request]:
+        """Ends requests that have all their tokens, and forgets those that ended; returns these."""
+        ended = []
         for request in self.running:
             if not request.finished and self._is_complete(request):
                 request.context_full = len(request.output) < request.max_tokens
                 request.finish("length")
             if request.finished:
                 self.cache.release(request)
-                ended = True
+                ended.append(request)
         if ended:
             self.running = [request for request in self.running if not request.finished]
+        return ended
 
     def schedule(self) -> Step:
         """Fills the batch with the next step's rows. Nothing advances: an interrupted step is scheduled
         again."""
-        self.settle()
+        step = Step(ended=self.settle())
         self._admit()
-        step = Step()
         batch = self.batch
         for request in self.running:
             if request.decoding and (row := len(step.decode)) < MAX_DECODE_ROWS:
