@@ -12,7 +12,7 @@ import pytest
 from history_model import VOCAB, follow, history_model
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.llm import stream_text
+from hotcold.engine.generation import stream
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import Allowed, Logprobs, SamplingParams
 
@@ -239,7 +239,7 @@ def test_a_stream_that_is_interrupted_gives_everything_back() -> None:
         interrupter = Interrupter(moment)
         try:
             with interrupter:
-                pieces = "".join(stream_text(engine, request))
+                pieces = "".join(map(str, stream(engine, request)))
         except KeyboardInterrupt:
             assert interrupter.happened
         else:

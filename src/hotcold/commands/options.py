@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hotcold.engine.session import Session
 
 _LARGEST = 2**31 - 1
+_CACHE_TYPE = "f16"
 
 
 def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
@@ -53,6 +54,16 @@ def number(text: str) -> float:
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
     return value
+
+
+def logit_bias(text: str) -> tuple[int, float]:
+    """A parser of ``15043+1``, ``15043-0.5`` and ``15043-inf``: a token id and what its logit gets."""
+    found = re.fullmatch(r"([0-9]{1,10})([+-](?:[0-9]{1,9}(?:\.[0-9]{1,9})?)|-inf)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a token id and a bias such as 15043+1 or 15043-inf"
+        )
+    return int(found[1]), float(found[2])
 
 
 def byte_size(text: str) -> int:
@@ -95,12 +106,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         metavar="N",
         help="positions of the context (default: the model's, at most 4096)",
     )
-    add(
-        "--cache-type",
-        choices=tuple(CACHE_TYPES),
-        default="f16",
-        help="how keys and values are stored (default: f16; q8_0 takes half of its memory)",
-    )
+    add_cache_options(add)
     add(
         "--backend",
         choices=BACKENDS,
@@ -122,6 +128,29 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         help="predictors that fit-predictor wrote (default: MODEL.predictor.gguf beside the model)",
     )
     _add_hybrid_options(parser)
+
+
+def add_cache_options(add: Callable[..., Any]) -> None:
+    """``add`` is the parser's or group's ``add_argument``; :func:`cache_type` reads what was given."""
+    types = tuple(CACHE_TYPES)
+    add(
+        "--cache-type",
+        choices=types,
+        help=f"how keys and values are stored (default: {_CACHE_TYPE}; q8_0 takes half of its memory)",
+    )
+    add("-ctk", "--cache-type-k", choices=types, help="of keys; both must be the same")
+    add("-ctv", "--cache-type-v", choices=types, help="of values")
+
+
+def cache_type(args: argparse.Namespace) -> str:
+    """The one type of keys and values. UserError: they were to have two."""
+    both: str | None = args.cache_type
+    default = both or _CACHE_TYPE
+    keys, values = args.cache_type_k or default, args.cache_type_v or default
+    if keys != values or keys != (both or keys):
+        seen = f"-ctk {keys} and -ctv {values}" if keys != values else f"--cache-type {both} and -ctk {keys}"
+        raise UserError(f"{seen}: keys and values have one type today: give --cache-type alone")
+    return keys
 
 
 def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
@@ -186,6 +215,24 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="make recent tokens less likely; 1 changes nothing (1.0)",
     )
     add(
+        "--repeat-last-n",
+        type=whole_number(-1),
+        default=64,
+        metavar="N",
+        help="how many tokens are recent; 0 is none, -1 all (64)",
+    )
+    add(
+        "-l",
+        "--logit-bias",
+        type=logit_bias,
+        action="append",
+        default=[],
+        metavar="ID(+/-)BIAS",
+        help="make a token likelier, as 15043+1, less likely, as 15043-1, or forbid it, as 15043-inf; "
+        "may be repeated",
+    )
+    add(
+        "-s",
         "--seed",
         type=whole_number(-1, 2**63 - 1),
         default=-1,
@@ -207,6 +254,8 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
         top_p=args.top_p,
         min_p=args.min_p,
         repeat_penalty=args.repeat_penalty,
+        repeat_last_n=args.repeat_last_n,
+        logit_bias=dict(args.logit_bias),
         seed=None if args.seed < 0 else args.seed,
     )
 
@@ -217,7 +266,7 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
         "threads": args.threads,
         "context": args.ctx_size,
         "backend": args.backend,
-        "cache_type": args.cache_type,
+        "cache_type": cache_type(args),
     }
     if "sparsity" in args:
         found |= {

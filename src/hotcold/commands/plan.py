@@ -5,7 +5,6 @@ import argparse
 import hotcold
 from hotcold.commands import options
 from hotcold.engine.planning import OBJECTIVES
-from hotcold.model.kv_cache import CACHE_TYPES
 from hotcold.sparse.hardware import DEFAULT, PRESETS
 from hotcold.sparse.sizes import SHAPES
 
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="positions of the context (default: the model's, 4096 at most; of a --shape 2048)",
     )
-    add("--cache-type", choices=tuple(CACHE_TYPES), default="f16", help="of keys and values (f16)")
+    options.add_cache_options(add)
     add(
         "--vram-budget",
         type=options.byte_size,
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         shape=args.shape,
         type=args.type,
         context=args.ctx_size,
-        cache_type=args.cache_type,
+        cache_type=options.cache_type(args),
         vram_budget=args.vram_budget,
         profile=args.profile,
         hardware=args.hardware,

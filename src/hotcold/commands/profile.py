@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             tokens=args.tokens,
             context=args.ctx_size,
             threads=args.threads,
-            cache_type=args.cache_type,
+            cache_type=options.cache_type(args),
             backend=args.backend,
             output=args.output,
             progress=advance,

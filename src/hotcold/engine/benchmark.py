@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import ModelOptions, check_names
+from hotcold.engine.load_options import ModelOptions, Progress, check_names
 from hotcold.engine.loading import LoadedModel
-from hotcold.engine.opening import Model, Progress, loaded, opened
+from hotcold.engine.opening import Model, loaded, opened
 from hotcold.engine.reports import Setup
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams

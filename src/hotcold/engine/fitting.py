@@ -13,8 +13,9 @@ from hotcold.engine.benchmark import measure, prompt_of
 from hotcold.engine.engine import Engine
 from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.files import new_file, text_of
+from hotcold.engine.load_options import Progress
 from hotcold.engine.loading import LoadedModel
-from hotcold.engine.opening import Model, Progress, file_of, loaded, opened
+from hotcold.engine.opening import Model, file_of, loaded, opened
 from hotcold.engine.profiling import LONGEST_WINDOW, window_length
 from hotcold.engine.reports import Setup
 from hotcold.engine.session import Session

@@ -1,16 +1,19 @@
 """How a model is to be loaded."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypedDict, get_type_hints
+from typing import Any, Self, TypeAlias, TypedDict, get_type_hints
 
 from hotcold.engine.values import integer
 from hotcold.errors import UserError
 from hotcold.model.kv_cache import CACHE_TYPES
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
+
+#: Is called with the phase of the work, what of it is done, and the total: of ``loading`` in bytes.
+Progress: TypeAlias = Callable[[str, int, int], None]
 
 _WHOLE_NUMBERS = ("threads", "context", "default_context", "sequences", "chunk", "vram_budget", "hot_threads")
 

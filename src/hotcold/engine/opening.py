@@ -1,23 +1,19 @@
-"""What the functions of the package are given as a model: a file, or what was loaded from one. And how they
-say what they are at."""
+"""What the functions of the package are given as a model: a file, or what was loaded from one."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from hotcold.demo import model_path
 from hotcold.engine.llm import LLM
-from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.load_options import LoadOptions, Progress
 from hotcold.engine.loading import LoadedModel, load
 from hotcold.errors import UserError
 
 #: A GGUF file, an LLM, or what :func:`~hotcold.engine.loading.load` gave; None is the built-in model.
 Model: TypeAlias = str | os.PathLike[str] | LLM | LoadedModel | None
-
-#: Is called with the phase of the work, what of it is done, and the total: of ``loading`` in bytes.
-Progress: TypeAlias = Callable[[str, int, int], None]
 
 
 def loaded(model: Model) -> LoadedModel | None:

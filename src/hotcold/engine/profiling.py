@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from hotcold import __version__
 from hotcold.engine.files import new_file, text_of
-from hotcold.engine.opening import Model, Progress, file_of, loaded, opened
+from hotcold.engine.load_options import Progress
+from hotcold.engine.opening import Model, file_of, loaded, opened
 from hotcold.engine.picture import power_law_picture
 from hotcold.engine.reports import Setup
 from hotcold.engine.scoring import Scorer
