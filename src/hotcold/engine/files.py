@@ -30,7 +30,7 @@ def text_of(text: str | Path) -> str:
     if isinstance(text, Path):
         return read_text(text)
     if not isinstance(text, str):
-        raise UserError(f"text is {type(text).__name__}: a str, or a Path to a UTF-8 file, is needed")
+        raise UserError(f"text is of type {type(text).__name__}: a str, or a Path to a UTF-8 file, is needed")
     if len(text) < 256 and "\0" not in text and Path(text).is_file():
         raise UserError(f"text is {text!r}, the name of a file: give Path({text!r}) to read it")
     return text

@@ -19,6 +19,7 @@ from hotcold.engine.opening import Model, file_of, loaded, opened
 from hotcold.engine.profiling import LONGEST_WINDOW, window_length
 from hotcold.engine.reports import Setup
 from hotcold.engine.session import Session
+from hotcold.engine.values import whole
 from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
@@ -136,7 +137,8 @@ def fit_predictor(
     UserError: what is not allowed; a text of less than two windows; no predictor within ``max_share``."""
     if method not in INPUTS:
         raise UserError(f"method {method!r}: choose from {', '.join(INPUTS)}")
-    settings = FitOptions(method, recall, weighted, type, max_share)
+    tokens = whole("tokens", tokens, 2)
+    settings = FitOptions(method, recall, weighted, type and type.upper(), max_share)
     to_write = None if output is None else new_file(output)
     texts = [text_of(each) for each in (text, held_out) if each is not None]
     load_options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}

@@ -125,8 +125,10 @@ class LLM:
     def generate(self, prompt: Ids, **options: Unpack[GenerationOptions]) -> Generation: ...
     @overload
     def generate(
-        self, prompt: list[str] | Sequence[Ids] | list[Prompt], **options: Unpack[GenerationOptions]
+        self, prompt: list[str] | Sequence[Ids], **options: Unpack[GenerationOptions]
     ) -> list[Generation]: ...
+    @overload
+    def generate(self, prompt: list[Prompt], **options: Unpack[GenerationOptions]) -> list[Generation]: ...
     def generate(
         self, prompt: Prompt | Sequence[Prompt], **options: Unpack[GenerationOptions]
     ) -> Generation | list[Generation]:

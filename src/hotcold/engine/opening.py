@@ -43,5 +43,5 @@ def opened(
         return load(file_of(model), LoadOptions.of(given, **more), advance)
     if given:
         fix = "leave it out, or give the model's file"
-        raise UserError(f"{min(given)} is for loading, and this model is loaded already: {fix}")
+        raise UserError(f"{min(given)} is for loading, and the model is loaded already: {fix}")
     return found

@@ -10,11 +10,13 @@ from hotcold import __version__
 from hotcold.engine.files import new_file
 from hotcold.engine.opening import Model, file_of, loaded
 from hotcold.engine.reports import size
+from hotcold.engine.values import integer, whole
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.files import printable
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
+from hotcold.model.kv_cache import CACHE_TYPES
 from hotcold.sparse.baselines import last_layers, layer_split, paper_placement
 from hotcold.sparse.costs import Costs
 from hotcold.sparse.hardware import DEFAULT, PRESETS, Hardware, find_hardware
@@ -59,10 +61,12 @@ class Plan:
     #: where every byte goes: ``kind``, ``layer`` or None, ``gpu_bytes``, ``cpu_bytes``; ``hot_share``
     parts: Sequence[dict[str, Any]] = field(repr=False)
     placement: Placement = field(repr=False)
+    sizes: Sizes = field(repr=False)
 
     def report(self) -> dict[str, Any]:
         """What ``--json`` prints."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "placement"}
+        names = [each.name for each in fields(self)]
+        return {name: getattr(self, name) for name in names if name not in ("placement", "sizes")}
 
     def __str__(self) -> str:
         rows = (
@@ -151,10 +155,13 @@ def plan(
     UserError: names and numbers that are not allowed, and files that are another model's or damaged."""
     if objective not in OBJECTIVES:
         raise UserError(f"objective {objective!r}: choose from {', '.join(OBJECTIVES)}")
+    if cache_type is not None and cache_type not in CACHE_TYPES:
+        raise UserError(f"cache type {cache_type!r}: choose from {', '.join(CACHE_TYPES)}")
+    context = None if context is None else whole("context", context, 2)
     to_write = None if output is None else new_file(output)
     machine = hardware if isinstance(hardware, Hardware) else find_hardware(os.fspath(hardware))
     budget = _budget(vram_budget, machine)
-    kind = block_type(type)
+    kind = block_type(type.upper())
     if shape is None:
         subject = _of_model(model, context, cache_type, profile)
     elif model is None:
@@ -174,7 +181,7 @@ def _budget(asked: int | None, hardware: Hardware) -> int:
         raise UserError(f"{seen}; choose a preset, {', '.join(PRESETS)}, or leave it out")
     if asked is None:
         return vram - min(_GIB, vram // 8)
-    if not 0 < asked <= vram:
+    if not 0 < integer("vram_budget", asked) <= vram:
         allowed = f"more than 0, which is the CPU alone, and at most the card's {vram / _GIB:g} are needed"
         raise UserError(f"--vram-budget is {asked / _GIB:g} GiB: {allowed}")
     return int(asked)
@@ -267,4 +274,5 @@ def _judged(
         all_gpu_bytes=everything.gpu_bytes(sizes),
         parts=parts,
         placement=placement,
+        sizes=sizes,
     )

@@ -16,6 +16,7 @@ from hotcold.engine.opening import Model, file_of, loaded, opened
 from hotcold.engine.picture import power_law_picture
 from hotcold.engine.reports import Setup
 from hotcold.engine.scoring import Scorer
+from hotcold.engine.values import integer, whole
 from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError
 from hotcold.formats.files import printable
@@ -104,8 +105,7 @@ def profile(
     to_write = None if output is None else new_file(output)
     if (text is None) == (counts is None):
         raise UserError("a text and counts: give one of them")
-    if tokens is not None and tokens < 1:
-        raise UserError(f"tokens is {tokens}: allowed are 1 and more")
+    tokens = None if tokens is None else whole("tokens", tokens, 1)
     with open_gguf(file_of(model)) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         name, fingerprint = file.path.stem, file.fingerprint()
@@ -160,9 +160,11 @@ def _count(
 
 def window_length(most: int, asked: int | None) -> int:
     """Positions of a window where the model has ``most``; UserError for a longer one."""
-    if asked is not None and not 2 <= asked <= most:
+    if asked is None:
+        return min(most, LONGEST_WINDOW)
+    if not 2 <= integer("context", asked) <= most:
         raise UserError(f"context of {asked} positions: this model allows 2 to {most}")
-    return asked or min(most, LONGEST_WINDOW)
+    return int(asked)
 
 
 def _skew(firing: Sequence[npt.NDArray[Any]]) -> dict[str, list[float]]:
