@@ -232,6 +232,52 @@ def test_aborting_after_an_interrupt_gives_pages_and_rows_back() -> None:
     assert each_moment(scene) * STRIDE > 1500
 
 
+def test_shared_pages_stay_what_they_are_through_interrupts() -> None:
+    """A kept prefix of two requests: one page, which no interrupt frees, writes to or gives away."""
+    prompts = [[1] * 40, [1] * 33 + [2]]
+
+    def play(moment: int | None) -> tuple[list[Ending], int, bool]:
+        engine = Engine(history_model(context=70, sequences=2, pages=4, chunk=30))
+        engine.add(first := Request(prompts[0], SamplingParams(temperature=0), max_tokens=9, ignore_eos=True))
+        while not first.output:
+            engine.step()
+        engine.session.cache.allocate("kept", 0, shared=first.pages[:1])
+        engine.abort(first)
+        requests = [
+            Request(each, SamplingParams(temperature=0), max_tokens=5, ignore_eos=True, prefix=["kept"])
+            for each in prompts
+        ]
+        interrupter = Interrupter(10**9 if moment is None else moment)
+        try:
+            with interrupter:
+                for request in requests:
+                    engine.add(request)
+                step_to_the_end(engine, requests)
+        except KeyboardInterrupt:
+            queued = {*engine.scheduler.running, *engine.scheduler.waiting}
+            for request in requests:
+                if not request.finished and request not in queued:
+                    engine.add(request)
+            step_to_the_end(engine, requests)
+        engine.scheduler.settle()
+        rows = sum(prompt for _, prompt in engine.session.transformer.row_counts)
+        assert engine.session.cache.free_pages == 3
+        engine.session.cache.release("kept")
+        assert_nothing_is_held(engine)
+        return list(map(ending, requests)), rows, interrupter.happened
+
+    expected, rows, _ = play(None)
+    assert [output for output, *_ in expected] == [follow(each, 5, ignore_eos=True) for each in prompts]
+    assert rows == 40 + 8 + 2
+
+    def scene(moment: int) -> bool:
+        endings, _, happened = play(moment)
+        assert endings == expected
+        return happened
+
+    assert each_moment(scene) * STRIDE > 1500
+
+
 def test_a_stream_that_is_interrupted_gives_everything_back() -> None:
     def scene(moment: int) -> bool:
         engine, request = fresh_engine(), some_requests()[0]

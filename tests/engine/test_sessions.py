@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -104,3 +105,19 @@ def test_loading_alone_allocates_no_cache(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(session, "KVCache", lambda *_: pytest.fail("a cache was made"))
     load(None, LoadOptions())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_sessions_of_one_model_in_two_threads(backend: str) -> None:
+    """They take turns on the model's threads; each gets its own tokens."""
+    model = load(None, LoadOptions(backend=backend, context=64))
+    prompts = [[1, 400 + i, 300] for i in range(2)]
+
+    def generate(prompt: list[int]) -> list[int]:
+        request = Request(prompt, SamplingParams(temperature=0), max_tokens=12, ignore_eos=True)
+        Engine(model.session()).run([request])
+        return request.output
+
+    expected = [generate(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(2) as executor:
+        assert list(executor.map(generate, prompts * 4)) == expected * 4

@@ -1,4 +1,4 @@
-"""Pages: all or nothing, never twice."""
+"""Pages: all or nothing, and free when nobody has them any more."""
 
 from __future__ import annotations
 
@@ -91,21 +91,68 @@ def test_counts_below_zero_are_refused(n: int) -> None:
         cache(n)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=40))
-def test_every_page_has_one_owner_at_most(actions: list[tuple[bool, int]]) -> None:
-    kv = cache(12)
-    held: dict[int, list[int]] = {}
-    for owner, (take, n) in enumerate(actions):
-        if take and n <= kv.free_pages:
-            held[owner] = kv.allocate(owner, n)
-            assert len(held[owner]) == n
-        elif take:
-            with pytest.raises(KVCacheFull):
-                kv.allocate(owner, n)
-        elif held:
-            ended = sorted(held)[n % len(held)]
-            kv.release(ended)
-            del held[ended]
-        pages = [page for each in held.values() for page in each]
-        assert len(pages) == len(set(pages)) == 12 - kv.free_pages
-        assert set(pages) <= set(range(12))
+def test_a_shared_page_is_free_when_its_last_owner_has_left() -> None:
+    kv = cache(5)
+    first = kv.allocate("first", 3)
+    assert kv.allocate("second", 1, shared=first[:2]) == [*first[:2], 3] and kv.free_pages == 1
+    assert kv.allocate("store", 0, shared=first[1:]) == first[1:] and kv.free_pages == 1
+    assert kv.pages_of("second") == (*first[:2], 3) and kv.pages_of("nobody") == ()
+    kv.release("first")
+    assert kv.free_pages == 1
+    kv.release("second")
+    assert kv.free_pages == 3 and kv.pages_of("store") == tuple(first[1:])
+    kv.release("store")
+    assert kv.free_pages == 5
+
+
+@pytest.mark.parametrize("shared", [[4], [0, 0], [0, 5], [-1], [0, 3]])
+def test_only_what_somebody_owns_is_shared(shared: list[int]) -> None:
+    kv = cache(5)
+    kv.allocate("first", 3)
+    with pytest.raises(ValueError, match=r"pages \[.*\] to share: each must be owned, and named once"):
+        kv.allocate("second", 1, shared)
+    assert kv.free_pages == 2 and not kv.owns("second")
+
+
+PAGES = 9
+
+#: (what, owner, pages, which of the taken pages are shared)
+actions = st.tuples(
+    st.sampled_from(["allocate", "allocate", "allocate", "release", "clear"]),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.lists(st.integers(0, 30), max_size=4),
+)
+
+
+@given(st.lists(actions, max_size=40))
+def test_pages_against_a_table_of_who_has_which(
+    steps: list[tuple[str, int, int, list[int]]],
+) -> None:
+    """The table has a cell for each page and owner, and knows neither lists nor counts of references."""
+    kv = cache(PAGES)
+    table = np.zeros((PAGES, 6), bool)
+    for what, owner, n, picks in steps:
+        taken = np.flatnonzero(table.any(axis=1))
+        if what == "clear" and n == 0:
+            kv.clear()
+            table[:] = False
+        elif what == "release":
+            kv.release(owner)
+            table[:, owner] = False
+        elif what == "allocate":
+            shared = [int(taken[pick % len(taken)]) for pick in picks] if len(taken) else []
+            free = np.flatnonzero(~table.any(axis=1))
+            if kv.owns(owner) or len(set(shared)) < len(shared):
+                with pytest.raises(ValueError, match=r"has pages|named once"):
+                    kv.allocate(owner, n, shared)
+            elif n > len(free):
+                with pytest.raises(KVCacheFull):
+                    kv.allocate(owner, n, shared)
+            else:
+                assert kv.allocate(owner, n, shared) == [*shared, *free[:n]]
+                table[[*shared, *free[:n]], owner] = True
+        assert kv.free_pages == int((~table.any(axis=1)).sum())
+        for each in range(6):
+            assert sorted(kv.pages_of(each)) == np.flatnonzero(table[:, each]).tolist()
+            assert kv.owns(each) or not table[:, each].any()

@@ -1,7 +1,7 @@
 """One text to continue: what was asked, what came out so far, and how long it took."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -50,6 +50,9 @@ class Request:
     #: how many of the likeliest tokens to state beside each token's probability, 0 to 20; None states nothing
     logprobs: int | None = None
     constraint: Constraint | None = None  #: asked before each token
+    #: owners in the cache, whose pages one after the other hold K and V of the prompt's first tokens: those
+    #: that still have them when the request starts are not computed again
+    prefix: Sequence[Hashable] = ()
     output: list[int] = field(default_factory=list)  #: so far, without a token that ends the text
     #: of the tokens of ``output``, if asked for; while a step is interrupted it may have one entry more
     output_logprobs: list[Logprobs] = field(default_factory=list)
@@ -57,6 +60,7 @@ class Request:
     error: Exception | None = None  #: why it ended, where the reason is ``error``
     context_full: bool = False  #: whether it was the end of the context that stopped it
     timings: Timings = field(default_factory=Timings)
+    reused: int = 0  #: positions of the prompt that came with the prefix, in pages that are only read
     computed: int = 0  #: positions of the prompt whose K and V are in the cache, until the first token
     pages: list[int] = field(default_factory=list)  #: of the cache, in order of position, while it runs
     row: int = -1  #: its row in the batch's page table, while it runs

@@ -1,5 +1,8 @@
 """Which rows the next step computes: decode rows first, then a chunk of the waiting prompts.
 
+A request may begin with pages that others own, which hold a prefix of its prompt: its own rows are those
+after it, so nobody writes to a page that is shared.
+
 A request reserves all the pages that it may ever need when it is admitted, so a running request never dies
 for want of memory; one that does not fit yet waits, in order of arrival.
 
@@ -10,7 +13,9 @@ list of owners. What an interrupt left undone, :meth:`Scheduler.settle` and the 
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -39,6 +44,9 @@ class Scheduler:
         self.cache = cache
         self.context = context
         self.chunk = chunk
+        #: called with the number of pages that a waiting request lacks: whoever keeps prefixes for later
+        #: gives up as many, where it can; if still too few are free, the request waits for another to end
+        self.reclaim: Callable[[int], object] = lambda pages: None
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._steps_of_one = np.arange(chunk, dtype=np.int32)
@@ -139,13 +147,27 @@ class Scheduler:
         self.cache.release(request)  # those of an attempt that was interrupted
         pages = self._pages_for(request)
         rows = set(range(self.batch.limits.sequences)) - {other.row for other in self.running}
-        if not rows or pages > self.cache.free_pages:
+        if not rows:
+            return False
+        shared = self._prefix_pages(request)
+        if (lacking := pages - len(shared) - self.cache.free_pages) > 0:
+            self.reclaim(lacking)
+            shared = self._prefix_pages(request)  # it may be among what was given up
+        if pages - len(shared) > self.cache.free_pages:
             return False
         request.row = min(rows)
-        request.pages = self.cache.allocate(request, pages)
+        request.reused = request.computed = len(shared) * PAGE
+        request.pages = self.cache.allocate(request, pages - len(shared), shared)
         self.batch.pages[request.row, :pages] = request.pages
         self.running.append(request)
         return True
+
+    def _prefix_pages(self, request: Request) -> list[int]:
+        """Pages to begin with: full ones, and not all of the prompt, whose last row gives the first token."""
+        found: list[int] = []
+        for owner in takewhile(self.cache.owns, request.prefix):
+            found += self.cache.pages_of(owner)
+        return found[: (len(request.prompt) - 1) // PAGE]
 
     def _put_prompts(self, row: int, step: Step) -> int:
         """Adds prompt rows of as many requests as fit; returns the number of rows of the step."""

@@ -1,6 +1,6 @@
 """Keys and values of every layer, in pages of 32 positions that sequences take and give back."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -20,8 +20,9 @@ class KVCacheFull(UserError):
 
 
 class PagePool:
-    """Numbers of pages, and who owns them. Owners are the only record, and one instruction changes it: an
-    interrupt never leaves a page without an owner or a place among the free ones."""
+    """Numbers of pages, and who owns them: a sequence, or whoever keeps a prefix for later. A page may have
+    several owners, and is free when it has none. Owners are the only record, and one instruction changes it:
+    an interrupt never leaves a page without an owner or a place among the free ones."""
 
     def __init__(self, pages: int) -> None:
         if pages < 1:
@@ -31,33 +32,45 @@ class PagePool:
 
     @property
     def free_pages(self) -> int:
-        return self.pages - sum(map(len, self._owned.values()))
+        return self.pages - len(self._taken())
 
-    def allocate(self, owner: Hashable, n: int) -> list[int]:
-        """Gives an owner without pages ``n`` of them, those of low numbers first, so that warm ones are used
-        again; KVCacheFull if fewer are free, and then none is given."""
+    def allocate(self, owner: Hashable, n: int, shared: Sequence[int] = ()) -> list[int]:
+        """Gives an owner without pages those of ``shared``, which others own and go on owning, and then ``n``
+        free ones, those of low numbers first, so that warm ones are used again; returns all of them.
+
+        KVCacheFull: fewer are free. ValueError: a page of ``shared`` has no owner, or is named twice. Then
+        none is given. What lies in a shared page belongs to all its owners: none of them may write to it."""
         if n < 0:
             raise ValueError(f"{n} pages asked for: at least 0 is needed")
         if owner in self._owned:
             raise ValueError(f"{owner!r:.60} has pages: release them first")
-        if n > self.free_pages:
-            raise KVCacheFull(f"{n} pages asked for: {self.free_pages} of {self.pages} are free")
-        taken = {page for pages in self._owned.values() for page in pages}
+        taken = self._taken()
+        if len(set(shared)) < len(shared) or not taken.issuperset(shared):
+            raise ValueError(f"pages {[*shared]} to share: each must be owned, and named once")
+        if n > self.pages - len(taken):
+            raise KVCacheFull(f"{n} pages asked for: {self.pages - len(taken)} of {self.pages} are free")
         free = (page for page in range(self.pages) if page not in taken)
-        given = list(islice(free, n))
+        given = [*shared, *islice(free, n)]
         self._owned[owner] = given
         return given
 
     def owns(self, owner: Hashable) -> bool:
         return owner in self._owned
 
+    def pages_of(self, owner: Hashable) -> tuple[int, ...]:
+        """An owner's pages, in the order in which they were given; none where it is no owner."""
+        return tuple(self._owned.get(owner, ()))
+
     def release(self, owner: Hashable) -> None:
-        """Takes an owner's pages back; harmless when it has none."""
+        """Takes an owner's pages back, those that it shares for itself alone; harmless when it has none."""
         self._owned.pop(owner, None)
 
     def clear(self) -> None:
         """Takes all pages back."""
         self._owned.clear()
+
+    def _taken(self) -> set[int]:
+        return {page for pages in self._owned.values() for page in pages}
 
 
 class KVCache(PagePool):
