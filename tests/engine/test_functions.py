@@ -4,7 +4,9 @@ What their figures mean is tested where the commands are."""
 
 from __future__ import annotations
 
+import doctest
 import json
+import shutil
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,6 +63,26 @@ def test_names_are_found_when_they_are_asked_for() -> None:
     assert all(callable(getattr(hotcold, name)) for name in hotcold.__all__ if name != "__version__")
     with pytest.raises(AttributeError, match="module 'hotcold' has no attribute 'plans'"):
         hotcold.plans  # type: ignore[attr-defined]  # noqa: B018
+
+
+def examples() -> list[str]:
+    """Those of the docstrings, one a function."""
+    found = []
+    for name in hotcold.__all__:
+        documented = getattr(hotcold, name)
+        for part in doctest.DocTestParser().get_examples(getattr(documented, "__doc__", "") or ""):
+            found.append(part.source)
+    return found
+
+
+@pytest.mark.parametrize("source", examples())
+def test_examples_of_the_docstrings_run(
+    source: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(model_path(), "model.gguf")
+    (folder / "text.txt").write_text(TEXT * 40)
+    exec(source, {"hotcold": hotcold, "LLM": LLM, "Path": Path})
+    capsys.readouterr()
 
 
 # --- plan ---

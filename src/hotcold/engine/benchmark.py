@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from hotcold.engine.engine import Engine
+from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import ModelOptions, Progress, check_names
 from hotcold.engine.loading import LoadedModel
-from hotcold.engine.opening import Model, loaded, opened
+from hotcold.engine.opening import opened
 from hotcold.engine.reports import Setup
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
@@ -151,8 +152,9 @@ def bench(
     n_prompt, n_gen = whole("n_prompt", n_prompt, 1), whole("n_gen", n_gen, 2)
     parallel = whole("parallel", parallel, 1, MOST_SEQUENCES)
     repetitions = whole("repetitions", repetitions, 1)
-    more = {} if loaded(model) else {"sequences": min(parallel, MAX_DECODE_ROWS)}
-    base = opened(model, options, progress, **more)
+    source = source_of(model)
+    more = {} if isinstance(source, LoadedModel) else {"sequences": min(parallel, MAX_DECODE_ROWS)}
+    base = opened(source, options, progress, **more)
     if timeline is not None and base.hot is None:
         raise UserError("--timeline shows two backends: it needs --placement or --vram-budget")
     together = min(parallel, base.limits.sequences)

@@ -13,9 +13,10 @@ from hotcold.engine.benchmark import measure, prompt_of
 from hotcold.engine.engine import Engine
 from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.files import new_file, text_of
+from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import Progress
 from hotcold.engine.loading import LoadedModel
-from hotcold.engine.opening import Model, file_of, loaded, opened
+from hotcold.engine.opening import file_of, opened
 from hotcold.engine.profiling import LONGEST_WINDOW, window_length
 from hotcold.engine.reports import Setup
 from hotcold.engine.session import Session
@@ -142,12 +143,13 @@ def fit_predictor(
     to_write = None if output is None else new_file(output)
     texts = [text_of(each) for each in (text, held_out) if each is not None]
     load_options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}
-    if loaded(model) is None:
+    source = source_of(model)
+    if not isinstance(source, LoadedModel):
         load_options["context"] = context
     # Loading as predicted checks a PowerInfer file's own predictors before anything else is done.
-    mode, own = "predicted" if method == "trained" else "exact", file_of(model)
+    mode, own = "predicted" if method == "trained" else "exact", file_of(source)
     more = {"sparsity": mode, "predictor": own, "default_context": LONGEST_WINDOW}
-    base = opened(model, load_options, progress, **more)
+    base = opened(source, load_options, progress, **more)
     base.mode(mode, own)
     fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context))
     ladders = _fit(base, settings, fit_to, seen, progress)

@@ -1,11 +1,8 @@
 """The Python interface: text in, text out."""
 
-import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from numbers import Real
-from pathlib import Path
 from typing import Any, Self, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
@@ -13,8 +10,9 @@ import numpy.typing as npt
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Generation, Piece, generate, stream
-from hotcold.engine.load_options import LLMOptions, LoadOptions, Progress, check_names
-from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.load_options import LLMOptions, Progress, check_names
+from hotcold.engine.loading import LoadedModel
+from hotcold.engine.opening import Source, opened
 from hotcold.engine.request import MAX_LOGPROBS, Constraint, Request, Timings
 from hotcold.engine.sampler import SamplingParams, splitmix64
 from hotcold.engine.session import Session
@@ -67,23 +65,14 @@ class LLM:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | LoadedModel | None = None,
+        model: Source = None,
         *,
         progress: Progress | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
         check_names(options, LLMOptions)
-        if isinstance(model, LoadedModel):
-            if options:
-                raise UserError(
-                    f"{min(options)} is for loading, and the model is loaded already: leave it out"
-                )
-            loaded = model
-        else:
-            advance = partial(progress, "loading") if progress else None
-            loaded = load(None if model is None else Path(model), LoadOptions.of(options), advance)
-        self._engine: Engine | None = Engine(loaded.session())
-        self._shared = loaded is model
+        self._engine: Engine | None = Engine(opened(model, options, progress).session())
+        self._shared = isinstance(model, LoadedModel)
 
     @property
     def engine(self) -> Engine:
@@ -193,12 +182,24 @@ class LLM:
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        ids = np.asarray(prompt)
+        try:
+            ids = np.asarray(prompt)
+        except ValueError:  # lists among the numbers
+            ids = np.asarray(prompt, object)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            shape = f"{ids.dtype} of {ids.ndim} dimensions" if ids.ndim != 1 else f"{ids.dtype}"
-            raise UserError(f"the prompt holds {shape}: token ids, whole numbers, are needed")
+            seen = str(ids.dtype) if ids.ndim == 1 else f"{ids.dtype} in {ids.ndim} dimensions"
+            raise UserError(f"the prompt holds {seen}: token ids, whole numbers, are needed")
         found: list[int] = ids.tolist()
         return found
+
+
+#: What the functions of the package take as a model.
+Model: TypeAlias = Source | LLM
+
+
+def source_of(model: Model) -> Source:
+    """Of an LLM, what was loaded for it."""
+    return model.model if isinstance(model, LLM) else model
 
 
 @dataclass(frozen=True)

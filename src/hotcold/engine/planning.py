@@ -8,7 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 from hotcold import __version__
 from hotcold.engine.files import new_file
-from hotcold.engine.opening import Model, file_of, loaded
+from hotcold.engine.llm import Model, source_of
+from hotcold.engine.loading import LoadedModel
+from hotcold.engine.opening import Source, file_of
 from hotcold.engine.reports import size
 from hotcold.engine.values import integer, whole
 from hotcold.errors import UserError
@@ -163,7 +165,7 @@ def plan(
     budget = _budget(vram_budget, machine)
     kind = block_type(type.upper())
     if shape is None:
-        subject = _of_model(model, context, cache_type, profile)
+        subject = _of_model(source_of(model), context, cache_type, profile)
     elif model is None:
         subject = _of_shape(shape, kind, context or 2048, cache_type or "f16", profile)
     else:
@@ -196,13 +198,13 @@ def _of_shape(name: str, type: BlockType, context: int, cache_type: str, profile
 
 
 def _of_model(
-    model: Model,
+    model: Source,
     context: int | None,
     cache_type: str | None,
     profile: _GivenProfile,
 ) -> _Subject:
-    if (known := loaded(model)) is not None:
-        context, cache_type = context or known.context, cache_type or known.cache_type
+    if isinstance(model, LoadedModel):
+        context, cache_type = context or model.context, cache_type or model.cache_type
     with open_gguf(path := file_of(model)) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         positions = context or min(config.context, 4096)

@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from hotcold import __version__
 from hotcold.engine.files import new_file, text_of
+from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import Progress
-from hotcold.engine.opening import Model, file_of, loaded, opened
+from hotcold.engine.loading import LoadedModel
+from hotcold.engine.opening import Source, file_of, opened
 from hotcold.engine.picture import power_law_picture
 from hotcold.engine.reports import Setup
 from hotcold.engine.scoring import Scorer
@@ -106,7 +108,8 @@ def profile(
     if (text is None) == (counts is None):
         raise UserError("a text and counts: give one of them")
     tokens = None if tokens is None else whole("tokens", tokens, 1)
-    with open_gguf(file_of(model)) as file:
+    source = source_of(model)
+    with open_gguf(file_of(source)) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         name, fingerprint = file.path.stem, file.fingerprint()
     if config.activation not in SPARSE_ACTIVATIONS:
@@ -115,22 +118,22 @@ def profile(
     if text is None:
         assert counts is not None
         firing = import_counts(Path(counts), config.neurons, tokens)
-        source = f"PowerInfer's counts, {Path(counts).resolve().name}"
-        found = ModelProfile(firing, source, name, fingerprint, None, _skew(firing), None)
+        origin = f"PowerInfer's counts, {Path(counts).resolve().name}"
+        found = ModelProfile(firing, origin, name, fingerprint, None, _skew(firing), None)
     else:
         words = text_of(text)
         options = {"threads": threads, "cache_type": cache_type, "backend": backend}
-        firings, setup = _count(model, words, tokens, context, options, progress)
-        source = f"{text.name if isinstance(text, Path) else 'a text'}, {firings.tokens} tokens"
+        firings, setup = _count(source, words, tokens, context, options, progress)
+        origin = f"{text.name if isinstance(text, Path) else 'a text'}, {firings.tokens} tokens"
         columns = _skew(firings.firing) | firings.figures()
-        found = ModelProfile(firings.firing, source, name, fingerprint, firings.tokens, columns, setup)
+        found = ModelProfile(firings.firing, origin, name, fingerprint, firings.tokens, columns, setup)
     if to_write is not None:
         found.write(to_write)
     return found
 
 
 def _count(
-    model: Model,
+    model: Source,
     text: str,
     tokens: int | None,
     context: int | None,
@@ -138,7 +141,7 @@ def _count(
     progress: Progress | None,
 ) -> tuple[Firings, Setup]:
     """Runs the model over the text."""
-    if loaded(model) is None:
+    if not isinstance(model, LoadedModel):
         options = options | {"context": context}
     base = opened(model, options, progress, sparsity="exact", default_context=LONGEST_WINDOW)
     length = window_length(base.context, context)
