@@ -79,6 +79,15 @@ def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> Non
     ]
 
 
+def test_a_predictor_that_nobody_uses_may_be_damaged(tmp_path: Path) -> None:
+    """PowerInfer's files have one that ``auto`` never uses; ``predicted`` reads it and refuses."""
+    factors = {i: (np.zeros((32, 7), np.float32), np.zeros((9, 32), np.float32)) for i in range(6)}
+    write_pwri(tmp_path / "m.gguf", model_path(), factors, 0.0)
+    assert reference(tmp_path / "m.gguf").sparsity == "exact"
+    with pytest.raises(UserError, match="fc1"):
+        reference(tmp_path / "m.gguf", sparsity="predicted")
+
+
 def test_predicted_reads_the_predictor_too(folder: Path) -> None:
     path = with_predictor(folder, 0.0)
     with open_gguf(path) as file:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sidecars import with_sidecar
 
 from hotcold.demo import model_path
 from hotcold.engine import memory
@@ -21,6 +22,8 @@ from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
+from hotcold.model.kv_cache import KVCache
+from hotcold.model.step_memory import buffer_bytes, scratch_bytes
 from hotcold.sparse.placement import Placement, write_placement
 from hotcold.sparse.sizes import sizes_of_file
 
@@ -76,6 +79,23 @@ def test_another_session_is_refused_where_its_cache_does_not_fit(monkeypatch: py
     refused = r"the predictors of a session need 0\.00 GiB, its KV cache .* use a smaller context \(-c\)"
     with pytest.raises(LoadError, match=refused):
         model.session()
+
+
+def test_the_predictors_of_a_session_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the byte: with room for all but one of them it is refused, and a mode without predictors is not."""
+    model = load(with_sidecar(tmp_path, [True] * 6), LoadOptions("exact"))
+    with open_gguf(tmp_path / "model.predictor.gguf") as file:
+        predictors = sum(info.nbytes for info in file.tensors.values())
+    steps = buffer_bytes(model.config, model.limits) + scratch_bytes(model.config, model.limits)
+    pages = model.limits.sequences * model.limits.pages_per_sequence
+    cache = pages * KVCache.page_bytes(model.config, model.cache_type)
+    monkeypatch.setattr(memory, "available_memory", lambda: steps + cache + predictors)
+    assert model.session("predicted").sparsity == "predicted"
+    monkeypatch.setattr(memory, "available_memory", lambda: steps + cache + predictors - 1)
+    with pytest.raises(LoadError, match="the predictors of a session need"):
+        model.session("predicted")
+    monkeypatch.setattr(memory, "available_memory", lambda: steps + cache)
+    assert model.session().sparsity == "exact"
 
 
 def test_each_session_ends_its_own_cold_side_and_the_model_all(half: LoadedModel) -> None:
