@@ -61,6 +61,7 @@ def streamed(pieces: Sequence[bytes], stops: Sequence[str]) -> tuple[list[str], 
     st.lists(st.text("abé€\n", min_size=1, max_size=5), max_size=4),
 )
 @example(["aaba", "ab"], ["aabab"])
+@example(["aaabaaa"], ["aabaaa"])
 @example(["abab", "abc"], ["ababc", "b"])
 @example(["a", "b"], ["ab", "b"])
 @example(["aab"], ["aab", "ab"])
@@ -78,6 +79,12 @@ def test_where_a_text_ends(texts: list[str], stops: list[str]) -> None:
         assert so_far.startswith(seen)
         starts = [at for stop in stops for at in range(len(so_far)) if stop.startswith(so_far[at:])]
         assert len(seen) == min([*starts, len(so_far)])
+
+
+@given(st.text("ab", max_size=24), st.text("ab", min_size=1, max_size=7))
+def test_strings_that_repeat_themselves(text: str, stop: str) -> None:
+    shown, found, _ = streamed([character.encode() for character in text], [stop])
+    assert ("".join(shown), found) == ended(text, [stop])
 
 
 @given(st.binary(max_size=12), st.lists(st.integers(1, 3), min_size=12, max_size=12))
@@ -112,6 +119,8 @@ def test_the_end_gives_what_was_held_back_once() -> None:
     stream = TextStream(Pieces([b"a tw", b"\xe2\x82"]), (), ["two"])
     assert (stream.push(0), stream.push(1)) == ("a ", "")
     assert (stream.finish(), stream.finish(), stream.stop) == ("tw�", "", None)
+    stream = TextStream(Pieces([b"a tw"]), (), ["two"])
+    assert (stream.push(0), stream.finish(), stream.finish()) == ("a ", "tw", "")
 
 
 def test_stop_strings_of_every_form() -> None:

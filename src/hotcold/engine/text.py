@@ -5,6 +5,7 @@ Ids go in and text comes out; nothing here knows an engine, so whoever runs one 
 from collections.abc import Iterable, Sequence
 
 from hotcold.errors import UserError
+from hotcold.formats.files import shown
 from hotcold.model.tokenizer import Tokenizer
 
 MAX_STOPS = 16  #: stop strings of one request
@@ -18,7 +19,7 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
         raise UserError(f"stop has {len(stops)} strings: at most {MAX_STOPS} are allowed")
     for each in stops:
         if not isinstance(each, str) or not 0 < len(each) <= MAX_STOP_LENGTH:
-            seen = f"a string of {len(each)}" if isinstance(each, str) else repr(each)[:40]
+            seen = f"a string of {len(each)}" if isinstance(each, str) else shown(each)
             raise UserError(f"stop holds {seen}: strings of 1 to {MAX_STOP_LENGTH} characters are needed")
     return stops
 
@@ -67,7 +68,6 @@ class TextStream:
             complete = [prefix.text for prefix in self._prefixes if prefix.push(character)]
             if complete:
                 self.stop = max(complete, key=len)
-                self._held = ""
                 return text[: end - len(self.stop)]
         safe = len(text) - max(prefix.length for prefix in self._prefixes)
         self._held = text[safe:]
