@@ -109,6 +109,10 @@ def test_a_plan_takes_measured_hardware_and_a_profile(folder: Path) -> None:
     assert shares[2] == max(shares) > 0 and plan.profile == profile.source
     with pytest.raises(UserError, match="the profile is of 5 layers"):
         hotcold.plan(profile=replace(profile, firing=profile.firing[1:]))
+    with pytest.raises(UserError, match="the profile belongs to the model 'another': one of this model"):
+        hotcold.plan(profile=replace(profile, fingerprint="another"))
+    with pytest.raises(UserError, match="the profile belongs to the model"):
+        hotcold.plan(shape="opt-30b", profile=profile)
     assert not list(folder.iterdir())
 
 

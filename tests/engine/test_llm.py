@@ -270,8 +270,13 @@ def test_a_prompt_that_cannot_run_does_not_lose_the_others(llm: LLM) -> None:
     assert [each.finish_reason for each in done] == ["length", *["error"] * 4, "length"]
     seen = ["context holds 256", "lone surrogate", "has no tokens", "names token 9999"]
     assert all(words in str(each.error) for words, each in zip(seen, done[1:5], strict=True))
+    assert [each.prompt_tokens for each in done] == [5, 0, 0, 0, 0, 5]
+    assert all(each.text == "" and each.ids == () for each in done[1:5])
     assert done[0].ids == llm.generate(PROMPT, max_tokens=9, seed=2).ids
     assert done[5].ids == llm.generate(PROMPT, max_tokens=9, seed=done[5].seed).ids != done[0].ids
+    drawn = llm.generate([PROMPT, []], max_tokens=1)
+    assert [each.finish_reason for each in drawn] == ["length", "error"]
+    assert len({each.seed for each in drawn}) == 2
 
 
 def test_pieces_say_all_that_is_new(llm: LLM) -> None:

@@ -11,6 +11,7 @@ from hotcold.engine.files import new_file
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.loading import LoadedModel
 from hotcold.engine.opening import Source, file_of
+from hotcold.engine.profiling import ModelProfile
 from hotcold.engine.reports import size
 from hotcold.engine.values import integer, whole
 from hotcold.errors import UserError
@@ -218,6 +219,10 @@ def _of_model(
 def _profile(sizes: Sizes, profile: _GivenProfile, model: Path | None) -> Profile:
     if not isinstance(profile, Profile):
         return find_profile(sizes, None if profile is None else Path(profile), model)
+    owner = profile.fingerprint if isinstance(profile, ModelProfile) else sizes.fingerprint
+    if owner != sizes.fingerprint:
+        needed = f"one of this model ({sizes.fingerprint!r}) is needed"
+        raise UserError(f"the profile belongs to the model {owner!r}: {needed}")
     neurons = [len(each) for each in profile.firing]
     if neurons != sizes.neurons.tolist():
         raise UserError(
