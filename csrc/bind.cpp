@@ -12,11 +12,17 @@ namespace {
 unsigned long main_thread;
 
 // How many of `ids` and `values` are found.
-size_t bind_top_k(const Array<const float>& logits, const Maybe<const float>& bias,
-                  const Maybe<const uint64_t>& allowed, const Array<int32_t>& ids, const Floats& values) {
+size_t bind_top_k(const Array<const float>& logits, const Maybe<const int32_t>& bias_ids,
+                  const Maybe<const float>& bias, const Maybe<const uint64_t>& allowed,
+                  const Array<int32_t>& ids, const Floats& values) {
     const int64_t n = int64_t(logits.size()), k = int64_t(std::min(ids.size(), values.size()));
-    const auto best = top_k(logits.data(), n, k, vector_of(bias, "top_k: bias", n),
-                            vector_of(allowed, "top_k: allowed", (n + 63) / 64));
+    if (bias_ids.has_value() != bias.has_value() || (bias && bias->size() != bias_ids->size()))
+        refuse("top_k: as many ids as values of the bias are needed");
+    std::vector<std::pair<int32_t, float>> biases;
+    for (size_t i = 0; bias && i < bias->size(); ++i)
+        biases.push_back({bias_ids->data()[i], bias->data()[i]});
+    const auto best =
+        top_k(logits.data(), n, k, std::move(biases), vector_of(allowed, "top_k: allowed", (n + 63) / 64));
     for (size_t i = 0; i < best.size(); ++i) {
         values.data()[i] = best[i].first;
         ids.data()[i] = best[i].second;
@@ -63,10 +69,15 @@ NB_MODULE(_cpu, m) {
     using namespace hc;
     main_thread =
         nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
-    nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+    nb::class_<Pool>(m, "Pool")
+        .def(nb::init<int>(), "threads"_a)
+        .def_prop_ro("threads", &Pool::threads)
+        .def("share_cores", &Pool::share_cores);
     bind_weights(m);
-    bind_ops(m);
-    m.def("top_k", &bind_top_k, "logits"_exact, "bias"_maybe, "allowed"_maybe, "ids"_exact, "values"_exact);
+    nb::class_<BoundProgram> program = bind_ops(m);
+    bind_link(m, program);
+    m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,
+          "values"_exact);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });
     m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a);

@@ -4,8 +4,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <functional>
@@ -102,6 +104,7 @@ inline const Kernels& kernels_of(const std::string& isa) {
 
 // What each file adds to the module.
 void bind_weights(nb::module_&);
-void bind_ops(nb::module_&);
+nb::class_<BoundProgram> bind_ops(nb::module_&);
+void bind_link(nb::module_&, nb::class_<BoundProgram>&);
 
 }  // namespace hc

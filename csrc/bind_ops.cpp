@@ -159,7 +159,8 @@ void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Float
     f.threshold = w.threshold;
     f.skip = skip;
     f.accumulate = accumulate;
-    f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.words()) : nullptr;
+    f.mask_stride = mask ? std::max(f.words(), width_of(*mask)) : 0;  // the first words are this layer's
+    f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.mask_stride) : nullptr;
     f.fired = fired ? data_of(*fired, "ffn: fired", decode, f.words()) : nullptr;
     f.stats = reinterpret_cast<FfnCounts*>(vector_of(stats, "ffn: stats", sizeof(FfnCounts) / 8));
     f.out = data_of(out, "ffn: out", rows, dim);
@@ -203,20 +204,20 @@ void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
 }
 
 // Without the GIL.
-void bind_run(BoundProgram& p, size_t segment) {
+void bind_run(BoundProgram& p) {
     const std::function<void()> check = check_signals();
     nb::gil_scoped_release release;
-    p.program.run(segment, check);
+    p.program.run(check);
 }
 
 }  // namespace
 
-void bind_ops(nb::module_& m) {
+nb::class_<BoundProgram> bind_ops(nb::module_& m) {
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
              "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a);
-    nb::class_<BoundProgram>(m, "Program")
-        .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
+    nb::class_<BoundProgram> program(m, "Program");
+    program.def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
         .def("embed", &bind_embed, "table"_a, "out"_exact)
         .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_exact, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)
@@ -232,9 +233,9 @@ void bind_ops(nb::module_& m) {
              "stats"_maybe, "accumulate"_a)
         .def("add", &bind_add, "x"_exact, "y"_exact)
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
-        .def("cut", [](BoundProgram& p) { p.program.cut(); })
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
-        .def("run", &bind_run, "segment"_a);
+        .def("run", &bind_run);
+    return program;
 }
 
 }  // namespace hc

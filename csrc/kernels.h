@@ -158,7 +158,8 @@ struct Ffn {
     Activation activation;
     float threshold;
     bool skip, accumulate;
-    const uint64_t* mask;  // [T, words] candidates, or null
+    const uint64_t* mask;  // [T, mask_stride] candidates in the first words of each row, or null
+    int64_t mask_stride;
     uint64_t* fired;       // [T, words], or null
     FfnCounts* stats;      // or null
     Input x;

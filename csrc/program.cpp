@@ -81,20 +81,20 @@ void Program::check() const {
     }
 }
 
-void Program::run(size_t segment, const std::function<void()>& check_interrupt) {
+void Program::run(const std::function<void()>& check_interrupt) {
     check();
     if (!shared_) {
-        shared_ = allocate_aligned(shared_bytes_);
+        shared_ = pool_->shared_scratch(shared_bytes_);
         for (const Part& part : parts_) part.set(shared_.get() + part.at);
     }
-    pool_->run(segments_.at(segment), shared_.get(), check_interrupt);
+    pool_->run(steps_, shared_.get(), check_interrupt);
 }
 
 void Program::step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run,
                    std::function<Span(int64_t, int64_t)> reads) {
     if (shared_)
         throw std::invalid_argument("this program has run: its scratch is laid out, no op can follow");
-    segments_.back().push_back({std::move(pieces), std::move(run), std::move(reads)});
+    steps_.push_back({std::move(pieces), std::move(run), std::move(reads)});
 }
 
 void Program::embed(const Rows& table, float* out) {
@@ -286,7 +286,12 @@ void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
          [=](int64_t piece, const Scratch& s) {
              const int64_t group = piece % groups, row = piece / groups;
              const int decode = batch_.decode_count();
-             if (row < decode) return k_.ffn_reduce(*f, decode, int(row), group);
+             if (row < decode) {
+                 k_.ffn_reduce(*f, decode, int(row), group);
+                 if (f->stats && piece == 0 && !batch_.prompt_count())
+                     for (int r = 0; r < f->ranges(); ++r) f->stats->add(f->range_stats[r]);
+                 return;
+             }
              const int t0 = decode + int(row - decode) * kPromptTile;
              k_.ffn_prompt_down(*f, group, t0, std::min(t0 + kPromptTile, batch_.tokens_count()), s.local);
          });
@@ -294,13 +299,13 @@ void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
 
 // Decode rows whose down lies by output: leaves out what no mask names, reports what fired, counts what is
 // read.
-static void account_by_output(const Ffn& f, int decode) {
+static void account_by_output(const Ffn& f, int decode, bool count) {
     const bool skip = f.skip && can_skip(f.activation);
     int64_t pairs = 0;
     for (int t = 0; t < decode; ++t) {
         float* h = f.hidden + t * f.neurons();
         for (int64_t word = 0; word < f.words(); ++word) {
-            const uint64_t named = f.mask ? f.mask[t * f.words() + word] : ~uint64_t(0);
+            const uint64_t named = f.mask ? f.mask[t * f.mask_stride + word] : ~uint64_t(0);
             uint64_t fired = 0;
             for (int64_t i = word * 64; i < std::min(f.neurons(), word * 64 + 64); ++i) {
                 const bool candidate = named >> (i % 64) & 1;
@@ -311,7 +316,7 @@ static void account_by_output(const Ffn& f, int decode) {
             if (f.fired) f.fired[t * f.words() + word] = fired;
         }
     }
-    if (!f.stats) return;
+    if (!f.stats || !count) return;
     const int64_t n = f.neurons();
     f.stats->add({n, f.gate.base ? n : 0, n, pairs, 0});
 }
@@ -333,7 +338,9 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
          [=](int64_t first, int64_t end) { return stretch(f->first(), first * size, end * size); });
     if (f->mask || f->fired || f->stats)
         step([this] { return int64_t(batch_.decode_count() > 0); },
-             [this, f](int64_t, const Scratch&) { account_by_output(*f, batch_.decode_count()); });
+             [this, f](int64_t, const Scratch&) {
+                 account_by_output(*f, batch_.decode_count(), !batch_.prompt_count());
+             });
     if (is_quantised(f->down.type)) {
         take_quantised(plan, in, bounds_.tokens);
         quantise(in, tokens);

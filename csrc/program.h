@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "link.h"
 #include "threads.h"
 
 namespace hc {
@@ -22,6 +23,15 @@ struct Cache {
     uint8_t *k, *v;
     Type type;  // of a row: F16, F32 or Q8_0
     int64_t pages, kv_heads, head_dim;
+};
+
+// What the two sides of a layer exchange, in host memory, as the hot one sees it.
+struct Mailbox {
+    int layer;
+    int32_t* counts;  // of the cold side's batch
+    float *x, *y;     // [T, dim]
+    uint64_t* mask;   // [T, words] candidates among the cold neurons, or null
+    int64_t dim, words;
 };
 
 class Program {
@@ -42,11 +52,14 @@ class Program {
     void ffn(Ffn, const float* x);
     void add(float* x, const float* y, int64_t dim);
     void gather(const float* x, float* out, int64_t dim);
+    // The last words of each of the mask's rows, of mask_words, are those of the mailbox.
+    void post(std::shared_ptr<FlagLink>, const Mailbox&, const float* x, const uint64_t* mask,
+              int64_t mask_words);
+    void collect(std::shared_ptr<FlagLink>, const Mailbox&, float* out);
 
-    void cut() { segments_.emplace_back(); }  // what is appended from here on is another segment's
     // std::invalid_argument when the batch holds a number out of bounds. See Pool::run.
-    void run(size_t segment, const std::function<void()>& check_interrupt = {});
-    // Of the one buffer that ops share, which the first run allocates; each thread has kLocalBytes besides.
+    void run(const std::function<void()>& check_interrupt = {});
+    // Of the one buffer that all programs of a pool share; each thread has kLocalBytes besides.
     size_t scratch_bytes() const { return shared_bytes_; }
 
   private:
@@ -76,10 +89,10 @@ class Program {
     std::shared_ptr<Pool> pool_;
     const Batch batch_;
     BatchBounds bounds_;
-    std::vector<std::vector<Step>> segments_{1};
+    std::vector<Step> steps_;
     std::vector<Part> parts_;
     size_t shared_bytes_ = 0;
-    AlignedBytes shared_;
+    std::shared_ptr<uint8_t> shared_;  // from the first run on
 };
 
 }  // namespace hc

@@ -7,44 +7,27 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
-#if defined(_WIN32)
-#include <process.h>
-#else
-#include <unistd.h>
-#endif
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(_MSC_VER) && defined(_M_X64)
 #include <immintrin.h>
 #endif
 
 #include "kernels.h"
+#include "wait.h"
 
 namespace hc {
 
 namespace {
 
-void pause() {
-#if defined(__x86_64__) || defined(_M_X64)
-    _mm_pause();
-#elif defined(__aarch64__) && !defined(_MSC_VER)
-    __asm__ __volatile__("yield");
-#endif
-}
-
 // How long a waiting thread spins before it sleeps: longer than a barrier, shorter than a scheduler's slice.
 constexpr std::chrono::microseconds kSpin(50);
+
+// Where cores are shared: pauses of a barrier that is about to open.
+constexpr int kPausesBeforeYield = 8;
 
 // How often a run asks whether it shall go on: soon for a person, and no short step ever asks.
 constexpr std::chrono::milliseconds kAskEvery(50);
 // Pieces between two looks at the clock, which costs as much as the smallest pieces.
 constexpr int kLookEvery = 16;
-
-int64_t process_id() {
-#if defined(_WIN32)
-    return _getpid();
-#else
-    return getpid();
-#endif
-}
 
 // What a waiting thread fetches of its next run, at most: half of a usual L2.
 constexpr int64_t kFetchAhead = 256 << 10;
@@ -211,6 +194,23 @@ void Pool::ask() {
     }
 }
 
+bool Pool::ending() {
+    if (std::this_thread::get_id() == caller_) {
+        look_in_ = 0;
+        ask();
+    }
+    return dropping_.load(std::memory_order_relaxed);
+}
+
+std::shared_ptr<uint8_t> Pool::shared_scratch(size_t bytes) {
+    std::lock_guard<std::mutex> one(scratch_mutex_);
+    if (!shared_scratch_ || shared_bytes_ < bytes) {
+        shared_scratch_ = std::shared_ptr<uint8_t>(allocate_aligned(bytes).release(), AlignedDelete());
+        shared_bytes_ = bytes;
+    }
+    return shared_scratch_;
+}
+
 // Tells waiting threads what they will read in the next step that says so. Called before the current step
 // opens: after that, another thread may be the one that advances.
 void Pool::announce(size_t next) {
@@ -242,7 +242,10 @@ template <class Done> void Pool::wait(int thread, Done done) {
     for (int i = 0;; ++i) {
         if (done()) return;
         fetch_ahead(thread);
-        pause();
+        if (i > kPausesBeforeYield && shares_cores_.load(std::memory_order_relaxed))
+            std::this_thread::yield();
+        else
+            pause_briefly();
         if (i % 64 == 63 && Clock::now() - start > kSpin) break;
     }
     std::unique_lock<std::mutex> lock(threads_->mutex);
@@ -272,6 +275,7 @@ void Pool::run(const std::vector<Step>& steps, uint8_t* shared,
     std::lock_guard<std::mutex> one(run_mutex_);
     steps_ = &steps;
     shared_ = shared;
+    caller_ = std::this_thread::get_id();
     announced_ = 0;
     check_interrupt_ = &check_interrupt;
     asked_ = Clock::now();

@@ -59,6 +59,12 @@ class Pool {
     // std::runtime_error in a process forked from the one that made the pool: its threads are not there.
     void run(const std::vector<Step>& steps, uint8_t* shared,
              const std::function<void()>& check_interrupt = {});
+    // For a step that waits: whether the run ends early, so that it shall not wait on. Called by its thread.
+    bool ending();
+    // From now on whoever waits offers the core to others: another pool shares the cores with this one.
+    void share_cores() { shares_cores_.store(true, std::memory_order_relaxed); }
+    // A buffer for what runs, of which there is one at a time: as large as the largest that was asked for.
+    std::shared_ptr<uint8_t> shared_scratch(size_t bytes);
 
   private:
     using Clock = std::chrono::steady_clock;
@@ -121,10 +127,12 @@ class Pool {
     alignas(64) std::atomic<bool> finished_{true};
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
+    std::atomic<bool> shares_cores_{false};
     std::atomic<bool> dropping_{false};  // the run ends early: pieces are claimed, but not run
     const std::vector<Step>* steps_ = nullptr;
     size_t current_ = 0;
     uint8_t* shared_ = nullptr;
+    std::thread::id caller_;
     std::exception_ptr error_;  // what a step threw; belongs to whoever set dropping_
 
     // Used by the calling thread alone, which counts in it: a cache line of its own.
@@ -133,6 +141,10 @@ class Pool {
     const std::function<void()>* check_interrupt_ = nullptr;
     std::exception_ptr interrupt_;  // what that threw
     std::mutex run_mutex_;
+
+    std::mutex scratch_mutex_;
+    std::shared_ptr<uint8_t> shared_scratch_;
+    size_t shared_bytes_ = 0;
 };
 
 }  // namespace hc

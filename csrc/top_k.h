@@ -1,4 +1,4 @@
-// The k largest logits, descending, ties by lower id.
+// The k largest logits, descending, ties by lower id, after each bias is added to its id's; ids are distinct.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +8,8 @@
 namespace hc {
 
 inline std::vector<std::pair<float, int32_t>> top_k(const float* logits, int64_t n, int64_t k,
-                                                    const float* bias, const uint64_t* allowed) {
+                                                    std::vector<std::pair<int32_t, float>> bias,
+                                                    const uint64_t* allowed) {
     using Entry = std::pair<float, int32_t>;
     // NaN ranks below all numbers, as in the reference backend.
     const auto before = [](const Entry& a, const Entry& b) {
@@ -21,9 +22,13 @@ inline std::vector<std::pair<float, int32_t>> top_k(const float* logits, int64_t
     heap.reserve(size_t(std::min(k, n)));
     bool full = false;
     float worst = 0;
+    std::sort(bias.begin(), bias.end());
+    bias.push_back({INT32_MAX, 0});
+    auto next = bias.begin();
     for (int64_t i = 0; i < n; ++i) {
+        float v = logits[i];
+        for (; i == next->first; ++next) v += next->second;
         if (allowed && !(allowed[i / 64] >> (i % 64) & 1)) continue;
-        const float v = bias ? logits[i] + bias[i] : logits[i];
         if (full && v < worst) continue;  // nearly all end here
         const Entry entry(v, int32_t(i));
         if (int64_t(heap.size()) < k) {

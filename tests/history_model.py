@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.engine.statistics import Counters
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch, BatchLimits
+from hotcold.kernels.backend import DECODE_ROWS, PAGE, Batch, BatchLimits
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.kv_cache import PagePool
 
@@ -44,17 +44,21 @@ class HistoryTransformer:
     """Keeps a token per slot instead of K and V; checks each batch against the rules of the waist."""
 
     def __init__(self, limits: BatchLimits, pages: int) -> None:
-        self.batch = Batch(limits, lambda shape: np.zeros(shape, np.int32))
+        self.batch = Batch(limits)
+        self.head = ReferenceBackend()
         self.logits = np.zeros((limits.logits, VOCAB), np.float32)
         self.kept = np.full(pages * PAGE, -1)
         self.row_counts: list[tuple[int, int]] = []
         self.interrupt_in: int | None = None
         self.interrupt: type[BaseException] = KeyboardInterrupt
 
+    def read_logits(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return self.logits[start:stop]
+
     def run(self) -> None:
         batch = self.batch
         n, n_decode, n_logits, n_sequences = (int(count) for count in batch.counts)
-        assert n_decode <= min(n, MAX_DECODE_ROWS)
+        assert n_decode <= min(n, DECODE_ROWS)
         assert n <= batch.limits.tokens and n_logits <= batch.limits.logits
         assert batch.sequence[:n].min() >= 0 and batch.sequence[:n].max() < n_sequences
         assert len(set(batch.slots[:n].tolist())) == n
@@ -84,7 +88,7 @@ def history_model(
     """What an :class:`~hotcold.engine.engine.Engine` needs of a session."""
     per_sequence = -(-context // PAGE)
     pages = sequences * per_sequence if pages is None else pages
-    limits = BatchLimits(MAX_DECODE_ROWS + chunk, sequences, per_sequence, max(MAX_DECODE_ROWS, sequences))
+    limits = BatchLimits(DECODE_ROWS + chunk, sequences, per_sequence, max(DECODE_ROWS, sequences))
     transformer = HistoryTransformer(limits, pages)
     model = SimpleNamespace(
         config=SimpleNamespace(vocab=VOCAB),
@@ -100,4 +104,5 @@ def history_model(
         claim=lambda user: None,
         counters=Counters(np.zeros((1, 4), np.int64)),
         run=transformer.run,
+        add_seconds=lambda seconds, prompt: None,
     )

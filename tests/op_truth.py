@@ -60,7 +60,7 @@ def make_batch(
     sequences = max((row.sequence for row in rows), default=0) + 1
     pages = max((row.position for row in rows), default=0) // PAGE + 1
     limits = BatchLimits(len(rows) + spare, sequences + 1, pages + 1, max(1, len(logits)) + 1)
-    batch = backend.batch(limits)
+    batch = Batch(limits)
     batch.pages[:] = rng("pages", len(rows)).permutation(batch.pages.size).reshape(batch.pages.shape)
     for t, row in enumerate(rows):
         batch.tokens[t], batch.positions[t], batch.sequence[t] = row.token, row.position, row.sequence

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Backend, BatchLimits
+from hotcold.kernels.backend import DECODE_ROWS, PAGE, Backend, BatchLimits
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.transformer import FFN, DenseFFN, Transformer
@@ -72,7 +72,7 @@ class Runner:
 
     def run(self, tokens: Sequence[int], *, decode: bool = False) -> np.ndarray:
         """As decode rows 16 at a time, or as chunks of a prompt."""
-        most = MAX_DECODE_ROWS if decode else ROWS
+        most = DECODE_ROWS if decode else ROWS
         return np.vstack([self._step(tokens[i : i + most], decode) for i in range(0, len(tokens), most)])
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -93,5 +93,4 @@ class Runner:
         batch.logits_rows[:n] = np.arange(n)
         batch.counts[:] = (n, n if decode else 0, n, 1)
         self.transformer.run()
-        logits: np.ndarray = self.transformer.logits[:n].copy()
-        return logits
+        return self.transformer.read_logits(0, n).copy()

@@ -14,7 +14,7 @@ constexpr int kChunk = 32;      // the most neurons whose up rows are read befor
 constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead
 
 inline bool named(const Ffn& f, int token, int64_t neuron) {
-    return !f.mask || (f.mask[token * f.words() + neuron / 64] >> (neuron % 64) & 1);
+    return !f.mask || (f.mask[token * f.mask_stride + neuron / 64] >> (neuron % 64) & 1);
 }
 
 // Neurons of [begin, end) that any token's mask names, ascending.
@@ -23,7 +23,7 @@ inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, 
     for (int64_t word = begin / 64; word * 64 < end; ++word) {
         uint64_t any = f.mask ? 0 : ~uint64_t(0);
         if (f.mask)
-            for (int t = 0; t < tokens; ++t) any |= f.mask[t * f.words() + word];
+            for (int t = 0; t < tokens; ++t) any |= f.mask[t * f.mask_stride + word];
         for (int64_t i = word * 64; any && i < end; ++i, any >>= 1)
             if (any & 1) list[count++] = int32_t(i);
     }
@@ -226,8 +226,6 @@ void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group) {
             Vec::store(sum + i, Vec::add(Vec::load(sum + i), Vec::load(from + i)));
     }
     write_out(f, token, group, sum);
-    if (f.stats && token == 0 && group == 0)
-        for (int r = 0; r < f.ranges(); ++r) f.stats->add(f.range_stats[r]);
 }
 
 }  // namespace

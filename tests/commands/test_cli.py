@@ -15,7 +15,7 @@ import pytest
 from hotcold import __version__
 from hotcold.commands import cli
 from hotcold.errors import UserError
-from hotcold.sparse.handshake import HandshakeError
+from hotcold.kernels._cpu import LinkError
 
 NAMES = [name for name, _ in cli.VERBS]
 
@@ -150,7 +150,7 @@ def test_a_cold_side_that_ended_is_one_line(
     cause: Exception | None, code: int, verb, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(_: argparse.Namespace) -> int:
-        raise HandshakeError(f"the cold side has ended: {cause!r}") from cause
+        raise LinkError(f"the cold side has ended: {cause!r}") from cause
 
     verb(run)
     assert cli.main(["probe"]) == code

@@ -14,7 +14,7 @@ from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.session import Session
-from hotcold.kernels.backend import MAX_DECODE_ROWS
+from hotcold.kernels.backend import DECODE_ROWS
 
 CHUNK = 24
 Logits = dict[int, np.ndarray]  # by position
@@ -23,7 +23,7 @@ Logits = dict[int, np.ndarray]  # by position
 @pytest.fixture(scope="module")
 def exact() -> Session:
     return load(
-        None, LoadOptions(sparsity="exact", sequences=MAX_DECODE_ROWS + 3, chunk=CHUNK, threads=2)
+        None, LoadOptions(sparsity="exact", sequences=DECODE_ROWS + 3, chunk=CHUNK, threads=2)
     ).session()
 
 
@@ -60,8 +60,9 @@ class Watched:
             self.steps.add((int(counts[1]), bool(counts[0] > counts[1])))
         return self.seen
 
-    def _sample(self, logits: Any, params: SamplingParams, position: int, recent: Any = ()) -> int:
+    def _sample(self, buffer: Any, row: int, params: SamplingParams, position: int, recent: Any = ()) -> int:
         assert params.seed is not None
+        logits = self.engine.session.transformer.read_logits(row, row + 1)[0]
         self.seen.setdefault(params.seed, {})[position] = np.array(logits)
         return int(logits.argmax())
 
@@ -85,7 +86,7 @@ def assert_same(seen: dict[int, Logits], expected: dict[int, Logits]) -> None:
 def test_one_to_sixteen_decode_rows(model: Session) -> None:
     texts = prompts([1, 2, 5, 7, 9, 12, 16, 20, 23, 24, 3, 4, 6, 8, 10, 11])
     expected = alone(model, texts, 10)
-    for rows in range(1, MAX_DECODE_ROWS + 1):
+    for rows in range(1, DECODE_ROWS + 1):
         watched = Watched(model, 10)
         for name, prompt in enumerate(texts[:rows]):
             watched.add(name, prompt)
@@ -103,7 +104,7 @@ def test_decode_rows_beside_prompts_in_chunks(model: Session) -> None:
         watched.run(steps=1)
     assert_same(watched.run(), expected)
     mixed = {rows for rows, prompt in watched.steps if prompt}
-    assert len(mixed) > 8 and max(rows for rows, _ in watched.steps) == MAX_DECODE_ROWS
+    assert len(mixed) > 8 and max(rows for rows, _ in watched.steps) == DECODE_ROWS
 
 
 def test_a_prompt_in_any_chunks() -> None:

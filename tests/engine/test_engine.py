@@ -16,7 +16,7 @@ from hotcold.engine.events import Finished, Token
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.errors import UserError
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE
+from hotcold.kernels.backend import DECODE_ROWS, PAGE
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -84,8 +84,8 @@ def test_several_short_prompts_share_a_step() -> None:
 
 
 def test_more_sequences_than_decode_rows_take_turns() -> None:
-    session = history_model(sequences=MAX_DECODE_ROWS + 5, chunk=100)
-    requests = [greedy([i + 1], 12, ignore_eos=True) for i in range(MAX_DECODE_ROWS + 5)]
+    session = history_model(sequences=DECODE_ROWS + 5, chunk=100)
+    requests = [greedy([i + 1], 12, ignore_eos=True) for i in range(DECODE_ROWS + 5)]
     engine = Engine(session)
     for request in requests:
         engine.add(request)
@@ -93,7 +93,7 @@ def test_more_sequences_than_decode_rows_take_turns() -> None:
         engine.step()
     lengths = [len(request.output) for request in requests]
     assert max(lengths) - min(lengths) <= 1
-    assert max(decode for decode, _ in session.transformer.row_counts) == MAX_DECODE_ROWS
+    assert max(decode for decode, _ in session.transformer.row_counts) == DECODE_ROWS
 
 
 def test_step_returns_the_new_tokens() -> None:
@@ -212,10 +212,10 @@ def test_repeat_penalty_sees_the_prompt_and_the_output() -> None:
     seen: list[list[int]] = []
     inner = engine.sampler.sample
 
-    def sample(logits: Any, params: Any, position: int, recent: Any = ()) -> int:
+    def sample(logits: Any, row: int, params: Any, position: int, recent: Any = ()) -> int:
         seen.append(list(recent))
         assert position == len(recent)
-        return inner(logits, params, position, recent)
+        return inner(logits, row, params, position, recent)
 
     engine.sampler.sample = sample  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, repeat_penalty=1.5)
@@ -320,10 +320,10 @@ class Failing:
     def __init__(self, engine: Engine, error: Exception) -> None:
         self.inner, self.error = engine.sampler.sample, error
 
-    def sample(self, logits: Any, params: SamplingParams, position: int, recent: Any = ()) -> int:
+    def sample(self, logits: Any, row: int, params: SamplingParams, position: int, recent: Any = ()) -> int:
         if params.seed == 13 and position >= 4:
             raise self.error
-        return self.inner(logits, params, position, recent)
+        return self.inner(logits, row, params, position, recent)
 
 
 @pytest.mark.parametrize("error", [UserError("the logits contain nan"), TypeError("a defect")])

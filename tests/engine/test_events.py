@@ -134,7 +134,7 @@ def test_too_many_alternatives_are_refused(count: int) -> None:
 
 def test_more_alternatives_than_the_vocabulary_has() -> None:
     logits = np.array([0, -np.inf, 1], np.float32)
-    found = Sampler(ReferenceBackend()).logprobs(logits, 0, 20)
+    found = Sampler(ReferenceBackend()).logprobs(logits[None], 0, 0, 20)
     total = math.log(1 + math.e)
     assert found.logprob == pytest.approx(-total)
     assert found.top[:2] == ((2, pytest.approx(1 - total)), (0, pytest.approx(-total)))
@@ -143,7 +143,7 @@ def test_more_alternatives_than_the_vocabulary_has() -> None:
 
 def test_logits_far_from_zero_do_not_overflow() -> None:
     logits = np.array([1e4, 1e4 - 1, -1e30], np.float32)
-    found = Sampler(ReferenceBackend()).logprobs(logits, 1, 1)
+    found = Sampler(ReferenceBackend()).logprobs(logits[None], 0, 1, 1)
     assert found.logprob == pytest.approx(-1 - math.log(1 + math.exp(-1)))
     assert found.top == ((0, pytest.approx(-math.log(1 + math.exp(-1)))),)
 

@@ -30,18 +30,25 @@ class Sorting:
 
     def __init__(self) -> None:
         self.ks: list[int] = []
-        self.biases: list[Floats | None] = []
+        self.biases: list[Floats | None] = []  # of all ids
+
+    def read(self, logits: Floats, start: int, stop: int) -> Floats:
+        return logits[start:stop]
 
     def top_k(
         self,
         logits: Floats,
+        row: int,
         k: int,
-        bias: Floats | None = None,
+        bias: tuple[npt.NDArray[np.int32], Floats] | None = None,
         allowed: npt.NDArray[np.uint64] | None = None,
     ) -> tuple[npt.NDArray[np.int32], Floats]:
         self.ks.append(k)
-        self.biases.append(None if bias is None else bias.copy())
-        values = logits if bias is None else logits + bias
+        dense = np.zeros(logits.shape[1], np.float32)
+        if bias is not None:
+            dense[bias[0]] = bias[1]
+        self.biases.append(None if bias is None else dense)
+        values = logits[row] + dense
         order = sorted(range(len(values)), key=lambda id: (-values[id], id))
         if allowed is not None:
             order = [id for id in order if int(allowed[id // 64]) >> (id % 64) & 1]
@@ -55,11 +62,12 @@ class Selecting(Sorting):
     def top_k(
         self,
         logits: Floats,
+        row: int,
         k: int,
-        bias: Floats | None = None,
+        bias: tuple[npt.NDArray[np.int32], Floats] | None = None,
         allowed: npt.NDArray[np.uint64] | None = None,
     ) -> tuple[npt.NDArray[np.int32], Floats]:
-        return ReferenceBackend().top_k(logits, k, bias, allowed)
+        return ReferenceBackend().top_k(logits, row, k, bias, allowed)
 
 
 def distribution(
@@ -127,7 +135,7 @@ PARAMS = [
 @pytest.mark.parametrize("params", PARAMS, ids=lambda params: f"seed{params.seed}")
 def test_tokens_follow_the_distribution(logits: Floats, params: SamplingParams) -> None:
     sampler, recent = Sampler(Sorting()), [*range(0, 60, 2), *range(9)]
-    ids = [sampler.sample(logits, params, position, recent) for position in range(5000)]
+    ids = [sampler.sample(logits[None], 0, params, position, recent) for position in range(5000)]
     expected = distribution(logits, params, recent)
     assert len(expected) > 3
     assert_drawn_from(ids, expected)
@@ -135,7 +143,7 @@ def test_tokens_follow_the_distribution(logits: Floats, params: SamplingParams) 
 
 def test_seeds_follow_the_distribution(logits: Floats) -> None:
     sampler = Sampler(Sorting())
-    drawn = [sampler.sample(logits, SamplingParams(seed=seed), 17) for seed in range(5000)]
+    drawn = [sampler.sample(logits[None], 0, SamplingParams(seed=seed), 17) for seed in range(5000)]
     assert_drawn_from(drawn, distribution(logits, SamplingParams()))
 
 
@@ -153,7 +161,7 @@ def test_only_likely_tokens_are_chosen(
 ) -> None:
     logits = np.array(values, np.float32)
     params = SamplingParams(temperature, top_k, top_p, min_p, seed=seed)
-    id = Sampler(Sorting()).sample(logits, params, 3)
+    id = Sampler(Sorting()).sample(logits[None], 0, params, 3)
     # Rounding may move a boundary by one token, so the oracle's own limits are a little wider.
     wider = SamplingParams(temperature, top_k, min(1, top_p + 1e-9), max(0, min_p - 1e-9), seed=seed)
     assert id in distribution(values, wider)
@@ -165,10 +173,12 @@ def test_the_narrowest_limits_are_greedy_and_ties_go_to_the_lowest_id(values: li
     narrow: list[dict[str, Any]] = [{"temperature": 0}, {"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-9}]
     for options in narrow:
         params = SamplingParams(seed=seed, **options)
-        assert Sampler(Sorting()).sample(logits, params, 1) == values.index(max(values)), options
-    tied = Sampler(Sorting()).sample(logits, SamplingParams(seed=seed, min_p=1, top_p=1), 1)
+        assert Sampler(Sorting()).sample(logits[None], 0, params, 1) == values.index(max(values)), options
+    tied = Sampler(Sorting()).sample(logits[None], 0, SamplingParams(seed=seed, min_p=1, top_p=1), 1)
     assert values[tied] == max(values)
-    cold = Sampler(Sorting()).sample(logits, SamplingParams(seed=seed, temperature=1e-320, top_p=1), 1)
+    cold = Sampler(Sorting()).sample(
+        logits[None], 0, SamplingParams(seed=seed, temperature=1e-320, top_p=1), 1
+    )
     assert values[cold] == max(values)
 
 
@@ -179,17 +189,23 @@ def test_the_narrowest_limits_are_greedy_and_ties_go_to_the_lowest_id(values: li
 )
 def test_the_order_of_the_vocabulary_does_not_matter(values: list[float], random: Any, position: int) -> None:
     params = SamplingParams(seed=11, temperature=1.5)
-    chosen = values[Sampler(Sorting()).sample(np.array(values, np.float32), params, position)]
+    chosen = values[Sampler(Sorting()).sample(np.array(values, np.float32)[None], 0, params, position)]
     random.shuffle(values)
-    assert values[Sampler(Sorting()).sample(np.array(values, np.float32), params, position)] == chosen
+    assert (
+        values[Sampler(Sorting()).sample(np.array(values, np.float32)[None], 0, params, position)] == chosen
+    )
 
 
 def test_a_token_depends_on_seed_and_position_alone(logits: Floats) -> None:
     sampler, params = Sampler(Sorting()), SamplingParams(seed=99, temperature=2)
-    forward = [sampler.sample(logits, params, position) for position in range(50)]
-    backward = [Sampler(Sorting()).sample(logits, params, position) for position in reversed(range(50))]
+    forward = [sampler.sample(logits[None], 0, params, position) for position in range(50)]
+    backward = [
+        Sampler(Sorting()).sample(logits[None], 0, params, position) for position in reversed(range(50))
+    ]
     assert forward == backward[::-1]
-    assert forward != [sampler.sample(logits, SamplingParams(seed=98, temperature=2), p) for p in range(50)]
+    assert forward != [
+        sampler.sample(logits[None], 0, SamplingParams(seed=98, temperature=2), p) for p in range(50)
+    ]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
@@ -220,7 +236,7 @@ def test_few_candidates_are_ranked_where_they_decide() -> None:
     for logits, most in ((peaked, FIRST_CANDIDATES), (flat, 9000)):
         ranking = Sorting()
         params = SamplingParams(seed=1, temperature=1, top_k=0, top_p=1, min_p=0)
-        ids = [Sampler(ranking).sample(logits, params, position) for position in range(5)]
+        ids = [Sampler(ranking).sample(logits[None], 0, params, position) for position in range(5)]
         assert min(ranking.ks) == FIRST_CANDIDATES and max(ranking.ks) <= most
         assert len(set(ids)) == 5 and all(id < most for id in ids)
     assert max(ids) > FIRST_CANDIDATES
@@ -243,7 +259,7 @@ def test_all_means_all(params: SamplingParams) -> None:
     """Beyond the thousand that are ranked first lies up to half of the probability."""
     logits = np.random.default_rng(2).normal(0, 1.5, LARGE).astype(np.float32)
     sampler = Sampler(Selecting())
-    ids = [sampler.sample(logits, params, position) for position in range(1200)]
+    ids = [sampler.sample(logits[None], 0, params, position) for position in range(1200)]
     expected = distribution(logits.tolist(), params)
     assert len(expected) > 400
     assert set(ids) <= set(expected)
@@ -264,7 +280,7 @@ def test_a_top_k_of_the_whole_vocabulary_is_the_same_as_none() -> None:
         for seed in range(20):
             every, most = (
                 Sampler(Selecting()).sample(
-                    logits, SamplingParams(seed=seed, top_k=top_k, **options), 3, allowed=allowed
+                    logits[None], 0, SamplingParams(seed=seed, top_k=top_k, **options), 3, allowed=allowed
                 )
                 for top_k in (0, LARGE - 1)  # which goes another way, and leaves out the least likely one
             )
@@ -283,7 +299,7 @@ def test_penalties_and_bias_rank_the_whole_vocabulary(
     bias = {0: 2.5, 19: -1.0}
     ranking = Sorting()
     params = SamplingParams(temperature=0, repeat_penalty=penalty, repeat_last_n=last, logit_bias=bias)
-    id = Sampler(ranking).sample(np.array(values, np.float32), params, 0, recent)
+    id = Sampler(ranking).sample(np.array(values, np.float32)[None], 0, params, 0, recent)
     wanted = {i: value + bias.get(i, 0.0) for i, value in enumerate(values)}
     for i in set(recent if last < 0 else recent[len(recent) - last :] if last < len(recent) else recent):
         wanted[i] = wanted[i] / penalty if wanted[i] > 0 else wanted[i] * penalty
@@ -303,13 +319,13 @@ def test_one_requests_bias_does_not_reach_the_next(logits: Floats) -> None:
     sampler = Sampler(ranking)
     banned = SamplingParams(temperature=0, logit_bias={best: -math.inf})
     other = SamplingParams(temperature=0, logit_bias={0: 0.125})
-    assert sampler.sample(logits, banned, 0) == int(np.argsort(logits)[-2])
-    assert sampler.sample(logits, other, 0) == best
+    assert sampler.sample(logits[None], 0, banned, 0) == int(np.argsort(logits)[-2])
+    assert sampler.sample(logits[None], 0, other, 0) == best
     sampler._backend = failing
     with pytest.raises(MemoryError):
-        sampler.sample(logits, banned, 0)
+        sampler.sample(logits[None], 0, banned, 0)
     sampler._backend = ranking
-    assert sampler.sample(logits, other, 0) == best
+    assert sampler.sample(logits[None], 0, other, 0) == best
     assert ranking.biases[-1] is not None and ranking.biases[-1].tolist() == [0.125, *[0.0] * 59]
 
 
@@ -319,7 +335,7 @@ def test_a_forbidden_token_stays_forbidden_when_it_is_penalised(logits: Floats) 
         seed=1, temperature=5, min_p=0, top_p=1, repeat_penalty=1.3, logit_bias={8: -math.inf}
     )
     ranking = Sorting()
-    ids = {Sampler(ranking).sample(logits, params, position, [7, 8, 9]) for position in range(500)}
+    ids = {Sampler(ranking).sample(logits[None], 0, params, position, [7, 8, 9]) for position in range(500)}
     assert len(ids) > 30 and not {7, 8} & ids
     assert not any(np.isnan(bias).any() for bias in ranking.biases if bias is not None)
 
@@ -328,10 +344,10 @@ def test_a_forbidden_token_stays_forbidden_when_it_is_penalised(logits: Floats) 
 def test_a_mask_limits_the_choice(logits: Floats, temperature: float) -> None:
     params = SamplingParams(seed=3, temperature=temperature, top_p=1, min_p=0)
     allowed = np.array([1 << 5 | 1 << 40], np.uint64)
-    ids = {Sampler(Sorting()).sample(logits, params, p, allowed=allowed) for p in range(100)}
+    ids = {Sampler(Sorting()).sample(logits[None], 0, params, p, allowed=allowed) for p in range(100)}
     assert ids == ({5, 40} if temperature else {max(5, 40, key=lambda id: logits[id])})
     with pytest.raises(ValueError, match="no token may be chosen"):
-        Sampler(Sorting()).sample(logits, params, 0, allowed=np.zeros(1, np.uint64))
+        Sampler(Sorting()).sample(logits[None], 0, params, 0, allowed=np.zeros(1, np.uint64))
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -342,21 +358,21 @@ def test_a_mask_limits_the_choice(logits: Floats, temperature: float) -> None:
 def test_logits_that_are_no_numbers_are_an_error(logits: Floats, value: float, temperature: float) -> None:
     logits[31] = value
     with pytest.raises(ValueError, match=f"logits contain {value}"):
-        Sampler(Sorting()).sample(logits, SamplingParams(seed=1, temperature=temperature), 0)
+        Sampler(Sorting()).sample(logits[None], 0, SamplingParams(seed=1, temperature=temperature), 0)
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_nothing_to_choose_from_is_an_error(logits: Floats, temperature: float) -> None:
     params = SamplingParams(seed=1, temperature=temperature)
     with pytest.raises(ValueError, match="no token may be chosen"):
-        Sampler(Sorting()).sample(np.full(5, -np.inf, np.float32), params, 0)
+        Sampler(Sorting()).sample(np.full(5, -np.inf, np.float32)[None], 0, params, 0)
     with pytest.raises(ValueError, match="logit_bias names token 60: allowed are the ids 0 to 59"):
-        Sampler(Sorting()).sample(logits, SamplingParams(seed=1, logit_bias={60: 1.0}), 0)
+        Sampler(Sorting()).sample(logits[None], 0, SamplingParams(seed=1, logit_bias={60: 1.0}), 0)
 
 
 def test_a_seed_is_drawn_once() -> None:
     with pytest.raises(ValueError, match=r"with_seed\(\)"):
-        Sampler(Sorting()).sample(np.zeros(4, np.float32), SamplingParams(), 0)
+        Sampler(Sorting()).sample(np.zeros(4, np.float32)[None], 0, SamplingParams(), 0)
     seeded = SamplingParams(top_k=3).with_seed()
     assert seeded.seed is not None and seeded.top_k == 3 and seeded.with_seed() is seeded
     assert SamplingParams().with_seed() != SamplingParams().with_seed()

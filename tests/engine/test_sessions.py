@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from buffers import cache_bytes
 from sidecars import with_sidecar
 
 from hotcold.demo import model_path
@@ -73,7 +74,7 @@ def test_a_mode_that_does_not_exist_is_refused() -> None:
 def test_another_session_is_refused_where_its_cache_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights are there already, so what is too much is keys and values; nothing is allocated before."""
     model = load(None, LoadOptions(sequences=8))
-    taken = sum(buffer.nbytes for layer in model.session().cache.layers for buffer in layer)
+    taken = cache_bytes(model.session())
     monkeypatch.setattr(memory, "available_memory", lambda: taken)
     monkeypatch.setattr(type(model.backend), "zeros", lambda *_: pytest.fail("something was allocated"))
     refused = r"the predictors of a session need 0\.00 GiB, its KV cache .* use a smaller context \(-c\)"

@@ -351,7 +351,7 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
         mask, fired = (backend.zeros((batch.limits.tokens, -(-n // 64)), np.uint64) for _ in range(2))
         mask[:decode] = to_words(candidates[:decode])
         fired[:] = 5
-        out, stats = filled(backend, batch.limits.tokens, d), FFNStats()
+        out, stats = filled(backend, batch.limits.tokens, d), FFNStats(backend.zeros((3, 5), np.int64), 1)
         options: dict[str, Any] = {"skip": skip, "mask": mask if masked else None, "accumulate": masked}
         backend.ffn(buffers(backend, batch, x), weights, batch, out, fired=fired, stats=stats, **options)
         expected = replace(truth.out, values=truth.out.values + 7 * masked)
@@ -373,7 +373,8 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
         elif tensors.down_layout == "by_output" and tensors.down.type.weights > 1:
             per_run = 16 if tensors.down.type.name == "Q6_K" else 32
             runs = len({int(i) // per_run for i in np.flatnonzero(added.any(axis=0))})
-        assert stats.counts.tolist() == [*read, added.sum(), runs]
+        counts = [0] * 5 if prompt else [*read, added.sum(), runs]  # of steps without a prompt row
+        assert stats.counts.tolist() == [[0] * 5, counts, [0] * 5]
 
 
 def test_ffn_whose_mask_names_nothing_is_its_bias(backend: Backend) -> None:
@@ -383,7 +384,7 @@ def test_ffn_whose_mask_names_nothing_is_its_bias(backend: Backend) -> None:
     )
     batch = plain_batch(backend, 3)
     mask = backend.zeros((batch.limits.tokens, 2), np.uint64)
-    out, stats = filled(backend, batch.limits.tokens, 64), FFNStats()
+    out, stats = filled(backend, batch.limits.tokens, 64), FFNStats(backend.zeros((1, 5), np.int64))
     x = buffers(backend, batch, random_rows(random, 3, 64))
     backend.ffn(x, weights, batch, out, skip=True, mask=mask, stats=stats)
     np.testing.assert_array_equal(out[:3], np.broadcast_to(tensors.down_bias, (3, 64)))
@@ -433,14 +434,22 @@ def test_add_and_gather(backend: Backend) -> None:
 def test_top_k(backend: Backend, vocab: int) -> None:
     random = rng("top_k", vocab)
     logits = np.round(random_rows(random, vocab), 2)  # with ties
-    bias = np.where(random.random(vocab) < 0.1, np.float32(-np.inf), np.float32(0)).astype(np.float32)
+    some = random.permutation(vocab)[: -(-vocab // 5)].astype(np.int32)  # in no order
+    bias = (
+        some,
+        np.where(random.random(len(some)) < 0.5, -np.inf, np.round(random_rows(random, len(some)), 2)),
+    )
+    bias = some, bias[1].astype(np.float32)
+    rows = np.stack([np.full(vocab, 9, np.float32), logits])
     bits = random.random((1, vocab)) < 0.5
     for b, allowed in ((None, None), (bias, None), (None, bits), (bias, bits)):
-        values = logits if b is None else logits + b
+        values = logits.copy()
+        if b is not None:
+            values[some] += b[1]
         permitted = [i for i in range(vocab) if allowed is None or allowed[0, i]]
         order = sorted(permitted, key=lambda i: (-values[i], i))
         for k in (1, 40, vocab, vocab + 9):
-            ids, top = backend.top_k(logits, k, b, None if allowed is None else to_words(allowed)[0])
+            ids, top = backend.top_k(rows, 1, k, b, None if allowed is None else to_words(allowed)[0])
             assert ids.dtype == np.int32 and ids.tolist() == order[:k]
             np.testing.assert_array_equal(top, values[order[:k]])
 
@@ -465,9 +474,8 @@ def test_a_program_reads_its_numbers_anew(backend: Backend) -> None:
 
 def test_top_k_ranks_nan_last(backend: Backend) -> None:
     """So that a model gone wrong is met only where nothing else is left; ties go to the lower id."""
-    logits = backend.zeros((6,))
-    logits[:] = (np.nan, 1.0, np.nan, 3.0, 3.0, -2.0)
+    logits = np.array([(np.nan, 1.0, np.nan, 3.0, 3.0, -2.0)], np.float32)
     for k in range(1, 7):
-        ids, values = backend.top_k(logits, k)
+        ids, values = backend.top_k(logits, 0, k)
         assert ids.tolist() == [3, 4, 1, 5, 0, 2][:k]
-        np.testing.assert_array_equal(values, logits[ids])
+        np.testing.assert_array_equal(values, logits[0, ids])

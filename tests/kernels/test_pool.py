@@ -20,11 +20,11 @@ from hotcold.kernels.backend import Batch, BatchLimits, Program
 PREAMBLE = """
 import os, signal, sys, time
 import numpy as np
-from hotcold.kernels.backend import BatchLimits
+from hotcold.kernels.backend import Batch, BatchLimits
 from hotcold.kernels.cpu import CPUBackend
 
 backend = CPUBackend(threads=3)
-batch = backend.batch(BatchLimits(64, 1, 1, 1))
+batch = Batch(BatchLimits(64, 1, 1, 1))
 batch.counts[:] = (64, 0, 0, 1)
 x, y = backend.zeros((64, 8)), backend.zeros((64, 8)) + 1
 backend.add(x, y, batch)
@@ -44,7 +44,7 @@ def test_a_step_may_have_more_than_a_million_pieces() -> None:
     run_python("""
 from hotcold.formats.blocks import quantise
 rows = 1 << 20
-batch = backend.batch(BatchLimits(rows, 1, 1, 1))
+batch = Batch(BatchLimits(rows, 1, 1, 1))
 batch.counts[:] = (rows, 0, 0, 1)
 batch.tokens[:] = np.arange(rows) % 251
 table = np.arange(251, dtype=np.float32)[:, None]
@@ -91,7 +91,7 @@ if child == 0:
     except RuntimeError as error:
         print(error, flush=True)
     own = CPUBackend(threads=2)
-    own.add(x, y, own.batch(BatchLimits(64, 1, 1, 1)))
+    own.add(x, y, Batch(BatchLimits(64, 1, 1, 1)))
     del backend, own
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0, "the child hung or failed"
@@ -127,7 +127,7 @@ class Long:
 
     def __init__(self, threads: int, rows: int) -> None:
         backend = open_backend("cpu", threads)
-        self.batch: Batch = backend.batch(BatchLimits(rows, 1, 1, 1))
+        self.batch = Batch(BatchLimits(rows, 1, 1, 1))
         self.batch.counts[:] = (rows, 0, 0, 1)
         shape = (rows, (1 << 22) // rows)
         self.x, y = backend.zeros(shape), backend.zeros(shape)

@@ -202,7 +202,7 @@ void test_linear(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int64_
     Program program(k, pool, s.batch, s.bounds);
     program.linear(x.data(), {{w.rows, bias.data(), out.data(), 37, true}}, kTokens);
     program.embed(w.rows, embedded.data());
-    program.run(0);
+    program.run();
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * cols)], cols);
         for (int r = 0; r < 37; ++r)
@@ -259,11 +259,12 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
         fill(target, source, *pool, {});
     }
     f.mask = mask.data();
+    f.mask_stride = words;
     f.fired = fired.data();
     f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());
-    program.run(0);
+    program.run();
     for (int t = 0; t < c.tokens; ++t) {
         const auto v = seen(c.type, &x[size_t(t * d)], d);
         std::vector<float> h(static_cast<size_t>(n));
@@ -336,7 +337,7 @@ void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int
     a.head_dim = head_dim;
     a.scale = 0.3f;
     program.attention(a, pages);
-    program.run(0);
+    program.run();
     for (int t = 0; t < tokens; ++t)
         for (int h = 0; h < heads; ++h) {
             const int last = s.positions[size_t(t)];
@@ -404,7 +405,7 @@ void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool 
     std::vector<uint64_t> mask(tokens * 3, ~uint64_t(0));
     Program program(k, pool, s.batch, s.bounds);
     program.predict(x.data(), first.rows, second.rows, relu, threshold.data(), mask.data());
-    program.run(0);
+    program.run();
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * d)], d);
         std::vector<double> hidden;
@@ -437,7 +438,7 @@ void test_nan(const Kernels& k, std::shared_ptr<Pool> pool) {
     f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());
-    program.run(0);
+    program.run();
     for (float v : out) check("NaN of an up row under dReLU", F32, d, std::isnan(v), 1, 1);
     float two[2] = {std::nanf(""), -1};
     k.relu(two, 2);

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.sparse.timeline import Span, Timeline
-
-Clock = list[float]
+from hotcold.sparse.timeline import MOMENTS, Span, Timeline
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0] * 1e-6)
-    return now
+class Link:
+    """Records what it is told on a clock of microseconds."""
+
+    now = 0.0
+
+    def start_marks(self, capacity: int) -> None:
+        self._marks: list[tuple[int, int, int]] = []
+
+    def mark(self, moment: int, layer: int) -> None:
+        self._marks.append((moment, layer, round(self.now * 1000)))
+
+    def marks(self) -> list[tuple[int, int, int]]:
+        return self._marks
 
 
-def two_steps(clock: Clock) -> Timeline:
+def two_steps() -> Timeline:
     """Layer 0 is wholly cold, 1 and 2 are split, and 3 is wholly hot; the second step has layer 0 alone."""
     hot, cold = ReferenceBackend(), ReferenceBackend()
-    timeline = Timeline(hot)
+    timeline, link = Timeline(hot), Link()
+    timeline.start(link)  # type: ignore[arg-type]
     for now, what, layer in (
         (1, cold, 0), (2, hot, 1),
         (4, "post", 1), (4.5, "take", 1), (6, "wait", 1), (7, "give", 1), (8, "waited", 1),
         (9, "post", 2), (9.5, "take", 2), (10.5, "give", 2), (12, "wait", 2), (12.5, "waited", 2),
         (14, None, 4), (20, cold, 0), (23, None, 4),
     ):  # fmt: skip
-        clock[0] = now
+        link.now = now
         if isinstance(what, str):
-            timeline.mark(what, layer)
+            link.mark(MOMENTS.index(what), layer)
         else:
             timeline.stage(what, layer)
     return timeline
@@ -52,23 +57,23 @@ SPANS = [
 ]
 
 
-def test_what_each_side_does_and_when(clock: Clock) -> None:
-    spans = two_steps(clock).spans()
+def test_what_each_side_does_and_when() -> None:
+    spans = two_steps().spans()
     assert [span[:4] for span in spans] == [span[:4] for span in SPANS]
     assert [span[4:] for span in spans] == [pytest.approx(span[4:]) for span in SPANS]
 
 
-def test_overlap_is_the_share_of_the_cold_sides_time(clock: Clock) -> None:
+def test_overlap_is_the_share_of_the_cold_sides_time() -> None:
     """Both are busy from 4.5 to 6 and from 9.5 to 10.5; waiting is not work."""
-    assert two_steps(clock).overlap() == pytest.approx((1.5 + 1) / (1 + 2.5 + 1 + 3))
+    assert two_steps().overlap() == pytest.approx((1.5 + 1) / (1 + 2.5 + 1 + 3))
 
 
-def test_nothing_on_the_cold_side_has_no_overlap(clock: Clock) -> None:
+def test_nothing_on_the_cold_side_has_no_overlap() -> None:
     assert Timeline(ReferenceBackend()).overlap() is None
 
 
-def test_a_trace_has_a_row_of_events_for_each_side(clock: Clock) -> None:
-    names, events = two_steps(clock).trace()[:2], two_steps(clock).trace()[2:]
+def test_a_trace_has_a_row_of_events_for_each_side() -> None:
+    names, events = two_steps().trace()[:2], two_steps().trace()[2:]
     assert [(each["ph"], each["tid"], each["args"]["name"]) for each in names] == [
         ("M", 0, "hot"),
         ("M", 1, "cold"),

@@ -24,11 +24,10 @@ from hotcold.kernels.reference import unpack_mask
 from hotcold.model.config import Config
 from hotcold.model.transformer import FFN
 from hotcold.model.weights import Weights
-from hotcold.sparse.handshake import Handshake
 from hotcold.sparse.hybrid_ffn import HybridFFN, hybrid_ffns
 from hotcold.sparse.placement import Placement
 from hotcold.sparse.predictor import load_predictors
-from hotcold.sparse.split import SplitDevices, serve_cold, split_predictor, take_neurons
+from hotcold.sparse.split import ColdSide, SplitDevices, split_predictor, take_neurons
 
 PAIRS = ("cpu, reference", "reference, cpu", "cpu, cpu again")
 NEURONS = (70, 90, 128, 33)
@@ -57,7 +56,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def split_runner(path: Path, placement: Placement, pair: str, mode: str) -> Iterator[Runner]:
     cold, hot = map(backend, pair.split(", "))
-    handshake = Handshake()
+    sides: list[ColdSide] = []
     devices = SplitDevices.place(placement, cold, hot)
 
     def make(_: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
@@ -69,13 +68,14 @@ def split_runner(path: Path, placement: Placement, pair: str, mode: str) -> Iter
             devices, [layer.ffn for layer in weights.layers], ROWS, skip=mode != "off", predictors=predictors
         )
         limits = BatchLimits(ROWS, 1, config.context // PAGE, ROWS)
-        serve_cold(cold, ffns, limits, config.dim, handshake)
+        sides.append(ColdSide(cold, hot, ffns, limits, config.dim))
         return ffns
 
     try:
         yield Runner(path, devices, make, cache_type="f32")  # type: ignore[arg-type]
     finally:
-        handshake.close()
+        for side in sides:
+            side.close()
 
 
 def unsplit(path: Path, mode: str) -> Runner:
@@ -102,8 +102,7 @@ def compare(path: Path, placement: Placement, pair: str, mode: str) -> None:
         for one, other in zip(split.ffns, whole.ffns, strict=True):
             if mode != "off":
                 assert isinstance(one, HybridFFN) and isinstance(other, HybridFFN)
-                assert one.stats and other.stats
-                np.testing.assert_array_equal(one.stats.counts, other.stats.counts)
+                np.testing.assert_array_equal(one.counts(), other.counts())
         whole.length = split.length = 0
         assert split.greedy(TOKENS[:3], 50) == whole.greedy(TOKENS[:3], 50)
 
@@ -150,14 +149,15 @@ def test_two_halves_are_the_whole(name: str, type: str, layout: str) -> None:
     ops = backend(name)
     batch = plain_batch(ops, 5)
     x, out, expected = (ops.zeros((batch.limits.tokens, d)) for _ in range(3))
-    x[:] = random_rows(random, 1, *x.shape)[0]
-    stats, all_stats = FFNStats(), FFNStats()
+    ops.write(x, random_rows(random, batch.limits.tokens, d))
+    stats, all_stats = (FFNStats(ops.zeros((1, 5), np.int64)) for _ in range(2))
     halves = [take_neurons(whole, hot), replace(take_neurons(whole, ~hot), down_bias=whole.down_bias)]
     for tensors in halves:
         ops.ffn(x, ops.ffn_weights(tensors), batch, out, skip=True, stats=stats, accumulate=True)
     ops.ffn(x, ops.ffn_weights(whole), batch, expected, skip=True, stats=all_stats)
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
-    np.testing.assert_array_equal(stats.counts, all_stats.counts)
+    found, truth = ops.read(out), ops.read(expected)
+    np.testing.assert_allclose(found, truth, rtol=1e-5, atol=1e-5 * np.abs(truth).max())
+    np.testing.assert_array_equal(ops.read(stats.counts), ops.read(all_stats.counts))
     sizes = [ops.ffn_weights(tensors).nbytes for tensors in (*halves, whole)]
     assert sizes[0] + sizes[1] == sizes[2]
 
@@ -190,13 +190,16 @@ def test_a_split_predictor_marks_what_the_whole_one_marks(flags: list[bool]) -> 
     )  # fmt: skip
     ops = backend("cpu")
     batch, words = plain_batch(ops, 3), (-(-n // 64), -(-int(hot.sum()) // 64), -(-int((~hot).sum()) // 64))
-    x = random_rows(random, 1, batch.limits.tokens, 32)[0]
-    whole = ops.zeros((len(x), words[0]), np.uint64)
-    parts = ops.zeros((len(x), words[1] + words[2]), np.uint64)
+    rows = batch.limits.tokens
+    x = ops.zeros((rows, 32))
+    ops.write(x, random_rows(random, rows, 32))
+    whole = ops.zeros((rows, words[0]), np.uint64)
+    parts = ops.zeros((rows, words[1] + words[2]), np.uint64)
     ops.predict(x, ops.predictor_weights(tensors), batch, whole)
     ops.predict(x, ops.predictor_weights(split_predictor(tensors, hot)), batch, parts)
-    marked = unpack_mask(whole[:3], n)
-    for part, which in ((parts[:3, : words[1]], hot), (parts[:3, words[1] :], ~hot)):
+    marked = unpack_mask(ops.read(whole, 0, 3), n)
+    found = ops.read(parts, 0, 3)
+    for part, which in ((found[:, : words[1]], hot), (found[:, words[1] :], ~hot)):
         np.testing.assert_array_equal(
             unpack_mask(part, part.shape[1] * 64)[:, : which.sum()], marked[:, which]
         )

@@ -6,7 +6,7 @@ import hotcold
 from hotcold.commands import options
 from hotcold.commands.progress import phases
 from hotcold.engine.benchmark import MOST_SEQUENCES
-from hotcold.kernels.backend import MAX_DECODE_ROWS
+from hotcold.kernels.backend import DECODE_ROWS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(1, MOST_SEQUENCES),
         default=1,
         metavar="N",
-        help=f"sequences; {MAX_DECODE_ROWS} are decoded together, more wait for their turn (1)",
+        help=f"sequences; {DECODE_ROWS} are decoded together, more wait for their turn (1)",
     )
     add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds to measure (5)")
     add(

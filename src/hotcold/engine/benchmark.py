@@ -4,7 +4,7 @@ import json
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -19,9 +19,9 @@ from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.statistics import Figures
 from hotcold.engine.values import whole
 from hotcold.errors import UserError
-from hotcold.kernels.backend import MAX_DECODE_ROWS
+from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
-from hotcold.sparse.timeline import Timeline
+from hotcold.sparse.timeline import Handshake, Timeline
 
 #: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.
 _TEXT = (
@@ -64,8 +64,10 @@ class Benchmark:
     parallel: int  #: sequences
     setup: Setup
     rounds: tuple[Round, ...] = field(repr=False)
-    #: of two backends, the share of the cold one's busy time in which the hot one was busy; of a timeline
+    #: of two backends, where a timeline was asked for: the share of the cold one's busy time in which the hot
+    #: one was busy, and how long each takes to hear of the other
     overlap: float | None = None
+    handshake: Handshake | None = None
 
     def median(self, name: str) -> float | None:
         """Of one figure of :class:`Round` over all rounds."""
@@ -89,7 +91,9 @@ class Benchmark:
                 values = self._values(each.name)
                 found[f"{each.name}_range"] = values[:1] + values[-1:]
         found |= asdict(self.setup)
-        return found if self.overlap is None else found | {"overlap": self.overlap}
+        return (
+            found if self.handshake is None else found | {"overlap": self.overlap, **self.handshake._asdict()}
+        )
 
     def __str__(self) -> str:
         setup, found = self.setup, self.report()
@@ -115,6 +119,9 @@ class Benchmark:
         lines.append(f"{found['bytes_per_token'] / 1e6:.2f} MB read per token, {counts.format(**found)}")
         if self.overlap is not None:
             lines.append(f"the hot side was busy for {self.overlap:.0%} of the time that the cold side was")
+        if self.handshake is not None and None not in self.handshake:
+            heard = "the cold side heard of a post after {:.1f} us, the hot side of an answer after {:.1f} us"
+            lines.append(f"{heard.format(*self.handshake)} (medians)")
         if found["bandwidth_share"] is not None:
             used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**found)
             lines.append(f"read bandwidth measured beside it {used}")
@@ -153,7 +160,7 @@ def bench(
     parallel = whole("parallel", parallel, 1, MOST_SEQUENCES)
     repetitions = whole("repetitions", repetitions, 1)
     source = source_of(model)
-    more = {} if isinstance(source, LoadedModel) else {"sequences": min(parallel, MAX_DECODE_ROWS)}
+    more = {} if isinstance(source, LoadedModel) else {"sequences": min(parallel, DECODE_ROWS)}
     base = opened(source, options, progress, **more)
     if timeline is not None and base.hot is None:
         raise UserError("--timeline shows two backends: it needs --placement or --vram-budget")
@@ -173,12 +180,16 @@ def bench(
         rounds.append(measure(engine, prompt, lengths, probe, seed=seed))
         if progress:
             progress("rounds", seed + 1, repetitions)
-    overlap = None if timeline is None else _trace(engine, prompt, lengths, Path(timeline))
-    return Benchmark(n_prompt, n_gen, parallel, Setup.of(session), tuple(rounds), overlap)
+    found = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), tuple(rounds))
+    if timeline is None:
+        return found
+    traced = _trace(engine, prompt, lengths)
+    Path(timeline).write_text(json.dumps(traced.trace()))
+    return replace(found, overlap=traced.overlap(), handshake=traced.handshake())
 
 
-def _trace(engine: Engine, prompt: Sequence[int], lengths: Sequence[int], path: Path) -> float | None:
-    """Writes the timeline of one more round; returns its overlap."""
+def _trace(engine: Engine, prompt: Sequence[int], lengths: Sequence[int]) -> Timeline:
+    """Of one more round."""
     assert engine.model.hot is not None
     timeline = Timeline(engine.model.hot)
     engine.session.trace(timeline)
@@ -186,8 +197,7 @@ def _trace(engine: Engine, prompt: Sequence[int], lengths: Sequence[int], path: 
         measure(engine, prompt, lengths, None, seed=0)
     finally:
         engine.session.trace(None)
-    path.write_text(json.dumps(timeline.trace()))
-    return timeline.overlap()
+    return timeline
 
 
 def prompt_of(model: LoadedModel, length: int) -> list[int]:

@@ -18,7 +18,6 @@ from hotcold.engine.sampler import Sampler
 from hotcold.engine.scheduler import Scheduler
 from hotcold.engine.session import Session
 from hotcold.errors import UserError
-from hotcold.kernels.backend import Floats
 
 
 class Engine:
@@ -27,8 +26,7 @@ class Engine:
         self.model = model = session.model
         batch = session.transformer.batch
         self.scheduler = Scheduler(batch, session.cache, context=model.context, chunk=model.chunk)
-        self.sampler = Sampler(model.backend)
-        self._logits: Floats = session.transformer.logits
+        self.sampler = Sampler(session.transformer.head)
         self._stop_ids = model.tokenizer.stop_ids
 
     def check(self, request: Request) -> None:
@@ -73,10 +71,7 @@ class Engine:
         self.scheduler.advance(step)  # not before: an interrupted step is repeated
         ended = step.ended + self.scheduler.settle()
         seconds = time.perf_counter() - start
-        if step.prompts:
-            self.session.counters.prompt_s += seconds
-        else:
-            self.session.counters.decode_s += seconds
+        self.session.add_seconds(seconds, prompt=bool(step.prompts))
         return [token for token in tokens if token is not None] + _ends(ended)
 
     def run(self, requests: Sequence[Request]) -> None:
@@ -120,11 +115,12 @@ class Engine:
 
     def _continue(self, request: Request, row: int) -> Token | None:
         """Chooses a request's next token from a row of logits; None where it ends instead."""
-        logits, found = self._logits[row], None
+        found = None
         try:
-            token = self._sample(request, logits)
+            token = self._sample(request, row)
             if request.logprobs is not None:
-                found = self.sampler.logprobs(logits, token, request.logprobs)
+                logits = self.session.transformer.logits
+                found = self.sampler.logprobs(logits, row, token, request.logprobs)
         except Exception as error:
             request.error = error
             request.finish("error")
@@ -140,13 +136,14 @@ class Engine:
         request.output.append(token)  # the step of this request is done
         return Token(request, token, *found) if found else Token(request, token)
 
-    def _sample(self, request: Request, logits: Floats) -> int:
+    def _sample(self, request: Request, row: int) -> int:
         params, position = request.params, request.length
         recent = [*request.prompt, *request.output] if params.repeat_penalty != 1 else ()
+        logits = self.session.transformer.logits
         if request.constraint is None:
-            return self.sampler.sample(logits, params, position, recent)
+            return self.sampler.sample(logits, row, params, position, recent)
         mask, bias = request.constraint(request.output)
-        return self.sampler.sample(logits, params, position, recent, mask, bias)
+        return self.sampler.sample(logits, row, params, position, recent, mask, bias)
 
 
 def _ends(requests: Sequence[Request]) -> list[Event]:

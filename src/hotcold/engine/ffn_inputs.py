@@ -12,7 +12,7 @@ import numpy as np
 from hotcold.engine.loading import LoadedModel
 from hotcold.engine.scoring import Scorer
 from hotcold.errors import UserError
-from hotcold.kernels.backend import Batch, Buffer, Floats
+from hotcold.kernels.backend import Backend, Batch, Buffer, Floats
 from hotcold.model.transformer import FFN
 
 Inputs = Mapping[str, Floats]  #: ``normed`` or ``residual`` -> ``[tokens, D]`` float32
@@ -67,26 +67,28 @@ def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Coll
     ``exact``. ``names`` are those of ``normed`` and ``residual`` that are wanted.
 
     UserError: the folder for temporary files has no room for them; OSError: it could not be written."""
-    rows = model.limits.tokens
-    buffers: list[dict[str, Floats]] = []
+    rows, dim = model.limits.tokens, model.config.dim
+    backends = model.devices.layers
+    buffers: list[dict[str, Buffer]] = []
 
-    def watched(ffn: FFN) -> FFN:
-        own = {name: model.backend.zeros((rows, model.config.dim)) for name in names}
+    def watched(ops: Backend, ffn: FFN) -> FFN:
+        own = {name: ops.zeros((rows, dim)) for name in names}
         buffers.append(own)
 
         def run(normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
             for name, buffer in own.items():  # added to zeros, since that is an op and can be recorded
-                model.backend.add(buffer, normed if name == "normed" else residual, batch)
+                ops.add(buffer, normed if name == "normed" else residual, batch)
             ffn(normed, residual, batch, out)
 
         return run
 
     inputs = FFNInputs(model, names, sum(len(window) - 1 for window in windows))
-    scorer = Scorer(model.session("exact", wrap=lambda ffns: [watched(ffn) for ffn in ffns]))
+    scorer = Scorer(model.session("exact", wrap=lambda ffns: [*map(watched, backends, ffns)]))
+    zeros = np.zeros((model.limits.decode, dim), np.float32)
     for window in windows:
         for logits in scorer.logits(window):
-            for layer, files in zip(buffers, inputs.files, strict=True):
+            for ops, layer, files in zip(backends, buffers, inputs.files, strict=True):
                 for name, buffer in layer.items():
-                    files[name].write(buffer[: len(logits)].data)
-                    buffer[:] = 0
+                    files[name].write(ops.read(buffer, 0, len(logits)).data)
+                    ops.write(buffer, zeros)
     return inputs

@@ -12,7 +12,7 @@ from hotcold.engine.session import Session, Wrap
 from hotcold.engine.sparsity_mode import SparsityMode, choose_mode
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf, printable
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Backend, BatchLimits
+from hotcold.kernels.backend import DECODE_ROWS, PAGE, Backend, BatchLimits
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.tokenizer import Tokenizer
@@ -135,5 +135,5 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
         raise LoadError(f"context of {asked} positions (-c): this model allows 2 to {most}")
     context = asked or min(most, options.default_context)
     chunk = min(options.chunk, context)
-    pages, logits = -(-context // PAGE), max(MAX_DECODE_ROWS, options.sequences)
-    return BatchLimits(MAX_DECODE_ROWS + chunk, options.sequences, pages, logits), context, chunk
+    pages, logits = -(-context // PAGE), max(DECODE_ROWS, options.sequences)
+    return BatchLimits(DECODE_ROWS + chunk, options.sequences, pages, logits), context, chunk

@@ -6,7 +6,7 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, BatchLimits
+from hotcold.kernels.backend import PAGE, BatchLimits
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.sparse.costs import Costs
@@ -41,7 +41,7 @@ def open_devices(
         limits.sequences * limits.pages_per_sequence * PAGE,
         options.cache_type,
         predictors=predictors,
-        chunk=limits.tokens - MAX_DECODE_ROWS,
+        chunk=limits.tokens - limits.decode,
     )
     notes = []
     if options.placement is not None:
@@ -54,5 +54,5 @@ def open_devices(
         notes.append(f"--vram-budget places neurons for {assumed}: hotcold plan takes others (--hardware)")
     cold = open_backend(options.backend, options.threads)
     if threads is None and hot == "cpu":
-        threads = cold.threads  # as many
+        threads = cold.threads  # as many: threads that wait offer their cores to the other side's
     return SplitDevices.place(placement, cold, open_backend(hot, threads)), notes

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from hotcold.engine.values import LARGEST, real, whole
 from hotcold.errors import UserError
-from hotcold.kernels.backend import Backend, Floats
+from hotcold.kernels.backend import Backend, Buffer, Floats, Ints
 
 FIRST_CANDIDATES = 1000  #: that are ranked first where there is no top-k
 _MORE = 8  # times as many are ranked next, if the draw is not decided among them
@@ -74,26 +74,30 @@ class Logprobs(NamedTuple):
 
 
 class Sampler:
-    """Chooses tokens for any number of requests and remembers nothing of them. Not thread-safe."""
+    """Chooses tokens for any number of requests and remembers nothing of them. Not thread-safe. ``backend``
+    is the one that has the logits."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def sample(
         self,
-        logits: Floats,
+        buffer: Buffer,
+        row: int,
         params: SamplingParams,
         position: int,
         recent: Sequence[int] = (),
         allowed: npt.NDArray[np.uint64] | None = None,
         bias: Mapping[int, float] | None = None,
     ) -> int:
-        """The id of the next token, from logits ``[V]`` float32 and parameters with a seed or temperature 0.
+        """The id of the next token, from a row of a buffer of logits ``[R, V]`` float32, and parameters with
+        a seed or temperature 0.
 
         The token's ``position`` in its sequence is the key of the random number, with the seed; ``recent`` is
         the sequence so far, for the repetition penalty; ``allowed`` is a bit mask ``[ceil(V / 64)]`` of ids,
         and ``bias`` is added to the parameters' own. ``ValueError``: logits that are not numbers, a mask or a
         bias that does not fit the vocabulary, or nothing allowed."""
+        logits: Floats = self._backend.read(buffer, row, row + 1)[0]
         words = -(-len(logits) // 64)
         if allowed is not None and (allowed.dtype != np.uint64 or allowed.shape != (words,)):
             raise UserError(f"a mask of {allowed.dtype} {allowed.shape}: uint64 ({words},) is needed")
@@ -109,15 +113,14 @@ class Sampler:
             return first
         added = None
         if adjusted:
-            added = np.zeros(len(logits), np.float32)
-            added[list(adjusted)] = list(adjusted.values())
+            added = (np.array([*adjusted], np.int32), np.array([*adjusted.values()], np.float32))
         k = 1 if greedy else min(params.top_k or len(logits), len(logits))
         totals = None
         if k == len(logits) > FIRST_CANDIDATES:
             totals = _totals(logits, added, allowed, params)
             k = FIRST_CANDIDATES
         while True:
-            ids, values = self._backend.top_k(logits, k, added, allowed)
+            ids, values = self._backend.top_k(buffer, row, k, added, allowed)
             if not len(ids) or values[0] == -math.inf:
                 raise UserError("no token may be chosen: the logits, their bias or the mask forbid every one")
             if greedy or params.seed is None:
@@ -129,14 +132,16 @@ class Sampler:
                 return int(ids[index])
             k = min(_MORE * k, len(logits))
 
-    def logprobs(self, logits: Floats, id: int, top: int) -> Logprobs:
-        """Of the token ``id``, and of the ``top`` likeliest, from logits ``[V]`` float32 without NaN."""
+    def logprobs(self, buffer: Buffer, row: int, id: int, top: int) -> Logprobs:
+        """Of the token ``id``, and of the ``top`` likeliest, from a row of a buffer of logits ``[R, V]``
+        float32 without NaN."""
+        logits: Floats = self._backend.read(buffer, row, row + 1)[0]
         values = logits.astype(np.float64)
         best = values.max()
         total = best + math.log(float(np.exp(values - best).sum()))
         likeliest = []
         if top:
-            ids, _ = self._backend.top_k(logits, min(top, len(logits)))
+            ids, _ = self._backend.top_k(buffer, row, min(top, len(logits)))
             likeliest = [(int(each), float(values[each] - total)) for each in ids]
         return Logprobs(float(values[id] - total), tuple(likeliest))
 
@@ -149,9 +154,14 @@ class Totals(NamedTuple):
 
 
 def _totals(
-    logits: Floats, bias: Floats | None, allowed: npt.NDArray[np.uint64] | None, params: SamplingParams
+    logits: Floats,
+    bias: tuple[Ints, Floats] | None,
+    allowed: npt.NDArray[np.uint64] | None,
+    params: SamplingParams,
 ) -> Totals:
-    values = (logits if bias is None else logits + bias).astype(np.float64)
+    values = logits.astype(np.float64)
+    if bias is not None:
+        values[bias[0]] = logits[bias[0]] + bias[1]  # in float32, as they are ranked
     if allowed is not None:
         bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: len(logits)]
         values = values[bits.astype(np.bool_)]

@@ -21,7 +21,7 @@ import numpy as np
 
 from hotcold.engine.request import Request
 from hotcold.errors import UserError
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Batch
+from hotcold.kernels.backend import PAGE, Batch
 from hotcold.model.kv_cache import PagePool
 
 
@@ -101,7 +101,7 @@ class Scheduler:
         self._admit()
         batch = self.batch
         for request in self.running:
-            if request.decoding and (row := len(step.decode)) < MAX_DECODE_ROWS:
+            if request.decoding and (row := len(step.decode)) < batch.limits.decode:
                 position = request.length - 1
                 batch.tokens[row] = request.output[-1]
                 batch.positions[row] = position
@@ -123,7 +123,7 @@ class Scheduler:
         prompt in the cache without a first token would be a state of its own."""
         for request, end in step.prompts:
             request.computed = end
-        if len(self.running) > MAX_DECODE_ROWS:  # those served go to the end of the queue
+        if len(self.running) > self.batch.limits.decode:  # those served go to the end of the queue
             self.running = sorted(self.running, key=set(step.decode).__contains__)
 
     def _is_complete(self, request: Request) -> bool:

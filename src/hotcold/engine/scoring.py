@@ -9,7 +9,7 @@ import numpy.typing as npt
 from hotcold.engine.session import Session
 from hotcold.engine.statistics import Figures
 from hotcold.errors import UserError
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, Floats
+from hotcold.kernels.backend import PAGE, Floats
 from hotcold.model.kv_cache import KVCache
 
 Doubles = npt.NDArray[np.float64]
@@ -69,15 +69,15 @@ class Scorer:
         try:
             batch.pages[0, : len(pages)] = pages
             slots = np.add.outer(np.multiply(pages, PAGE), np.arange(PAGE)).ravel()
-            for start in range(0, len(window) - 1, MAX_DECODE_ROWS):
-                stop = min(start + MAX_DECODE_ROWS, len(window) - 1)
+            for start in range(0, len(window) - 1, batch.limits.decode):
+                stop = min(start + batch.limits.decode, len(window) - 1)
                 rows, positions = stop - start, np.arange(start, stop)
                 batch.tokens[:rows], batch.positions[:rows] = window[start:stop], positions
                 batch.sequence[:rows], batch.slots[:rows] = 0, slots[start:stop]
                 batch.lengths[0], batch.logits_rows[:rows] = stop, positions - start
                 batch.counts[:] = (rows, rows, rows, 1)
                 session.run()
-                yield np.asarray(session.transformer.logits)[:rows]
+                yield session.transformer.read_logits(0, rows)
         finally:
             session.cache.release(use)
 

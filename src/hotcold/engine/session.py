@@ -14,13 +14,14 @@ from hotcold.engine.sparsity_mode import SparsityMode
 from hotcold.engine.statistics import Counters, Footprint
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels.backend import PAGE, Buffer, FFNStats, PredictorWeights
+from hotcold.kernels.backend import FFN_COUNTS, PAGE, Matrix, Norm, PredictorWeights
+from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.transformer import FFN, Transformer
-from hotcold.sparse.handshake import Handshake
-from hotcold.sparse.hybrid_ffn import hybrid_ffns
+from hotcold.model.weights import Weights
+from hotcold.sparse.hybrid_ffn import HybridFFN, hybrid_ffns
 from hotcold.sparse.predictor import load_predictors
-from hotcold.sparse.split import serve_cold
+from hotcold.sparse.split import ColdSide
 from hotcold.sparse.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -51,13 +52,16 @@ class Session:
         extra = mode.predictors.nbytes if mode.predictors else 0
         check_memory(extra, model.cache_type, config, limits, devices, "the predictors of a session need")
         predictors = self._load_predictors(mode)
-        self.counters = Counters(np.zeros((config.layers, 5), np.int64))
+        self._counters = Counters(np.zeros((config.layers, len(FFN_COUNTS)), np.int64))
         self.footprint = self._footprint(mode, predictors)
         self.cache = KVCache(devices, config, limits.sequences * limits.pages_per_sequence, model.cache_type)
         self._user: weakref.ref[User] | None = None
-        self._handshake = Handshake()
-        weakref.finalize(self, self._handshake.close)
-        ffns = wrap(self._ffns(mode, predictors))
+        self._ffns = self._make_ffns(mode, predictors)
+        self._cold_side: ColdSide | None = None
+        if model.hot is not None:
+            self._cold_side = ColdSide(model.backend, model.hot, self._ffns, limits, config.dim)
+            weakref.finalize(self, self._cold_side.close)
+        ffns = wrap([*self._ffns])
         self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.cache)
         # What a dense step of one token reads, [layers, 5]; the other modes' FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
@@ -80,13 +84,10 @@ class Session:
 
     def run(self) -> None:
         """Runs the step that the batch describes, and counts what it read."""
-        batch, counters = self.transformer.batch, self.counters
+        batch, counters = self.transformer.batch, self._counters
         rows, decode_rows = int(batch.counts[0]), int(batch.counts[1])
         if rows > decode_rows:
-            # A mixed step's decode rows are left out, so that counts and time belong to the same steps.
-            kept = counters.rows.copy()
             self.transformer.run()
-            counters.rows[:] = kept
             counters.prompt_tokens += rows - decode_rows
             return
         start = time.perf_counter()
@@ -99,14 +100,36 @@ class Session:
         if self._dense_rows is not None:
             counters.rows += self._dense_rows if rows == 1 else self._dense_rows * (1, 1, 1, rows, 1)
 
+    @property
+    def counters(self) -> Counters:
+        """What the steps so far did; what FFNs counted themselves is read from their backends now."""
+        if self._dense_rows is None:
+            for row, ffn in zip(self._counters.rows, self._ffns, strict=True):
+                row[:] = ffn.counts()
+        return self._counters
+
+    def add_seconds(self, seconds: float, *, prompt: bool) -> None:
+        """Counts the time of a step, which had prompt rows or not."""
+        if prompt:
+            self._counters.prompt_s += seconds
+        else:
+            self._counters.decode_s += seconds
+
     def trace(self, timeline: Timeline | None) -> None:
-        """From now on records when each side of a hybrid model computes and waits; None stops it."""
-        self._handshake.mark = timeline.mark if timeline else None
+        """From now on records when each side of a hybrid model computes and waits; None stops it.
+        ValueError: the model is on one backend."""
+        if self._cold_side is None:
+            raise ValueError("a timeline shows two backends: this model is on one")
+        if timeline is None:
+            self._cold_side.link.stop_marks()
+        else:
+            timeline.start(self._cold_side.link)
         self.transformer.watch = timeline.stage if timeline else None
 
     def close(self) -> None:
         """Ends the cold side's thread, where there is one. Nothing can be run any more."""
-        self._handshake.close()
+        if self._cold_side is not None:
+            self._cold_side.close()
 
     def _load_predictors(self, mode: SparsityMode) -> list[PredictorWeights | None]:
         """One of each layer; None where the mode uses none."""
@@ -117,35 +140,30 @@ class Session:
             loaded = load_predictors(file, model.config, model.devices, model.fingerprint)
         return [each if use else None for each, use in zip(loaded, mode.used, strict=True)]
 
-    def _ffns(self, mode: SparsityMode, predictors: list[PredictorWeights | None]) -> list[FFN]:
+    def _make_ffns(self, mode: SparsityMode, predictors: list[PredictorWeights | None]) -> list[HybridFFN]:
         model, off = self.model, mode.name == "off"
-        ffns = hybrid_ffns(
+        return hybrid_ffns(
             model.devices,
             [layer.ffn for layer in model.weights.layers],
             model.limits.tokens,
             skip=not off,
+            count=not off,
             predictors=predictors,
             predictor_input=mode.predictors.input if mode.predictors else "normed",
         )
-        for ffn, counts in zip(ffns, self.counters.rows, strict=True):
-            ffn.stats = None if off else FFNStats(counts)  # a view: one array counts for all layers
-        serve_cold(model.backend, ffns, model.limits, model.config.dim, self._handshake)
-        return [*ffns]
 
     def _footprint(self, mode: SparsityMode, predictors: list[PredictorWeights | None]) -> Footprint:
         weights, config = self.model.weights, self.model.config
-        read: list[Buffer] = [weights.head]  # matrices and vectors, each read whole by every step
-        norms = [weights.norm]
+        read: list[Matrix] = [weights.head]  # each whole, by every step
         for layer in weights.layers:
             read += (layer.q, layer.k, layer.v, layer.o)
-            norms += filter(None, (layer.attn_norm, layer.ffn_norm, layer.q_norm, layer.k_norm))
-        read += (vector for norm in norms for vector in (norm.weight, norm.bias) if vector is not None)
+        norms = _norm_values(weights, config)
         read_predictors = [each for each in predictors if each is not None]
         params = int(np.dot(mode.predictors.params, mode.used)) if mode.predictors else 0
         row_bytes = (layer.ffn.row_bytes for layer in weights.layers)
         return Footprint(
-            step_bytes=sum(each.nbytes for each in (*read, *read_predictors)),
-            step_params=sum(math.prod(each.shape) for each in read) + params,
+            step_bytes=sum(each.nbytes for each in (*read, *read_predictors)) + 4 * norms,
+            step_params=sum(math.prod(each.shape) for each in read) + norms + params,
             token_bytes=weights.embedding.nbytes // config.vocab,
             neurons=config.neurons,
             dim=config.dim,
@@ -153,3 +171,16 @@ class Session:
             row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
             kv_bytes=KVCache.page_bytes(config, self.model.cache_type) // PAGE,
         )
+
+
+def _norm_values(weights: Weights, config: Config) -> int:
+    """How many values the weights and biases of all norms are."""
+
+    def values(norm: Norm | None, width: int) -> int:
+        return 0 if norm is None else width * (1 if norm.bias is None else 2)
+
+    total = values(weights.norm, config.dim)
+    for layer in weights.layers:
+        total += values(layer.attn_norm, config.dim) + values(layer.ffn_norm, config.dim)
+        total += values(layer.q_norm, config.head_dim) + values(layer.k_norm, config.head_dim)
+    return total

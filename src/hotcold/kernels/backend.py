@@ -1,8 +1,9 @@
 """The narrow waist: what a backend does for a model, and the arrays the two share.
 
-A backend turns GGUF tensors into its own weights, allocates buffers, and offers the ops below. Ops write
-into the buffers they are given and read every number that changes from step to step (how many rows, their
-positions, page tables) from a :class:`Batch`, so that a recorded :class:`Program` can be run for every step.
+A backend turns GGUF tensors into its own weights, allocates buffers, moves values in and out of them, and
+offers the ops below. Ops write into the buffers they are given and read every number that changes from step
+to step (how many rows, their positions, page tables) from a :class:`Batch`, so that a recorded
+:class:`Program` can be run for every step.
 
 ``reference`` (NumPy) is the specification of every op; ``cpu`` (C++) is held to it by one table of tests.
 Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, N neurons, V vocab, R rank."""
@@ -10,9 +11,9 @@ Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,11 @@ import numpy.typing as npt
 from hotcold.formats.blocks import BlockType, Tensor
 from hotcold.formats.stored import AnyTensor
 
-#: NumPy array on a CPU backend, torch tensor on a GPU.
+if TYPE_CHECKING:
+    from hotcold.kernels._cpu import Link
+
+#: What :meth:`Backend.zeros` makes: values ``[rows, ...]`` that only the backend's own methods see. Others
+#: neither index it nor ask for its shape.
 Buffer: TypeAlias = Any
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int32]
@@ -28,7 +33,7 @@ Masks: TypeAlias = npt.NDArray[np.uint64]
 
 PAGE = 32  #: positions in one page of the KV cache
 SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
-MAX_DECODE_ROWS = 16  #: rows of one step that may follow the decode rule
+DECODE_ROWS = 16  #: rows of one step that follow the decode rule, which every backend takes; some take more
 
 ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu")
 #: Activations under which a neuron can be exactly zero, so that skipping it is lossless.
@@ -50,26 +55,32 @@ class BatchLimits:
     sequences: int
     pages_per_sequence: int
     logits: int  #: rows whose logits are computed
+    decode: int = DECODE_ROWS  #: rows that follow the decode rule, if ``tokens`` are as many
 
 
 class Batch:
-    """One step's inputs, int32, filled in place. Decode rows come first, then prompt rows."""
+    """One step's inputs, int32, filled in place. Decode rows come first, then prompt rows.
 
-    def __init__(self, limits: BatchLimits, zeros: Callable[[tuple[int, ...]], Ints]) -> None:
+    All of it is host memory, and one batch serves all backends of a model: :meth:`Program.run` takes what it
+    needs to its device. The last three are for layers whose state is not a list of positions (state space
+    models, convolutions); no layer reads them yet, and nobody fills them."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        def zeros(*shape: int) -> Ints:
+            return np.zeros(shape, np.int32)
+
         self.limits = limits
-        self.counts = zeros((4,))  #: n_tokens, n_decode, n_logits, n_sequences
-        self.tokens = zeros((limits.tokens,))
-        self.positions = zeros((limits.tokens,))  #: of each token in its sequence
-        self.sequence = zeros((limits.tokens,))  #: a row of ``pages``
-        self.slots = zeros((limits.tokens,))  #: ``page * PAGE + offset``, where K and V go
-        self.pages = zeros((limits.sequences, limits.pages_per_sequence))  #: of each sequence, in order
-        self.lengths = zeros((limits.sequences,))  #: positions of each sequence after this step
-        self.logits_rows = zeros((limits.logits,))  #: rows of the step whose logits are wanted
-
-    def copy_from(self, other: Batch) -> None:
-        """The same step, for another backend."""
-        for name in ("counts", "tokens", "positions", "sequence", "slots", "pages", "lengths", "logits_rows"):
-            getattr(self, name)[:] = getattr(other, name)
+        self.counts = zeros(4)  #: n_tokens, n_decode, n_logits, n_sequences
+        self.tokens = zeros(limits.tokens)
+        self.positions = zeros(limits.tokens)  #: of each token in its sequence
+        self.sequence = zeros(limits.tokens)  #: a row of ``pages``
+        self.slots = zeros(limits.tokens)  #: ``page * PAGE + offset``, where K and V go
+        self.pages = zeros(limits.sequences, limits.pages_per_sequence)  #: of each sequence, in order
+        self.lengths = zeros(limits.sequences)  #: positions of each sequence after this step
+        self.logits_rows = zeros(limits.logits)  #: rows of the step whose logits are wanted
+        self.starts = zeros(limits.sequences)  #: the first row of each sequence in this step
+        self.state_slots = zeros(limits.sequences)  #: where each sequence keeps its state
+        self.reset = zeros(limits.sequences)  #: 1: the sequence's state is cleared before this step
 
     @property
     def n_tokens(self) -> int:
@@ -177,22 +188,38 @@ class PredictorWeights(Protocol):
 FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
 
 
-@dataclass
+@dataclass(frozen=True)
 class FFNStats:
-    """What the FFN op did for decode rows since it was cleared: int64 numbers in the order of
-    :data:`FFN_COUNTS`.
+    """Where the FFN op counts what it did, in steps that hold no prompt row: numbers in the order of
+    :data:`FFN_COUNTS` are added to ``counts[row]``.
 
     Those are gate, up and down rows read (a row that serves several tokens of a step is read once), (token,
     neuron) pairs whose down row was added, and runs of :func:`scale_run` neurons that any of those down rows
     lies in, where down lies in panels. Without a gate the up rows count as gate rows."""
 
-    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(FFN_COUNTS), np.int64))
+    counts: Buffer  # [L, len(FFN_COUNTS)] int64, of the backend that computes
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Mailbox:
+    """What the two sides of a split layer exchange. It belongs to the hot backend and lies in host memory:
+    ops of a cold backend take the arrays as they take their own buffers."""
+
+    link: Link  #: tells each side what the other has done
+    layer: int
+    batch: Batch  #: of the cold side: which rows there are, and nothing else
+    x: Floats  #: ``[T, D]``: the FFN's input
+    mask: Masks | None  #: ``[T, words]``: candidates among the cold neurons, for decode rows
+    y: Floats  #: ``[T, D]``: the cold neurons' part of the output
 
 
 class Program(Protocol):
     """A recorded sequence of ops."""
 
-    def run(self) -> None: ...
+    def run(self) -> None:
+        """Runs the ops on the batch as it is now; returns when all are done and their results can be read, by
+        :meth:`Backend.read` or another backend's :meth:`Backend.copy`."""
 
 
 @runtime_checkable
@@ -200,9 +227,12 @@ class Backend(Protocol):
     """Ops outside :meth:`record` run at once; inside it they are appended to the program.
 
     ``out`` buffers have room for at least as many rows as the batch's limits. Every op raises ``ValueError``
-    or ``TypeError`` when a buffer's dtype, shape or contiguity is not exactly right."""
+    or ``TypeError`` when a buffer's dtype, shape or contiguity is not exactly right. Where an op speaks of
+    rows ``[T, I]``, a buffer ``[T, H, head_dim]`` serves as rows of ``H * head_dim`` values."""
 
     name: str
+    decode_rows: int  #: the most decode rows of a step, :data:`DECODE_ROWS` or more
+    step_rows: int  #: the most rows of a step
 
     #: Of its pool; None where it has none.
     @property
@@ -212,8 +242,21 @@ class Backend(Protocol):
     program_rows: tuple[int, ...]
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer: ...
-    def batch(self, limits: BatchLimits) -> Batch: ...
-    def record(self, fn: Callable[[], None]) -> Program: ...
+
+    def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
+        """Sets rows ``row`` to ``row + len(values)`` of a buffer. ``TypeError``: another dtype;
+        ``ValueError``: rows of another shape, or more than the buffer has."""
+
+    def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """Rows ``start`` to ``stop`` of a buffer, which are not to be written, and valid until the next op or
+        program runs."""
+
+    def copy(self, source: Backend, values: Buffer, out: Buffer, rows: int) -> None:
+        """Sets the first ``rows`` rows of ``out`` to those of ``values``, a buffer of ``source``."""
+
+    def record(self, fn: Callable[[], None], rows: int | None = None) -> Program:
+        """The ops that ``fn`` calls, as a program for steps of up to ``rows`` rows (None: as many as their
+        batch's limits allow)."""
 
     def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
         """Weights ``(O, I)`` of any supported block type, with an optional bias ``[O]``."""
@@ -221,9 +264,32 @@ class Backend(Protocol):
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights: ...
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights: ...
 
-    def host(self, fn: Callable[[], None], batch: Batch) -> None:
-        """Calls a Python function when all ops before it are done; those after it wait for its return."""
-        ...
+    # The two sides of a hybrid model: the hot one has mailboxes, and posts and collects; the cold one serves
+
+    def link(self, timeout_seconds: float) -> Link:
+        """How a cold side learns what this backend has posted, and answers it. A layer that is not answered
+        in so many seconds is a LinkError."""
+
+    def mailboxes(
+        self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int]
+    ) -> dict[int, Mailbox]:
+        """Of each split layer, by its number, with so many words of cold neurons' mask (0: no mask)."""
+
+    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
+        """Puts x ``[T, D]``, the counts of the step and, for decode rows, the last words of each row of the
+        mask into the mailbox, and tells the cold side. Ops that follow do not wait for it.
+
+        It waits first until the cold side is idle, which an interrupted step may have left at work."""
+
+    def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
+        """Waits for the answer, and adds it: ``out[t] += y[t]``; ``[T, D]``.
+
+        LinkError, which names the layer: the cold side has failed or was stopped, it is in another process,
+        or it gives no answer in time."""
+
+    def serve(self, link: Link, layers: Sequence[tuple[int, Program]]) -> None:
+        """Cold side: answers each layer that is posted by running its program, until the link is stopped;
+        what goes wrong is told to the hot side. To be called on a thread of its own."""
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         """``out[t] = table[tokens[t]]``; out ``[T, D]``."""
@@ -281,7 +347,8 @@ class Backend(Protocol):
     ) -> None:
         """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
 
-        Decode rows: only the candidates of ``mask`` are computed (all when None); with ``skip`` a neuron
+        Decode rows: only the candidates of ``mask`` are computed (all when None), the first ``ceil(N / 64)``
+        words of its rows; with ``skip`` a neuron
         whose gate does not fire reads no further row. ``fired`` ``[T, ceil(N / 64)]`` uint64 gets the neurons
         with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients
         where the activation gives zeros or down lies by neuron; else it is a dot, which quantises them like
@@ -294,7 +361,14 @@ class Backend(Protocol):
         """``out[r] = x[logits_rows[r]]``; x ``[T, D]``, out ``[R, D]``."""
 
     def top_k(
-        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: Masks | None = None
+        self,
+        logits: Buffer,
+        row: int,
+        k: int,
+        bias: tuple[Ints, Floats] | None = None,
+        allowed: Masks | None = None,
     ) -> tuple[Ints, Floats]:
-        """The k largest of ``logits + bias`` ``[V]``, descending, ties by lower id: ids and values.
-        ``allowed`` ``[ceil(V / 64)]`` is a bit mask of permitted ids. Runs at once, never recorded."""
+        """The k largest of a row of logits ``[R, V]``, descending, ties by lower id, NaN last: ids and
+        values. ``bias`` is added before: ids, each named once, and what is added to their logits. ``allowed``
+        ``[ceil(V / 64)]`` is a bit mask of permitted ids. Fewer than k come back where fewer are permitted.
+        Runs at once, never recorded."""

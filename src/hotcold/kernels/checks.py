@@ -6,7 +6,15 @@ from typing import TypeVar
 import numpy as np
 
 from hotcold.formats.stored import AnyTensor
-from hotcold.kernels.backend import ACTIVATIONS, SPARSE_ACTIVATIONS, FFNTensors, Floats, PredictorTensors
+from hotcold.kernels.backend import (
+    ACTIVATIONS,
+    SPARSE_ACTIVATIONS,
+    Buffer,
+    FFNTensors,
+    Floats,
+    Ints,
+    PredictorTensors,
+)
 
 _W = TypeVar("_W")
 
@@ -60,6 +68,24 @@ def check_activation(activation: str, threshold: float, *, gated: bool) -> None:
     if threshold and activation not in SPARSE_ACTIVATIONS:
         sparse = ", ".join(SPARSE_ACTIVATIONS)
         raise ValueError(f"activation threshold {threshold} with {activation!r}: use 0, or one of {sparse}")
+
+
+def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | None) -> None:
+    """Refuses what :meth:`Backend.top_k` cannot rank; for buffers that are NumPy arrays."""
+    if logits.dtype != np.float32 or logits.ndim != 2:
+        seen = f"{logits.dtype} of shape {logits.shape}"
+        raise TypeError(f"logits are {seen}: float32 [R, V] is needed")
+    if not 0 <= row < len(logits):
+        raise ValueError(f"row {row} of logits that have {len(logits)}")
+    if k < 1:
+        raise ValueError(f"k is {k}: at least 1 is needed")
+    if bias is not None and not (bias[0].dtype == np.int32 and bias[1].dtype == np.float32):
+        raise TypeError(f"bias is {bias[0].dtype} and {bias[1].dtype}: int32 ids and float32 are needed")
+    if bias is not None and (bias[0].shape != bias[1].shape or bias[0].ndim != 1):
+        raise ValueError(f"bias has ids of shape {bias[0].shape} and values of {bias[1].shape}")
+    if bias is not None and len(bias[0]) and not 0 <= bias[0].min() <= bias[0].max() < logits.shape[1]:
+        seen = f"bias names ids {bias[0].min()} to {bias[0].max()}"
+        raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
 
 
 def check_predictor(tensors: PredictorTensors) -> None:

@@ -7,18 +7,21 @@ up row then its down row. Where the activation gives zeros, down by output is tr
 float, and packed into panels if it is quantised."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.formats.stored import AnyTensor, StoredTensor
-from hotcold.kernels import _cpu, checks
+from hotcold.kernels import _cpu, checks, host_memory
 from hotcold.kernels.backend import (
     ACTIVATIONS,
+    DECODE_ROWS,
     SPARSE_ACTIVATIONS,
+    Backend,
     Batch,
     BatchLimits,
     Buffer,
@@ -27,11 +30,13 @@ from hotcold.kernels.backend import (
     FFNWeights,
     Floats,
     Ints,
+    Mailbox,
     Masks,
     Matrix,
     Norm,
     PredictorTensors,
     PredictorWeights,
+    Program,
     RopeTable,
     Rows,
     panel_bytes,
@@ -42,6 +47,7 @@ from hotcold.kernels.cores import available_cores
 ISAS = ("avx512", "avx2", "neon", "scalar")
 ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
 MAX_THREADS = 1024
+MOST_ROWS = 1 << 20  #: of a step; pieces of work are counted in 32 bits
 
 
 def supported_isas() -> tuple[str, ...]:
@@ -66,17 +72,13 @@ class _Recorder:
         self.batch = batch
         arrays = [batch.counts, batch.tokens, batch.positions, batch.sequence, batch.slots]
         self.native = _cpu.Program(isa, pool, [*arrays, batch.pages, batch.lengths, batch.logits_rows])
-        self.calls: list[Callable[[], None]] = []  # one between each two segments of native
         self.kept: list[object] = [pool, batch]
 
     def run(self) -> None:
         """Runs every op, without the GIL; ValueError if a number of the batch is out of its range. On
         the main thread what a signal handler raises (KeyboardInterrupt) ends it within a tenth of a second,
         once the pieces under way are done."""
-        self.native.run(0)
-        for segment, call in enumerate(self.calls, 1):
-            call()
-            self.native.run(segment)
+        self.native.run()
 
 
 class _Empty:
@@ -119,6 +121,8 @@ class CPUBackend:
     """Kernels in C++ on a pool of ``threads``, for the instruction set ``isa`` or :func:`default_isa`."""
 
     name = "cpu"
+    decode_rows = DECODE_ROWS
+    step_rows = MOST_ROWS
     program_rows: tuple[int, ...] = ()  # ops read the row count, so one program serves every size
 
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
@@ -143,10 +147,16 @@ class CPUBackend:
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
         return np.zeros(shape, dtype)
 
-    def batch(self, limits: BatchLimits) -> Batch:
-        return Batch(limits, lambda shape: np.zeros(shape, np.int32))
+    def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
+        host_memory.write(buffer, values, row)
 
-    def record(self, fn: Callable[[], None]) -> _Recorder | _Empty:
+    def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        return host_memory.read(buffer, start, stop)
+
+    def copy(self, source: Backend, values: Buffer, out: Buffer, rows: int) -> None:
+        self.write(out, source.read(values, 0, rows))
+
+    def record(self, fn: Callable[[], None], rows: int | None = None) -> _Recorder | _Empty:
         if self._recording:
             raise RuntimeError("record inside record: one program is recorded at a time")
         self._recording, self._recorder = True, None
@@ -250,14 +260,37 @@ class CPUBackend:
         first, second = self._matrix(tensors.first), self._matrix(tensors.second)
         return _Predictor(first, second, tensors.threshold, tensors.relu)
 
-    # Ops; the extension refuses buffers that are not exactly right
+    # The two sides of a hybrid model
 
-    def host(self, fn: Callable[[], None], batch: Batch) -> None:
-        if not self._recording:
-            return fn()
-        recorder = self._recorder_of(batch)
-        recorder.native.cut()
-        recorder.calls.append(fn)
+    def link(self, timeout_seconds: float) -> _cpu.Link:
+        self._pool.share_cores()
+        return _cpu.FlagLink(timeout_seconds)
+
+    def mailboxes(
+        self, link: _cpu.Link, limits: BatchLimits, dim: int, words: Mapping[int, int]
+    ) -> dict[int, Mailbox]:
+        return host_memory.mailboxes(link, limits, dim, words)
+
+    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
+        args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
+        self._op(batch, lambda p: p.post(*args, x, mask), x, mask, box)
+
+    def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
+        args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
+        self._op(batch, lambda p: p.collect(*args, out), out, box)
+
+    def serve(self, link: _cpu.Link, layers: Sequence[tuple[int, Program]]) -> None:
+        own = []
+        for layer, program in layers:
+            if not isinstance(program, _Recorder):
+                raise TypeError(
+                    f"a {type(program).__name__} of layer {layer}: this backend's programs are needed"
+                )
+            own.append((layer, program.native))
+        self._pool.share_cores()
+        _cpu.serve(link, own)
+
+    # Ops; the extension refuses buffers that are not exactly right
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         w = checks.own_weights(table, _Matrix)
@@ -314,7 +347,7 @@ class CPUBackend:
     ) -> None:
         w = checks.own_weights(weights, _FFN)
         checks.check_skip(skip, w.activation)
-        counts = stats.counts if stats else None
+        counts = stats.counts[stats.row] if stats else None
         args = skip, mask, fired, counts, accumulate
         self._op(batch, lambda p: p.ffn(x, w.native, out, *args), x, w, out, mask, fired, counts)
 
@@ -325,13 +358,18 @@ class CPUBackend:
         self._op(batch, lambda p: p.gather(x, out), x, out)
 
     def top_k(
-        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: Masks | None = None
+        self,
+        logits: Buffer,
+        row: int,
+        k: int,
+        bias: tuple[Ints, Floats] | None = None,
+        allowed: Masks | None = None,
     ) -> tuple[Ints, Floats]:
-        if k < 1:
-            raise ValueError(f"k is {k}: at least 1 is needed")
-        k = min(k, len(logits))
+        checks.check_top_k(logits, row, k, bias)
+        k = min(k, logits.shape[1])
         ids, values = np.empty(k, np.int32), np.empty(k, np.float32)
-        n = _cpu.top_k(logits, bias, allowed, ids, values)
+        bias_ids, biases = bias or (None, None)
+        n = _cpu.top_k(logits[row], bias_ids, biases, allowed, ids, values)
         return ids[:n], values[:n]
 
 

@@ -4,7 +4,7 @@ Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of
 its input first (:func:`quantise_input`): prescribed float32 steps, so that codes agree bit for bit. Sums are
 float32 in any order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,10 +14,13 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.formats.stored import AnyTensor
-from hotcold.kernels import checks
+from hotcold.kernels import checks, host_memory
+from hotcold.kernels._cpu import FlagLink, Link
 from hotcold.kernels.backend import (
+    DECODE_ROWS,
     PAGE,
     SPARSE_ACTIVATIONS,
+    Backend,
     Batch,
     BatchLimits,
     Buffer,
@@ -26,6 +29,7 @@ from hotcold.kernels.backend import (
     FFNWeights,
     Floats,
     Ints,
+    Mailbox,
     Masks,
     Matrix,
     Norm,
@@ -40,6 +44,7 @@ from hotcold.kernels.backend import (
 
 Bools = npt.NDArray[np.bool_]
 
+MOST_ROWS = 1 << 20  #: of a step; more would be a mistake
 INPUT_BLOCK = 32  #: values of a dot's input that share one scale
 #: A block whose largest magnitude is below this counts as zero: its inverse scale would overflow.
 SMALLEST_AMAX = np.float32(2.0**-100)
@@ -216,16 +221,24 @@ class ReferenceBackend:
     """Implements :class:`hotcold.kernels.backend.Backend`; a program calls its function again."""
 
     name = "reference"
+    decode_rows = DECODE_ROWS
+    step_rows = MOST_ROWS
     threads = None
     program_rows: tuple[int, ...] = ()
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
         return np.zeros(shape, dtype)
 
-    def batch(self, limits: BatchLimits) -> Batch:
-        return Batch(limits, lambda shape: np.zeros(shape, np.int32))
+    def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
+        host_memory.write(buffer, values, row)
 
-    def record(self, fn: Callable[[], None]) -> Program:
+    def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        return host_memory.read(buffer, start, stop)
+
+    def copy(self, source: Backend, values: Buffer, out: Buffer, rows: int) -> None:
+        self.write(out, source.read(values, 0, rows))
+
+    def record(self, fn: Callable[[], None], rows: int | None = None) -> Program:
         return _Program(fn)
 
     def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
@@ -244,8 +257,48 @@ class ReferenceBackend:
             ReferenceMatrix(tensors.first), ReferenceMatrix(tensors.second), tensors.threshold, tensors.relu
         )
 
-    def host(self, fn: Callable[[], None], batch: Batch) -> None:
-        fn()
+    def link(self, timeout_seconds: float) -> Link:
+        return FlagLink(timeout_seconds)
+
+    def mailboxes(
+        self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int]
+    ) -> dict[int, Mailbox]:
+        return host_memory.mailboxes(link, limits, dim, words)
+
+    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
+        link, rows, decode = host_memory.own_link(box), batch.n_tokens, batch.n_decode
+        given, own = (0 if each is None else each.shape[1] for each in (mask, box.mask))
+        if given < own or (mask is None) != (box.mask is None):
+            raise ValueError(f"post: a mask of {given} words, and the mailbox has {own}")
+        if not rows:
+            return
+        link.wait_idle(box.layer)
+        box.batch.counts[:] = batch.counts
+        box.x[:rows] = _rows("x", x, batch, box.x.shape[1:])
+        if box.mask is not None:
+            words = _rows("mask", mask, batch, (given,), np.uint64)
+            box.mask[:decode] = words[:decode, given - own :]
+        link.post(box.layer)
+
+    def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
+        if batch.n_tokens:
+            host_memory.own_link(box).wait_answered(box.layer)
+        self.add(out, box.y, batch)
+
+    def serve(self, link: Link, layers: Sequence[tuple[int, Program]]) -> None:
+        try:
+            while not link.ended:
+                answered = 0
+                for layer, program in layers:
+                    if not link.wait_posted(layer):
+                        break
+                    program.run()
+                    link.answer(layer)
+                    answered += 1
+                if not answered:
+                    link.fail("a step began with a layer that is not its first one")
+        except BaseException as error:  # whatever it is, the hot side must not wait for ever
+            link.fail(repr(error))
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
         table = checks.own_weights(table, ReferenceMatrix)
@@ -278,8 +331,8 @@ class ReferenceBackend:
     ) -> None:
         for matrix, out in zip(weights, outs, strict=True):
             w = checks.own_weights(matrix, ReferenceMatrix)
-            values = _rows("x", x, batch, (w.shape[1],), rows=rows)
-            _store(w.dot(values), _rows("out", out, batch, (w.shape[0],), rows=rows), accumulate)
+            values = _flat_rows("x", x, batch, w.shape[1], rows)
+            _store(w.dot(values), _flat_rows("out", out, batch, w.shape[0], rows), accumulate)
 
     def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
         """Rotary positions, arXiv 2104.09864: pairs (a, b) become (a cos - b sin, a sin + b cos)."""
@@ -362,11 +415,12 @@ class ReferenceBackend:
         fires, coefficients = w.coefficients(values)
         candidates = np.ones((batch.n_decode, n), np.bool_)
         if mask is not None:
-            candidates = unpack_mask(_rows("mask", mask, batch, (words,), np.uint64)[decode], n)
+            own = _rows("mask", mask, batch, (max(words, mask.shape[-1]),), np.uint64)[decode, :words]
+            candidates = unpack_mask(own, n)
             coefficients[decode][~candidates] = 0
         if fired is not None:
             _rows("fired", fired, batch, (words,), np.uint64)[decode] = pack_mask(coefficients[decode] != 0)
-        if stats is not None:
+        if stats is not None and batch.n_decode == batch.n_tokens:
             gated = candidates & fires[decode] if skip else candidates
             added = coefficients[decode] != 0 if skip else candidates
             _count(stats, w, candidates, gated, added)
@@ -382,16 +436,18 @@ class ReferenceBackend:
         target[:] = x[batch.logits_rows[: len(target)]]
 
     def top_k(
-        self, logits: Buffer, k: int, bias: Floats | None = None, allowed: Masks | None = None
+        self,
+        logits: Buffer,
+        row: int,
+        k: int,
+        bias: tuple[Ints, Floats] | None = None,
+        allowed: Masks | None = None,
     ) -> tuple[Ints, Floats]:
-        """A stable sort; NaN sorts last. Fewer than k ids come back when fewer exist or are allowed."""
-        _check("logits", logits, (len(logits),))
-        if k < 1:
-            raise ValueError(f"k is {k}: at least 1 is needed")
-        values = logits
+        """A stable sort."""
+        checks.check_top_k(logits, row, k, bias)
+        values = logits[row].copy()
         if bias is not None:
-            _check("bias", bias, logits.shape)
-            values = logits + bias
+            values[bias[0]] += bias[1]
         ids = np.arange(len(values), dtype=np.int32)
         if allowed is not None:
             _check("allowed", allowed, (-(-len(values) // 64),), np.uint64)
@@ -409,7 +465,7 @@ def _count(stats: FFNStats, w: ReferenceFFN, candidates: Bools, gated: Bools, ad
     if w.dense:
         read = [w.neurons, w.neurons if w.gate else 0, w.neurons]
     runs = int(added.any(axis=0).reshape(w.runs, -1).any(axis=1).sum()) if w.runs else 0
-    stats.counts += (*read, int(added.sum()), runs)
+    stats.counts[stats.row] += (*read, int(added.sum()), runs)
 
 
 def _check_cache(what: str, cache: Buffer, pages: tuple[int, int], head_dim: int) -> None:
@@ -458,6 +514,13 @@ def _rows(
     _check(what, array, (len(array) if array.ndim else most, *tail), dtype)
     step: npt.NDArray[Any] = array[:now]
     return step
+
+
+def _flat_rows(what: str, array: Buffer, batch: Batch, width: int, rows: Rows) -> Floats:
+    """As :func:`_rows`, whatever axes the values of a row have."""
+    if array.ndim > 2 and array.flags.c_contiguous:
+        array = array.reshape(len(array), -1)  # a view
+    return _rows(what, array, batch, (width,), rows=rows)
 
 
 def _check(what: str, array: Buffer, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> None:

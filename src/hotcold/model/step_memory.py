@@ -1,7 +1,7 @@
 """What steps take of a backend's memory besides weights, keys and values, counted before anything is
 allocated."""
 
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, SPLIT, BatchLimits
+from hotcold.kernels.backend import PAGE, SPARSE_ACTIVATIONS, SPLIT, BatchLimits
 from hotcold.model.config import Config
 
 # Of the cpu backend's packed layouts (csrc/kernels.h); others take no more.
@@ -17,7 +17,7 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     positions = limits.pages_per_sequence * PAGE
     row = (7 if split else 3) * config.dim + 2 * (config.heads + config.kv_heads) * config.head_dim
     masks = (3 if split else 1) * -(-max(config.neurons) // 64) * 8
-    batch = 4 * (4 * limits.tokens + limits.sequences * (limits.pages_per_sequence + 1) + limits.logits)
+    batch = 4 * (4 * limits.tokens + limits.sequences * (limits.pages_per_sequence + 4) + limits.logits + 4)
     floats = limits.tokens * row + limits.logits * (config.dim + config.vocab) + positions * config.head_dim
     return 4 * floats + limits.tokens * masks + batch
 
@@ -25,7 +25,7 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
 def scratch_bytes(config: Config, limits: BatchLimits) -> int:
     """Of the largest op: all ops of a program share one buffer, which the first run allocates."""
     tokens = limits.tokens
-    decode = min(tokens, MAX_DECODE_ROWS)
+    decode = min(tokens, limits.decode)
     inner = config.heads * config.head_dim
     splits = -(-limits.pages_per_sequence * PAGE // SPLIT)
     attention = decode * config.heads * splits * (config.head_dim + 2) * 4

@@ -13,7 +13,7 @@ import numpy as np
 from hotcold.formats.blocks import BlockTypeError, block_type
 from hotcold.formats.gguf import GGUFFile, printable
 from hotcold.formats.stored import AnyTensor
-from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
+from hotcold.kernels.backend import Backend, Buffer, FFNTensors, FFNWeights, Floats, Matrix, Norm
 from hotcold.model.config import Config, ModelError
 from hotcold.model.devices import Devices
 
@@ -179,9 +179,10 @@ class _Reader:
     def norm(self, name: str) -> Norm:
         weight = self._vector(f"{name}.weight")
         assert weight is not None  # check_tensors() saw it
-        bias = upload(self.backend, self._vector(f"{name}.bias"))
+        bias = self._vector(f"{name}.bias")
         centre = self.config.family.norm == "layer"
-        return Norm(upload(self.backend, weight), bias, self.config.norm_eps, centre)
+        uploaded = None if bias is None else upload(self.backend, bias)
+        return Norm(upload(self.backend, weight), uploaded, self.config.norm_eps, centre)
 
     def rope_factors(self) -> Floats | None:
         factors = self._vector("rope_freqs.weight")
@@ -227,10 +228,8 @@ class _Reader:
         return values
 
 
-def upload(backend: Backend, values: Floats | None) -> Floats | None:
+def upload(backend: Backend, values: Floats) -> Buffer:
     """A buffer of the backend with these values."""
-    if values is None:
-        return None
-    buffer: Floats = backend.zeros(values.shape, values.dtype)
-    buffer[:] = values
+    buffer = backend.zeros(values.shape, values.dtype)
+    backend.write(buffer, values)
     return buffer

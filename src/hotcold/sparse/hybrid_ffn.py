@@ -2,13 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
-from hotcold.kernels.backend import Backend, Batch, Buffer, FFNStats, FFNWeights, PredictorWeights
+from hotcold.kernels.backend import (
+    FFN_COUNTS,
+    Backend,
+    Batch,
+    Buffer,
+    FFNStats,
+    FFNWeights,
+    Mailbox,
+    PredictorWeights,
+    Program,
+)
 from hotcold.model.devices import Devices
-from hotcold.sparse.handshake import Handshake
 
 PREDICTOR_INPUTS = ("residual", "normed")
 
@@ -18,11 +27,11 @@ class Prediction:
     """Where a layer's candidates come from, for decode rows; prompt rows are always dense."""
 
     predictor: PredictorWeights
-    mask: Buffer  #: ``[T, ceil(N / 64)]`` uint64; layers may share it: it is written and read in one call
+    #: ``[T, words]`` uint64: of split weights the hot neurons, then, from a whole word on, the cold ones.
+    #: Layers may share it: it is written and read in one call
+    mask: Buffer
     #: what is read: the ``residual`` stream before the FFN's norm (PowerInfer), or the ``normed`` input
     input: str = "residual"
-    #: of split weights: the first words of ``mask``, which name the hot neurons; cold ones follow
-    hot_mask: Buffer | None = None
 
     def __post_init__(self) -> None:
         if self.input not in PREDICTOR_INPUTS:
@@ -42,6 +51,10 @@ class HybridFFN:
     prediction: Prediction | None = None  #: names the candidates; None means all
     stats: FFNStats | None = None  #: counts what decode rows read
     fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """What it has counted so far, in the order of :data:`FFN_COUNTS`; zeros where it does not count."""
+        return _read_counts(self.backend, self.stats)
 
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
         """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``."""
@@ -64,6 +77,13 @@ class HybridFFN:
             stats=self.stats,
             accumulate=True,
         )
+
+
+def _read_counts(ops: Backend, stats: FFNStats | None) -> npt.NDArray[np.int64]:
+    if stats is None:
+        return np.zeros(len(FFN_COUNTS), np.int64)
+    counts: npt.NDArray[np.int64] = ops.read(stats.counts, stats.row, stats.row + 1)[0]
+    return counts
 
 
 @dataclass(frozen=True)
@@ -94,16 +114,6 @@ class SplitWeights:
         return sum(half.runs for half in self.halves)
 
 
-@dataclass(frozen=True)
-class Mailbox:
-    """What the two sides of a layer exchange; the cold side's buffers."""
-
-    batch: Batch  #: of which only the counts are filled
-    x: Buffer  #: ``[T, D]``: the FFN's input
-    mask: Buffer | None  #: ``[T, words]`` uint64: candidates among the cold neurons
-    y: Buffer  #: ``[T, D]``: the cold neurons' part of the output
-
-
 class SplitFFN(HybridFFN):
     """Hot neurons on this backend and, at the same time, cold ones on another (arXiv 2312.12456, section 5).
 
@@ -111,28 +121,33 @@ class SplitFFN(HybridFFN):
 
     weights: SplitWeights
 
-    def connect(self, layer: int, mailbox: Mailbox, handshake: Handshake) -> None:
-        self._layer = layer
-        self._mailbox = mailbox
-        self._handshake = handshake
-        self._cold_stats = FFNStats() if self.stats else None
+    @property
+    def cold_words(self) -> int:
+        """Of the mask of cold neurons in the mailbox: the last of the prediction's; 0 without one."""
+        return -(-self.weights.cold.neurons // 64) if self.prediction else 0
+
+    def connect(self, cold: Backend, box: Mailbox) -> Program:
+        """The cold side's program, which is given the mailbox that this layer posts to."""
+        self._cold, self._box = cold, box
+        self._cold_stats = FFNStats(cold.zeros((1, len(FFN_COUNTS)), np.int64)) if self.stats else None
+        return cold.record(self._compute_cold)
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Of both sides together."""
+        return super().counts() + _read_counts(self._cold, self._cold_stats)
 
     def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
         """As in :class:`HybridFFN`; belongs to the hot side's program."""
         self._predict(normed, residual, batch)
-        fill = partial(self._fill, normed, batch)
-        self.backend.host(lambda: self._handshake.post(self._layer, fill), batch)
+        mask = self.prediction and self.prediction.mask
+        self.backend.post(self._box, normed, mask, batch)
         if self.weights.hot is not None:
-            mask = self.prediction and self.prediction.hot_mask
             self._compute(normed, self.weights.hot, batch, out, mask)
-        self.backend.host(self._wait, batch)
-        self.backend.add(out, self._mailbox.y, batch)
+        self.backend.collect(self._box, batch, out)
 
-    def record_cold(self, cold: Backend) -> None:
-        """The cold side's part, which belongs to its program."""
-        box = self._mailbox
-        cold.host(lambda: self._handshake.take(self._layer), box.batch)
-        cold.ffn(
+    def _compute_cold(self) -> None:
+        box = self._box
+        self._cold.ffn(
             box.x,
             self.weights.cold,
             box.batch,
@@ -141,24 +156,6 @@ class SplitFFN(HybridFFN):
             mask=box.mask,
             stats=self._cold_stats,
         )
-        cold.host(lambda: self._handshake.give(self._layer), box.batch)
-
-    def _fill(self, normed: Buffer, batch: Batch) -> None:
-        box, p = self._mailbox, self.prediction
-        rows, decode = batch.n_tokens, batch.n_decode
-        box.batch.counts[:] = batch.counts
-        box.x[:rows] = normed[:rows]
-        if p is not None and box.mask is not None:
-            words = p.mask.shape[1] - box.mask.shape[1]
-            box.mask[:decode] = p.mask[:decode, words:]
-            if p.hot_mask is not None:
-                p.hot_mask[:decode] = p.mask[:decode, :words]
-
-    def _wait(self) -> None:
-        self._handshake.wait(self._layer)
-        if self.stats and self._cold_stats:
-            self.stats.counts += self._cold_stats.counts
-            self._cold_stats.counts[:] = 0
 
 
 def hybrid_ffns(
@@ -167,11 +164,12 @@ def hybrid_ffns(
     rows: int,
     *,
     skip: bool,
+    count: bool = True,
     predictors: Sequence[PredictorWeights | None] = (),
     predictor_input: str = "residual",
 ) -> list[HybridFFN]:
-    """One FFN per layer, each with stats of its own; layers of the same width share one mask. Those with
-    :class:`SplitWeights` still have to be connected.
+    """One FFN per layer, each with counts of its own, if any; layers of the same width share one mask. Those
+    with :class:`SplitWeights` still have to be connected.
 
     ``rows`` are the most of a step (``BatchLimits.tokens``). A layer without a predictor computes every gate.
     ValueError: there are predictors, but not one per layer; or the input has no such name."""
@@ -188,12 +186,14 @@ def hybrid_ffns(
         if predictor is None:
             return None
         parts = layer.halves if isinstance(layer, SplitWeights) else [layer]
-        hot_mask = mask(ops, parts[:1]) if len(parts) > 1 else None
-        return Prediction(predictor, mask(ops, parts), predictor_input, hot_mask)
+        return Prediction(predictor, mask(ops, parts), predictor_input)
 
     ffns: list[HybridFFN] = []
     backends = Devices.of(backend, len(weights)).layers
+    shape = (len(weights), len(FFN_COUNTS))
+    counts = {ops: ops.zeros(shape, np.int64) for ops in dict.fromkeys(backends)} if count else {}
     for ops, layer, predictor in zip(backends, weights, predictors or [None] * len(weights), strict=True):
         kind = SplitFFN if isinstance(layer, SplitWeights) else HybridFFN
-        ffns.append(kind(ops, layer, skip, prediction(ops, layer, predictor), FFNStats()))
+        stats = FFNStats(counts[ops], len(ffns)) if count else None
+        ffns.append(kind(ops, layer, skip, prediction(ops, layer, predictor), stats))
     return ffns

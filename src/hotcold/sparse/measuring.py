@@ -10,7 +10,15 @@ import numpy as np
 
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, Tensor, block_type
-from hotcold.kernels.backend import Batch, BatchLimits, FFNStats, FFNTensors, FFNWeights, Masks
+from hotcold.kernels.backend import (
+    FFN_COUNTS,
+    Batch,
+    BatchLimits,
+    FFNStats,
+    FFNTensors,
+    FFNWeights,
+    Masks,
+)
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.kernels.reference import pack_mask
 
@@ -85,15 +93,16 @@ class NeuronProbe:
 
     def measure(self, seconds: float, backend: CPUBackend, *, dense: bool) -> float:
         """GB/s (10^9 bytes) on the threads of ``backend``, of calls until ``seconds`` are over."""
-        stats = FFNStats()
-        batch = backend.batch(BatchLimits(1, 1, 1, 1))
+        stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
+        batch = Batch(BatchLimits(1, 1, 1, 1))
         batch.counts[:] = 1, 1, 0, 1
         start = time.perf_counter()
         elapsed = 0.0
         while elapsed <= seconds:
             self._read_next(backend, batch, stats, dense=dense)
             elapsed = time.perf_counter() - start
-        return float(stats.counts[:3] @ self._layers[0].row_bytes[:3] / elapsed / 1e9)
+        read = backend.read(stats.counts)[0, :3]
+        return float(read @ self._layers[0].row_bytes[:3] / elapsed / 1e9)
 
     def _read_next(self, backend: CPUBackend, batch: Batch, stats: FFNStats, *, dense: bool) -> None:
         turn, layer = divmod(self._calls, len(self._layers))

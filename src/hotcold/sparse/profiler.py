@@ -40,11 +40,12 @@ class Firings:
         """Gives each :class:`HybridFFN` a mask for ``rows`` rows, which :meth:`step` then reads."""
         for ffn, n in zip(ffns, self._neurons, strict=True):
             ffn.fired = backend.zeros((rows, -(-n // 64)), np.uint64)
+        self._backend = backend
         self._masks = [ffn.fired for ffn in ffns]
         return ffns
 
     def step(self, rows: int) -> None:
-        self.add(np.hstack([mask[:rows] for mask in self._masks]))
+        self.add(np.hstack([self._backend.read(mask, 0, rows) for mask in self._masks]))
 
     def restart(self) -> None:
         """What follows does not continue the text."""

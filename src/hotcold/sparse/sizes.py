@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, block_type
 from hotcold.formats.gguf import GGUFFile, open_gguf
-from hotcold.kernels.backend import MAX_DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
+from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
 from hotcold.model.config import Config
 from hotcold.model.step_memory import buffer_bytes, scratch_bytes
 from hotcold.model.weights import check_tensors
@@ -230,14 +230,14 @@ def _kv_bytes(dims: Dimensions, context: int, cache: str) -> Ints:
 
 def _buffer_bytes(config: Config, chunk: int, context: int) -> int:
     """As loading counts them."""
-    limits = BatchLimits(MAX_DECODE_ROWS + chunk, 1, -(-context // PAGE), MAX_DECODE_ROWS)
+    limits = BatchLimits(DECODE_ROWS + chunk, 1, -(-context // PAGE), DECODE_ROWS)
     return buffer_bytes(config, limits, split=True) + scratch_bytes(config, limits)
 
 
 def _published_buffer_bytes(shape: Shape) -> int:
     """Of activations and logits alone, as the plans in docs/results.md have them."""
     floats = 4 * shape.dim + 2 * (shape.heads + shape.kv_heads) * shape.head_dim
-    return 4 * ((MAX_DECODE_ROWS + _CHUNK) * floats + MAX_DECODE_ROWS * shape.vocab)
+    return 4 * ((DECODE_ROWS + _CHUNK) * floats + DECODE_ROWS * shape.vocab)
 
 
 def power_law(neurons: int, scale: float, exponent: float) -> npt.NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """A placement carried out: weights in two halves, and the cold half's program beside the hot one's."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -19,11 +20,13 @@ from hotcold.kernels.backend import (
     PredictorWeights,
 )
 from hotcold.model.devices import Devices
-from hotcold.sparse.handshake import Handshake
-from hotcold.sparse.hybrid_ffn import HybridFFN, Mailbox, SplitFFN, SplitWeights
+from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN, SplitWeights
 from hotcold.sparse.placement import Placement
 
 Bools = npt.NDArray[np.bool_]
+
+#: The hot side gives up where a layer is not answered for so long.
+ANSWER_TIMEOUT_S = 30.0
 
 
 def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
@@ -98,25 +101,26 @@ class SplitDevices(Devices):
         return self.layers[layer] is self.hot and not self.masks[layer].all()
 
 
-def serve_cold(
-    cold: Backend, ffns: Sequence[HybridFFN], limits: BatchLimits, dim: int, handshake: Handshake
-) -> None:
-    """Connects the split layers of ``ffns`` to one program on ``cold``, which the handshake then serves.
-    Layers alternate between two mailboxes."""
-    split = [(i, ffn) for i, ffn in enumerate(ffns) if isinstance(ffn, SplitFFN)]
-    if not split:
-        return
-    batch = cold.batch(limits)
-    rows = limits.tokens
-    x = [cold.zeros((rows, dim)) for _ in range(2)]
-    y = [cold.zeros((rows, dim)) for _ in range(2)]
-    for at, (layer, ffn) in enumerate(split):
-        words = -(-ffn.weights.cold.neurons // 64)
-        mask = cold.zeros((rows, words), np.uint64) if ffn.prediction else None
-        ffn.connect(layer, Mailbox(batch, x[at % 2], mask, y[at % 2]), handshake)
+class ColdSide:
+    """The cold halves of split layers, which a thread of its own computes when they are posted."""
 
-    def program() -> None:
-        for _, ffn in split:
-            ffn.record_cold(cold)
+    def __init__(
+        self, cold: Backend, hot: Backend, ffns: Sequence[HybridFFN], limits: BatchLimits, dim: int
+    ) -> None:
+        split = {i: ffn for i, ffn in enumerate(ffns) if isinstance(ffn, SplitFFN)}
+        self.link = hot.link(ANSWER_TIMEOUT_S)
+        words = {layer: ffn.cold_words for layer, ffn in split.items()}
+        boxes = hot.mailboxes(self.link, limits, dim, words)
+        programs = [(layer, ffn.connect(cold, boxes[layer])) for layer, ffn in split.items()]
+        # As a daemon, it does not keep a process that forgot to close from ending.
+        serving = (self.link, programs)
+        self._thread = threading.Thread(target=cold.serve, args=serving, name="cold side", daemon=True)
+        if programs:
+            self._thread.start()
 
-    handshake.serve(cold.record(program))
+    def close(self) -> None:
+        """Ends the cold side; harmless when it has ended."""
+        self.link.stop()
+        # The garbage collector may call this on any thread.
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()

@@ -1,12 +1,19 @@
 """When the two sides of a hybrid model compute and when they wait."""
 
-import time
+import statistics
 from itertools import groupby, product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hotcold.kernels.backend import Backend
 
+if TYPE_CHECKING:
+    from hotcold.kernels._cpu import Link
+
 SIDES = ("hot", "cold")
+#: What a link records, in the order of csrc/link.h, and then what :meth:`Timeline.stage` adds.
+MOMENTS = ("post", "take", "wait", "give", "waited", "hot", "cold", "end")
+
+_CAPACITY = 1 << 18  #: moments that are kept, of which a step has five in each split layer
 
 #: The side, and what lies between a mark and the one before it there.
 _BETWEEN = {
@@ -26,18 +33,48 @@ class Span(NamedTuple):
     end: float
 
 
+class Handshake(NamedTuple):
+    """Medians, in microseconds; None where it never happened."""
+
+    post_to_take_us: float | None  #: until the cold side takes what was posted
+    answer_to_collect_us: float | None  #: until the hot side, which was waiting, goes on with an answer
+
+
 class Timeline:
-    """Collects :meth:`mark` of a Handshake and :meth:`stage`, which is the ``watch`` of a Transformer."""
+    """What a link records, together with :meth:`stage`, which is the ``watch`` of a Transformer."""
 
     def __init__(self, hot: Backend) -> None:
         self._hot = hot
-        self._marks: list[tuple[str, int, float]] = []
+        self._link: Link | None = None
 
-    def mark(self, what: str, layer: int) -> None:
-        self._marks.append((what, layer, time.perf_counter() * 1e6))
+    def start(self, link: "Link") -> None:
+        """Forgets what the link has recorded, and lets it record what follows."""
+        self._link = link
+        link.start_marks(_CAPACITY)
 
     def stage(self, backend: Backend | None, layer: int) -> None:
-        self.mark("end" if backend is None else SIDES[backend is not self._hot], layer)
+        if self._link is not None:
+            what = "end" if backend is None else SIDES[backend is not self._hot]
+            self._link.mark(MOMENTS.index(what), layer)
+
+    @property
+    def marks(self) -> list[tuple[str, int, float]]:
+        """What happened, in which layer, and when, in microseconds; in the order of their times."""
+        recorded = self._link.marks() if self._link is not None else []
+        return [(MOMENTS[moment], layer, nanoseconds / 1e3) for moment, layer, nanoseconds in recorded]
+
+    def handshake(self) -> Handshake:
+        """What the two sides take to hear of each other."""
+        taken, collected = [], []
+        last = dict.fromkeys(MOMENTS, 0.0)
+        for what, _, now in self.marks:
+            if what == "take":
+                taken.append(now - last["post"])
+            elif what == "waited" and last["wait"] < last["give"]:
+                collected.append(now - last["give"])
+            last[what] = now
+        medians = (statistics.median(times) if times else None for times in (taken, collected))
+        return Handshake(*medians)
 
     def spans(self) -> list[Span]:
         """In the order of their ends. A wholly hot layer belongs to the next one's attention; ``layers`` are
@@ -46,7 +83,7 @@ class Timeline:
         since = dict.fromkeys(SIDES, 0.0)  # each side's last mark
         step = 0
         stage = ("end", 0)  # the side and the layer that the hot side's program is at
-        for what, layer, now in self._marks:
+        for what, layer, now in self.marks:
             if what in _BETWEEN:
                 side, name = _BETWEEN[what]
                 found.append(Span(side, name, step, layer, since[side], now))
