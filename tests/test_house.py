@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -268,6 +269,25 @@ def test_commands_of_the_readme_are_understood(
     parser = OneLineParser()
     module.add_arguments(parser)
     parser.parse_strictly(arguments)
+
+
+def readme_python() -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return str(block)
+
+
+def test_the_python_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(readme_python(), names)
+    names["llm"].close()
+    lines = capsys.readouterr().out
+    assert "tok/s (median" in lines and names["piece"].finish_reason in lines
+    assert names["king"].text in lines and str(names["plan"].gpu_bytes) in lines
+    assert not list(tmp_path.iterdir())
 
 
 def test_ci_runs_the_commands_of_the_readme() -> None:

@@ -3,28 +3,42 @@
 >>> from hotcold import LLM
 >>> llm = LLM()  # the built-in model; or LLM("model.gguf")
 >>> for piece in llm.stream("Once upon a time"):
-...     print(piece, end="")"""
+...     print(piece, end="")
+
+The functions `bench`, `fit_predictor`, `plan` and `profile` do what the commands of these names do."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hotcold.engine.benchmark import bench
+    from hotcold.engine.fitting import fit_predictor
     from hotcold.engine.llm import LLM
+    from hotcold.engine.planning import plan
+    from hotcold.engine.profiling import profile
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "__version__"]
+__all__ = ["LLM", "__version__", "bench", "fit_predictor", "plan", "profile"]
+
+#: Imported when first asked for: they bring NumPy and the kernels, and `hotcold --help` needs neither.
+_MODULES = {
+    "LLM": "hotcold.engine.llm",
+    "bench": "hotcold.engine.benchmark",
+    "fit_predictor": "hotcold.engine.fitting",
+    "plan": "hotcold.engine.planning",
+    "profile": "hotcold.engine.profiling",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # LLM brings NumPy and the kernels with it; `hotcold --help` needs neither.
-    if name == "LLM":
-        from hotcold.engine.llm import LLM
-
-        return LLM
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "LLM"])
+    return sorted({*globals(), *__all__})

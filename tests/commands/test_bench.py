@@ -67,7 +67,7 @@ def test_sequences_are_decoded_together(
     capsys: pytest.CaptureFixture[str], parallel: int, together: float
 ) -> None:
     """Prompts longer than a chunk, so that sequences become ready one after the other."""
-    result = report(capsys, "-p", "150", "-n", "7", "-r", "1", "--parallel", str(parallel))
+    result = report(capsys, "-p", "150", "-n", "7", "-r", "1", "-np", str(parallel))
     assert result["rows_per_step"] == together and result["parallel"] == parallel
     assert result["tok_s_per_sequence"] == pytest.approx(result["tok_s"] / together)
 

@@ -33,6 +33,13 @@ def test_numbers_in_the_help_are_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("verb", [verb for verb, _ in cli.VERBS])
+def test_help_fits_a_terminal_of_80_columns(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = parser(verb).format_help().splitlines()
+    assert len(lines) > 5 and max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("verb", [verb for verb, _ in cli.VERBS])
 def test_flags_are_off(verb: str) -> None:
     flags = [
         each for each in parser(verb)._actions if each.nargs == 0 and each.dest not in ("help", "version")

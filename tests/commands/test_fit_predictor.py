@@ -12,8 +12,9 @@ import pytest
 from pwri import write_pwri
 
 import hotcold
-from hotcold.commands import cli, fit_predictor
+from hotcold.commands import cli
 from hotcold.demo import model_path
+from hotcold.engine import fitting
 from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
@@ -30,7 +31,7 @@ TEXT = (
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(fit_predictor, "_ROUNDS", 1)
+    monkeypatch.setattr(fitting, "_ROUNDS", 1)
     path = tmp_path / "text.txt"
     path.write_text("".join(TEXT[i:] for i in range(0, 240, 30)))
     return path
@@ -48,8 +49,8 @@ def test_a_sidecar_is_made_found_and_used(
 ) -> None:
     model, sidecar = text.with_name("m.gguf"), text.with_name("m.predictor.gguf")
     shutil.copy(model_path(), model)
-    seen = fit_predictor.Speed(exact_tok_s=100.0, predicted_tok_s=100 * speed, ratio=speed)
-    monkeypatch.setattr(fit_predictor, "_speed", lambda *models: seen)
+    seen = fitting.Speed(exact_tok_s=100.0, predicted_tok_s=100 * speed, ratio=speed)
+    monkeypatch.setattr(fitting, "_speed", lambda *models: seen)
     fitted = ("fit-predictor", "-m", str(model), "-f", str(text), "-o", str(sidecar), "-c", "64")
     result, lines = report(capsys, *fitted, "--recall", "0.95")
     assert max(map(len, lines.splitlines())) <= 80 + len(str(sidecar))
@@ -79,12 +80,12 @@ def test_what_is_judged_was_not_fitted_to(text: Path) -> None:
     words = text.read_text()
     everything = text_windows(model.tokenizer, words, 32)
     end = len(everything) * 4 // 5
-    fit_to, held_out = fit_predictor._windows(model, [words], tokens=10**6)
+    fit_to, held_out = fitting._windows(model, [words], 10**6, 32)
     assert fit_to == everything[:end] and held_out == everything[end:]
-    fit_to, held_out = fit_predictor._windows(model, [words], tokens=32 * 10)
+    fit_to, held_out = fitting._windows(model, [words], 32 * 10, 32)
     assert fit_to == evenly(everything[:end], 8) and held_out == evenly(everything[end:], 2)
     other = "Once upon a time there was a cat. " * 100
-    fit_to, held_out = fit_predictor._windows(model, [words, other], tokens=32 * 10)
+    fit_to, held_out = fitting._windows(model, [words, other], 32 * 10, 32)
     assert fit_to == evenly(everything, 8)
     assert held_out == evenly(text_windows(model.tokenizer, other, 32), 2)
 
@@ -98,7 +99,7 @@ def test_the_judge_is_the_held_out_text(
         seen.append((fit_to["normed"], held_out["normed"]))
         return fit_layer(*args, fit_to=fit_to, held_out=held_out)
 
-    monkeypatch.setattr(fit_predictor, "fit_layer", fit)
+    monkeypatch.setattr(fitting, "fit_layer", fit)
     args = ("-f", str(text), "-o", f"{text}.gguf", "-c", "32", "--tokens", "320")
     report(capsys, "fit-predictor", *args)
     model = load(None, LoadOptions(context=32))

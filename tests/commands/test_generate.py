@@ -123,6 +123,49 @@ def test_a_text_that_fails_on_the_way_is_written_and_then_the_error(
     )
 
 
+def test_stop_strings(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("-p", PROMPT, "-n", "40", "--temp", "0")
+    whole = report(capsys, *args)
+    assert whole["stop"] is None
+    first, second = whole["text"][30:34], whole["text"][20:23]
+    for flags in (["-r", first, "--stop", second], [f"--reverse-prompt={second}"]):
+        found = report(capsys, *args, *flags)
+        assert found["text"] == whole["text"][: whole["text"].index(second)]
+        assert (found["finish_reason"], found["stop"]) == ("stop", second)
+        assert found["ids"] == whole["ids"][: len(found["ids"])]
+    assert main(["generate", *args, "-r", second]) == 0
+    assert capsys.readouterr().out == PROMPT + found["text"] + "\n"
+
+
+def test_the_prompt_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("-p", PROMPT, "-n", "10", "--temp", "0")
+    assert main(["generate", *args, "--no-display-prompt"]) == 0
+    assert capsys.readouterr().out == report(capsys, *args)["text"] + "\n"
+
+
+def test_biases_and_recent_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("-p", PROMPT, "-n", "40", "--temp", "0")
+    greedy = report(capsys, *args)["ids"]
+    assert report(capsys, *args, "-l", "7+100", "--logit-bias", f"{greedy[0]}-inf")["ids"] == [7] * 40
+    assert report(capsys, *args, "-l", f"{greedy[0]}-99.5")["ids"][0] != greedy[0]
+    recent = {
+        n: tuple(report(capsys, *args, "--repeat-penalty", "3", "--repeat-last-n", n)["ids"])
+        for n in ("0", "8", "64", "-1")
+    }
+    assert recent["0"] == tuple(greedy) and recent["64"] == recent["-1"]
+    assert len(set(recent.values())) == 3
+
+
+def test_one_type_of_keys_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, name in (
+        ([], "f16"),
+        (["-ctk", "f16"], "f16"),
+        (["-ctk", "q8_0", "-ctv", "q8_0"], "q8_0"),
+        (["--cache-type", "f32", "--cache-type-v", "f32"], "f32"),
+    ):
+        assert report(capsys, "-n", "1", *flags)["cache_type"] == name
+
+
 def test_top_k_0_is_all(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("-p", PROMPT, "-n", "20", "--seed", "8", "--temp", "2", "--top-p", "1", "--min-p", "0")
     every, most, thousand = (report(capsys, *flags, "--top-k", k)["ids"] for k in ("0", "4096", "1000"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hotcold.commands import cli, fit_predictor
+from hotcold.commands import cli
+from hotcold.engine import fitting
 from hotcold.engine.engine import Engine
 
 #: Tokens a second of ``exact`` and of the predictor, in the warming and three counted rounds.
@@ -20,12 +22,12 @@ def test_medians_over_the_rounds_after_the_first(
 ) -> None:
     calls: list[str] = []
 
-    def measure(engine: Engine, *_: Any, seed: int, **__: Any) -> dict[str, float]:
+    def measure(engine: Engine, *_: Any, seed: int, **__: Any) -> SimpleNamespace:
         calls.append(engine.session.sparsity)
-        return {"tok_s": ROUNDS[seed][engine.session.sparsity != "exact"]}
+        return SimpleNamespace(tok_s=ROUNDS[seed][engine.session.sparsity != "exact"])
 
-    monkeypatch.setattr(fit_predictor, "_ROUNDS", 3)
-    monkeypatch.setattr(fit_predictor, "measure", measure)
+    monkeypatch.setattr(fitting, "_ROUNDS", 3)
+    monkeypatch.setattr(fitting, "measure", measure)
     (tmp_path / "text").write_text("The goats had come down from the mountain, and Peter called them. " * 12)
     files = ["-f", str(tmp_path / "text"), "-o", str(tmp_path / "x.predictor.gguf")]
     # Recall is easy to reach, so that some layer pays and both modes differ.

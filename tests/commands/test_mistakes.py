@@ -148,7 +148,7 @@ def test_every_verb_is_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("generate -n 0", "argument -n/--n-predict: '0' is not a whole number from 1 to 2147483647"),
+        ("generate -n 0", "argument -n/--n-predict/--predict: '0' is not a whole number from 1 to 214748364"),
         ("generate -n 9999999999999", "'9999999999999' is not a whole number from 1 to 2147483647"),
         ("generate -t 0", "argument -t/--threads: '0' is not a whole number from 1 to 1024"),
         ("generate -t 1025", "argument -t/--threads: '1025' is not a whole number from 1 to 1024"),
@@ -163,7 +163,17 @@ def test_every_verb_is_in_the_table() -> None:
         ("generate --top-p 1.5", "top_p is 1.5: allowed are 0 to 1"),
         ("generate --min-p -0.1", "min_p is -0.1: allowed are 0 to 1"),
         ("generate --repeat-penalty 0", "repeat_penalty is 0.0: allowed are 0.01 to 100"),
-        ("generate --seed -2", "argument --seed: '-2' is not a whole number from -1"),
+        ("generate --seed -2", "argument -s/--seed: '-2' is not a whole number from -1"),
+        ("generate --repeat-last-n -2", "argument --repeat-last-n: '-2' is not a whole number from -1"),
+        ("generate --logit-bias 5", "'5' is not a token id and a bias such as 15043+1"),
+        ("generate -l 5+inf", "'5+inf' is not a token id and a bias such as 15043+1"),
+        ("generate -l 5+99999", "logit_bias of token 5 is 99999.0: allowed are -10000 to 10000"),
+        ("generate -l 4096-1", "logit_bias names token 4096: allowed are the ids 0 to 4095"),
+        ("generate --stop=", "stop holds a string of 0: strings of 1 to 1024 characters are needed"),
+        ("generate -ctk q8_0", "-ctk q8_0 and -ctv f16: keys and values have one type today: give --cache"),
+        ("bench -ctk q8_0 -ctv f32", "-ctk q8_0 and -ctv f32: keys and values have one type today: give"),
+        ("plan --cache-type f16 -ctk f32 -ctv f32", "--cache-type f16 and -ctk f32: keys and values have"),
+        ("bench -np 0", "argument -np/--parallel: '0' is not a whole number from 1 to 4096"),
         ("generate --sparsity fast", "invalid choice: 'fast'"),
         ("generate --sparsity predicted", "the file has no predictor"),
         ("generate -p a -f b", "not allowed with argument"),
@@ -266,7 +276,7 @@ def test_what_is_no_text(
 def test_a_text_without_an_end(
     places: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotcold.commands.options._LONGEST_TEXT", 1 << 16)
+    monkeypatch.setattr("hotcold.engine.files._LONGEST_TEXT", 1 << 16)
     mistake(["generate", "-f", "/dev/zero"], capsys, "/dev/zero is longer than 65536 bytes")
 
 

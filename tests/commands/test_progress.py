@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hotcold.commands.progress import progress
+from hotcold.commands.progress import phases, progress
 
 
 class Terminal(io.StringIO):
@@ -33,6 +33,26 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "windows" in written and "3/7" in written
     assert "loading" in written and "2.0/8.0 MB" in written
     assert capsys.readouterr().out == ""
+
+
+def test_a_bar_for_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with phases() as advance:
+        for done in (1, 2):
+            advance("loading", done * 4_000_000, 8_000_000)
+        advance("rounds", 2, 5)
+        advance("layers", 6, 7)
+    written = terminal.getvalue()
+    places = [written.index(words) for words in ("loading", "8.0/8.0 MB", "rounds", "2/5", "layers", "6/7")]
+    assert places == sorted(places)
+
+
+def test_phases_that_nobody_sees(capsys: pytest.CaptureFixture[str]) -> None:
+    with phases() as advance:
+        advance("loading", 1, 2)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_terminal_is_left_clean_when_work_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from history_model import VOCAB, follow, history_model
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.llm import stream_text
+from hotcold.engine.generation import generate, stream
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import Allowed, Logprobs, SamplingParams
 
@@ -285,7 +285,7 @@ def test_a_stream_that_is_interrupted_gives_everything_back() -> None:
         interrupter = Interrupter(moment)
         try:
             with interrupter:
-                pieces = "".join(stream_text(engine, request))
+                pieces = "".join(map(str, stream(engine, request)))
         except KeyboardInterrupt:
             assert interrupter.happened
         else:
@@ -294,6 +294,24 @@ def test_a_stream_that_is_interrupted_gives_everything_back() -> None:
         return interrupter.happened
 
     assert each_moment(scene) * STRIDE > 500
+
+
+def test_generations_that_are_interrupted_give_everything_back() -> None:
+    def scene(moment: int) -> bool:
+        engine, requests = fresh_engine(), some_requests()
+        engine.model.tokenizer.stream_decoder = Decoder
+        interrupter = Interrupter(moment)
+        try:
+            with interrupter:
+                done = generate(engine, requests)
+        except KeyboardInterrupt:
+            assert interrupter.happened
+        else:
+            assert [list(each.ids) for each in done] == [request.output for request in requests]
+        assert_nothing_is_held(engine)
+        return interrupter.happened
+
+    assert each_moment(scene) * STRIDE > 1500
 
 
 class Decoder:

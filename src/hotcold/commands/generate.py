@@ -10,10 +10,11 @@ from dataclasses import asdict
 from hotcold.commands import options
 from hotcold.commands.cli import EXIT_INTERRUPTED
 from hotcold.engine.engine import Engine
-from hotcold.engine.llm import stream_text
+from hotcold.engine.generation import Piece, stream
 from hotcold.engine.request import Request
 from hotcold.engine.session import Session
 from hotcold.engine.statistics import Figures
+from hotcold.engine.text import stop_strings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,47 +26,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--n-predict",
+        "--predict",
         type=options.whole_number(1),
         default=200,
         metavar="N",
         help="the most tokens to generate (200)",
     )
     parser.add_argument("--ignore-eos", action="store_true", help="do not let the model end the text")
+    parser.add_argument(
+        "-r",
+        "--reverse-prompt",
+        "--stop",
+        dest="stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end where this text comes up, without it; may be repeated",
+    )
+    parser.add_argument("--no-display-prompt", action="store_true", help="write the continuation alone")
     options.add_model_options(parser)
     options.add_sampling_options(parser)
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    params = options.sampling_params(args)
+    params, stop = options.sampling_params(args), stop_strings(args.stop)
     prompt = args.prompt or ""
     if args.file is not None or prompt == "-":
         prompt = options.read_text(args.file).removesuffix("\n")
     session = options.load_session(args)
-    model = session.model
-    ids = model.tokenizer.encode(prompt)
+    ids = session.model.tokenizer.encode(prompt)
     request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
     engine = Engine(session)
     engine.check(request)
     write = _discard if args.json else _write
-    pieces = []
-    write(prompt)
+    if not args.no_display_prompt:
+        write(prompt)
+    pieces: list[Piece] = []
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            for piece in stream_text(engine, request):
+            for piece in stream(engine, request, stop):
                 pieces.append(piece)
-                write(piece)
+                write(piece.text)
     finally:
         engine.abort(request)  # harmless when it has finished
         write("\n")
     if request.context_full:
-        print(f"note: stopped at the end of the context, {model.context} positions (see -c)", file=sys.stderr)
+        note = f"note: stopped at the end of the context, {session.model.context} positions (see -c)"
+        print(note, file=sys.stderr)
     figures = Figures.of(session.counters, session.footprint)
     _print_figures(_figures(request, figures, session))
     report = {
-        "text": "".join(pieces),
-        "ids": request.output,
+        "text": "".join(map(str, pieces)),
+        "ids": [id for piece in pieces for id in piece.ids],
         "finish_reason": request.finish_reason,
+        "stop": pieces[-1].stop if pieces else None,
         "context_full": request.context_full,
         "prompt_tokens": len(request.prompt),
         "generated_tokens": len(request.output),

@@ -3,28 +3,31 @@
 import argparse
 import json
 import math
-import platform
 import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotcold.commands.progress import progress
-from hotcold.engine.load_options import SPARSITY_MODES
+from hotcold.commands.progress import LOADING, progress
+from hotcold.engine import files
+from hotcold.engine.files import read_text as read_text
+from hotcold.engine.load_options import SPARSITY_MODES, LoadOptions, ModelOptions
+from hotcold.engine.reports import Setup
+from hotcold.engine.reports import processor as processor
+from hotcold.engine.reports import scaled as scaled
+from hotcold.engine.reports import size as size
 from hotcold.errors import UserError
 from hotcold.kernels import BACKENDS
 from hotcold.model.kv_cache import CACHE_TYPES
 
 if TYPE_CHECKING:
-    from hotcold.engine.loading import LoadedModel
     from hotcold.engine.sampler import SamplingParams
     from hotcold.engine.session import Session
 
-#: of :class:`~hotcold.engine.load_options.LoadOptions`; not every verb has them
-_SPARSE_OPTIONS = ("sparsity", "predictor", "placement", "vram_budget", "hot_backend", "hot_threads")
 _LARGEST = 2**31 - 1
-_LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memory
+_CACHE_TYPE = "f16"
 
 
 def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
@@ -53,6 +56,16 @@ def number(text: str) -> float:
     return value
 
 
+def logit_bias(text: str) -> tuple[int, float]:
+    """A parser of ``15043+1``, ``15043-0.5`` and ``15043-inf``: a token id and what its logit gets."""
+    found = re.fullmatch(r"([0-9]{1,10})([+-](?:[0-9]{1,9}(?:\.[0-9]{1,9})?)|-inf)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a token id and a bias such as 15043+1 or 15043-inf"
+        )
+    return int(found[1]), float(found[2])
+
+
 def byte_size(text: str) -> int:
     """A parser of sizes: ``8``, which is GiB, ``8GiB``, ``512 MiB``, ``64KiB``."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(KiB|MiB|GiB)?", text)
@@ -70,10 +83,10 @@ def file_path(text: str) -> Path:
 
 def new_file(text: str) -> Path:
     """A parser of paths to write to, refused before anything is done."""
-    path = file_path(text)
-    if path.exists() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: a new file in a folder that exists is needed")
-    return path
+    try:
+        return files.new_file(file_path(text))
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True) -> None:
@@ -93,12 +106,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         metavar="N",
         help="positions of the context (default: the model's, at most 4096)",
     )
-    add(
-        "--cache-type",
-        choices=tuple(CACHE_TYPES),
-        default="f16",
-        help="how keys and values are stored (default: f16; q8_0 takes half of its memory)",
-    )
+    add_cache_options(add)
     add(
         "--backend",
         choices=BACKENDS,
@@ -120,6 +128,29 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         help="predictors that fit-predictor wrote (default: MODEL.predictor.gguf beside the model)",
     )
     _add_hybrid_options(parser)
+
+
+def add_cache_options(add: Callable[..., Any]) -> None:
+    """``add`` is the parser's or group's ``add_argument``; :func:`cache_type` reads what was given."""
+    types = tuple(CACHE_TYPES)
+    add(
+        "--cache-type",
+        choices=types,
+        help=f"how keys and values are stored (default: {_CACHE_TYPE}; q8_0 takes half of its memory)",
+    )
+    add("-ctk", "--cache-type-k", choices=types, help="of keys; both must be the same")
+    add("-ctv", "--cache-type-v", choices=types, help="of values")
+
+
+def cache_type(args: argparse.Namespace) -> str:
+    """The one type of keys and values. UserError: they were to have two."""
+    both: str | None = args.cache_type
+    default = both or _CACHE_TYPE
+    keys, values = args.cache_type_k or default, args.cache_type_v or default
+    if keys != values or keys != (both or keys):
+        seen = f"-ctk {keys} and -ctv {values}" if keys != values else f"--cache-type {both} and -ctk {keys}"
+        raise UserError(f"{seen}: keys and values have one type today: give --cache-type alone")
+    return keys
 
 
 def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
@@ -184,6 +215,24 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="make recent tokens less likely; 1 changes nothing (1.0)",
     )
     add(
+        "--repeat-last-n",
+        type=whole_number(-1),
+        default=64,
+        metavar="N",
+        help="how many tokens are recent; 0 is none, -1 all (64)",
+    )
+    add(
+        "-l",
+        "--logit-bias",
+        type=logit_bias,
+        action="append",
+        default=[],
+        metavar="ID(+/-)BIAS",
+        help="make a token likelier, as 15043+1, less likely, as 15043-1, or forbid it, as 15043-inf; "
+        "may be repeated",
+    )
+    add(
+        "-s",
         "--seed",
         type=whole_number(-1, 2**63 - 1),
         default=-1,
@@ -205,84 +254,52 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
         top_p=args.top_p,
         min_p=args.min_p,
         repeat_penalty=args.repeat_penalty,
+        repeat_last_n=args.repeat_last_n,
+        logit_bias=dict(args.logit_bias),
         seed=None if args.seed < 0 else args.seed,
     )
 
 
-def read_text(path: Path | None) -> str:
-    """A UTF-8 text file as it is; None reads standard input. ValueError: more than anyone means."""
-    name = "standard input" if path is None else str(path)
-    with sys.stdin.buffer if path is None else path.open("rb") as file:
-        data = file.read(_LONGEST_TEXT + 1)
-    if len(data) > _LONGEST_TEXT:
-        raise UserError(f"{name} is longer than {_LONGEST_TEXT} bytes: use a part of it")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise UserError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
-
-
-def load_model(args: argparse.Namespace, **more: Any) -> "LoadedModel":
-    """Loads the model that the flags name, with a progress bar, and prints its notes to stderr. ``more``
-    belongs to :class:`~hotcold.engine.load_options.LoadOptions`."""
-    model = _load(args, more)
-    _print_notes(model.notes)
-    return model
+def model_options(args: argparse.Namespace) -> ModelOptions:
+    """What the flags of :func:`add_model_options` say of how to load and run the model."""
+    found: ModelOptions = {
+        "threads": args.threads,
+        "context": args.ctx_size,
+        "backend": args.backend,
+        "cache_type": cache_type(args),
+    }
+    if "sparsity" in args:
+        found |= {
+            "sparsity": args.sparsity,
+            "predictor": args.predictor,
+            "placement": args.placement,
+            "vram_budget": args.vram_budget,
+            "hot_backend": args.hot_backend,
+            "hot_threads": args.hot_threads,
+        }
+    return found
 
 
 def load_session(args: argparse.Namespace, **more: Any) -> "Session":
-    """The same, and a session of it in the sparsity mode that the flags name."""
-    session = _load(args, more).session()
-    _print_notes(session.notes)
+    """Loads the model that the flags name, with a progress bar, opens a session of it, and prints its notes
+    to stderr. ``more`` belongs to :class:`~hotcold.engine.load_options.LoadOptions`."""
+    from hotcold.engine.loading import load
+
+    with progress(LOADING, in_bytes=True) as advance:
+        model = load(args.model, LoadOptions.of(model_options(args), **more), advance)
+    session = model.session()
+    print_notes(session.notes)
     return session
 
 
-def _print_notes(notes: Iterable[str]) -> None:
+def print_notes(notes: Iterable[str]) -> None:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
 
 
-def _load(args: argparse.Namespace, more: dict[str, Any]) -> "LoadedModel":
-    from hotcold.engine.load_options import LoadOptions
-    from hotcold.engine.loading import load
-
-    options = LoadOptions(
-        threads=args.threads,
-        context=args.ctx_size,
-        backend=args.backend,
-        cache_type=args.cache_type,
-        **{name: getattr(args, name) for name in _SPARSE_OPTIONS if name in args} | more,
-    )
-    with progress("loading", in_bytes=True) as advance:
-        return load(args.model, options, advance)
-
-
 def facts(session: "Session") -> dict[str, Any]:
     """What figures depend on: the model, how it ran, and the machine."""
-    model = session.model
-    return {
-        "sparsity": session.sparsity,
-        "notes": session.notes,
-        "threads": model.threads,
-        "context": model.context,
-        "cache_type": model.cache_type,
-        "backend": model.backend.name,
-        "hot_backend": model.hot.name if model.hot else None,
-        "hot_threads": model.hot.threads if model.hot else None,
-        "isa": getattr(model.backend, "isa", None),
-        "processor": processor(),
-        "model": model.name,
-    }
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return asdict(Setup.of(session))
 
 
 def end(args: argparse.Namespace, report: dict[str, Any]) -> int:
@@ -290,17 +307,3 @@ def end(args: argparse.Namespace, report: dict[str, Any]) -> int:
     if args.json:
         print(json.dumps(report, allow_nan=False))
     return 0
-
-
-def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "B", "T")) -> str:
-    """``7.34 M``."""
-    power = 0
-    while n >= step and power < len(units) - 1:
-        n /= step
-        power += 1
-    return f"{n:.2f} {units[power]}" if power else f"{n:g} {units[0]}".rstrip()
-
-
-def size(n: int) -> str:
-    """``7.34 MiB``."""
-    return scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

@@ -4,6 +4,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+LOADING = "loading"  #: the phase that is counted in bytes
+
 
 @contextlib.contextmanager
 def progress(label: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
@@ -22,3 +24,21 @@ def progress(label: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, i
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def phases() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each phase of the body, which names the phase, what of it is done, and the total."""
+    current = ""
+    advance: Callable[[int, int], None] | None = None
+    with contextlib.ExitStack() as bars:
+
+        def show(phase: str, done: int, total: int) -> None:
+            nonlocal current, advance
+            if phase != current or advance is None:
+                bars.close()
+                current = phase
+                advance = bars.enter_context(progress(phase, in_bytes=phase == LOADING))
+            advance(done, total)
+
+        yield show

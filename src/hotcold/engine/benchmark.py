@@ -1,15 +1,27 @@
 """Measures generation: one prompt, one or more continuations of fixed lengths, and what they cost."""
 
+import json
+import os
+import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Unpack
 
 from hotcold.engine.engine import Engine
+from hotcold.engine.llm import Model, source_of
+from hotcold.engine.load_options import ModelOptions, Progress, check_names
 from hotcold.engine.loading import LoadedModel
+from hotcold.engine.opening import opened
+from hotcold.engine.reports import Setup
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.statistics import Figures
+from hotcold.engine.values import whole
+from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
-from hotcold.kernels.cpu import ReadProbe
+from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.sparse.timeline import Handshake, Timeline
 
 #: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.
 _TEXT = (
@@ -20,9 +32,172 @@ _TEXT = (
     "of ships as tall as churches, and of an island where nobody was ever cold. "
 )
 _PROBE_S = 0.2
+_WITH_RANGE = ("prompt_tok_s", "tok_s", "tok_s_per_sequence", "bandwidth_share")
 
-#: One round's figures by the names they have in reports; None for what could not be measured.
-Round = dict[str, float | None]
+MOST_SEQUENCES = 4096  #: of one benchmark
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round's figures; None for what could not be measured. Most are those of :class:`Figures`."""
+
+    prompt_tok_s: float | None
+    tok_s: float | None
+    bytes_per_token: float | None
+    gb_s: float | None
+    active_share: float | None
+    params_per_token: float | None
+    python_share: float | None
+    rows_per_step: float | None
+    tok_s_per_sequence: float | None
+    ttft_s: float | None  #: of the first prompt
+    read_bandwidth_gb_s: float | None  #: of memory, measured beside it
+    bandwidth_share: float | None  #: of that, what generation used
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What was measured, round by round; ``str()`` gives the lines that ``hotcold bench`` prints."""
+
+    prompt_tokens: int
+    generated_tokens: int  #: of each sequence
+    parallel: int  #: sequences
+    setup: Setup
+    rounds: tuple[Round, ...] = field(repr=False)
+    #: of two backends, where a timeline was asked for: the share of the cold one's busy time in which the hot
+    #: one was busy, and how long each takes to hear of the other
+    overlap: float | None = None
+    handshake: Handshake | None = None
+
+    def median(self, name: str) -> float | None:
+        """Of one figure of :class:`Round` over all rounds."""
+        values = self._values(name)
+        return statistics.median(values) if values else None
+
+    def _values(self, name: str) -> list[float]:
+        return sorted(value for each in self.rounds if (value := getattr(each, name)) is not None)
+
+    def report(self) -> dict[str, Any]:
+        """What ``--json`` prints: the medians, and of the speeds the ranges."""
+        found: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "generated_tokens": self.generated_tokens,
+            "parallel": self.parallel,
+            "repetitions": len(self.rounds),
+        }
+        for each in fields(Round):
+            found[each.name] = self.median(each.name)
+            if each.name in _WITH_RANGE:
+                values = self._values(each.name)
+                found[f"{each.name}_range"] = values[:1] + values[-1:]
+        found |= asdict(self.setup)
+        return (
+            found if self.handshake is None else found | {"overlap": self.overlap, **self.handshake._asdict()}
+        )
+
+    def __str__(self) -> str:
+        setup, found = self.setup, self.report()
+
+        def with_range(name: str) -> str:
+            low, high = found[f"{name}_range"]
+            return f"{found[name]:.1f} tok/s (median; {low:.1f} to {high:.1f})"
+
+        cores = f"{setup.threads or 1} threads, {setup.isa or setup.backend}"
+        lines = [
+            f"{setup.model}, sparsity {setup.sparsity}, {cores}, {setup.processor}",
+            f"prompt of {self.prompt_tokens}: {with_range('prompt_tok_s')}",
+        ]
+        if self.parallel == 1:
+            lines.append(f"generation of {self.generated_tokens}: {with_range('tok_s')}")
+        else:
+            together = "in {parallel} sequences, {rows_per_step:.3g} at a time".format(**found)
+            lines.append(f"generation of {self.generated_tokens} {together}: {with_range('tok_s')} in all")
+            lines.append(f"each of them: {with_range('tok_s_per_sequence')}")
+        counts = (
+            "{gb_s:.2f} GB/s; {active_share:.1%} of neurons active; {python_share:.1%} of a step is Python's"
+        )
+        lines.append(f"{found['bytes_per_token'] / 1e6:.2f} MB read per token, {counts.format(**found)}")
+        if self.overlap is not None:
+            lines.append(f"the hot side was busy for {self.overlap:.0%} of the time that the cold side was")
+        if self.handshake is not None and None not in self.handshake:
+            heard = "the cold side heard of a post after {:.1f} us, the hot side of an answer after {:.1f} us"
+            lines.append(f"{heard.format(*self.handshake)} (medians)")
+        if found["bandwidth_share"] is not None:
+            used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**found)
+            lines.append(f"read bandwidth measured beside it {used}")
+        return "\n".join(lines)
+
+
+def bench(
+    model: Model = None,
+    *,
+    n_prompt: int = 128,
+    n_gen: int = 64,
+    parallel: int = 1,
+    repetitions: int = 5,
+    timeline: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[ModelOptions],
+) -> Benchmark:
+    """Measures the speed of prompts and of generation, what was read for it, and the bandwidth of memory.
+
+    >>> print(hotcold.bench("model.gguf", parallel=8, threads=4))
+
+    Args:
+        model: a GGUF file, or what was loaded from one; None is the built-in model.
+        n_prompt: tokens of the prompt, 1 or more.
+        n_gen: tokens to generate of each sequence, 2 or more.
+        parallel: sequences. Those that the model cannot decode together wait for their turn.
+        repetitions: rounds to measure, after one that is not counted.
+        timeline: a file for the Chrome trace of one more round: when each of two backends worked and waited.
+            It needs ``placement`` or ``vram_budget``.
+        progress: is told of the phases ``loading`` and ``rounds``.
+        options: as of :class:`LLM`, of a model that is still to be loaded.
+
+    UserError: numbers that are not allowed; more positions than the context has; and those of loading."""
+    check_names(options, ModelOptions)
+    n_prompt, n_gen = whole("n_prompt", n_prompt, 1), whole("n_gen", n_gen, 2)
+    parallel = whole("parallel", parallel, 1, MOST_SEQUENCES)
+    repetitions = whole("repetitions", repetitions, 1)
+    source = source_of(model)
+    more = {} if isinstance(source, LoadedModel) else {"sequences": min(parallel, DECODE_ROWS)}
+    base = opened(source, options, progress, **more)
+    if timeline is not None and base.hot is None:
+        raise UserError("--timeline shows two backends: it needs --placement or --vram-budget")
+    together = min(parallel, base.limits.sequences)
+    lengths = lengths_to_end_together(parallel, n_prompt, n_gen, base.chunk, together)
+    need = n_prompt + lengths[0]
+    if need > base.context:
+        several = f", {parallel} sequences together," if parallel > 1 else ""
+        asked = f"-p {n_prompt} and -n {n_gen}{several} need {need} positions"
+        raise UserError(f"{asked}: the context holds {base.context}")
+    session = base.session()
+    engine, prompt = Engine(session), prompt_of(base, n_prompt)
+    probe = ReadProbe(base.backend) if isinstance(base.backend, CPUBackend) else None
+    measure(engine, prompt, lengths, None, seed=0)  # warms memory and threads
+    rounds = []
+    for seed in range(repetitions):
+        rounds.append(measure(engine, prompt, lengths, probe, seed=seed))
+        if progress:
+            progress("rounds", seed + 1, repetitions)
+    found = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), tuple(rounds))
+    if timeline is None:
+        return found
+    traced = _trace(engine, prompt, lengths)
+    Path(timeline).write_text(json.dumps(traced.trace()))
+    return replace(found, overlap=traced.overlap(), handshake=traced.handshake())
+
+
+def _trace(engine: Engine, prompt: Sequence[int], lengths: Sequence[int]) -> Timeline:
+    """Of one more round."""
+    assert engine.model.hot is not None
+    timeline = Timeline(engine.model.hot)
+    engine.session.trace(timeline)
+    try:
+        measure(engine, prompt, lengths, None, seed=0)
+    finally:
+        engine.session.trace(None)
+    return timeline
 
 
 def prompt_of(model: LoadedModel, length: int) -> list[int]:
@@ -31,13 +206,15 @@ def prompt_of(model: LoadedModel, length: int) -> list[int]:
     return [*model.tokenizer.encode(_TEXT), *more * (length // len(more))][:length]
 
 
-def lengths_to_end_together(parallel: int, n_prompt: int, n_generate: int, chunk: int) -> list[int]:
-    """Tokens to generate of each sequence, ``n_generate`` or a few more.
+def lengths_to_end_together(
+    parallel: int, n_prompt: int, n_generate: int, chunk: int, together: int
+) -> list[int]:
+    """Tokens to generate of each sequence, ``n_generate`` or a few more, where ``together`` run at a time.
 
     Prompts are read one after the other, so the first to be ready generates beside the others' prompts. With
     these lengths those that run together end together, and steps without prompt rows hold all of them."""
-    ready = [-(-(i % DECODE_ROWS + 1) * n_prompt // chunk) for i in range(parallel)]
-    last = [max(ready[i - i % DECODE_ROWS :][:DECODE_ROWS]) for i in range(parallel)]
+    ready = [-(-(i % together + 1) * n_prompt // chunk) for i in range(parallel)]
+    last = [max(ready[i - i % together :][:together]) for i in range(parallel)]
     return [n_generate + end - start for start, end in zip(ready, last, strict=True)]
 
 
@@ -54,14 +231,15 @@ def measure(
     ]
     engine.run(requests)
     figures = Figures.of(engine.session.counters.since(before), engine.session.footprint)
-    round = asdict(figures)
-    del round["active_share_by_layer"]
+    own = asdict(figures)
+    del own["active_share_by_layer"]
     per_sequence = None
     if figures.tok_s and figures.rows_per_step:
         per_sequence = figures.tok_s / figures.rows_per_step
-    return round | {
-        "tok_s_per_sequence": per_sequence,
-        "ttft_s": requests[0].timings.ttft_s,
-        "read_bandwidth_gb_s": bandwidth,
-        "bandwidth_share": bandwidth and figures.gb_s and figures.gb_s / bandwidth,
-    }
+    return Round(
+        **own,
+        tok_s_per_sequence=per_sequence,
+        ttft_s=requests[0].timings.ttft_s,
+        read_bandwidth_gb_s=bandwidth,
+        bandwidth_share=bandwidth and figures.gb_s and figures.gb_s / bandwidth,
+    )

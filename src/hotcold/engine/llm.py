@@ -1,41 +1,34 @@
 """The Python interface: text in, text out."""
 
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack, overload
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, Self, TypeAlias, TypedDict, Unpack, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import LoadedModel, load
-from hotcold.engine.request import FinishReason, Request, Timings
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.generation import Generation, Piece, generate, stream
+from hotcold.engine.load_options import LLMOptions, Progress, check_names
+from hotcold.engine.loading import LoadedModel
+from hotcold.engine.opening import Source, opened
+from hotcold.engine.request import MAX_LOGPROBS, Constraint, Request, Timings
+from hotcold.engine.sampler import SamplingParams, splitmix64
 from hotcold.engine.session import Session
+from hotcold.engine.text import stop_strings
+from hotcold.engine.values import whole
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
 
-
-class ModelOptions(TypedDict, total=False):
-    """What :class:`LLM` takes besides the file; all optional."""
-
-    #: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in ``llm.session.notes``.
-    sparsity: str
-    predictor: Path | None  #: a sidecar; None finds ``MODEL.predictor.gguf`` beside the model
-    threads: int | None  #: None takes the cores that affinity and cgroup quota allow
-    context: int | None  #: positions of each sequence; None is the model's own, 4096 at most
-    backend: str  #: ``cpu``, or ``reference`` (NumPy; slow, for checks)
-    sequences: int  #: how many prompts of one ``generate`` call run at the same time; each has a KV cache (1)
-    #: made by ``hotcold plan -o``: what the hot backend computes, and ``backend`` the rest
-    placement: Path | None
-    vram_budget: int | None  #: instead: bytes that the hot backend may take, for the placement of ``plan``
-    hot_backend: str | None  #: ``cpu`` or ``reference``; a placement needs it while there is none for GPUs
-    hot_threads: int | None  #: None takes as many as ``threads``
-    cache_type: str  #: of that cache: ``f16``, ``q8_0`` (half as large, lossy) or ``f32``
+#: Token ids, taken as they are.
+Ids: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+#: A text gets BOS where the model wants it.
+Prompt: TypeAlias = str | Ids
 
 
-class GenerationOptions(TypedDict, total=False):
-    """What :meth:`LLM.generate` and :meth:`LLM.stream` take besides the prompt; all optional."""
+class RequestOptions(TypedDict, total=False):
+    """What :meth:`LLM.request` takes besides the prompt; all optional. Numbers may be NumPy's."""
 
     max_tokens: int  #: the most tokens to generate (200)
     ignore_eos: bool  #: never choose a token that ends the text (False)
@@ -44,61 +37,20 @@ class GenerationOptions(TypedDict, total=False):
     top_p: float  #: keep the likeliest tokens that together have this probability (0.95)
     min_p: float  #: drop tokens less likely than this times the likeliest (0.05)
     repeat_penalty: float  #: above 1 makes recent tokens less likely (1.0)
+    repeat_last_n: int  #: how many tokens are recent; 0 is none, -1 all (64)
+    logit_bias: Mapping[int, float]  #: token id -> number added to its logit; minus infinity forbids it
     seed: int | None  #: 0 or more; the same seed gives the same text. None draws one
+    #: states each token's log-probability and those of the likeliest, so many (0 to 20); None states nothing
+    logprobs: int | None
+    constraint: Constraint | None  #: asked before each token which may come next
 
 
-@dataclass(frozen=True)
-class Generation:
-    """A finished continuation; ``str()`` gives its text."""
+class GenerationOptions(RequestOptions, total=False):
+    """What :meth:`LLM.generate` and :meth:`LLM.stream` take besides the prompt; all optional."""
 
-    text: str  #: the continuation alone, without the prompt
-    ids: tuple[int, ...]  #: its token ids, without the one that ended the text
-    finish_reason: FinishReason
-    context_full: bool  #: whether the end of the context is what stopped it
-    prompt_tokens: int  #: BOS included
-    seed: int  #: gives this text again
-    timings: Timings
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class TextStream:
-    """The text of a request as its tokens arrive, never with half a character."""
-
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
-        self.request = request
-        self._taken = 0
-        self._decoder = tokenizer.stream_decoder()
-        for token in request.prompt:  # so that the text continues the prompt, with its space
-            self._decoder.push(token)
-
-    def take(self) -> str:
-        new = self.request.output[self._taken :]
-        self._taken += len(new)
-        text = "".join(map(self._decoder.push, new))
-        return text + self._decoder.flush() if self.request.finished else text
-
-
-def stream_text(engine: Engine, request: Request) -> Iterator[str]:
-    """Runs a request and yields its text piece by piece; cancels it when it is closed or interrupted. Raises
-    the request's error, after the text before it."""
-    text = TextStream(request, engine.model.tokenizer)
-    try:
-        try:
-            engine.add(request)
-            while not request.finished:
-                engine.step()
-                if piece := text.take():
-                    yield piece
-            if piece := text.take():  # it may have finished while another stream was read
-                yield piece
-        finally:
-            engine.abort(request)
-    finally:
-        engine.abort(request)  # again: an interrupt may have ended the first time
-    if request.error is not None:
-        raise request.error
+    #: one string or several, which end the text where they come up in it, and are no part of it; the last
+    #: token is the one that completed such a string
+    stop: str | Sequence[str] | None
 
 
 class LLM:
@@ -107,12 +59,20 @@ class LLM:
     >>> with LLM() as llm:
     ...     print(llm.generate("Once upon a time", max_tokens=50, seed=1))
 
-    ``path`` is a GGUF file; None is the small built-in model. Not for use from several threads at once.
+    ``model`` is a GGUF file, None the small built-in model; a :class:`LoadedModel` shares its weights, and
+    takes no options. ``progress`` is told of the phase ``loading``. Not for use from several threads at once.
     ``ValueError``: a file that is no model, or an option that does not fit it or the machine."""
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, **options: Unpack[ModelOptions]) -> None:
-        file = None if path is None else Path(path)
-        self._engine: Engine | None = Engine(load(file, LoadOptions(**options)).session())
+    def __init__(
+        self,
+        model: Source = None,
+        *,
+        progress: Progress | None = None,
+        **options: Unpack[LLMOptions],
+    ) -> None:
+        check_names(options, LLMOptions)
+        self._engine: Engine | None = Engine(opened(model, options, progress).session())
+        self._shared = isinstance(model, LoadedModel)
 
     @property
     def engine(self) -> Engine:
@@ -126,52 +86,70 @@ class LLM:
 
     @property
     def session(self) -> Session:
+        """With ``notes`` on what ``sparsity="auto"`` chose and why, and counters of all that ran so far."""
         return self.engine.session
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Iterator[str]:
-        """Yields the continuation's text piece by piece. Leaving the loop early cancels the request.
+    def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Generator[Piece, None, None]:
+        """Yields the continuation piece by piece; the last piece says how and when it ended. Leaving the loop
+        early cancels the request. Text that may become a stop string is held back.
 
-        A text gets BOS where the model wants it, token ids are taken as they are; :class:`GenerationOptions`
-        has the options. ``ValueError``: the prompt does not fit in the context, an option is out of range, or
-        no token can be chosen (then it comes after the text before it)."""
-        request = self.request(prompt, **options)
+        >>> for piece in llm.stream("Once upon a time", stop="\\n"):
+        ...     print(piece, end="", flush=True)
+
+        ``ValueError``: the prompt does not fit in the context, an option is out of range, or no token can be
+        chosen (then it comes after the text before it). ``TypeError``: an unknown option."""
+        check_names(options, GenerationOptions)
+        stop = stop_strings(options.pop("stop", None))
+        request = self.request(prompt, **options)  # type: ignore[misc]
         self.engine.check(request)  # now, not at the first piece
-        return stream_text(self.engine, request)
+        return stream(self.engine, request, stop)
 
     @overload
     def generate(self, prompt: str, **options: Unpack[GenerationOptions]) -> Generation: ...
     @overload
-    def generate(self, prompt: list[str], **options: Unpack[GenerationOptions]) -> list[Generation]: ...
+    def generate(self, prompt: Ids, **options: Unpack[GenerationOptions]) -> Generation: ...
+    @overload
     def generate(
-        self, prompt: str | list[str], **options: Unpack[GenerationOptions]
+        self, prompt: list[str] | Sequence[Ids], **options: Unpack[GenerationOptions]
+    ) -> list[Generation]: ...
+    @overload
+    def generate(self, prompt: list[Prompt], **options: Unpack[GenerationOptions]) -> list[Generation]: ...
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[GenerationOptions]
     ) -> Generation | list[Generation]:
-        """Continues a text, or each of several, and returns when all are done. Each gets the same text alone
-        as among others. Options and errors are those of :meth:`stream`; the error of one prompt is raised
-        when the others are done."""
-        prompts = [prompt] if isinstance(prompt, str) else prompt
-        requests = [self.request(each, **options) for each in prompts]
-        self.engine.run(requests)
-        done = [self._generation(request) for request in requests]
-        return done[0] if isinstance(prompt, str) else done
+        """Continues a prompt, or each of several, and returns when all are done. A prompt is a text or a
+        sequence of token ids.
 
-    def request(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Request:
-        """A request for ``llm.engine``, for those who run its steps themselves."""
-        allowed = GenerationOptions.__annotations__
-        if unknown := options.keys() - allowed.keys():
-            raise TypeError(f"unknown option {min(unknown)!r}: allowed are {', '.join(allowed)}")
-        rest: dict[str, Any] = dict(options)
-        own = {name: rest.pop(name) for name in ("max_tokens", "ignore_eos") if name in rest}
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return Request(ids, SamplingParams(**rest), **own)
+        Each of several gets the text that it gets alone with its own seed, :attr:`Generation.seed`: the first
+        has the seed that was given, and the others' follow from that. One that fails has ``finish_reason``
+        ``error`` and says why in :attr:`Generation.error`; the error of a single prompt is raised. Errors are
+        those of :meth:`stream`."""
+        check_names(options, GenerationOptions)
+        stop = stop_strings(options.pop("stop", None))
+        settings = _settings(options)
+        if not _is_one(prompt):
+            return self._several([*prompt], settings, stop)
+        request = settings.request(self._ids(prompt))  # type: ignore[arg-type]
+        self.engine.check(request)
+        (done,) = generate(self.engine, [request], stop)
+        if done.error is not None:
+            raise done.error
+        return done
+
+    def request(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Request:
+        """A request for ``llm.engine``, for those who run its steps themselves. Stop strings are for them to
+        look for: see :class:`~hotcold.engine.text.TextStream`."""
+        check_names(options, RequestOptions)
+        return _settings(options).request(self._ids(prompt))
 
     def close(self) -> None:
-        """Frees the model. Using the LLM afterwards is a ValueError."""
+        """Frees the model, unless others share it. Using the LLM afterwards is a ValueError."""
         if self._engine is not None:
-            self._engine.model.close()
+            self._engine.session.close() if self._shared else self._engine.model.close()
         self._engine = None
 
     def __enter__(self) -> Self:
@@ -180,14 +158,92 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _generation(self, request: Request) -> Generation:
-        assert request.finish_reason is not None
-        return Generation(
-            text=TextStream(request, self.tokenizer).take(),
-            ids=tuple(request.output),
-            finish_reason=request.finish_reason,
-            context_full=request.context_full,
-            prompt_tokens=len(request.prompt),
-            seed=request.seed,
-            timings=request.timings,
-        )
+    def _several(
+        self, prompts: list[Prompt], settings: "_Settings", stop: tuple[str, ...]
+    ) -> list[Generation]:
+        for prompt in prompts:
+            if not _is_one(prompt) and len(prompt):
+                raise UserError("a prompt in a list is a list: a text or a sequence of token ids is needed")
+        done: list[Generation | None] = []
+        requests = []
+        for i, prompt in enumerate(prompts):
+            own = settings.of_prompt(i)
+            try:
+                request = own.request(self._ids(prompt))
+                self.engine.check(request)
+            except UserError as error:
+                done.append(own.refused(error))
+            else:
+                done.append(None)
+                requests.append(request)
+        ran = iter(generate(self.engine, requests, stop))
+        return [next(ran) if each is None else each for each in done]
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        try:
+            ids = np.asarray(prompt)
+        except ValueError:  # lists among the numbers
+            ids = np.asarray(prompt, object)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            seen = str(ids.dtype) if ids.ndim == 1 else f"{ids.dtype} in {ids.ndim} dimensions"
+            raise UserError(f"the prompt holds {seen}: token ids, whole numbers, are needed")
+        found: list[int] = ids.tolist()
+        return found
+
+
+#: What the functions of the package take as a model.
+Model: TypeAlias = Source | LLM
+
+
+def source_of(model: Model) -> Source:
+    """Of an LLM, what was loaded for it."""
+    return model.model if isinstance(model, LLM) else model
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What requests of one call share, checked."""
+
+    params: SamplingParams
+    fields: dict[str, Any]  #: of :class:`Request`, as they were given
+
+    def request(self, ids: list[int]) -> Request:
+        return Request(ids, self.params, **self.fields)
+
+    def of_prompt(self, index: int) -> Self:
+        """Those of one prompt of several: with a seed of its own, which makes other random numbers."""
+        seed = self.params.seed
+        if index == 0 or seed is None:
+            return replace(self, params=self.params.with_seed())
+        return replace(self, params=replace(self.params, seed=splitmix64(seed, index) >> 1))
+
+    def refused(self, error: UserError) -> Generation:
+        """For a prompt that cannot run."""
+        assert self.params.seed is not None
+        return Generation("", (), (), "error", None, False, 0, self.params.seed, Timings(), error)
+
+
+#: Options that are a request's own; all others say how its tokens are chosen.
+_OF_THE_REQUEST = ("max_tokens", "ignore_eos", "logprobs", "constraint")
+
+
+def _settings(options: Mapping[str, Any]) -> _Settings:
+    rest: dict[str, Any] = dict(options)
+    own: dict[str, Any] = {name: rest.pop(name) for name in _OF_THE_REQUEST if name in rest}
+    if "max_tokens" in own:
+        own["max_tokens"] = whole("max_tokens", own["max_tokens"], 1)
+    if own.get("logprobs") is not None:
+        own["logprobs"] = whole("logprobs", own["logprobs"], 0, MAX_LOGPROBS, "None states nothing")
+    return _Settings(SamplingParams(**rest), own)
+
+
+def _is_one(prompt: object) -> bool:
+    """Whether this is one prompt: a text, an array, or a sequence that begins with a number."""
+    if not isinstance(prompt, str | np.ndarray | Sequence) or isinstance(prompt, bytes | bytearray):
+        kind = type(prompt).__name__
+        raise UserError(f"a prompt is of type {kind}: a text, token ids, or a list of these is needed")
+    if isinstance(prompt, str | np.ndarray):
+        return True
+    return len(prompt) > 0 and isinstance(prompt[0], Real)

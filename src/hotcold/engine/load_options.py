@@ -1,16 +1,50 @@
 """How a model is to be loaded."""
 
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self, TypeAlias, TypedDict, get_type_hints
 
+from hotcold.engine.values import integer
 from hotcold.errors import UserError
 from hotcold.model.kv_cache import CACHE_TYPES
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 
+#: Is called with the phase of the work, what of it is done, and the total: of ``loading`` in bytes.
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+_WHOLE_NUMBERS = ("threads", "context", "default_context", "sequences", "chunk", "vram_budget", "hot_threads")
+
 
 class LoadError(UserError):
     """A model that cannot run as asked; the message says what would work."""
+
+
+class ModelOptions(TypedDict, total=False):
+    """How a model is loaded and run; all optional."""
+
+    #: ``auto``, ``exact``, ``predicted`` or ``off``; what ``auto`` chose and why is in ``llm.session.notes``.
+    sparsity: str
+    predictor: (
+        str | os.PathLike[str] | None
+    )  #: a sidecar; None finds ``MODEL.predictor.gguf`` beside the model
+    threads: int | None  #: None takes the cores that affinity and cgroup quota allow
+    context: int | None  #: positions of each sequence; None is the model's own, 4096 at most
+    backend: str  #: ``cpu``, or ``reference`` (NumPy; slow, for checks)
+    #: made by ``hotcold plan -o``: what the hot backend computes, and ``backend`` the rest
+    placement: str | os.PathLike[str] | None
+    vram_budget: int | None  #: instead: bytes that the hot backend may take, for the placement of ``plan``
+    hot_backend: str | None  #: ``cpu`` or ``reference``; a placement needs it while there is none for GPUs
+    hot_threads: int | None  #: None takes as many as ``threads``
+    cache_type: str  #: of that cache: ``f16``, ``q8_0`` (half as large, lossy) or ``f32``
+
+
+class LLMOptions(ModelOptions, total=False):
+    """What :class:`LLM` takes besides the file."""
+
+    sequences: int  #: how many prompts of one ``generate`` call run at the same time; each has a KV cache (1)
 
 
 @dataclass
@@ -29,11 +63,30 @@ class LoadOptions:
     hot_threads: int | None = None  #: None: as many as ``backend`` has
     cache_type: str = "f16"  #: what keys and values are rounded to, one of :data:`CACHE_TYPES`
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any], **more: Any) -> Self:
+        """Of what a user gave, for whom a path may be a string; names are those of the fields."""
+        given = {**options, **more}
+        for name in ("predictor", "placement"):
+            if given.get(name) is not None:
+                given[name] = Path(given[name])
+        return cls(**given)
+
     def __post_init__(self) -> None:
         if self.sparsity not in SPARSITY_MODES:
             raise LoadError(f"sparsity {self.sparsity!r}: choose from {', '.join(SPARSITY_MODES)}")
         if self.cache_type not in CACHE_TYPES:
             raise LoadError(f"cache type {self.cache_type!r}: choose from {', '.join(CACHE_TYPES)}")
+        for name in _WHOLE_NUMBERS:
+            if getattr(self, name) is not None:
+                setattr(self, name, integer(name, getattr(self, name)))
         for name in ("sequences", "chunk", "default_context"):
             if getattr(self, name) < 1:
                 raise LoadError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+
+
+def check_names(options: Mapping[str, Any], allowed: type[Any]) -> None:
+    """TypeError for an option that is none of a TypedDict's, as of a keyword that a function lacks."""
+    names = get_type_hints(allowed)
+    if unknown := options.keys() - names.keys():
+        raise TypeError(f"unknown option {min(unknown)!r}: allowed are {', '.join(names)}")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.engine.values import LARGEST, real, whole
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend, Buffer, Floats, Ints
 
@@ -39,19 +40,19 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature, 0, 100, "0 is greedy")
-        _check_integer("top_k", self.top_k, 0, (1 << 31) - 1, "0 is all")
-        _check_number("top_p", self.top_p, 0, 1, "1 is all")
-        _check_number("min_p", self.min_p, 0, 1, "0 is all")
-        _check_number("repeat_penalty", self.repeat_penalty, 0.01, 100, "1 is none")
-        _check_integer("repeat_last_n", self.repeat_last_n, -1, (1 << 31) - 1, "0 is none, -1 all")
+        checked: dict[str, Any] = {
+            "temperature": real("temperature", self.temperature, 0, 100, "0 is greedy"),
+            "top_k": whole("top_k", self.top_k, 0, LARGEST, "0 is all"),
+            "top_p": real("top_p", self.top_p, 0, 1, "1 is all"),
+            "min_p": real("min_p", self.min_p, 0, 1, "0 is all"),
+            "repeat_penalty": real("repeat_penalty", self.repeat_penalty, 0.01, 100, "1 is none"),
+            "repeat_last_n": whole("repeat_last_n", self.repeat_last_n, -1, LARGEST, "0 is none, -1 all"),
+            "logit_bias": dict(_bias(id, value) for id, value in self.logit_bias.items()),
+        }
         if self.seed is not None:
-            _check_integer("seed", self.seed, 0, _U64, "leave it out for a random one")
-        for id, bias in self.logit_bias.items():
-            _check_integer("a token id of logit_bias", id, 0, (1 << 31) - 1, "ids are the tokenizer's")
-            if bias != -math.inf:
-                _check_number(f"logit_bias of token {id}", bias, -1e4, 1e4, "-inf forbids the token")
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+            checked["seed"] = whole("seed", self.seed, 0, _U64, "leave it out for a random one")
+        for name, value in checked.items():  # NumPy's numbers become Python's
+            object.__setattr__(self, name, value)
 
     def with_seed(self) -> Self:
         """These, with a random seed drawn from the system where there is none."""
@@ -240,12 +241,8 @@ def splitmix64(seed: int, index: int) -> int:
     return z ^ (z >> 31)
 
 
-def _check_number(name: str, value: Any, low: float, high: float, hint: str) -> None:
-    number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
-    if not number or not low <= value <= high:
-        raise UserError(f"{name} is {value!r:.40}: allowed are {low:g} to {high:g} ({hint})")
-
-
-def _check_integer(name: str, value: Any, low: int, high: int, hint: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UserError(f"{name} is {value!r:.40}: allowed are the whole numbers {low} to {high} ({hint})")
+def _bias(id: Any, value: Any) -> tuple[int, float]:
+    id = whole("a token id of logit_bias", id, 0, LARGEST, "ids are the tokenizer's")
+    if value == -math.inf:
+        return id, -math.inf
+    return id, real(f"logit_bias of token {id}", value, -1e4, 1e4, "-inf forbids the token")

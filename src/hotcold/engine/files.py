@@ -1,0 +1,44 @@
+"""Text that is read and files that will be written, with their mistakes told before anything is computed."""
+
+import os
+import sys
+from pathlib import Path
+
+from hotcold.errors import UserError
+
+_LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memory
+
+
+def read_text(path: Path | None) -> str:
+    """A UTF-8 text file as it is; None reads standard input. UserError: more than anyone means, or not UTF-8;
+    OSError: it cannot be read."""
+    name = "standard input" if path is None else str(path)
+    with sys.stdin.buffer if path is None else path.open("rb") as file:
+        data = file.read(_LONGEST_TEXT + 1)
+    if len(data) > _LONGEST_TEXT:
+        raise UserError(f"{name} is longer than {_LONGEST_TEXT} bytes: use a part of it")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
+
+
+def text_of(text: str | Path) -> str:
+    """A text, or what is in a file. UserError for a string that looks like a file's name, which would
+    silently be taken for a text of some three words; others as in :func:`read_text`."""
+    if isinstance(text, Path):
+        return read_text(text)
+    if not isinstance(text, str):
+        raise UserError(f"text is of type {type(text).__name__}: a str, or a Path to a UTF-8 file, is needed")
+    if len(text) < 256 and "\0" not in text and Path(text).is_file():
+        raise UserError(f"text is {text!r}, the name of a file: give Path({text!r}) to read it")
+    return text
+
+
+def new_file(path: str | os.PathLike[str]) -> Path:
+    """UserError for a file that exists, or could not be made."""
+    found = Path(path)
+    if found.exists() or not found.parent.is_dir():
+        raise UserError(f"{found}: a new file in a folder that exists is needed")
+    return found

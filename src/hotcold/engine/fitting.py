@@ -1,0 +1,253 @@
+"""Fits the predictors of a model to a text, without training, and says what they are worth."""
+
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hotcold import __version__
+from hotcold.engine.benchmark import measure, prompt_of
+from hotcold.engine.engine import Engine
+from hotcold.engine.ffn_inputs import ffn_inputs
+from hotcold.engine.files import new_file, text_of
+from hotcold.engine.llm import Model, source_of
+from hotcold.engine.load_options import Progress
+from hotcold.engine.loading import LoadedModel
+from hotcold.engine.opening import file_of, opened
+from hotcold.engine.profiling import LONGEST_WINDOW, window_length
+from hotcold.engine.reports import Setup
+from hotcold.engine.session import Session
+from hotcold.engine.values import whole
+from hotcold.engine.windows import evenly, text_windows
+from hotcold.errors import UserError
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.backend import PredictorTensors
+from hotcold.sparse.fitting import INPUTS, Fit, FitOptions, Fitted, fit_layer
+from hotcold.sparse.predictor import write_sidecar
+
+_ROUNDS = 5  # of timing
+
+_HEADING = "layer  rank     bytes  of FFN  candidates  active  recall  weighted   read  pays"
+_ROW = (
+    "{layer:5}{rank:6}{nbytes:10}{size_ratio:8.1%}{candidates:12.1%}{active:8.1%}{recall:8.4f}"
+    "{weighted_recall:10.4f}{read_ratio:7.3f}  {pays!s:>5}"
+)
+
+Windows = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of generation, on this machine: medians of rounds in which both modes took turns."""
+
+    exact_tok_s: float
+    predicted_tok_s: float
+    ratio: float  #: of the second to the first, round by round
+
+
+@dataclass(frozen=True)
+class FittedPredictor:
+    """A model's predictors; ``str()`` gives the table that ``hotcold fit-predictor`` prints."""
+
+    options: FitOptions
+    layers: list[Fit]  #: what each layer's predictor does on text that was not fitted to
+    frontier: list[list[Fit]]  #: and those of other ranks, the best first
+    pays: list[bool]  #: by layer, whether ``--sparsity auto`` is to use it
+    speed: Speed
+    measured: Literal["auto", "predicted"]  #: the sparsity that ``speed.predicted_tok_s`` is of
+    fingerprint: str  #: of the model
+    setup: Setup
+    tensors: Sequence[PredictorTensors] = field(repr=False)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """As ``MODEL.predictor.gguf`` beside the model it is found by whatever loads the model."""
+        write_sidecar(Path(path), self.fingerprint, self.tensors, self.metadata)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """``hotcold.predictor.*`` of the file, as docs/formats.md lists them."""
+        return _metadata(self.options, self.layers, self.pays)
+
+    def report(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            **self.metadata,
+            **asdict(self.speed),
+            "measured": self.measured,
+            "layers": [asdict(fit) for fit in self.layers],
+            "frontier": [[asdict(fit) for fit in ladder] for ladder in self.frontier],
+            **asdict(self.setup),
+        }
+
+    def __str__(self) -> str:
+        lines = [_HEADING, *(_ROW.format(layer=i, **asdict(fit)) for i, fit in enumerate(self.layers))]
+        fits = [fit for ladder in self.frontier for fit in ladder]
+        for rank in sorted({fit.rank for fit in fits}):
+            same = [fit for fit in fits if fit.rank == rank]
+            share, candidates, read = (
+                statistics.mean(getattr(fit, name) for fit in same)
+                for name in ("size_ratio", "candidates", "read_ratio")
+            )
+            words = f"{share:.1%} of the FFN, {candidates:.1%} candidates, reads {read:.3f} of exact"
+            lines.append(f"rank {rank}: {words}")
+        speed = self.speed
+        both = f"exact {speed.exact_tok_s:.1f}, {self.measured} {speed.predicted_tok_s:.1f} tok/s"
+        return "\n".join([*lines, f"generation: {both}, {speed.ratio:.2f} times"])
+
+
+def fit_predictor(
+    model: Model,
+    text: str | Path,
+    *,
+    held_out: str | Path | None = None,
+    method: Literal["svd", "trained"] = "svd",
+    recall: float | None = None,
+    weighted: bool = False,
+    type: str | None = None,
+    max_share: float = 0.15,
+    tokens: int = 8192,
+    context: int | None = None,
+    threads: int | None = None,
+    cache_type: str | None = None,
+    backend: str | None = None,
+    output: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> FittedPredictor:
+    """Makes the predictors of ``sparsity="predicted"`` from a text, and measures what they are worth.
+
+    >>> fitted = hotcold.fit_predictor("model.gguf", Path("text.txt"), output="model.predictor.gguf")
+
+    Args:
+        model: a GGUF file, or what was loaded from one; None is the built-in model.
+        text: a text, or the ``Path`` of one in UTF-8, cut into windows of ``context`` positions (512 at most
+            where nothing is said).
+        held_out: another text to judge by; None takes the last fifth of ``text``, which is not fitted to.
+        method: ``svd``, a truncated SVD of the gate, or ``trained``, the predictors in a PowerInfer file.
+        recall: share of the active neurons to find; None: 0.99, or what trained ones' own thresholds find.
+        weighted: whether a neuron counts in ``recall`` by how much it adds.
+        type: block type of the predictors; None: Q4_0, or that of the trained ones.
+        max_share: most bytes of a predictor, as a part of its layer's FFN.
+        tokens: how many to use, spread over the text: four fifths to fit to, one to judge by.
+        threads, cache_type, backend: as in :class:`LLM`, of a model that is still to be loaded.
+        output: where to write the sidecar; without it none is left.
+        progress: is told of the phases ``loading`` and ``layers``.
+
+    UserError: what is not allowed; a text of less than two windows; no predictor within ``max_share``."""
+    if method not in INPUTS:
+        raise UserError(f"method {method!r}: choose from {', '.join(INPUTS)}")
+    tokens = whole("tokens", tokens, 2)
+    settings = FitOptions(method, recall, weighted, type and type.upper(), max_share)
+    to_write = None if output is None else new_file(output)
+    texts = [text_of(each) for each in (text, held_out) if each is not None]
+    load_options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}
+    source = source_of(model)
+    if not isinstance(source, LoadedModel):
+        load_options["context"] = context
+    # Loading as predicted checks a PowerInfer file's own predictors before anything else is done.
+    mode, own = "predicted" if method == "trained" else "exact", file_of(source)
+    more = {"sparsity": mode, "predictor": own, "default_context": LONGEST_WINDOW}
+    base = opened(source, load_options, progress, **more)
+    base.mode(mode, own)
+    fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context))
+    ladders = _fit(base, settings, fit_to, seen, progress)
+    return _measured(base, settings, ladders, to_write)
+
+
+def _windows(model: LoadedModel, texts: Sequence[str], tokens: int, length: int) -> tuple[Windows, Windows]:
+    """Windows to fit to and to judge by, none in both: four fifths and one fifth of ``tokens``.
+
+    They are spread over the two texts, or over the first four fifths and the last fifth of one."""
+    fit_to, *more = (text_windows(model.tokenizer, text, length) for text in texts)
+    if more:
+        held_out = more[0]
+    else:
+        end = len(fit_to) * 4 // 5
+        fit_to, held_out = fit_to[:end], fit_to[end:]
+    if not fit_to:
+        raise UserError("the text is less than two windows: give more, or make them smaller (-c)")
+    wanted = max(1, tokens * 4 // (5 * length)), max(1, tokens // (5 * length))
+    return evenly(fit_to, wanted[0]), evenly(held_out, wanted[1])
+
+
+def _fit(
+    model: LoadedModel,
+    settings: FitOptions,
+    fit_to: Windows,
+    held_out: Windows,
+    progress: Progress | None,
+) -> list[list[Fitted]]:
+    """By layer, predictors of several ranks, the best first."""
+    names = {"normed", INPUTS[settings.method]}
+    inputs = ffn_inputs(model, fit_to, names), ffn_inputs(model, held_out, names)
+    ladders = []
+    with open_gguf(model.path) as file:
+        for layer, (seen, unseen) in enumerate(zip(*inputs, strict=True)):
+            ladders.append(fit_layer(file, model.config, layer, settings, fit_to=seen, held_out=unseen))
+            if progress:
+                progress("layers", layer + 1, model.config.layers)
+    return ladders
+
+
+def _measured(
+    model: LoadedModel, settings: FitOptions, ladders: list[list[Fitted]], output: Path | None
+) -> FittedPredictor:
+    """The best of each layer. Bytes say in which layers prediction pays, the clock whether it does at all."""
+    best = [ladder[0] for ladder in ladders]
+    tensors, fits = [each.tensors for each in best], [each.fit for each in best]
+    pays = [fit.pays for fit in fits]
+    measured: Literal["auto", "predicted"] = "auto" if any(pays) else "predicted"
+    exact = model.session("exact")
+    with tempfile.TemporaryDirectory(prefix="hotcold-") as folder:
+        path = output or Path(folder, "predictor.gguf")
+        write_sidecar(path, model.fingerprint, tensors, _metadata(settings, fits, pays))
+        speed = _speed(exact, model.session(measured, path))
+    found = FittedPredictor(
+        options=settings,
+        layers=fits,
+        frontier=[[each.fit for each in ladder] for ladder in ladders],
+        pays=pays if speed.ratio >= 1 else [False] * len(pays),
+        speed=speed,
+        measured=measured,
+        fingerprint=model.fingerprint,
+        setup=Setup.of(exact),
+        tensors=tensors,
+    )
+    if output is not None and found.pays != pays:
+        found.write(output)
+    return found
+
+
+def _metadata(settings: FitOptions, fits: Sequence[Fit], pays: Sequence[bool]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "version": __version__,
+        "method": settings.method,
+        "weighted": settings.weighted,
+        "input": INPUTS[settings.method],
+    }
+    if settings.target is not None:
+        found["target"] = settings.target
+    found["pays"] = [*pays]
+    for name in ("candidates", "recall", "weighted_recall", "read_ratio"):
+        found[name] = [getattr(fit, name) for fit in fits]
+    return found
+
+
+def _speed(exact: Session, predicted: Session) -> Speed:
+    model = exact.model
+    prompt = prompt_of(model, min(32, model.context // 4))
+    length = min(64, model.context // 2)
+    engines = Engine(exact), Engine(predicted)
+
+    def round(seed: int) -> list[float]:
+        return [measure(engine, prompt, [length], None, seed=seed).tok_s or 1 for engine in engines]
+
+    round(0)  # warms memory and threads
+    rounds = [round(seed) for seed in range(1, _ROUNDS + 1)]
+    return Speed(
+        exact_tok_s=statistics.median(before for before, _ in rounds),
+        predicted_tok_s=statistics.median(after for _, after in rounds),
+        ratio=statistics.median(after / before for before, after in rounds),
+    )

@@ -1,0 +1,159 @@
+"""A request's text and how it ended, piece by piece or as a whole."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.request import FinishReason, Request, Timings
+from hotcold.engine.sampler import Logprobs
+from hotcold.engine.text import TextStream
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new of a continuation; ``str()`` gives its text. Those before the last one have some text."""
+
+    text: str
+    ids: tuple[int, ...]  #: since the piece before; their text may come later, where a part is held back
+    logprobs: tuple[Logprobs, ...]  #: of these ids, if asked for
+    finish_reason: FinishReason | None  #: of the last piece; None before
+    stop: str | None  #: the stop string that ended the text, which is no part of it
+    context_full: bool  #: whether the end of the context is what stopped it
+    prompt_tokens: int  #: BOS included
+    seed: int  #: gives this text again
+    timings: Timings  #: up to now
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished continuation; ``str()`` gives its text."""
+
+    text: str  #: the continuation alone, without the prompt and without a stop string
+    #: its token ids, without one that ended the text; the one that completed a stop string is the last
+    ids: tuple[int, ...]
+    logprobs: tuple[Logprobs, ...]  #: of these ids, if asked for
+    finish_reason: FinishReason
+    stop: str | None  #: the stop string that ended the text
+    context_full: bool  #: whether the end of the context is what stopped it
+    prompt_tokens: int  #: BOS included
+    seed: int  #: gives this text again
+    timings: Timings
+    error: Exception | None = None  #: where the reason is ``error``: why; the text is what came before it
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Continuation:
+    """A request and the text of its tokens, which may end it: see :class:`TextStream` for ``stop``."""
+
+    def __init__(self, engine: Engine, request: Request, stop: Sequence[str] = ()) -> None:
+        self.request = request
+        self._engine = engine
+        self._text = TextStream(engine.model.tokenizer, request.prompt, stop)
+        self._pushed = 0  # tokens whose text was taken; none follows a stop string
+        self._told = 0  # tokens of the pieces so far
+        self._ended = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last piece was taken."""
+        return self._ended
+
+    def take(self) -> Piece | None:
+        """What is new since the last call; None where there is no text to show and no end. A request whose
+        text has come to a stop string is ended."""
+        if self._ended:
+            return None
+        text = ""
+        # Other requests' steps may have given this one several tokens, more perhaps than belong to it.
+        for id in self.request.output[self._pushed :]:
+            text += self._text.push(id)
+            self._pushed += 1
+            if self._text.stop is not None:
+                self._engine.finish(self.request)
+                break
+        self._ended = self.request.finished
+        if self._ended:
+            text += self._text.finish()
+        elif not text:
+            return None
+        stop = self._text.stop
+        new = slice(self._told, self._pushed)
+        self._told = self._pushed
+        return Piece(
+            text=text,
+            ids=tuple(self.request.output[new]),
+            logprobs=tuple(self.request.output_logprobs[new]),
+            finish_reason=self.request.finish_reason if stop is None else "stop",
+            stop=stop,
+            context_full=self.request.context_full and stop is None,
+            prompt_tokens=len(self.request.prompt),
+            seed=self.request.seed,
+            timings=replace(self.request.timings),
+        )
+
+
+def stream(engine: Engine, request: Request, stop: Sequence[str] = ()) -> Generator[Piece, None, None]:
+    """Runs a request and yields its text piece by piece; cancels it when it is closed or interrupted. Raises
+    the request's error, after the text before it."""
+    continuation = Continuation(engine, request, stop)
+    try:
+        try:
+            engine.add(request)
+            while not continuation.finished:
+                if not request.finished:  # it may have ended while another stream was read
+                    engine.step()
+                piece = continuation.take()
+                if piece is not None and (request.error is None or piece.text):
+                    yield piece
+        finally:
+            engine.abort(request)
+    finally:
+        engine.abort(request)  # again: an interrupt may have ended the first time
+    if request.error is not None:
+        raise request.error
+
+
+def generate(engine: Engine, requests: Sequence[Request], stop: Sequence[str] = ()) -> list[Generation]:
+    """Runs requests to their end, beside each other and whatever else is queued. One that fails is told by
+    its :attr:`Generation.error` alone; where anything is raised, all are cancelled."""
+    continuations = [Continuation(engine, request, stop) for request in requests]
+    pieces: list[list[Piece]] = [[] for _ in requests]
+    try:
+        try:
+            for request in requests:
+                engine.add(request)
+            while not all(each.finished for each in continuations):
+                engine.step()
+                for each, found in zip(continuations, pieces, strict=True):
+                    if (piece := each.take()) is not None:
+                        found.append(piece)
+        finally:
+            for request in requests:
+                engine.abort(request)
+    finally:
+        for request in requests:
+            engine.abort(request)  # again: an interrupt may have ended the first time
+    return [joined(each, request.error) for each, request in zip(pieces, requests, strict=True)]
+
+
+def joined(pieces: Sequence[Piece], error: Exception | None = None) -> Generation:
+    """All pieces of a continuation as one."""
+    last = pieces[-1]
+    assert last.finish_reason is not None
+    return Generation(
+        text="".join(piece.text for piece in pieces),
+        ids=tuple(id for piece in pieces for id in piece.ids),
+        logprobs=tuple(each for piece in pieces for each in piece.logprobs),
+        finish_reason=last.finish_reason,
+        stop=last.stop,
+        context_full=last.context_full,
+        prompt_tokens=last.prompt_tokens,
+        seed=last.seed,
+        timings=last.timings,
+        error=error,
+    )

@@ -1,0 +1,38 @@
+"""What users give as a model: a file, or what was loaded from one."""
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hotcold.demo import model_path
+from hotcold.engine.load_options import LoadOptions, Progress
+from hotcold.engine.loading import LoadedModel, load
+from hotcold.errors import UserError
+
+#: A GGUF file, or what :func:`~hotcold.engine.loading.load` gave; None is the built-in model.
+Source: TypeAlias = str | os.PathLike[str] | LoadedModel | None
+
+
+def file_of(model: Source) -> Path:
+    """Where the model lies, or the one that it was loaded from."""
+    if isinstance(model, LoadedModel):
+        return model.path
+    return model_path() if model is None else Path(model)
+
+
+def opened(
+    model: Source, options: Mapping[str, Any], progress: Progress | None = None, **more: Any
+) -> LoadedModel:
+    """The model, loaded now if it is a file. ``options`` and ``more`` are of :class:`LoadOptions`; those of
+    ``options`` that are None were not given. UserError: options for a model that is loaded already; others
+    are those of :func:`~hotcold.engine.loading.load`."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if not isinstance(model, LoadedModel):
+        advance = partial(progress, "loading") if progress else None
+        return load(file_of(model), LoadOptions.of(given, **more), advance)
+    if given:
+        fix = "leave it out, or give the model's file"
+        raise UserError(f"{min(given)} is for loading, and the model is loaded already: {fix}")
+    return model

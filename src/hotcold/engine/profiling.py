@@ -1,0 +1,176 @@
+"""Counts how often each neuron of a model fires, every token of a text evaluated by the decode rule."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold import __version__
+from hotcold.engine.files import new_file, text_of
+from hotcold.engine.llm import Model, source_of
+from hotcold.engine.load_options import Progress
+from hotcold.engine.loading import LoadedModel
+from hotcold.engine.opening import Source, file_of, opened
+from hotcold.engine.picture import power_law_picture
+from hotcold.engine.reports import Setup
+from hotcold.engine.scoring import Scorer
+from hotcold.engine.values import integer, whole
+from hotcold.engine.windows import evenly, text_windows
+from hotcold.errors import UserError
+from hotcold.formats.files import printable
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.backend import SPARSE_ACTIVATIONS
+from hotcold.model.config import Config
+from hotcold.sparse.profiler import Firings, import_counts
+from hotcold.sparse.profiles import Profile, write_profile
+
+LONGEST_WINDOW = 512  #: positions, where nobody says how many
+
+
+@dataclass(frozen=True)
+class ModelProfile(Profile):
+    """How often each neuron of a model fires; ``str()`` gives the lines that ``hotcold profile`` prints."""
+
+    model: str
+    fingerprint: str  #: of the model
+    tokens: int | None  #: that were counted; None where counts were imported
+    #: by name, a share for each layer: ``active``, of neurons that fire, on average; ``hottest_fifth``, of
+    #: firings that a fifth of the neurons has; and of a text ``overlap``, of a token's neurons that fired for
+    #: the last one too, and ``union_2`` to ``union_64``, of neurons that fire in so many tokens
+    columns: dict[str, list[float]] = field(repr=False)
+    setup: Setup | None  #: how the model ran; None where counts were imported
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """As ``MODEL.profile.gguf`` beside the model it is found by :func:`hotcold.plan` and the commands."""
+        facts: dict[str, Any] = {"version": __version__, "model_fingerprint": self.fingerprint}
+        if self.tokens is not None:
+            facts["tokens"] = self.tokens
+        write_profile(Path(path), self, facts | self.columns)
+
+    def picture(self) -> str:
+        """An SVG: how often the neurons of each layer fire, the most active first."""
+        return power_law_picture(self.model, self.firing)
+
+    def report(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        facts = {"model": self.model, "model_fingerprint": self.fingerprint, "source": self.source}
+        counted = {} if self.setup is None else asdict(self.setup) | {"tokens": self.tokens}
+        return facts | counted | self.columns
+
+    def __str__(self) -> str:
+        titles = [name.replace("union_", "in ").replace("_", " ") for name in self.columns]
+        widths = [max(7, len(title) + 2) for title in titles]
+        heads = (f"{title:>{width}}" for title, width in zip(titles, widths, strict=True))
+        lines = [printable(f"{self.model}: {self.source}", 80), "layer" + "".join(heads)]
+        for layer, row in enumerate(zip(*self.columns.values(), strict=True)):
+            shares = (f"{share:{width}.1%}" for share, width in zip(row, widths, strict=True))
+            lines.append(f"{layer:5}" + "".join(shares))
+        if self.tokens is not None:
+            lines.append("overlap: of a token's neurons, fired for the last one too; in N: in N tokens")
+        return "\n".join(lines)
+
+
+def profile(
+    model: Model = None,
+    text: str | Path | None = None,
+    *,
+    counts: str | os.PathLike[str] | None = None,
+    tokens: int | None = None,
+    context: int | None = None,
+    threads: int | None = None,
+    cache_type: str | None = None,
+    backend: str | None = None,
+    output: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> ModelProfile:
+    """Counts for how many tokens of a text each neuron of a model fires.
+
+    >>> found = hotcold.profile("model.gguf", Path("text.txt"), tokens=8192, output="model.profile.gguf")
+
+    Args:
+        model: a GGUF file, or what was loaded from one; None is the built-in model.
+        text: a text, or the ``Path`` of one in UTF-8. It is cut into windows of ``context`` positions (512 at
+            most where nothing is said), each judged by itself.
+        counts: instead of a text a folder with PowerInfer's counts, ``activation_0.pt`` and so on. No pickle
+            in them is executed.
+        tokens: how many of the text to take, spread over all of it; None takes all. Of ``counts``: how many
+            they are of; None: as many as the largest count.
+        threads, cache_type, backend: as in :class:`LLM`, of a model that is still to be loaded.
+        output: where to write the profile; nothing is written without it.
+        progress: is told of the phases ``loading`` and ``windows``.
+
+    UserError: a model whose activation gives no zeros; a text that is empty; what does not fit the model."""
+    to_write = None if output is None else new_file(output)
+    if (text is None) == (counts is None):
+        raise UserError("a text and counts: give one of them")
+    tokens = None if tokens is None else whole("tokens", tokens, 1)
+    source = source_of(model)
+    with open_gguf(file_of(source)) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        name, fingerprint = file.path.stem, file.fingerprint()
+    if config.activation not in SPARSE_ACTIVATIONS:
+        allowed = ", ".join(SPARSE_ACTIVATIONS)
+        raise UserError(f"activation {config.activation} gives no zeros: {allowed} can be profiled")
+    if text is None:
+        assert counts is not None
+        firing = import_counts(Path(counts), config.neurons, tokens)
+        origin = f"PowerInfer's counts, {Path(counts).resolve().name}"
+        found = ModelProfile(firing, origin, name, fingerprint, None, _skew(firing), None)
+    else:
+        words = text_of(text)
+        options = {"threads": threads, "cache_type": cache_type, "backend": backend}
+        firings, setup = _count(source, words, tokens, context, options, progress)
+        origin = f"{text.name if isinstance(text, Path) else 'a text'}, {firings.tokens} tokens"
+        columns = _skew(firings.firing) | firings.figures()
+        found = ModelProfile(firings.firing, origin, name, fingerprint, firings.tokens, columns, setup)
+    if to_write is not None:
+        found.write(to_write)
+    return found
+
+
+def _count(
+    model: Source,
+    text: str,
+    tokens: int | None,
+    context: int | None,
+    options: dict[str, Any],
+    progress: Progress | None,
+) -> tuple[Firings, Setup]:
+    """Runs the model over the text."""
+    if not isinstance(model, LoadedModel):
+        options = options | {"context": context}
+    base = opened(model, options, progress, sparsity="exact", default_context=LONGEST_WINDOW)
+    length = window_length(base.context, context)
+    firings = Firings(base.config.neurons)
+    rows = base.limits.tokens
+    session = base.session("exact", wrap=lambda ffns: firings.watch(base.backend, ffns, rows))
+    windows = text_windows(base.tokenizer, text, length)
+    if tokens is not None:
+        windows = evenly(windows, max(1, tokens // length))
+    scorer = Scorer(session)
+    for done, window in enumerate(windows, 1):
+        firings.restart()
+        for logits in scorer.logits(window):
+            firings.step(len(logits))
+        if progress:
+            progress("windows", done, len(windows))
+    return firings, Setup.of(session)
+
+
+def window_length(most: int, asked: int | None) -> int:
+    """Positions of a window where the model has ``most``; UserError for a longer one."""
+    if asked is None:
+        return min(most, LONGEST_WINDOW)
+    if not 2 <= integer("context", asked) <= most:
+        raise UserError(f"context of {asked} positions: this model allows 2 to {most}")
+    return int(asked)
+
+
+def _skew(firing: Sequence[npt.NDArray[Any]]) -> dict[str, list[float]]:
+    """By layer, the mean share of neurons that fire, and the share of firings that the hottest fifth has."""
+    hottest = [np.sort(each)[-(len(each) // 5) :].sum() / (each.sum() or 1) for each in firing]
+    return {"active": [float(each.mean()) for each in firing], "hottest_fifth": [float(h) for h in hottest]}

@@ -1,0 +1,97 @@
+"""The text of a request as its tokens arrive: whole characters, and nothing of a stop string.
+
+Ids go in and text comes out; nothing here knows an engine, so whoever runs one may use it."""
+
+from collections.abc import Iterable, Sequence
+
+from hotcold.errors import UserError
+from hotcold.formats.files import shown
+from hotcold.model.tokenizer import Tokenizer
+
+MAX_STOPS = 16  #: stop strings of one request
+MAX_STOP_LENGTH = 1024  #: characters of each
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One stop string or several as a tuple; UserError for what is no text, an empty one, or too many."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise UserError(f"stop has {len(stops)} strings: at most {MAX_STOPS} are allowed")
+    for each in stops:
+        if not isinstance(each, str) or not 0 < len(each) <= MAX_STOP_LENGTH:
+            seen = f"a string of {len(each)}" if isinstance(each, str) else shown(each)
+            raise UserError(f"stop holds {seen}: strings of 1 to {MAX_STOP_LENGTH} characters are needed")
+    return stops
+
+
+class TextStream:
+    """Turns the tokens of a continuation into text that is safe to show.
+
+    Bytes that may begin a character are held back until the rest has come, and characters that may begin a
+    stop string until it is clear that they do not. The stop string whose last character comes first ends the
+    text, the longest of those that end there; it is no part of the text. Where tokens are cut does not
+    matter. After :attr:`stop` is set, tokens are refused.
+
+    ``prompt`` is what the tokens continue, so that the text keeps its first space."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Iterable[int] = (), stop: Sequence[str] = ()) -> None:
+        self.stop: str | None = None  #: the stop string that ended the text
+        self._decoder = tokenizer.stream_decoder()
+        for id in prompt:
+            self._decoder.push(id)
+        self._prefixes = [_Prefix(each) for each in stop]
+        self._held = ""
+
+    def push(self, id: int) -> str:
+        """The text that a token makes safe to show, perhaps none. The token that completes a stop string
+        still belongs to the continuation's ids; none may follow."""
+        if self.stop is not None:
+            raise ValueError(f"token {id} comes after the stop string {self.stop!r}")
+        return self._safe(self._decoder.push(id))
+
+    def finish(self) -> str:
+        """What was held back, when no token will follow; nothing after a stop string. Bytes of a character
+        that never came to its end are U+FFFD."""
+        if self.stop is not None:
+            return ""
+        text = self._safe(self._decoder.flush())
+        if self.stop is None:
+            text += self._held
+            self._held = ""
+        return text
+
+    def _safe(self, new: str) -> str:
+        if not self._prefixes:
+            return new
+        text = self._held + new
+        for end, character in enumerate(new, len(self._held) + 1):
+            complete = [prefix.text for prefix in self._prefixes if prefix.push(character)]
+            if complete:
+                self.stop = max(complete, key=len)
+                return text[: end - len(self.stop)]
+        safe = len(text) - max(prefix.length for prefix in self._prefixes)
+        self._held = text[safe:]
+        return text[:safe]
+
+
+class _Prefix:
+    """The longest prefix of a string that the characters so far end with, by Knuth, Morris and Pratt (1977):
+    each character costs constant time on average, whatever the string."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.length = 0  #: of the prefix
+        self._shorter = [0] * len(text)  # by length - 1: the longest proper prefix that is a suffix too
+        length = 0
+        for i, character in enumerate(text[1:], 1):
+            while length and text[length] != character:
+                length = self._shorter[length - 1]
+            length += text[length] == character
+            self._shorter[i] = length
+
+    def push(self, character: str) -> bool:
+        """Whether the string is complete; then nothing may follow."""
+        while self.length and self.text[self.length] != character:
+            self.length = self._shorter[self.length - 1]
+        self.length += self.text[self.length] == character
+        return self.length == len(self.text)
