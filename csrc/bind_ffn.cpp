@@ -27,7 +27,7 @@ struct FfnWeights {
     Maybe<const float> gate_bias, up_bias, down_bias;
     bool by_output;
     int activation;
-    float threshold;
+    float threshold, limit, alpha;
     Ends ends;
     int64_t chosen;
 
@@ -55,7 +55,8 @@ bool fits_by_neuron(const Rows& down, const Panels& panels, const Rows& up, cons
 
 FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
                        Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
-                       bool by_output, int activation, float threshold, const Ends& ends, int64_t chosen) {
+                       bool by_output, int activation, float threshold, float limit, float alpha,
+                       const Ends& ends, int64_t chosen) {
     const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
     if (gate) plain_rows(*gate, "ffn: gate");
     check_ends(ends, up.count, chosen, "ffn");
@@ -63,10 +64,11 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
     if (!fits(down, down_rows.panels, up, ends) ||
         (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
         refuse("ffn: gate, up and down do not fit each other");
-    if (activation < 0 || activation > kGelu) refuse("ffn: unknown activation");
-    if (activation == kDRelu && !gate) refuse("ffn: this activation multiplies two: it needs a gate");
-    FfnWeights w{gate,      up_rows,    down_rows, gate_bias, up_bias, down_bias,
-                 by_output, activation, threshold, ends,      chosen};
+    if (activation < 0 || activation > kSwigluOai) refuse("ffn: unknown activation");
+    if ((activation == kDRelu || activation == kSwigluOai) && !gate)
+        refuse("ffn: this activation multiplies two: it needs a gate");
+    FfnWeights w{gate,       up_rows,   down_rows, gate_bias, up_bias, down_bias, by_output,
+                 activation, threshold, limit,     alpha,     ends,    chosen};
     const int64_t most = Experts(ends, chosen).most_neurons(), allowed = w.max_leaves() * kMaxLeafNeurons;
     if (most > allowed)
         refuse(std::string(ends.size() > 1 ? "ffn: an expert" : "ffn: a layer") + " of " +
@@ -121,6 +123,8 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
     f.by_output = w.by_output;
     f.activation = Activation(w.activation);
     f.threshold = w.threshold;
+    f.limit = w.limit;
+    f.alpha = w.alpha;
     f.skip = skip;
     f.accumulate = accumulate;
     f.max_leaves = int(w.max_leaves());
@@ -142,7 +146,8 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
 void bind_ffn(nb::module_& m, nb::class_<BoundProgram>& program) {
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
-             "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a, "ends"_a, "chosen"_a);
+             "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a, "limit"_a, "alpha"_a, "ends"_a,
+             "chosen"_a);
     program
         .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
              "mask"_exact, "ends"_a, "chosen"_a, "ids"_maybe)

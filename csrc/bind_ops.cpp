@@ -99,7 +99,8 @@ void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const Cach
 }
 
 void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache, const CacheArray& v_cache,
-                    const Floats& out, float scale) {
+                    const Floats& out, float scale, std::optional<int> window,
+                    const Maybe<const float>& sinks, std::optional<float> softcap) {
     const Cache c = cache_of(k_cache, v_cache);
     const int64_t heads = axis(q, 1), group = heads / c.kv_heads;
     if (q.ndim() != 3 || axis(q, 2) != c.head_dim || group < 1 || heads % c.kv_heads || heads > INT32_MAX)
@@ -118,6 +119,11 @@ void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache,
     a.kv_heads = int(c.kv_heads);
     a.head_dim = int(c.head_dim);
     a.scale = scale;
+    if (window && *window < 1) refuse("attention: a window of less than one position");
+    if (softcap && !(*softcap > 0)) refuse("attention: a softcap that is not above 0");
+    if (window) a.window = *window;
+    if (softcap) a.softcap = *softcap;
+    a.sinks = vector_of(sinks, "attention: sinks", heads);
     p.program.attention(a, c.pages);
 }
 
@@ -159,7 +165,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def("rope", &bind_rope, "x"_exact, "cos"_exact, "sin"_exact, "interleaved"_a)
         .def("store_kv", &bind_store_kv, "k"_exact, "v"_exact, "k_cache"_exact, "v_cache"_exact)
         .def("attention", &bind_attention, "q"_exact, "k_cache"_exact, "v_cache"_exact, "out"_exact,
-             "scale"_a)
+             "scale"_a, "window"_a.none(), "sinks"_maybe, "softcap"_a.none())
         .def("add", &bind_add, "x"_exact, "y"_exact)
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })

@@ -135,7 +135,15 @@ struct Product {
     bool accumulate = false;
 };
 
-enum Activation : int { kRelu = 0, kDRelu = 1, kRelu2 = 2, kSilu = 3, kGelu = 4 };
+enum Activation : int {
+    kRelu = 0,
+    kDRelu = 1,
+    kRelu2 = 2,
+    kSilu = 3,
+    kGelu = 4,
+    kGeluErf = 5,
+    kSwigluOai = 6
+};
 HC_SMALL bool can_skip(Activation a) { return a == kRelu || a == kDRelu || a == kRelu2; }
 
 // What decode rows have read: hotcold.kernels.backend.FFNStats, in its order.
@@ -173,7 +181,8 @@ struct Ffn {
     const float *gate_bias, *up_bias, *down_bias;
     bool by_output;  // down is a dot over all neurons
     Activation activation;
-    float threshold;
+    float threshold;     // of a gate that fires
+    float limit, alpha;  // of kSwigluOai
     bool skip, accumulate;
     Masks mask, fired;  // candidates and what fired, of decode rows
     FfnCounts* stats;   // or null
@@ -218,10 +227,29 @@ struct Attention {
     float* out;
     int heads, kv_heads, head_dim;
     float scale;
-    float* partial;  // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
-    int max_splits;
+    int window = INT32_MAX;        // positions that a row sees, its own among them
+    const float* sinks = nullptr;  // [H], or null
+    float softcap = 0;             // of scores; 0: none
+    float* partial;                // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
+    int max_splits;                // of a row
     HC_SMALL int group() const { return heads / kv_heads; }
+    // Of what a row at `position` sees: where it begins, in which split, and how many splits hold it.
+    HC_SMALL int first_seen(int position) const { return position < window ? 0 : position - window + 1; }
+    HC_SMALL int first_split(int position) const { return first_seen(position) / kSplit; }
+    HC_SMALL int splits(int position) const { return position / kSplit + 1 - first_split(position); }
     HC_SMALL int64_t partial_floats() const { return int64_t(group()) * (head_dim + 2); }
+};
+
+constexpr int kMaxExperts = 1024, kMaxChosen = 32;  // of a router, and of one token
+constexpr float kLeastScores = 1e-20f;              // a smaller sum of chosen scores counts as this
+
+// See hotcold.kernels.backend.Backend.router.
+struct Router {
+    int experts, chosen;
+    bool softmax;                 // else sigmoid
+    const float* selection_bias;  // [experts], or null
+    bool normalise;
+    float scale;
 };
 
 struct NormArgs {
@@ -258,6 +286,7 @@ struct Kernels {
                             uint8_t* local);
     void (*attention_merge)(const Attention&, const Batch&, int token, int kv_head);
     void (*attention_row)(const Attention&, const Batch&, int token, int kv_head, uint8_t* local);
+    void (*router)(const Router&, const float* logits, int32_t* ids, float* factors);
     void (*norm)(const NormArgs&, const float* x, float* out);
     void (*rope)(const RopeArgs&, float* head, int position);
     void (*store_row)(Type, const float* x, uint8_t* out, int64_t n);  // of a KV cache

@@ -11,9 +11,12 @@ namespace hc {
 
 namespace {
 
-int max_splits(const Batch& b, int tokens) {
+constexpr int kSerialSplits = 16;  // of a row, that one piece merges for all kv heads
+
+// Of any decode row.
+int max_splits(const Attention& a, const Batch& b) {
     int m = 0;
-    for (int t = 0; t < tokens; ++t) m = std::max(m, b.positions[t] / kSplit + 1);
+    for (int t = 0; t < b.decode_count(); ++t) m = std::max(m, a.splits(b.positions[t]));
     return m;
 }
 
@@ -150,11 +153,12 @@ void Program::store_kv(const float* k, const float* v, const Cache& c) {
 void Program::attention(Attention args, int64_t pages) {
     bounds_.pages = std::min(bounds_.pages, pages);
     ScratchPlan plan(*this);
-    args.max_splits = int(ceil_div(batch_.pages_per_sequence * kPage, kSplit));
+    args.max_splits = int(std::min(ceil_div(batch_.pages_per_sequence * kPage, kSplit),
+                                   ceil_div(int64_t(args.window) - 1, kSplit) + 1));
     auto a = std::make_shared<Attention>(args);
     plan.take(max_decode() * a->kv_heads * a->max_splits * a->partial_floats() * 4,
               [a](uint8_t* p) { a->partial = reinterpret_cast<float*>(p); });
-    const auto splits = [this] { return max_splits(batch_, batch_.decode_count()); };
+    const auto splits = [this, a] { return max_splits(*a, batch_); };
     // Decode rows are cut by splits, prompt rows are not: they are many.
     step([=] { return int64_t(a->kv_heads) * (batch_.decode_count() * splits() + batch_.prompt_count()); },
          [=](int64_t piece, const Scratch& s) {
@@ -166,10 +170,32 @@ void Program::attention(Attention args, int64_t pages) {
              else
                  k_.attention_row(*a, b, int(b.decode_count() + row - decode), kv_head, s.local);
          });
-    step([=] { return int64_t(batch_.decode_count()); },
-         [=](int64_t t, const Scratch&) {
-             for (int h = 0; h < a->kv_heads; ++h) k_.attention_merge(*a, batch_, int(t), h);
+    // Few partial results are merged before other threads would have woken up.
+    const auto parts = [=] { return splits() > kSerialSplits ? a->kv_heads : 1; };
+    step([=] { return int64_t(batch_.decode_count()) * parts(); },
+         [=](int64_t piece, const Scratch&) {
+             const int n = parts(), heads = a->kv_heads / n, first = int(piece % n) * heads;
+             for (int h = first; h < first + heads; ++h) k_.attention_merge(*a, batch_, int(piece / n), h);
          });
+}
+
+void Program::router(const float* x, const Rows& weights, const float* bias, const Router& r, int32_t* ids,
+                     float* factors) {
+    ScratchPlan plan(*this);
+    const auto tokens = [this] { return count(kTokens); };
+    auto in = input_of(x, weights.cols);
+    if (is_quantised(weights.type)) {
+        take_quantised(plan, in, bounds_.tokens);
+        quantise(in, tokens);
+    }
+    auto logits =
+        std::make_shared<std::vector<Product>>(1, Product{weights, bias, nullptr, weights.count, false});
+    plan.take(bounds_.tokens * weights.count * 4,
+              [logits](uint8_t* p) { (*logits)[0].out = reinterpret_cast<float*>(p); });
+    products(in, logits, tokens);
+    step(tokens, [=](int64_t t, const Scratch&) {
+        k_.router(r, (*logits)[0].out + t * r.experts, ids + t * r.chosen, factors + t * r.chosen);
+    });
 }
 
 void Program::add(float* x, const float* y, int64_t dim) {

@@ -62,6 +62,8 @@ class Program {
     // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
     void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>);
+    void router(const float* x, const Rows& weights, const float* bias, const Router&, int32_t* ids,
+                float* factors);
     void add(float* x, const float* y, int64_t dim);
     void gather(const float* x, float* out, int64_t dim);
     // The last words of each of the mask's rows, of mask_words, are those of the mailbox.

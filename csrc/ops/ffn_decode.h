@@ -194,7 +194,7 @@ class DecodePiece {
             dots(f.up, neurons, 0, n, f.x, 0, tokens, ahead, {up, tokens, 1, f.up_bias});
             stats.up_rows += n;
         }
-        activate_rows(f.activation, f.threshold, gates, f.gate.base ? up : nullptr, h, int64_t(n) * tokens);
+        activate_rows(f, gates, f.gate.base ? up : nullptr, h, int64_t(n) * tokens);
         bool used[kChunk] = {};
         for (int t = 0; t < tokens; ++t) {
             int32_t active[kChunk];

@@ -26,8 +26,8 @@ void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint
         }
         const int64_t runs = f.by_output ? end - t : count, length = f.by_output ? count : end - t;
         for (int64_t i = 0; i < runs; ++i, h += f.by_output ? token_step : row_step)
-            activate_rows(f.activation, f.threshold, h,
-                          f.gate.base ? up + i * (f.by_output ? up_token : up_row) : nullptr, h, length);
+            activate_rows(f, h, f.gate.base ? up + i * (f.by_output ? up_token : up_row) : nullptr, h,
+                          length);
     }
 }
 

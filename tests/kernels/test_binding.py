@@ -198,15 +198,15 @@ def test_weights_of_another_kind_are_refused() -> None:
         lambda p: p.embed(panels, out),
         lambda p: p.predict(x, panels, rows, True, floats(32), np.zeros((ROWS, 1), np.uint64)),
         lambda p: p.predict(x, rows, panels, True, floats(32), np.zeros((ROWS, 1), np.uint64)),
-        lambda p: _cpu.FfnWeights(None, panels, rows, None, None, None, False, 0, 0.0),
-        lambda p: _cpu.FfnWeights(panels, rows, rows, None, None, None, False, 0, 0.0),
+        lambda p: _cpu.FfnWeights(None, panels, rows, None, None, None, False, 0, 0.0, 7.0, 1.702),
+        lambda p: _cpu.FfnWeights(panels, rows, rows, None, None, None, False, 0, 0.0, 7.0, 1.702),
     ):
         with pytest.raises(ValueError, match="these weights lie in panels, rows are needed"):
             call(program())
     with pytest.raises(ValueError, match="do not fit each other"):
-        _cpu.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0)
+        _cpu.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0, 7.0, 1.702)
     with pytest.raises(ValueError, match="it needs a gate"):
-        _cpu.FfnWeights(None, rows, rows, None, None, None, False, 1, 0.0)
+        _cpu.FfnWeights(None, rows, rows, None, None, None, False, 1, 0.0, 7.0, 1.702)
 
 
 def test_rows_are_those_of_tokens_or_of_logits() -> None:

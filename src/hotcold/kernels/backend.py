@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -35,9 +35,18 @@ PAGE = 32  #: positions in one page of the KV cache
 SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
 DECODE_ROWS = 16  #: rows of one step that follow the decode rule, which every backend takes; some take more
 
-ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu")
+#: ``gelu`` is its tanh form, as ggml's is, ``gelu_erf`` the exact one, PyTorch's default. ``swiglu_oai``
+#: (gpt-oss; ggml's name) is ``g sigmoid(alpha g) (u + 1)`` with ``g = min(gate, limit)`` and u, which is up
+#: clamped to +-limit.
+ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_erf", "swiglu_oai")
+#: Activations of two values, gate and up: they need a gate.
+GATED_ACTIVATIONS = ("drelu", "swiglu_oai")
 #: Activations under which a neuron can be exactly zero, so that skipping it is lossless.
 SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
+
+ROUTER_SCORES = ("softmax", "sigmoid")
+MAX_EXPERTS = 1024  #: of a router
+MAX_CHOSEN = 32  #: experts of one token
 
 
 class Rows(enum.IntEnum):
@@ -132,6 +141,9 @@ class FFNTensors:
     gate_bias: Floats | None = None
     up_bias: Floats | None = None
     down_bias: Floats | None = None
+    _: KW_ONLY
+    limit: float = 7.0  #: of ``swiglu_oai``; the others do not read it
+    alpha: float = 1.702  #: likewise
 
 
 @dataclass(frozen=True)
@@ -322,9 +334,26 @@ class Backend(Protocol):
         * 34]``: blocks of GGML's Q8_0, with codes as in :meth:`linear` and their scale rounded to float16."""
 
     def attention(
-        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
     ) -> None:
         """Causal attention by position: row t sees positions 0..positions[t]. q, out ``[T, H, head_dim]``.
+
+        With ``window`` it sees the last so many of them, its own among them (Mistral 7B, arXiv 2310.06825):
+        those above ``positions[t] - window``. That is GGUF's ``attention.sliding_window`` as it stands:
+        llama.cpp masks a key ``n_swa`` or more positions back. (Its chunked and symmetric windows, as Llama 4
+        and embedding models have, are others.) ``softcap`` bounds scores (Gemma 2, arXiv 2408.00118).
+        ``sinks`` ``[H]`` float32 is a score of each head that enters the softmax's denominator alone
+        (gpt-oss; the idea in arXiv 2309.17453); neither ``scale`` nor ``softcap`` applies to it.
 
         Caches are those of :meth:`store_kv`; sums are float32 over the values that they stand for.
         Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order."""
@@ -353,6 +382,34 @@ class Backend(Protocol):
         with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients
         where the activation gives zeros or down lies by neuron; else it is a dot, which quantises them like
         ``linear``."""
+
+    def router(
+        self,
+        x: Buffer,
+        weights: Matrix,
+        batch: Batch,
+        ids: Buffer,
+        factors: Buffer,
+        *,
+        k: int,
+        score: str,
+        selection_bias: Buffer | None = None,
+        normalise: bool,
+        scale: float,
+    ) -> None:
+        """Chooses k experts for each row, prompt rows too: ``ids`` ``[T, k]`` int32, ascending in each row,
+        and ``factors`` ``[T, k]`` float32 in the same order. x ``[T, D]``; weights ``(E, D)``, E up to
+        :data:`MAX_EXPERTS`, k up to :data:`MAX_CHOSEN`.
+
+        Scores are ``score`` (:data:`ROUTER_SCORES`) of all E logits ``weights @ x[t] + bias``, these as
+        in :meth:`linear`. Chosen are the experts with the largest ``score + selection_bias`` (``[E]``
+        float32; DeepSeek-V3, arXiv 2412.19437), or without that with the largest logits, which rank alike:
+        ties go to the lower id, NaN ranks last. A factor is the expert's score, without the selection bias,
+        divided by the sum of the chosen scores where ``normalise`` (a sum below 1e-20 counts as that), times
+        ``scale``.
+
+        A softmax over the chosen logits alone (Mixtral, arXiv 2401.04088; gpt-oss) is ``softmax`` with
+        ``normalise``. With E = k = 1, ``sigmoid`` gives the gate of a shared expert (Qwen2-MoE)."""
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         """``x[t] += y[t]``; both ``[T, D]``."""

@@ -8,6 +8,10 @@ import numpy as np
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import (
     ACTIVATIONS,
+    GATED_ACTIVATIONS,
+    MAX_CHOSEN,
+    MAX_EXPERTS,
+    ROUTER_SCORES,
     SPARSE_ACTIVATIONS,
     Buffer,
     FFNTensors,
@@ -51,6 +55,9 @@ def check_ffn(tensors: FFNTensors) -> None:
     if tensors.gate is not None and tensors.gate.shape != (n, d):
         raise ValueError(f"gate of shape {tensors.gate.shape}: up has {(n, d)}, the two must be equal")
     check_activation(tensors.activation, tensors.threshold, gated=tensors.gate is not None)
+    for what, value in (("limit", tensors.limit), ("alpha", tensors.alpha)):
+        if not math.isfinite(value) or value <= 0:
+            raise ValueError(f"activation {what} {value}: a finite number above 0 is needed")
     if tensors.gate is None and tensors.gate_bias is not None:
         raise ValueError("gate bias without a gate: leave it out, or give gate as well")
     _check_vector("gate bias", tensors.gate_bias, n)
@@ -61,8 +68,10 @@ def check_ffn(tensors: FFNTensors) -> None:
 def check_activation(activation: str, threshold: float, *, gated: bool) -> None:
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
-    if activation == "drelu" and not gated:
-        raise ValueError("activation 'drelu' without a gate: it multiplies two of them; use 'relu' instead")
+    if activation in GATED_ACTIVATIONS and not gated:
+        instead = {"drelu": "relu", "swiglu_oai": "silu"}[activation]
+        seen = f"activation {activation!r} without a gate"
+        raise ValueError(f"{seen}: it multiplies gate and up; use {instead!r} instead")
     if not math.isfinite(threshold) or threshold < 0:
         raise ValueError(f"activation threshold {threshold}: a finite number of at least 0 is needed")
     if threshold and activation not in SPARSE_ACTIVATIONS:
@@ -88,6 +97,26 @@ def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | No
         raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
 
 
+def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap: float | None) -> None:
+    """Refuses options of attention that mean nothing; q is ``[T, H, head_dim]``."""
+    if window is not None and window < 1:
+        raise ValueError(f"attention window {window}: at least 1 position is needed")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"attention softcap {softcap}: a finite number above 0 is needed")
+    _check_vector("attention sinks", sinks, *q.shape[1:2])
+
+
+def check_router(experts: int, k: int, score: str, selection_bias: Buffer | None) -> None:
+    """Refuses more experts than kernels have room for, and a choice that does not exist."""
+    if experts > MAX_EXPERTS:
+        raise ValueError(f"router of {experts} experts: up to {MAX_EXPERTS} are allowed")
+    if not 1 <= k <= min(experts, MAX_CHOSEN):
+        raise ValueError(f"router k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
+    if score not in ROUTER_SCORES:
+        raise ValueError(f"router score {score!r}: choose from {', '.join(ROUTER_SCORES)}")
+    _check_vector("router selection bias", selection_bias, experts)
+
+
 def check_predictor(tensors: PredictorTensors) -> None:
     """Refuses factors whose ranks differ and thresholds that are not one float32 per neuron."""
     check_matrix(tensors.first)
@@ -105,3 +134,5 @@ def _check_vector(what: str, values: Floats | None, length: int) -> None:
         raise TypeError(f"{what} is {values.dtype}: float32 is needed")
     if values.shape != (length,):
         raise ValueError(f"{what} of shape {values.shape}: ({length},) is needed")
+    if not values.flags.c_contiguous:
+        raise ValueError(f"{what} with gaps between its values: a contiguous array is needed")

@@ -48,6 +48,7 @@ ISAS = ("avx512", "avx2", "neon", "scalar")
 ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
 MAX_THREADS = 1024
 MOST_ROWS = 1 << 20  #: of a step; pieces of work are counted in 32 bits
+_INT32_MAX = 2**31 - 1
 
 
 def supported_isas() -> tuple[str, ...]:
@@ -250,8 +251,9 @@ class CPUBackend:
             up_rows = self._packed(memory, 0, stride, tensors.up)
             down_rows = fill_down(memory, sizes[1], stride, down)
         biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
-        kind = dense, ACTIVATIONS.index(tensors.activation), tensors.threshold
-        native = _cpu.FfnWeights(gate.rows if gate else None, up_rows, down_rows, *biases, *kind)
+        kind = dense, ACTIVATIONS.index(tensors.activation)
+        numbers = tensors.threshold, tensors.limit, tensors.alpha
+        native = _cpu.FfnWeights(gate.rows if gate else None, up_rows, down_rows, *biases, *kind, *numbers)
         nbytes = sum(t.nbytes for t in (tensors.gate, tensors.up, down, *biases) if t is not None)
         return _FFN(native, neurons, dim, nbytes, row_bytes, runs, tensors.activation)
 
@@ -320,10 +322,22 @@ class CPUBackend:
         self._op(batch, lambda p: p.store_kv(k, v, *caches), k, v, k_cache, v_cache)
 
     def attention(
-        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
     ) -> None:
-        caches = _bits(k_cache), _bits(v_cache)
-        self._op(batch, lambda p: p.attention(q, *caches, out, scale), q, k_cache, v_cache, out)
+        checks.check_attention(q, window, sinks, softcap)
+        buffers = q, _bits(k_cache), _bits(v_cache), out
+        args = scale, None if window is None else min(window, _INT32_MAX), sinks, softcap
+        self._op(batch, lambda p: p.attention(*buffers, *args), q, k_cache, v_cache, out, sinks)
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
         w = checks.own_weights(weights, _Predictor)
@@ -348,6 +362,33 @@ class CPUBackend:
         counts = stats.counts[stats.row] if stats else None
         args = skip, mask, fired, counts, accumulate
         self._op(batch, lambda p: p.ffn(x, w.native, out, *args), x, w, out, mask, fired, counts)
+
+    def router(
+        self,
+        x: Buffer,
+        weights: Matrix,
+        batch: Batch,
+        ids: Buffer,
+        factors: Buffer,
+        *,
+        k: int,
+        score: str,
+        selection_bias: Buffer | None = None,
+        normalise: bool,
+        scale: float,
+    ) -> None:
+        w = checks.own_weights(weights, _Matrix)
+        checks.check_router(w.shape[0], k, score, selection_bias)
+        args = k, score == "softmax", selection_bias, normalise, scale
+        self._op(
+            batch,
+            lambda p: p.router(x, w.rows, w.bias, ids, factors, *args),
+            x,
+            w,
+            ids,
+            factors,
+            selection_bias,
+        )
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         self._op(batch, lambda p: p.add(x, y), x, y)

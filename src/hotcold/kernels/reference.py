@@ -4,6 +4,7 @@ Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of
 its input first (:func:`quantise_input`): prescribed float32 steps, so that codes agree bit for bit. Sums are
 float32 in any order."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,6 +128,8 @@ class ReferenceFFN:
     down_layout: str
     activation: str
     threshold: np.float32
+    limit: np.float32
+    alpha: np.float32
     down_bias: Floats | None
 
     @property
@@ -167,6 +170,9 @@ class ReferenceFFN:
             return fires, np.where(fires & (value > 0), gate * value, np.float32(0))
         if self.activation == "relu2":  # Primer, arXiv 2109.08668: relu(gate)^2
             return fires, np.where(fires, gate * gate * value, np.float32(0))
+        if self.activation == "swiglu_oai":  # gpt-oss, as its published PyTorch code has it
+            gate, value = np.minimum(gate, self.limit), np.clip(value, -self.limit, self.limit)
+            return np.ones_like(fires), gate * _sigmoid(self.alpha * gate) * (value + np.float32(1))
         return np.ones_like(fires), _smooth(self.activation, gate) * value
 
     def down_sum(self, coefficients: Floats) -> Floats:
@@ -185,16 +191,34 @@ class ReferenceFFN:
         return y if self.down_bias is None else y + self.down_bias
 
 
-def _smooth(activation: str, gate: Floats) -> Floats:
-    """SiLU, or GELU in the tanh form that ggml's ``gelu`` computes."""
-    one, half, root, cubic = (np.float32(c) for c in (1, 0.5, np.sqrt(2 / np.pi), 0.044715))
+def _sigmoid(x: Floats) -> Floats:
+    one = np.float32(1)
     with np.errstate(over="ignore"):
-        if activation == "silu":
-            factor = one / (one + np.exp(-gate))
-        else:
-            factor = half * (one + np.tanh(root * gate * (one + cubic * gate * gate)))
+        sigmoid: Floats = one / (one + np.exp(-x))
+    return sigmoid
+
+
+def _softmax(x: Floats) -> Floats:
+    terms = np.exp(x - x.max(axis=-1, keepdims=True))
+    softmax: Floats = terms / terms.sum(axis=-1, keepdims=True)
+    return softmax
+
+
+def _smooth(activation: str, gate: Floats) -> Floats:
+    """SiLU, or GELU (arXiv 1606.08415): exact, or in the tanh form that ggml's ``gelu`` computes."""
+    half, root, cubic = (np.float32(c) for c in (0.5, np.sqrt(2 / np.pi), 0.044715))
+    if activation == "silu":
+        factor = _sigmoid(gate)
+    elif activation == "gelu_erf":
+        factor = half * _ERFC(-gate / np.sqrt(2))
+    else:
+        with np.errstate(over="ignore"):
+            factor = half * (1 + np.tanh(root * gate * (1 + cubic * gate * gate)))
     smooth: Floats = np.multiply(gate, factor, dtype=np.float32)
     return smooth
+
+
+_ERFC = np.vectorize(math.erfc, otypes=[np.float32])
 
 
 @dataclass(frozen=True)
@@ -255,8 +279,9 @@ class ReferenceBackend:
         checks.check_ffn(tensors)
         gate = None if tensors.gate is None else ReferenceMatrix(tensors.gate.load(), tensors.gate_bias)
         up, down = ReferenceMatrix(tensors.up.load(), tensors.up_bias), ReferenceMatrix(tensors.down.load())
-        rule = tensors.down_layout, tensors.activation, np.float32(tensors.threshold)
-        return ReferenceFFN(gate, up, down, *rule, tensors.down_bias)
+        numbers = np.float32(tensors.threshold), np.float32(tensors.limit), np.float32(tensors.alpha)
+        rule = tensors.down_layout, tensors.activation
+        return ReferenceFFN(gate, up, down, *rule, *numbers, tensors.down_bias)
 
     def predictor_weights(self, tensors: PredictorTensors) -> ReferencePredictor:
         checks.check_predictor(tensors)
@@ -370,9 +395,21 @@ class ReferenceBackend:
                 cache[slots // PAGE, :, slots % PAGE] = rows
 
     def attention(
-        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
     ) -> None:
-        """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head."""
+        """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head. A
+        score s becomes ``softcap tanh(s / softcap)``; a sink is one more score, whose value is 0."""
+        checks.check_attention(q, window, sinks, softcap)
         queries = _rows("q", q, batch, q.shape[1:])
         target = _rows("out", out, batch, q.shape[1:])
         (pages, kv_heads), (heads, head_dim) = k_cache.shape[:2], q.shape[1:]
@@ -382,11 +419,22 @@ class ReferenceBackend:
             raise ValueError(f"q of shape {q.shape} does not fit k_cache of shape {k_cache.shape}")
         for t, query in enumerate(queries):
             length = int(batch.positions[t]) + 1
+            begin = max(0, length - window) if window else 0
             own = batch.pages[batch.sequence[t], : -(-length // PAGE)]
-            k, v = (_positions(cache[own], length) for cache in (k_cache, v_cache))  # [K, length, head_dim]
+            k, v = (_positions(cache[own], length)[:, begin:] for cache in (k_cache, v_cache))
+            # k and v [K, seen, head_dim], scores and weights [K, H / K, seen]
             scores = np.float32(scale) * (query.reshape(kv_heads, -1, head_dim) @ k.transpose(0, 2, 1))
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            target[t] = (weights @ v / weights.sum(axis=-1, keepdims=True)).reshape(heads, head_dim)
+            if softcap is not None:
+                scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
+            largest = scores.max(axis=-1, keepdims=True)
+            if sinks is not None:
+                sink = sinks.reshape(kv_heads, -1, 1)
+                largest = np.maximum(largest, sink)
+            weights = np.exp(scores - largest)
+            total = weights.sum(axis=-1, keepdims=True)
+            if sinks is not None:
+                total += np.exp(sink - largest)
+            target[t] = (weights @ v / total).reshape(heads, head_dim)
 
     def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
         """PowerInfer's predictor, arXiv 2312.12456; without the ReLU, two factors of a truncated SVD."""
@@ -431,6 +479,34 @@ class ReferenceBackend:
             added = coefficients[decode] != 0 if skip else candidates
             _count(stats, w, candidates, gated, added)
         _store(w.down_sum(coefficients), target, accumulate)
+
+    def router(
+        self,
+        x: Buffer,
+        weights: Matrix,
+        batch: Batch,
+        ids: Buffer,
+        factors: Buffer,
+        *,
+        k: int,
+        score: str,
+        selection_bias: Buffer | None = None,
+        normalise: bool,
+        scale: float,
+    ) -> None:
+        """Mixture of experts, arXiv 1701.06538, as models of today route to them."""
+        w = checks.own_weights(weights, ReferenceMatrix)
+        checks.check_router(w.shape[0], k, score, selection_bias)
+        chosen, target = _rows("ids", ids, batch, (k,), np.int32), _rows("factors", factors, batch, (k,))
+        logits = w.dot(_rows("x", x, batch, (w.shape[1],)))
+        scores = _sigmoid(logits) if score == "sigmoid" else _softmax(logits)
+        ranks = logits if selection_bias is None else scores + selection_bias
+        best = np.argsort(-ranks, axis=-1, kind="stable")[:, :k]  # NaN comes last
+        chosen[:] = np.sort(best, axis=-1)
+        picked = np.take_along_axis(scores, chosen, axis=-1)
+        if normalise:
+            picked = picked / np.maximum(picked.sum(axis=-1, keepdims=True), np.float32(1e-20))
+        target[:] = picked * np.float32(scale)
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         rows = _rows("x", x, batch, x.shape[1:])
