@@ -75,6 +75,7 @@ NB_MODULE(_cpu, m) {
         .def("share_cores", &Pool::share_cores);
     bind_weights(m);
     nb::class_<BoundProgram> program = bind_ops(m);
+    bind_ffn(m, program);
     bind_link(m, program);
     bind_router(program);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,

@@ -5,14 +5,8 @@
 
 namespace hc {
 
-namespace {
-
-// Pieces of decode rows that keep all threads busy to the end: as many as a few threads can use, then two for
-// each.
 int pieces_wanted(int threads) { return std::max(std::min(10 * threads, 32), 2 * threads); }
 
-// Pieces as large as leaves enough of them, since each has sums of its own that are then added; and as fit a
-// thread's scratch.
 void cut_into_pieces(Ffn& f, int max_rows, int wanted) {
     for (int rows = 1; rows <= max_rows; ++rows)
         for (f.levels[rows] = 0; f.pieces(rows) > 1;) {
@@ -23,38 +17,43 @@ void cut_into_pieces(Ffn& f, int max_rows, int wanted) {
         }
 }
 
-}  // namespace
-
-void Program::predict(const float* x, const Rows& first, const Rows& second, bool relu,
-                      const float* threshold, const Masks& mask) {
-    ScratchPlan plan(*this);
+// Steps that leave there what the first factor makes of decode rows, as the second one's input.
+std::shared_ptr<Input> Program::predictor_hidden(ScratchPlan& plan, const float* x, const Predictor& p) {
     const auto rows = [this] { return int64_t(batch_.decode_count()); };
-    auto in = input_of(x, first.cols);
+    auto in = input_of(x, p.first.cols);
     auto product =
-        std::make_shared<std::vector<Product>>(1, Product{first, nullptr, nullptr, first.count, false});
-    auto hidden = input_of(nullptr, second.cols);
-    if (is_quantised(second.type)) take_quantised(plan, hidden, max_decode());
-    plan.take(max_decode() * first.count * 4, [product, hidden](uint8_t* p) {
-        (*product)[0].out = reinterpret_cast<float*>(p);
-        hidden->x = reinterpret_cast<float*>(p);
+        std::make_shared<std::vector<Product>>(1, Product{p.first, nullptr, nullptr, p.first.count, false});
+    auto hidden = input_of(nullptr, p.second.cols);
+    const bool relu = p.relu, quantised = is_quantised(p.second.type);
+    if (quantised) take_quantised(plan, hidden, max_decode());
+    plan.take(max_decode() * p.first.count * 4, [product, hidden](uint8_t* at) {
+        (*product)[0].out = reinterpret_cast<float*>(at);
+        hidden->x = reinterpret_cast<float*>(at);
     });
-    if (is_quantised(first.type)) {
+    if (is_quantised(p.first.type)) {
         take_quantised(plan, in, max_decode());
         quantise(in, rows);
     }
     products(in, product, rows);
-    if (relu || is_quantised(second.type))
-        step(rows, [this, relu, hidden, product, second](int64_t t, const Scratch&) {
-            if (relu) k_.relu((*product)[0].out + t * second.cols, second.cols);
-            if (is_quantised(second.type)) k_.quantise(*hidden, int(t));
+    if (relu || quantised)
+        step(rows, [this, relu, quantised, hidden, product](int64_t t, const Scratch&) {
+            if (relu) k_.relu((*product)[0].out + t * hidden->cols, hidden->cols);
+            if (quantised) k_.quantise(*hidden, int(t));
         });
-    const int64_t words = ceil_div(second.count, 64), size = ceil_div(piece_rows(second), 64);
+    return hidden;
+}
+
+void Program::predict(const float* x, const Predictor& p, const Masks& mask) {
+    ScratchPlan plan(*this);
+    const auto hidden = predictor_hidden(plan, x, p);
+    const auto rows = [this] { return int64_t(batch_.decode_count()); };
+    const int64_t words = ceil_div(p.second.count, 64), size = ceil_div(piece_rows(p.second), 64);
     step([rows, n = ceil_div(words, size)] { return rows() ? n : 0; },
          [=](int64_t piece, const Scratch&) {
              const int64_t end = std::min(words, (piece + 1) * size);
-             k_.predict(second, *hidden, threshold, piece * size, end, int(rows()), mask);
+             k_.predict(p.second, *hidden, p.threshold, piece * size, end, int(rows()), mask);
          },
-         [=](int64_t first, int64_t end) { return stretch(second, first * size * 64, end * size * 64); });
+         [=](int64_t first, int64_t end) { return stretch(p.second, first * size * 64, end * size * 64); });
 }
 
 void Program::ffn(Ffn args, const float* x) {
@@ -114,9 +113,7 @@ void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
          });
 }
 
-// Decode rows whose down lies by output: leaves out what no mask names, reports what fired, counts what is
-// read.
-static void account_by_output(const Ffn& f, int decode, bool count) {
+void account_by_output(const Ffn& f, int decode, bool count) {
     const bool skip = f.skip && can_skip(f.activation);
     int64_t pairs = 0;
     for (int t = 0; t < decode; ++t) {

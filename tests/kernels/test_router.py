@@ -13,7 +13,7 @@ from op_truth import plain_batch, random_rows, random_tensor, rng
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.kernels.backend import Backend, Floats, Ints
-from hotcold.kernels.reference import quantise_input
+from hotcold.kernels.reference_matrix import quantise_input
 
 OpenCPU = Callable[..., Backend]
 

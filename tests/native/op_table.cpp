@@ -471,7 +471,7 @@ void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool 
     const auto x = random_floats(tokens * d), threshold = random_floats(n);
     std::vector<uint64_t> mask(tokens * 3, ~uint64_t(0));
     Program program(k, pool, s.batch, s.bounds);
-    program.predict(x.data(), first.rows, second.rows, relu, threshold.data(), {mask.data(), 3});
+    program.predict(x.data(), {first.rows, second.rows, relu, threshold.data()}, {mask.data(), 3});
     program.run();
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * d)], d);

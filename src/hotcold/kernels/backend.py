@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -137,7 +138,12 @@ class FFNTensors:
 
     ``down`` is ``(N, D)`` when ``down_layout`` is ``by_neuron`` and ``(D, N)`` when it is ``by_output``.
     Where the activation gives zeros, a backend makes rows by neuron of the latter too: it transposes float
-    types and packs quantised ones into panels."""
+    types and packs quantised ones into panels.
+
+    Experts lie one after another: gate, up and down by neuron are ``(E * N, D)``, down by output ``(E * D,
+    N)``, as GGUF's ``*_exps`` are, and biases ``[E * N]`` and ``[E, D]``. In a half of a layer experts may
+    have different numbers of neurons, which ``expert_ends`` tells; by output each then has all of its neurons
+    or none, and down has nothing of the latter."""
 
     gate: AnyTensor | None
     up: AnyTensor
@@ -151,16 +157,48 @@ class FFNTensors:
     _: KW_ONLY
     limit: float = 7.0  #: of ``swiglu_oai``; the others do not read it
     alpha: float = 1.702  #: likewise
+    experts: int = 1
+    chosen: int = 1  #: how many experts a token chooses, k
+    expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of up end; None: N rows each
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self.expert_ends or equal_ends(self.up.shape[0], self.experts)
 
 
 @dataclass(frozen=True)
 class PredictorTensors:
-    """``score = second @ act(first @ x)``; neuron i is a candidate when ``score[i] >= threshold[i]``."""
+    """``score = second @ act(first @ x)``; neuron i is a candidate when ``score[i] >= threshold[i]``.
+
+    Experts of a layer share the first factor; their rows of the second lie one after another, ``(E * N, R)``,
+    as in :class:`FFNTensors`."""
 
     first: Tensor  # (R, D)
     second: Tensor  # (N, R)
     threshold: Floats  # [N]
     relu: bool  #: ReLU between the factors (PowerInfer's), or nothing (a truncated SVD)
+    _: KW_ONLY
+    experts: int = 1
+    chosen: int = 1  #: how many experts a token chooses, k
+    expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of the second factor end
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self.expert_ends or equal_ends(self.second.shape[0], self.experts)
+
+
+def equal_ends(rows: int, experts: int) -> tuple[int, ...]:
+    """Where the rows of each of so many equal experts end."""
+    return tuple(rows // experts * (expert + 1) for expert in range(experts))
+
+
+def mask_words(ends: Sequence[int]) -> list[int]:
+    """Where the words of each expert begin in a row of a mask, and where the last one's end: each begins at a
+    whole word."""
+    begins = [0]
+    for first, end in pairwise((0, *ends)):
+        begins.append(begins[-1] - (first - end) // 64)
+    return begins
 
 
 def scale_run(type: BlockType) -> int:
@@ -188,7 +226,9 @@ class FFNWeights(Protocol):
     """One layer's FFN in a backend's own layout."""
 
     @property
-    def neurons(self) -> int: ...
+    def neurons(self) -> int: ...  # of all experts
+    @property
+    def words(self) -> int: ...  # 64-bit ones, of a row of its masks
     @property
     def nbytes(self) -> int: ...
     #: Bytes of one gate, up and down row, and of the scales that one run of down rows shares; 0 without.
@@ -218,6 +258,14 @@ class FFNStats:
 
     counts: Buffer  # [L, len(FFN_COUNTS)] int64, of the backend that computes
     row: int = 0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The experts that each row chose, as :meth:`Backend.router` writes them."""
+
+    ids: Buffer  # [T, k] int32, ascending in each row
+    factors: Buffer  # [T, k] float32
 
 
 @dataclass(frozen=True)
@@ -374,8 +422,16 @@ class Backend(Protocol):
         Caches are those of :meth:`store_kv`; sums are float32 over the values that they stand for.
         Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order."""
 
-    def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
-        """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i."""
+    def predict(
+        self,
+        x: Buffer,
+        weights: PredictorWeights,
+        batch: Batch,
+        mask: Buffer,
+        chosen: Chosen | None = None,
+    ) -> None:
+        """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i. Of
+        experts, each of which begins at a whole word, it sets those that a row chose and no other."""
 
     def ffn(
         self,
@@ -389,15 +445,21 @@ class Backend(Protocol):
         fired: Buffer | None = None,
         stats: FFNStats | None = None,
         accumulate: bool = False,
+        chosen: Chosen | None = None,
     ) -> None:
         """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
 
-        Decode rows: only the candidates of ``mask`` are computed (all when None), the first ``ceil(N / 64)``
-        words of its rows; with ``skip`` a neuron
-        whose gate does not fire reads no further row. ``fired`` ``[T, ceil(N / 64)]`` uint64 gets the neurons
-        with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients
-        where the activation gives zeros or down lies by neuron; else it is a dot, which quantises them like
-        ``linear``."""
+        Decode rows: only the candidates of ``mask`` are computed (all when None), the first ``words`` words
+        of its rows; with ``skip`` a neuron whose gate does not fire reads no further row. ``fired`` ``[T,
+        words]`` uint64 gets the neurons with a non-zero coefficient. Prompt rows are always dense. The down
+        sum keeps float32 coefficients where the activation gives zeros or down lies by neuron; else it is a
+        dot, which quantises them like ``linear``.
+
+        Experts: ``out[t] (+)=`` the sum over the row's experts, ascending, of ``factor * (down_e + bias_e)``;
+        only these are computed, for prompt rows too. ``chosen`` is needed where there are several, and
+        allowed where there is one (a shared expert with a factor). In masks each expert begins at a whole
+        word; what a row did not choose is not read, and has not fired. ``ValueError`` when the op runs: ids
+        that no expert has, or that do not ascend in a row."""
 
     def router(
         self,
