@@ -4,6 +4,7 @@ import json
 import os
 import statistics
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -171,21 +172,34 @@ def bench(
         several = f", {parallel} sequences together," if parallel > 1 else ""
         asked = f"-p {n_prompt} and -n {n_gen}{several} need {need} positions"
         raise UserError(f"{asked}: the context holds {base.context}")
-    session = base.session()
-    engine, prompt = Engine(session), prompt_of(base, n_prompt)
-    probe = ReadProbe(base.backend) if isinstance(base.backend, CPUBackend) else None
+    prompt = prompt_of(base, n_prompt)
+    with closing(base.session()) as session:
+        engine = Engine(session)
+        rounds = _rounds(engine, prompt, lengths, repetitions, progress)
+        found = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), rounds)
+        if timeline is None:
+            return found
+        traced = _trace(engine, prompt, lengths)
+    Path(timeline).write_text(json.dumps(traced.trace()))
+    return replace(found, overlap=traced.overlap(), handshake=traced.handshake())
+
+
+def _rounds(
+    engine: Engine,
+    prompt: Sequence[int],
+    lengths: Sequence[int],
+    repetitions: int,
+    progress: Progress | None,
+) -> tuple[Round, ...]:
+    backend = engine.model.backend
+    probe = ReadProbe(backend) if isinstance(backend, CPUBackend) else None
     measure(engine, prompt, lengths, None, seed=0)  # warms memory and threads
     rounds = []
     for seed in range(repetitions):
         rounds.append(measure(engine, prompt, lengths, probe, seed=seed))
         if progress:
             progress("rounds", seed + 1, repetitions)
-    found = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), tuple(rounds))
-    if timeline is None:
-        return found
-    traced = _trace(engine, prompt, lengths)
-    Path(timeline).write_text(json.dumps(traced.trace()))
-    return replace(found, overlap=traced.overlap(), handshake=traced.handshake())
+    return tuple(rounds)
 
 
 def _trace(engine: Engine, prompt: Sequence[int], lengths: Sequence[int]) -> Timeline:

@@ -4,6 +4,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -199,11 +200,11 @@ def _measured(
     tensors, fits = [each.tensors for each in best], [each.fit for each in best]
     pays = [fit.pays for fit in fits]
     measured: Literal["auto", "predicted"] = "auto" if any(pays) else "predicted"
-    exact = model.session("exact")
-    with tempfile.TemporaryDirectory(prefix="hotcold-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hotcold-") as folder, closing(model.session("exact")) as exact:
         path = output or Path(folder, "predictor.gguf")
         write_sidecar(path, model.fingerprint, tensors, _metadata(settings, fits, pays))
-        speed = _speed(exact, model.session(measured, path))
+        with closing(model.session(measured, path)) as predicted:
+            speed = _speed(exact, predicted)
     found = FittedPredictor(
         options=settings,
         layers=fits,

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,21 +145,25 @@ def _count(
     if not isinstance(model, LoadedModel):
         options = options | {"context": context}
     base = opened(model, options, progress, sparsity="exact", default_context=LONGEST_WINDOW)
+    if base.hot is not None:
+        fix = "load it without placement and vram_budget, or give its file"
+        raise UserError(f"this model is loaded on two backends, and a profile counts on one: {fix}")
     length = window_length(base.context, context)
     firings = Firings(base.config.neurons)
     rows = base.limits.tokens
-    session = base.session("exact", wrap=lambda ffns: firings.watch(base.backend, ffns, rows))
     windows = text_windows(base.tokenizer, text, length)
     if tokens is not None:
         windows = evenly(windows, max(1, tokens // length))
-    scorer = Scorer(session)
-    for done, window in enumerate(windows, 1):
-        firings.restart()
-        for logits in scorer.logits(window):
-            firings.step(len(logits))
-        if progress:
-            progress("windows", done, len(windows))
-    return firings, Setup.of(session)
+    watched = base.session("exact", wrap=lambda ffns: firings.watch(base.backend, ffns, rows))
+    with closing(watched) as session:
+        scorer = Scorer(session)
+        for done, window in enumerate(windows, 1):
+            firings.restart()
+            for logits in scorer.logits(window):
+                firings.step(len(logits))
+            if progress:
+                progress("windows", done, len(windows))
+        return firings, Setup.of(session)
 
 
 def window_length(most: int, asked: int | None) -> int:
