@@ -75,6 +75,8 @@ NB_MODULE(_cpu, m) {
         .def("share_cores", &Pool::share_cores);
     bind_weights(m);
     nb::class_<BoundProgram> program = bind_ops(m);
+    bind_ffn(m, program);
+    bind_router(m);
     bind_link(m, program);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,
           "values"_exact);

@@ -105,6 +105,8 @@ inline const Kernels& kernels_of(const std::string& isa) {
 // What each file adds to the module.
 void bind_weights(nb::module_&);
 nb::class_<BoundProgram> bind_ops(nb::module_&);
+void bind_ffn(nb::module_&, nb::class_<BoundProgram>&);
 void bind_link(nb::module_&, nb::class_<BoundProgram>&);
+void bind_router(nb::module_&);
 
 }  // namespace hc

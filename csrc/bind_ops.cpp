@@ -99,7 +99,8 @@ void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const Cach
 }
 
 void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache, const CacheArray& v_cache,
-                    const Floats& out, float scale) {
+                    const Floats& out, float scale, std::optional<int> window,
+                    const Maybe<const float>& sinks, std::optional<float> softcap) {
     const Cache c = cache_of(k_cache, v_cache);
     const int64_t heads = axis(q, 1), group = heads / c.kv_heads;
     if (q.ndim() != 3 || axis(q, 2) != c.head_dim || group < 1 || heads % c.kv_heads || heads > INT32_MAX)
@@ -118,71 +119,12 @@ void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache,
     a.kv_heads = int(c.kv_heads);
     a.head_dim = int(c.head_dim);
     a.scale = scale;
+    if (window && *window < 1) refuse("attention: a window of less than one position");
+    if (softcap && !(*softcap > 0)) refuse("attention: a softcap that is not above 0");
+    if (window) a.window = *window;
+    if (softcap) a.softcap = *softcap;
+    a.sinks = vector_of(sinks, "attention: sinks", heads);
     p.program.attention(a, c.pages);
-}
-
-void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, const WeightRows& second,
-                  bool relu, const Array<const float>& threshold, const Array<uint64_t>& mask) {
-    const Rows &one = plain_rows(first, "predict"), &two = plain_rows(second, "predict");
-    if (two.cols != one.count) refuse("predict: the factors do not fit each other");
-    const int64_t n = two.count, rows = std::min<int64_t>(p.rows(kTokens), kMaxDecodeRows);
-    p.program.predict(data_of(x, "predict: x", rows, one.cols), one, two, relu,
-                      data_of(threshold, "predict: threshold", n, 1),
-                      data_of(mask, "predict: mask", rows, (n + 63) / 64));
-}
-
-// One layer's FFN as the backend holds it.
-struct FfnWeights {
-    std::optional<WeightRows> gate;
-    WeightRows up, down;
-    Maybe<const float> gate_bias, up_bias, down_bias;
-    bool by_output;
-    int activation;
-    float threshold;
-};
-
-void bind_ffn(BoundProgram& p, const Floats& x, const FfnWeights& w, const Floats& out, bool skip,
-              const Maybe<uint64_t>& mask, const Maybe<uint64_t>& fired, const Maybe<int64_t>& stats,
-              bool accumulate) {
-    Ffn f{};
-    if (w.gate) f.gate = w.gate->rows;
-    f.up = w.up.rows;
-    f.down = w.down.rows;
-    f.panels = w.down.panels;
-    const int64_t n = f.neurons(), dim = f.dim(), rows = p.rows(kTokens);
-    const int64_t decode = std::min<int64_t>(rows, kMaxDecodeRows);
-    f.gate_bias = vector_of(w.gate_bias, "ffn: gate_bias", n);
-    f.up_bias = vector_of(w.up_bias, "ffn: up_bias", n);
-    f.down_bias = vector_of(w.down_bias, "ffn: down_bias", dim);
-    f.by_output = w.by_output;
-    f.activation = Activation(w.activation);
-    f.threshold = w.threshold;
-    f.skip = skip;
-    f.accumulate = accumulate;
-    f.mask_stride = mask ? std::max(f.words(), width_of(*mask)) : 0;  // the first words are this layer's
-    f.mask = mask ? data_of(*mask, "ffn: mask", decode, f.mask_stride) : nullptr;
-    f.fired = fired ? data_of(*fired, "ffn: fired", decode, f.words()) : nullptr;
-    f.stats = reinterpret_cast<FfnCounts*>(vector_of(stats, "ffn: stats", sizeof(FfnCounts) / 8));
-    f.out = data_of(out, "ffn: out", rows, dim);
-    p.program.ffn(f, data_of(x, "ffn: x", rows, dim));
-}
-
-FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
-                       Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
-                       bool by_output, int activation, float threshold) {
-    const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
-    if (gate) plain_rows(*gate, "ffn: gate");
-    const int64_t cols = down_rows.panels.neurons ? (up.cols + kBlock - 1) / kBlock * kBlock : up.cols;
-    const bool fits = by_output ? down.count == up.cols && down.cols == up.count && !down_rows.panels.neurons
-                                : down.count == up.count && down.cols == cols;
-    if (!fits || (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
-        refuse("ffn: gate, up and down do not fit each other");
-    if (activation < 0 || activation > kGelu) refuse("ffn: unknown activation");
-    if (activation == kDRelu && !gate) refuse("ffn: this activation multiplies two: it needs a gate");
-    if (up.count > kMaxNeurons)
-        refuse("ffn: a layer of " + std::to_string(up.count) + " neurons; allowed: up to " +
-               std::to_string(kMaxNeurons));
-    return {gate, up_rows, down_rows, gate_bias, up_bias, down_bias, by_output, activation, threshold};
 }
 
 void bind_embed(BoundProgram& p, const WeightRows& table, const Floats& out) {
@@ -213,9 +155,6 @@ void bind_run(BoundProgram& p) {
 }  // namespace
 
 nb::class_<BoundProgram> bind_ops(nb::module_& m) {
-    nb::class_<FfnWeights>(m, "FfnWeights")
-        .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
-             "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a);
     nb::class_<BoundProgram> program(m, "Program");
     program.def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
         .def("embed", &bind_embed, "table"_a, "out"_exact)
@@ -226,11 +165,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def("rope", &bind_rope, "x"_exact, "cos"_exact, "sin"_exact, "interleaved"_a)
         .def("store_kv", &bind_store_kv, "k"_exact, "v"_exact, "k_cache"_exact, "v_cache"_exact)
         .def("attention", &bind_attention, "q"_exact, "k_cache"_exact, "v_cache"_exact, "out"_exact,
-             "scale"_a)
-        .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
-             "mask"_exact)
-        .def("ffn", &bind_ffn, "x"_exact, "weights"_a, "out"_exact, "skip"_a, "mask"_maybe, "fired"_maybe,
-             "stats"_maybe, "accumulate"_a)
+             "scale"_a, "window"_a.none(), "sinks"_maybe, "softcap"_a.none())
         .def("add", &bind_add, "x"_exact, "y"_exact)
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })

@@ -35,6 +35,20 @@ WeightRows panel_rows(std::shared_ptr<Memory> memory, int64_t dim, int64_t neuro
     return {std::move(memory), rows, panels};
 }
 
+// Rows [first, first + count) of some weights; of panels, whole ones.
+WeightRows part_of(const WeightRows& w, int64_t first, int64_t count) {
+    if (first < 0 || count < 1 || count > w.rows.count - first) refuse("no such part of the weights");
+    WeightRows part = w;
+    part.rows.count = count;
+    if (!w.panels.neurons) {
+        part.rows.base = w.rows.row(first);
+        return part;
+    }
+    if (first % w.panels.neurons || count % w.panels.neurons) refuse("a part of panels must be whole ones");
+    part.rows.base += first / w.panels.neurons * w.panels.bytes();
+    return part;
+}
+
 using Numbers = Maybe<const int64_t>;
 
 // Fills weights from `rows` rows of a tensor, or from those chosen of them; by output, from its columns.
@@ -115,6 +129,7 @@ void bind_weights(nb::module_& m) {
     nb::class_<WeightRows>(m, "WeightRows")
         .def(nb::new_(&weight_rows), "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)
         .def_static("panels", &panel_rows, "memory"_a, "dim"_a, "neurons"_a, "type"_a)
+        .def("part", &part_of, "first"_a, "count"_a)
         .def("pack", &pack_tensor, "tensor"_exact, "pool"_a, "by_output"_a = false,
              "chosen"_maybe = nb::none())
         .def("read", &read_tensor, "file"_a, "offset"_a, "rows"_a, "row_bytes"_a, "pool"_a,

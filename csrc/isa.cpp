@@ -5,6 +5,7 @@
 #include "ops/ffn_prompt.h"
 #include "ops/norm_rope.h"
 #include "ops/quantise.h"
+#include "ops/router.h"
 
 #define HC_CONCAT_(a, b) a##b
 #define HC_CONCAT(a, b) HC_CONCAT_(a, b)
@@ -12,8 +13,8 @@
 namespace hc {
 // clang-format off
 const Kernels HC_CONCAT(kernels_, HC_ISA) = {
-    Vec::name, quantise, decode_row, product, ffn_range, ffn_hidden, ffn_reduce, ffn_prompt_down, predict,
-    attention_split, attention_merge, attention_row, norm, rope, store_row, add, relu, read,
+    Vec::name, quantise, decode_row, product, ffn_piece, ffn_hidden, ffn_reduce, ffn_prompt_down, predict,
+    attention_split, attention_merge, attention_row, router, norm, rope, store_row, add, relu, read,
 };
 // clang-format on
 }  // namespace hc

@@ -27,7 +27,8 @@ constexpr int kLanes = 16;          // blocks of one group
 constexpr int kGroup = kBlock * kLanes;
 constexpr int kSums = kGroup + kLanes;  // floats that sums of packed rows take for a group: see axpy
 constexpr int kPromptTile = 64;         // the most prompt rows of one piece of an FFN's down sums
-constexpr int kMaxRanges = 32;          // pieces that one layer's neurons are cut into
+constexpr int kMaxLeaves = 64;          // that the neurons of a layer are cut into: struct Ffn
+constexpr int kMaxLevels = 7;           // of a tree of so many
 
 enum Type : int {
     F32 = 0,
@@ -134,7 +135,15 @@ struct Product {
     bool accumulate = false;
 };
 
-enum Activation : int { kRelu = 0, kDRelu = 1, kRelu2 = 2, kSilu = 3, kGelu = 4 };
+enum Activation : int {
+    kRelu = 0,
+    kDRelu = 1,
+    kRelu2 = 2,
+    kSilu = 3,
+    kGelu = 4,
+    kGeluErf = 5,
+    kSwigluOai = 6
+};
 HC_SMALL bool can_skip(Activation a) { return a == kRelu || a == kDRelu || a == kRelu2; }
 
 // What decode rows have read: hotcold.kernels.backend.FFNStats, in its order.
@@ -149,6 +158,22 @@ struct FfnCounts {
     }
 };
 
+// Bits of neurons, a row of words for each token; null: none. `tokens` has the numbers of the rows, where
+// they are not 0, 1, ...
+struct Masks {
+    uint64_t* words = nullptr;
+    int64_t stride = 0;  // words between rows
+    const int32_t* tokens = nullptr;
+    HC_SMALL explicit operator bool() const { return words != nullptr; }
+    HC_SMALL uint64_t* row(int t) const { return words + (tokens ? tokens[t] : t) * stride; }
+    HC_SMALL bool has(int t, int64_t neuron) const { return row(t)[neuron / 64] >> (neuron % 64) & 1; }
+};
+
+// One layer's FFN, or one expert's. Its neurons are cut into leaves by their number alone. What a token's
+// neurons add is summed leaf by leaf, in ascending order, and the leaves' sums in a binary tree: neighbours
+// (0 and 1, 2 and 3, ...), then neighbouring pairs, and so on; the last one without a neighbour goes up as it
+// is, and so does a sum beside a leaf that adds nothing. A piece of work is a node of that tree: 2^levels
+// leaves, as many as suits the threads, since that changes no sum.
 struct Ffn {
     Rows gate, up,
         down;       // gate.base is null without gating; down (N, D), also in panels, or (D, N) by output
@@ -156,30 +181,42 @@ struct Ffn {
     const float *gate_bias, *up_bias, *down_bias;
     bool by_output;  // down is a dot over all neurons
     Activation activation;
-    float threshold;
+    float threshold;     // of a gate that fires
+    float limit, alpha;  // of kSwigluOai
     bool skip, accumulate;
-    const uint64_t* mask;  // [T, mask_stride] candidates in the first words of each row, or null
-    int64_t mask_stride;
-    uint64_t* fired;       // [T, words], or null
-    FfnCounts* stats;      // or null
+    Masks mask, fired;  // candidates and what fired, of decode rows
+    FfnCounts* stats;   // or null
+    int max_leaves;
     Input x;
     float* out;  // [T, D]
 
     // Shared scratch, laid out when the op is recorded.
-    float* partial;          // [ranges, T, sums_of(D)]
-    FfnCounts* range_stats;  // [ranges]
-    float* hidden;           // prompt rows by neuron [N, hidden_tokens]; all rows by output [T, N]
+    int8_t levels[kMaxDecodeRows + 1];  // of a piece, by the number of decode rows
+    float* partial;                     // [pieces, T, sums_of(D)]
+    uint32_t* added;                    // [pieces]: bit t is set where a piece adds anything to row t
+    FfnCounts* piece_stats;             // [pieces]
+    float* hidden;                      // prompt rows by neuron [N, hidden_tokens]; all rows by output [T, N]
     int64_t hidden_tokens;
 
     HC_SMALL const Rows& first() const { return gate.base ? gate : up; }  // read of every candidate
     HC_SMALL int64_t neurons() const { return up.count; }
     HC_SMALL int64_t dim() const { return up.cols; }
     HC_SMALL int64_t words() const { return (neurons() + 63) / 64; }
-    HC_SMALL int ranges() const { return words() < kMaxRanges ? int(words()) : kMaxRanges; }
-    HC_SMALL int64_t range_begin(int r) const { return words() * r / ranges() * 64; }
-    HC_SMALL int64_t range_end(int r) const {
-        const int64_t end = words() * (r + 1) / ranges() * 64;
-        return end < neurons() ? end : neurons();
+    HC_SMALL int leaves() const {
+        const int64_t two_words_each = words() / 2;
+        return two_words_each < 1 ? 1 : two_words_each < max_leaves ? int(two_words_each) : max_leaves;
+    }
+    // Leaf r has neurons [leaf_begin(r), leaf_begin(r + 1)), whole words of a mask.
+    HC_SMALL int64_t leaf_begin(int64_t r) const {
+        const int64_t begin = words() * r / leaves() * 64;
+        return begin < neurons() ? begin : neurons();
+    }
+    HC_SMALL int64_t leaf_of(int64_t neuron) const { return ((neuron / 64 + 1) * leaves() - 1) / words(); }
+    HC_SMALL int pieces(int tokens) const { return ((leaves() - 1) >> levels[tokens]) + 1; }
+    // Of one of pieces(tokens), or of what follows the last.
+    HC_SMALL int64_t piece_begin(int tokens, int64_t piece) const {
+        const int64_t leaf = piece << levels[tokens];
+        return leaf_begin(leaf < leaves() ? leaf : leaves());
     }
 };
 
@@ -190,10 +227,29 @@ struct Attention {
     float* out;
     int heads, kv_heads, head_dim;
     float scale;
-    float* partial;  // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
-    int max_splits;
+    int window = INT32_MAX;        // positions that a row sees, its own among them
+    const float* sinks = nullptr;  // [H], or null
+    float softcap = 0;             // of scores; 0: none
+    float* partial;                // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
+    int max_splits;                // of a row
     HC_SMALL int group() const { return heads / kv_heads; }
+    // Of what a row at `position` sees: where it begins, in which split, and how many splits hold it.
+    HC_SMALL int first_seen(int position) const { return position < window ? 0 : position - window + 1; }
+    HC_SMALL int first_split(int position) const { return first_seen(position) / kSplit; }
+    HC_SMALL int splits(int position) const { return position / kSplit + 1 - first_split(position); }
     HC_SMALL int64_t partial_floats() const { return int64_t(group()) * (head_dim + 2); }
+};
+
+constexpr int kMaxExperts = 1024, kMaxChosen = 32;  // of a router, and of one token
+constexpr float kLeastScores = 1e-20f;              // a smaller sum of chosen scores counts as this
+
+// See hotcold.kernels.backend.Backend.router.
+struct Router {
+    int experts, chosen;
+    bool softmax;                 // else sigmoid
+    const float* selection_bias;  // [experts], or null
+    bool normalise;
+    float scale;
 };
 
 struct NormArgs {
@@ -218,17 +274,19 @@ struct Kernels {
     void (*decode_row)(const Rows&, int64_t row, float* out, uint8_t* local);
     // Rows [first, first + count) of one product for tokens [t0, t1).
     void (*product)(const Product&, const Input&, int64_t first, int64_t count, int t0, int t1);
-    void (*ffn_range)(const Ffn&, int tokens, int range, uint8_t* local);
+    void (*ffn_piece)(const Ffn&, int tokens, int piece, uint8_t* local);
     void (*ffn_hidden)(const Ffn&, int64_t first, int64_t count, int t0, int t1, uint8_t* local);
-    void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group);
+    // One group of a token's sums over all pieces, to `out`.
+    void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group, float* out);
     void (*ffn_prompt_down)(const Ffn&, int64_t group, int t0, int t1, uint8_t* local);
     // Score bits of 64 neurons a word, words [word, end), for tokens [0, tokens): score >= threshold.
     void (*predict)(const Rows&, const Input&, const float* threshold, int64_t word, int64_t end, int tokens,
-                    uint64_t* mask);
+                    const Masks&);
     void (*attention_split)(const Attention&, const Batch&, int token, int kv_head, int split,
                             uint8_t* local);
     void (*attention_merge)(const Attention&, const Batch&, int token, int kv_head);
     void (*attention_row)(const Attention&, const Batch&, int token, int kv_head, uint8_t* local);
+    void (*router)(const Router&, const float* logits, int32_t* ids, float* factors);
     void (*norm)(const NormArgs&, const float* x, float* out);
     void (*rope)(const RopeArgs&, float* head, int position);
     void (*store_row)(Type, const float* x, uint8_t* out, int64_t n);  // of a KV cache

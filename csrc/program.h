@@ -6,6 +6,7 @@
 
 #include "kernels.h"
 #include "link.h"
+#include "routing.h"
 #include "threads.h"
 
 namespace hc {
@@ -24,6 +25,15 @@ struct Cache {
     Type type;  // of a row: F16, F32 or Q8_0
     int64_t pages, kv_heads, head_dim;
 };
+
+// A neuron is a candidate where its row of `second` times what `first` makes of x is at least its threshold.
+struct Predictor {
+    Rows first, second;
+    bool relu;  // between the two
+    const float* threshold;
+};
+
+struct ExpertsOp;
 
 // What the two sides of a layer exchange, in host memory, as the hot one sees it.
 struct Mailbox {
@@ -47,9 +57,13 @@ class Program {
     void rope(const RopeArgs&, int64_t positions, float* x, int64_t heads, int64_t head_dim);
     void store_kv(const float* k, const float* v, const Cache&);
     void attention(Attention, int64_t pages);
-    void predict(const float* x, const Rows& first, const Rows& second, bool relu, const float* threshold,
-                 uint64_t* mask);
+    void predict(const float* x, const Predictor&, const Masks& mask);
     void ffn(Ffn, const float* x);
+    // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
+    void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
+    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>);
+    void router(const float* x, const Rows& weights, const float* bias, const Router&, int32_t* ids,
+                float* factors);
     void add(float* x, const float* y, int64_t dim);
     void gather(const float* x, float* out, int64_t dim);
     // The last words of each of the mask's rows, of mask_words, are those of the mailbox.
@@ -83,6 +97,9 @@ class Program {
                   std::function<int64_t()> rows);
     void ffn_by_neuron(std::shared_ptr<Ffn>, ScratchPlan&);
     void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&);
+    void experts_by_neuron(std::shared_ptr<ExpertsOp>, ScratchPlan&);
+    void experts_by_output(std::shared_ptr<ExpertsOp>, ScratchPlan&);
+    std::shared_ptr<Input> predictor_hidden(ScratchPlan&, const float* x, const Predictor&);
     void check() const;
 
     const Kernels& k_;

@@ -1,5 +1,5 @@
-// What kernels take of a thread's scratch (kLocalBytes), in bytes. Where shapes decide, the binding refuses what
-// does not fit; the rest fits by constants.
+// What kernels take of a thread's scratch (kLocalBytes), in bytes. Where shapes decide, the binding refuses
+// what does not fit; the rest fits by constants.
 #pragma once
 #include <cstdint>
 
@@ -17,18 +17,28 @@ inline int64_t attention_scratch(int64_t group, int64_t head_dim) {
     return group * (kSplit + 2 * (head_dim + 2)) * 4;
 }
 
-// ffn_range: for each neuron four segments of what will be read, gates of all decode rows, and its number.
-constexpr int64_t kMaxNeurons = 1 << 18;  // of one layer
+// ffn_piece: for each neuron four segments of what will be read, gates of all decode rows, and its number.
 constexpr int64_t kNeuronScratch = 4 * 32 + kMaxDecodeRows * 4 + 4;
-static_assert(kMaxNeurons / kMaxRanges * kNeuronScratch <= int64_t(kLocalBytes), "a range must fit");
+constexpr int64_t kMaxLeafNeurons = 4096;
+static_assert((kMaxLeafNeurons + 64) * kNeuronScratch + 64 <= int64_t(kLocalBytes), "a leaf must fit");
+// Besides, sums of its tokens on each level below its own and of the leaf under way.
+inline int64_t ffn_piece_scratch(const Ffn& f, int tokens) {
+    int64_t most = 0;
+    for (int piece = 0; piece < f.pieces(tokens); ++piece) {
+        const int64_t neurons = f.piece_begin(tokens, piece + 1) - f.piece_begin(tokens, piece);
+        most = neurons > most ? neurons : most;
+    }
+    const int levels = f.levels[tokens];
+    return most * kNeuronScratch + 64 + (levels ? levels + 1 : 0) * tokens * sums_of(f.dim()) * 4;
+}
 
 // ffn_hidden: up values of one piece's rows and 64 tokens.
 constexpr int64_t kMaxPieceRows = 256;
 static_assert(kMaxPieceRows * 64 * 4 <= int64_t(kLocalBytes), "a piece's tile must fit");
 
-// ffn_prompt_down: two sums for each token of a tile, 32 decoded rows with their scales, and for each token a
-// list of those that count.
-static_assert(2 * kPromptTile * kSums * 4 + 34 * kGroup * 4 + kPromptTile * (4 + 32 * 8) <=
+// ffn_prompt_down: for each token of a tile the sums of all levels and of the leaf under way, 32 decoded rows
+// with their scales, and a list of those that count.
+static_assert((kMaxLevels + 1) * kPromptTile * kSums * 4 + 34 * kGroup * 4 + kPromptTile * (4 + 32 * 8) + 8 <=
                   int64_t(kLocalBytes),
               "a tile of prompt rows must fit");
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import gguf
@@ -156,6 +157,8 @@ def activate(activation: str, gate: Doubles, threshold: float) -> Doubles:
         return fires**2 if activation == "relu2" else fires
     if activation == "silu":
         return gate / (1 + np.exp(-gate))
+    if activation == "gelu_erf":
+        return gate * np.vectorize(NormalDist().cdf)(gate)
     return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
 
 
@@ -194,7 +197,11 @@ def ffn(x: Floats, tensors: FFNTensors, candidates: Bools | None = None) -> FFNA
         up = np.maximum(up, 0)
     sparse = tensors.activation in ("relu", "drelu", "relu2")
     fires = gate > tensors.threshold if sparse else np.ones_like(gate, np.bool_)
-    coefficients = activate(tensors.activation, gate, tensors.threshold) * up
+    if tensors.activation == "swiglu_oai":
+        gate, up = np.minimum(gate, tensors.limit), np.clip(up, -tensors.limit, tensors.limit)
+        coefficients = gate / (1 + np.exp(-tensors.alpha * gate)) * (up + 1)
+    else:
+        coefficients = activate(tensors.activation, gate, tensors.threshold) * up
     if candidates is not None:
         coefficients = np.where(candidates, coefficients, 0.0)
     if tensors.down_layout == "by_neuron" or sparse:
@@ -212,14 +219,29 @@ def scores(x: Floats, tensors: PredictorTensors) -> Answer:
     return dot(np.maximum(hidden, 0) if tensors.relu else hidden, tensors.second, exact_input=False)
 
 
-def attention(q: Floats, k: Doubles, v: Doubles, scale: float) -> Doubles:
-    """One row: q ``[H, head_dim]`` over k, v ``[K, positions, head_dim]``."""
+class AttentionKind(NamedTuple):
+    """What else may enter attention: see ``Backend.attention``."""
+
+    window: int | None = None
+    sinks: Floats | None = None
+    softcap: float | None = None
+
+
+def attention(q: Floats, k: Doubles, v: Doubles, scale: float, kind: AttentionKind | None = None) -> Doubles:
+    """The row at the last position: q ``[H, head_dim]`` over k, v ``[K, positions, head_dim]``."""
+    kind = kind or AttentionKind()
     out = np.empty(q.shape, np.float64)
+    last = k.shape[1] - 1
+    seen = np.array([p for p in range(last + 1) if kind.window is None or p > last - kind.window])
     for head, query in enumerate(q.astype(np.float64)):
         group = head * len(k) // len(q)
-        logits = scale * (k[group] @ query)
-        weights = np.exp(logits - logits.max())
-        out[head] = weights @ v[group] / weights.sum()
+        scores = scale * (k[group, seen] @ query)
+        if kind.softcap is not None:
+            scores = kind.softcap * np.tanh(scores / kind.softcap)
+        if kind.sinks is not None:
+            scores = np.append(scores, kind.sinks[head])
+        weights = np.exp(scores - scores.max())
+        out[head] = weights[: len(seen)] @ v[group, seen] / weights.sum()
     return out
 
 
@@ -244,6 +266,8 @@ class FFNKind(NamedTuple):
     threshold: float = 0.0
     gated: bool = True
     biases: bool = False
+    limit: float = 7.0
+    alpha: float = 1.702
 
 
 def random_ffn(
@@ -267,6 +291,8 @@ def random_ffn(
         down_layout=layout,
         activation=kind.activation,
         threshold=kind.threshold,
+        limit=kind.limit,
+        alpha=kind.alpha,
         gate_bias=bias(n) if kind.gated else None,
         up_bias=bias(n),
         down_bias=bias(d),

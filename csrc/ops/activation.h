@@ -5,8 +5,12 @@
 namespace hc {
 namespace {
 
-// exp(x) to about 2 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, a degree-6 polynomial for exp(r).
-inline F exponential(F x) {
+// exp(x) = scale (1 + less), to about 2 ulp: x = n ln 2 + r, scale = 2^n, |r| <= ln 2 / 2, less = r slope
+// with a polynomial for (exp(r) - 1) / r.
+struct Exponential {
+    F scale, slope, r;
+};
+inline Exponential exponential_parts(F x) {
     // The constants come first: min and max return their second operand for NaN, so NaN stays NaN.
     const F clamped = Vec::min(Vec::set1(88.0f), Vec::max(Vec::set1(-87.0f), x));
     const I n = Vec::to_int(Vec::mul(clamped, Vec::set1(1.44269504f)));
@@ -19,9 +23,34 @@ inline F exponential(F x) {
     p = Vec::fma(p, r, Vec::set1(1.0f / 6));
     p = Vec::fma(p, r, Vec::set1(0.5f));
     p = Vec::fma(p, r, Vec::set1(1.0f));
-    p = Vec::fma(p, r, Vec::set1(1.0f));
-    const F scale = Vec::as_float(Vec::shl<23>(Vec::add_i(n, Vec::set1_i(127))));
-    return Vec::mul(p, scale);
+    return {Vec::as_float(Vec::shl<23>(Vec::add_i(n, Vec::set1_i(127)))), p, r};
+}
+
+inline F exponential(F x) {
+    const Exponential e = exponential_parts(x);
+    return Vec::mul(Vec::fma(e.slope, e.r, Vec::set1(1.0f)), e.scale);
+}
+
+// m / (m + 2) with m = exp(2x) - 1, which keeps its digits where x is small.
+inline F hyperbolic_tangent(F x) {
+    const Exponential e = exponential_parts(Vec::add(x, x));
+    const F m = Vec::fma(e.scale, Vec::mul(e.slope, e.r), Vec::sub(e.scale, Vec::set1(1.0f)));
+    return Vec::div(m, Vec::add(m, Vec::set1(2.0f)));
+}
+
+// P(X > a) of a standard normal X, a >= 0: exp(-a^2 / 2) t p(t) with t = 1 / (1 + 0.3 a). The polynomial was
+// fitted here, to 2e-7 of the value.
+inline F normal_tail(F a) {
+    const F one = Vec::set1(1.0f), t = Vec::div(one, Vec::fma(Vec::set1(0.300520382f), a, one));
+    F p = Vec::set1(0.0348133482f);
+    p = Vec::fma(p, t, Vec::set1(-0.152753532f));
+    p = Vec::fma(p, t, Vec::set1(0.19728601f));
+    p = Vec::fma(p, t, Vec::set1(-0.0456975065f));
+    p = Vec::fma(p, t, Vec::set1(0.124455482f));
+    p = Vec::fma(p, t, Vec::set1(0.101271093f));
+    p = Vec::fma(p, t, Vec::set1(0.120776556f));
+    p = Vec::fma(p, t, Vec::set1(0.11984843f));
+    return Vec::mul(Vec::mul(p, t), exponential(Vec::mul(Vec::mul(a, a), Vec::set1(-0.5f))));
 }
 
 inline F activate(Activation kind, F g, F threshold) {
@@ -40,17 +69,38 @@ inline F activate(Activation kind, F g, F threshold) {
                 Vec::mul(Vec::mul(Vec::set1(-1.59576912f), g), Vec::fma(Vec::set1(0.044715f), g2, one));
             return Vec::div(g, Vec::add(one, exponential(u)));
         }
+        case kGeluErf: {  // g P(X <= g) = max(g, 0) - |g| P(X > |g|); beyond 16 that tail is nothing
+            const F a = Vec::min(Vec::set1(16.0f), Vec::abs(g));
+            return Vec::sub(Vec::max(Vec::zero(), g), Vec::mul(a, normal_tail(a)));
+        }
+        case kSwigluOai: break;  // takes gate and up together: clamped_swiglu
     }
     return g;
 }
 
-// h = act(gate) * up; without up, act(gate). h may be gate. NaN stays NaN: max gives its second operand then.
-inline void activate_rows(Activation kind, float threshold, const float* gate, const float* up, float* h,
-                          int64_t n) {
-    const F limit = Vec::set1(threshold);
+// gpt-oss: h = x sigmoid(alpha x) (y + 1) with x = min(gate, limit), y = up clamped to +-limit. NaN stays
+// NaN.
+inline void clamped_swiglu(float limit, float alpha, const float* gate, const float* up, float* h,
+                           int64_t n) {
+    const F one = Vec::set1(1.0f), most = Vec::set1(limit), least = Vec::set1(-limit);
+    const F slope = Vec::set1(-alpha);
     for (int64_t i = 0; i < n; i += Vec::width) {
         const int m = int(smaller<int64_t>(Vec::width, n - i));
-        F v = activate(kind, Vec::load(gate + i, m), limit);
+        const F x = Vec::min(most, Vec::load(gate + i, m));
+        const F y = Vec::max(least, Vec::min(most, Vec::load(up + i, m)));
+        const F swish = Vec::div(x, Vec::add(one, exponential(Vec::mul(slope, x))));
+        Vec::store(h + i, Vec::mul(swish, Vec::add(y, one)), m);
+    }
+}
+
+// h = act(gate) * up; without up, act(gate). h may be gate. NaN stays NaN: max gives its second operand then.
+inline void activate_rows(const Ffn& f, const float* gate, const float* up, float* h, int64_t n) {
+    const Activation kind = f.activation;
+    if (kind == kSwigluOai) return clamped_swiglu(f.limit, f.alpha, gate, up, h, n);
+    const F threshold = Vec::set1(f.threshold);
+    for (int64_t i = 0; i < n; i += Vec::width) {
+        const int m = int(smaller<int64_t>(Vec::width, n - i));
+        F v = activate(kind, Vec::load(gate + i, m), threshold);
         if (up) {
             const F u = Vec::load(up + i, m);
             v = Vec::mul(v, kind == kDRelu ? Vec::max(Vec::zero(), u) : u);

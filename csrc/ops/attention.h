@@ -8,9 +8,10 @@ namespace {
 
 constexpr int kCacheTile = 4;  // positions that are worked on together; they lie in one page
 
-// Positions [first, first + count) of one kv head, as one row of the batch sees them.
+// Positions [first, first + count) of one kv head, as one row of the batch sees them: from `unseen` on, which
+// are less than a tile.
 struct Split {
-    int token, kv_head, first, count;
+    int token, kv_head, first, count, unseen;
 };
 
 // The row of one position; those of the positions after it in its page follow.
@@ -123,6 +124,16 @@ template <class Use> inline void each_tile(const Attention& a, const void* cache
     }
 }
 
+// Gemma 2's bound on scores: softcap tanh(score / softcap).
+inline void cap_scores(float softcap, float* scores, int count) {
+    const F cap = Vec::set1(softcap);
+    for (int j = 0; j < count; j += Vec::width) {
+        const int n = smaller(Vec::width, count - j);
+        const F part = Vec::div(Vec::load(scores + j, n), cap);
+        Vec::store(scores + j, Vec::mul(cap, hyperbolic_tangent(part)), n);
+    }
+}
+
 // Scores become exponentials of what they are above the largest; `end` gets the largest and their sum.
 inline void softmax_terms(float* scores, int count, float* end) {
     F largest = Vec::set1(scores[0]), sum = Vec::zero();
@@ -154,22 +165,26 @@ inline void split_of(const Attention& a, const Batch& b, const Split& s, float* 
         });
     });
     for (int g = 0; g < group; ++g) {
-        softmax_terms(scores + g * kSplit, s.count, partial + g * stride + n);
+        float* seen = scores + g * kSplit + s.unseen;
+        if (a.softcap > 0) cap_scores(a.softcap, seen, s.count - s.unseen);
+        softmax_terms(seen, s.count - s.unseen, partial + g * stride + n);
         for (int d = 0; d < n; ++d) partial[g * stride + d] = 0;
     }
     each_tile(a, a.v_cache, nullptr, b, s, [&](int j, const uint8_t* rows) {
-        const int count = smaller(kCacheTile, s.count - j);
+        const int from = j ? 0 : s.unseen, count = smaller(kCacheTile, s.count - j) - from;
         each_heads<2>(0, group, [&](auto heads, int g) {
-            add_cached<C, decltype(heads)::value>(a, scores + g * kSplit + j, rows, count,
-                                                  partial + g * stride);
+            add_cached<C, decltype(heads)::value>(a, scores + g * kSplit + j + from, rows + from * bytes,
+                                                  count, partial + g * stride);
         });
     });
 }
 
+// The split-th of those that the row sees.
 inline void split_into(const Attention& a, const Batch& b, int token, int kv_head, int split, float* scores,
                        float* partial) {
-    const int first = split * kSplit;
-    const Split s{token, kv_head, first, smaller(kSplit, b.positions[token] + 1 - first)};
+    const int position = b.positions[token], begin = (a.first_split(position) + split) * kSplit;
+    const int seen = larger(begin, a.first_seen(position)), first = seen / kCacheTile * kCacheTile;
+    const Split s{token, kv_head, first, smaller(begin + kSplit, position + 1) - first, seen - first};
     if (a.cache_type == F32) return split_of<CachedFloats<FloatF32>>(a, b, s, scores, partial);
     if (a.cache_type == F16) return split_of<CachedFloats<FloatF16>>(a, b, s, scores, partial);
     split_of<CachedQ8_0>(a, b, s, scores, partial);
@@ -192,26 +207,35 @@ inline void merge(const Attention& a, const float* part, float* total) {
     }
 }
 
-inline void finish(const Attention& a, int token, int kv_head, const float* total) {
-    float* out = a.out + (int64_t(token) * a.heads + kv_head * a.group()) * a.head_dim;
+// total <- total merged with the head's sink: a score that takes its share of the sum and has no value.
+inline void merge_sink(const Attention& a, float sink, float* total) {
+    const float m = larger(total[a.head_dim], sink);
+    const float old = exp1(total[a.head_dim] - m);
+    for (int d = 0; d < a.head_dim; ++d) total[d] *= old;
+    total[a.head_dim + 1] = total[a.head_dim + 1] * old + exp1(sink - m);
+}
+
+inline void finish(const Attention& a, int token, int kv_head, float* total) {
+    const int head = kv_head * a.group();
+    float* out = a.out + (int64_t(token) * a.heads + head) * a.head_dim;
+    for (int g = 0; g < a.group() && a.sinks; ++g)
+        merge_sink(a, a.sinks[head + g], total + g * (a.head_dim + 2));
     for (int g = 0; g < a.group(); ++g, total += a.head_dim + 2)
         for (int d = 0; d < a.head_dim; ++d) out[g * a.head_dim + d] = total[d] / total[a.head_dim + 1];
 }
-
-inline int splits_of(const Batch& b, int token) { return b.positions[token] / kSplit + 1; }
 
 inline float* partial_of(const Attention& a, int token, int kv_head, int split) {
     return a.partial + ((int64_t(token) * a.kv_heads + kv_head) * a.max_splits + split) * a.partial_floats();
 }
 
 void attention_split(const Attention& a, const Batch& b, int token, int kv_head, int split, uint8_t* local) {
-    if (split < splits_of(b, token))
+    if (split < a.splits(b.positions[token]))
         split_into(a, b, token, kv_head, split, (float*)local, partial_of(a, token, kv_head, split));
 }
 
 void attention_merge(const Attention& a, const Batch& b, int token, int kv_head) {
     float* total = partial_of(a, token, kv_head, 0);
-    for (int s = 1; s < splits_of(b, token); ++s) merge(a, partial_of(a, token, kv_head, s), total);
+    for (int s = 1; s < a.splits(b.positions[token]); ++s) merge(a, partial_of(a, token, kv_head, s), total);
     finish(a, token, kv_head, total);
 }
 
@@ -220,7 +244,7 @@ void attention_row(const Attention& a, const Batch& b, int token, int kv_head, u
     float* scores = (float*)local;
     float* total = scores + a.group() * kSplit;
     float* part = total + a.partial_floats();
-    for (int s = 0; s < splits_of(b, token); ++s) {
+    for (int s = 0; s < a.splits(b.positions[token]); ++s) {
         split_into(a, b, token, kv_head, s, scores, s ? part : total);
         if (s) merge(a, part, total);
     }

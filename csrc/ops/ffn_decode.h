@@ -1,21 +1,18 @@
 // The FFN op for decode rows: exact and predicted, cut by neurons.
 #pragma once
-#include <cstring>
-
 #include "../scratch.h"
 #include "ffn_rows.h"
+#include "leaf_sums.h"
 
 namespace hc {
 namespace {
 
-static_assert(kNeuronScratch == 4 * sizeof(Segment) + kMaxDecodeRows * 4 + 4, "what DecodeRange takes of it");
+static_assert(kNeuronScratch == 4 * sizeof(Segment) + kMaxDecodeRows * 4 + 4, "what DecodePiece takes of it");
 
 constexpr int kChunk = 32;      // the most neurons whose up rows are read before their down rows are added
 constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead
 
-inline bool named(const Ffn& f, int token, int64_t neuron) {
-    return !f.mask || (f.mask[token * f.mask_stride + neuron / 64] >> (neuron % 64) & 1);
-}
+inline bool named(const Ffn& f, int token, int64_t neuron) { return !f.mask || f.mask.has(token, neuron); }
 
 // Neurons of [begin, end) that any token's mask names, ascending.
 inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, int32_t* list) {
@@ -23,7 +20,7 @@ inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, 
     for (int64_t word = begin / 64; word * 64 < end; ++word) {
         uint64_t any = f.mask ? 0 : ~uint64_t(0);
         if (f.mask)
-            for (int t = 0; t < tokens; ++t) any |= f.mask[t * f.mask_stride + word];
+            for (int t = 0; t < tokens; ++t) any |= f.mask.row(t)[word];
         for (int64_t i = word * 64; any && i < end; ++i, any >>= 1)
             if (any & 1) list[count++] = int32_t(i);
     }
@@ -57,37 +54,54 @@ inline bool same_run(const Ffn& f, int64_t a, int64_t b) {
     return a / scale_run(f.down.type) == b / scale_run(f.down.type);
 }
 
-// Neurons of the chunk that begins a list: a few rows, or those of one run of a panel.
-inline int chunk_of(const Ffn& f, const int32_t* list, int64_t count) {
-    if (!f.panels.neurons) return int(smaller<int64_t>(kRowsAtOnce, count));
+// The leaf that a list of neurons, which ascend, has come to.
+class Leaf {
+  public:
+    Leaf(const Ffn& ffn, int64_t neuron)
+        : f(ffn), number(f.leaf_of(neuron)), end_(f.leaf_begin(number + 1)) {}
+    int64_t end() const { return end_; }
+    void next() { end_ = f.leaf_begin(++number + 1); }
+
+  private:
+    const Ffn& f;
+    int64_t number, end_;
+};
+
+// Neurons of the chunk that begins a list: a few rows of one leaf, or those of one run of a panel.
+inline int chunk_of(const Ffn& f, const Leaf& leaf, const int32_t* list, int64_t count) {
+    const int64_t most = f.panels.neurons ? count : smaller<int64_t>(kRowsAtOnce, count);
     int n = 1;
-    while (n < count && same_run(f, list[0], list[n])) ++n;
+    while (n < most && (f.panels.neurons ? same_run(f, list[0], list[n]) : list[n] < leaf.end())) ++n;
     return n;
 }
 
-// The decode rows of one range of neurons, in blocks: the gates of one, then the rows that the block before
-// it found. So the next rows are known while gates are read, and what to fetch never runs out before the
-// range.
-class DecodeRange {
+// The decode rows of one piece, some neighbouring leaves, in blocks of neurons: the gates of one, then the
+// rows that the block before it found. So the next rows are known while gates are read, and what to fetch
+// never runs out before the piece.
+class DecodePiece {
   public:
-    DecodeRange(const Ffn& ffn, int token_count, int range, uint8_t* local)
+    DecodePiece(const Ffn& ffn, int token_count, int piece_number, uint8_t* local)
         : f(ffn),
           tokens(token_count),
-          begin(f.range_begin(range)),
-          end(f.range_end(range)),
+          piece(piece_number),
+          begin(f.piece_begin(tokens, piece)),
+          end(f.piece_begin(tokens, piece + 1)),
           first(f.first()),
           segments((Segment*)local),
           gate((float*)(segments + 4 * (end - begin))),
           list((int32_t*)(gate + (end - begin) * tokens)),
-          partial(f.partial + range * tokens * sums_of(f.dim())),
-          stats(f.range_stats[range]),
+          sums(f.partial + piece * tokens * sums_of(f.dim()),
+               (float*)(((uintptr_t)(list + (end - begin)) + 63) / 64 * 64), f.levels[tokens], tokens,
+               sums_of(f.dim())),
+          stats(f.piece_stats[piece]),
+          leaf(f, begin),
+          expected_leaf(f, begin),
           ahead(segments) {}
 
     void run() {
         if (f.fired)
             for (int t = 0; t < tokens; ++t)
-                for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired[t * f.words() + w] = 0;
-        std::memset(partial, 0, size_t(tokens * sums_of(f.dim()) * 4));
+                for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired.row(t)[w] = 0;
         count = candidates(f, tokens, begin, end, list);
         stats = {count, 0, 0, 0, 0};
 
@@ -99,15 +113,26 @@ class DecodeRange {
             const int64_t found = kept;
             dots(first, list + k, 0, n, f.x, 0, tokens, ahead, {gate + k * tokens, tokens, 1, bias});
             kept = keep_fired(k, n, kept);
-            while (done < found) done += run_chunk(list + done, gate + done * tokens, found - done);
+            while (done < found) {
+                end_leaves(list[done]);
+                done += run_chunk(list + done, gate + done * tokens, found - done);
+            }
             expect_rows(list + found, kept - found);
             k += n;
             n = next;
             next = expect_gates();
         }
+        end_leaves(end - 1);
+        sums.end_leaf();
+        f.added[piece] = uint32_t(sums.end());
     }
 
   private:
+    // Those that lie before this neuron.
+    void end_leaves(int64_t neuron) {
+        for (; neuron >= leaf.end(); leaf.next()) sums.end_leaf();
+    }
+
     // The stream will read the next block's gates; returns how many.
     int64_t expect_gates() {
         const int64_t k = expected;
@@ -125,7 +150,8 @@ class DecodeRange {
     // order of use.
     void expect_rows(const int32_t* neurons, int64_t left) {
         while (left > 0) {
-            const int n = chunk_of(f, neurons, left);
+            while (*neurons >= expected_leaf.end()) expected_leaf.next();
+            const int n = chunk_of(f, expected_leaf, neurons, left);
             for (int i = 0; i < n && f.gate.base; ++i) ahead.expect(f.up.row(neurons[i]), row_bytes(f.up));
             if (f.panels.neurons) {
                 // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
@@ -161,14 +187,14 @@ class DecodeRange {
     // The first chunk of a list: up rows, coefficients, then the down rows of each token. Returns its
     // neurons.
     int run_chunk(const int32_t* neurons, const float* gates, int64_t left) {
-        const int n = chunk_of(f, neurons, left);
+        const int n = chunk_of(f, leaf, neurons, left);
         const bool skip = f.skip && can_skip(f.activation);
         float up[kChunk * kMaxDecodeRows], h[kChunk * kMaxDecodeRows];
         if (f.gate.base) {
             dots(f.up, neurons, 0, n, f.x, 0, tokens, ahead, {up, tokens, 1, f.up_bias});
             stats.up_rows += n;
         }
-        activate_rows(f.activation, f.threshold, gates, f.gate.base ? up : nullptr, h, int64_t(n) * tokens);
+        activate_rows(f, gates, f.gate.base ? up : nullptr, h, int64_t(n) * tokens);
         bool used[kChunk] = {};
         for (int t = 0; t < tokens; ++t) {
             int32_t active[kChunk];
@@ -177,15 +203,14 @@ class DecodeRange {
             for (int k = 0; k < n; ++k) {
                 const float v = h[k * tokens + t];
                 if (!named(f, t, neurons[k]) || (skip && v == 0)) continue;
-                if (f.fired && v != 0)
-                    f.fired[t * f.words() + neurons[k] / 64] |= uint64_t(1) << (neurons[k] % 64);
+                if (f.fired && v != 0) f.fired.row(t)[neurons[k] / 64] |= uint64_t(1) << (neurons[k] % 64);
                 active[m] = neurons[k];
                 c[m++] = v;
                 used[k] = true;
             }
             if (!m) continue;
             stats.pairs += m;
-            add_down(f, active, c, m, partial + t * sums_of(f.dim()), ahead);
+            add_down(f, active, c, m, sums.start(t), ahead);
         }
         int rows = 0;
         for (int k = 0; k < n; ++k) rows += used[k];
@@ -195,7 +220,7 @@ class DecodeRange {
     }
 
     const Ffn& f;
-    const int tokens;
+    const int tokens, piece;
     const int64_t begin, end;
     const Rows& first;  // read of every candidate: gates, or ups where there are none
     // Scratch: what will be read (at most a neuron's three rows and its run's scales), gates [neuron, token],
@@ -203,29 +228,50 @@ class DecodeRange {
     Segment* segments;
     float* gate;
     int32_t* list;
-    float* partial;
+    LeafSums sums;
     FfnCounts& stats;
+    Leaf leaf, expected_leaf;  // whose rows are added; whose rows the stream knows
     Stream ahead;
     int64_t count = 0, expected = 0;  // candidates; those whose gates the stream knows
 };
 
-void ffn_range(const Ffn& f, int tokens, int range, uint8_t* local) {
-    DecodeRange(f, tokens, range, local).run();
+void ffn_piece(const Ffn& f, int tokens, int piece, uint8_t* local) {
+    DecodePiece(f, tokens, piece, local).run();
 }
 
-// Floats of a group's sums.
-inline int group_sums(const Ffn& f) { return is_quantised(f.down.type) ? kSums : kGroup; }
-
-// Sums one group of outputs over the ranges, in range order.
-void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group) {
-    const int size = group_sums(f);
-    float sum[kSums] = {};
-    for (int r = 0; r < f.ranges(); ++r) {
-        const float* from = f.partial + (int64_t(r) * tokens + token) * sums_of(f.dim()) + group * size;
-        for (int i = 0; i < size; i += Vec::width)
-            Vec::store(sum + i, Vec::add(Vec::load(sum + i), Vec::load(from + i)));
+// The tree above the pieces, for one group of a token's sums.
+class GroupSum {
+  public:
+    GroupSum(const Ffn& ffn, int token_count, int token_number, int64_t group)
+        : f(ffn), tokens(token_count), token(token_number), size(is_quantised(f.down.type) ? kSums : kGroup) {
+        from = f.partial + token * sums_of(f.dim()) + group * size;
     }
-    write_out(f, token, group, sum);
+
+    // The sum of pieces [first, first + count), a node of 2^n of them, or null where nothing is added. It
+    // lies in `room`, which takes n sums, or is that of one piece.
+    const float* of(int first, int count, float* room) const {
+        if (first >= f.pieces(tokens)) return nullptr;
+        if (count == 1)
+            return f.added[first] >> token & 1 ? from + first * tokens * sums_of(f.dim()) : nullptr;
+        const float* a = of(first, count / 2, room);
+        const float* b = of(first + count / 2, count / 2, a == room ? room + kSums : room);
+        if (!a || !b) return a ? a : b;
+        for (int i = 0; i < size; i += Vec::width)
+            Vec::store(room + i, Vec::add(Vec::load(a + i), Vec::load(b + i)));
+        return room;
+    }
+
+  private:
+    const Ffn& f;
+    const int tokens, token, size;
+    const float* from;
+};
+
+void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group, float* out) {
+    static const float zeros[kSums] = {};
+    float room[kMaxLevels * kSums];
+    const float* sum = GroupSum(f, tokens, token, group).of(0, kMaxLeaves, room);
+    write_out(f, group, sum ? sum : zeros, out);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The FFN op for prompt rows, and for all rows where down is a dot: hidden by rows, then sums by outputs.
 #pragma once
 #include "ffn_rows.h"
+#include "leaf_sums.h"
 
 namespace hc {
 namespace {
@@ -25,8 +26,8 @@ void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint
         }
         const int64_t runs = f.by_output ? end - t : count, length = f.by_output ? count : end - t;
         for (int64_t i = 0; i < runs; ++i, h += f.by_output ? token_step : row_step)
-            activate_rows(f.activation, f.threshold, h,
-                          f.gate.base ? up + i * (f.by_output ? up_token : up_row) : nullptr, h, length);
+            activate_rows(f, h, f.gate.base ? up + i * (f.by_output ? up_token : up_row) : nullptr, h,
+                          length);
     }
 }
 
@@ -34,6 +35,7 @@ constexpr int kTile = 32;  // neurons decoded at once for a tile of tokens
 
 // The neurons of a tile that count for each token, with their coefficients.
 struct TileLists {
+    uint64_t any;  // tokens for which any counts, a bit each
     int count[kPromptTile];
     int neuron[kPromptTile][kTile];
     float c[kPromptTile][kTile];
@@ -50,19 +52,23 @@ struct TileLists {
             }
             h += step;
         }
+        any = 0;
+        for (int t = 0; t < tokens; ++t) any |= uint64_t(count[t] > 0) << t;
     }
 };
 
 // acc += c * down over a tile of decoded neurons, for each token: axpy's products, in axpy's order. Scaled
 // tiles hold codes whose lanes still want their scale; sums lie as axpy leaves them, those of the factors too
 // where it keeps them, or in plain order where none is scaled. A slice of the tile stays in L1 for all
-// tokens.
-template <bool Scaled, bool Factors>
-inline void add_tile(const float* tile, const float* scales, const TileLists& lists, int tokens, float* acc) {
+// tokens. Tokens that are not `begun` have no sums yet: theirs begin here.
+template <bool Scaled, bool Factors> inline void add_tile(const float* tile, const float* scales,
+                                                          const TileLists& lists, int tokens, uint64_t begun,
+                                                          float* acc) {
     constexpr int DT = Vec::down_tile;
     for (int l = 0; l < kLanes; l += Vec::width) {
         for (int t = 0; t < tokens && Factors; ++t) {
-            F sum = Vec::load(acc + t * kSums + kGroup + l);
+            if (!lists.count[t]) continue;
+            F sum = begun >> t & 1 ? Vec::load(acc + t * kSums + kGroup + l) : Vec::zero();
             for (int k = 0; k < lists.count[t]; ++k)
                 sum = Vec::add(sum, Vec::mul(Vec::load(scales + lists.neuron[t][k] * kLanes + l),
                                              Vec::set1(lists.c[t][k])));
@@ -73,7 +79,10 @@ inline void add_tile(const float* tile, const float* scales, const TileLists& li
                 if (!lists.count[t]) continue;
                 float* to = acc + t * kSums + e * kLanes + l;
                 F sum[DT];
-                for (int i = 0; i < DT; ++i) sum[i] = Vec::load(to + i * kLanes);
+                if (begun >> t & 1)
+                    for (int i = 0; i < DT; ++i) sum[i] = Vec::load(to + i * kLanes);
+                else
+                    for (F& s : sum) s = Vec::zero();
                 for (int k = 0; k < lists.count[t]; ++k) {
                     const int neuron = lists.neuron[t][k];
                     F c = Vec::set1(lists.c[t][k]);
@@ -151,7 +160,7 @@ template <class B> void decode_panel(const Ffn& f, int64_t first, int64_t group,
 
 // What panel_axpy does for one token, for many: a tile of `rows` neurons as decode_panel leaves it.
 template <class B>
-void add_panel(const float* tile, int rows, const TileLists& lists, int tokens, float* acc) {
+void add_panel(const float* tile, int rows, const TileLists& lists, int tokens, uint64_t begun, float* acc) {
     constexpr int DT = Vec::down_tile;
     const float *scales = tile + rows * kGroup, *minima = scales + kGroup;
     for (int l = 0; l < kLanes; l += Vec::width)
@@ -170,7 +179,8 @@ void add_panel(const float* tile, int rows, const TileLists& lists, int tokens, 
                     const int at = (e + i) * kLanes + l;
                     float* to = acc + t * kSums + at;
                     const Head head{Vec::load(scales + at), Vec::zero(), Vec::load(minima + at)};
-                    Vec::store(to, add_run<B>(sum[i], 1, total, head, Vec::load(to)));
+                    const F before = begun >> t & 1 ? Vec::load(to) : Vec::zero();
+                    Vec::store(to, add_run<B>(sum[i], 1, total, head, before));
                 }
             }
 }
@@ -199,41 +209,57 @@ template <class B> inline void fetch_groups(const Ffn& f, int64_t group, int64_t
     }
 }
 
-// One group of outputs for tokens [t0, t1), range by range as the decode rows sum them.
+// What the neurons of one leaf add to one group of outputs.
+template <class B> void add_leaf(const Ffn& f, int64_t leaf, int64_t group, int t0, int tokens, float* tile,
+                                 TileLists& lists, LeafSums& sums) {
+    float* scales = tile + kTile * kGroup;
+    const int rows = f.panels.neurons ? scale_run(f.down.type) : kTile;
+    const int64_t end = f.leaf_begin(leaf + 1);
+    for (int64_t first = f.leaf_begin(leaf); first < end; first += rows) {
+        const int n = int(smaller<int64_t>(rows, end - first));
+        fetch_groups<B>(f, group, first + n, smaller(first + n + rows, f.neurons()));
+        lists.build(f.hidden + first * f.hidden_tokens + t0, f.hidden_tokens, n, tokens,
+                    !can_skip(f.activation));
+        if (!lists.any) continue;
+        const uint64_t begun = sums.added();
+        sums.add(lists.any);
+        if constexpr (B::quantised)
+            if (f.panels.neurons) {
+                decode_panel<B>(f, first, group, tile);
+                add_panel<B>(tile, rows, lists, tokens, begun, sums.current());
+                continue;
+            }
+        for (int k = 0; k < n; ++k)
+            decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup, scales + k * kLanes);
+        add_tile<tile_is_scaled<B>(), sums_factors<B>()>(tile, scales, lists, tokens, begun, sums.current());
+    }
+}
+
+// One group of outputs for tokens [t0, t1), leaf by leaf as the decode rows sum them.
 void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local) {
     const int tokens = t1 - t0;
-    float* acc = (float*)local;
-    float* total = acc + tokens * kSums;
-    float* tile = total + tokens * kSums;
-    float* scales = tile + kTile * kGroup;
-    TileLists& lists = *(TileLists*)(scales + 2 * kGroup);
-    const int rows = f.panels.neurons ? scale_run(f.down.type) : kTile;
-    for (int i = 0; i < tokens * kSums; ++i) total[i] = 0;
+    int levels = 0;
+    while (1 << levels < f.leaves()) ++levels;
+    const int64_t sizes = tokens * kSums;
+    float *root = (float*)local, *room = root + sizes, *tile = room + (levels + 1) * sizes;
+    TileLists& lists = *(TileLists*)(tile + (kTile + 2) * kGroup);
+    // Sums of the factors, which some types do not keep.
+    for (int64_t row = 0; row < (levels + 2) * tokens; ++row)
+        for (int i = kGroup; i < kSums; ++i) root[row * kSums + i] = 0;
+    LeafSums sums(root, room, levels, tokens, kSums);
     with_type(f.down.type, [&](auto type) {
-        using B = decltype(type);
-        for (int r = 0; r < f.ranges(); ++r) {
-            for (int i = 0; i < tokens * kSums; i += Vec::width) Vec::store(acc + i, Vec::zero());
-            for (int64_t first = f.range_begin(r); first < f.range_end(r); first += rows) {
-                const int n = int(smaller<int64_t>(rows, f.range_end(r) - first));
-                fetch_groups<B>(f, group, first + n, smaller(first + n + rows, f.neurons()));
-                lists.build(f.hidden + first * f.hidden_tokens + t0, f.hidden_tokens, n, tokens,
-                            !can_skip(f.activation));
-                if constexpr (B::quantised)
-                    if (f.panels.neurons) {
-                        decode_panel<B>(f, first, group, tile);
-                        add_panel<B>(tile, rows, lists, tokens, acc);
-                        continue;
-                    }
-                for (int k = 0; k < n; ++k)
-                    decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup,
-                                    scales + k * kLanes);
-                add_tile<tile_is_scaled<B>(), sums_factors<B>()>(tile, scales, lists, tokens, acc);
-            }
-            for (int i = 0; i < tokens * kSums; i += Vec::width)
-                Vec::store(total + i, Vec::add(Vec::load(total + i), Vec::load(acc + i)));
+        for (int leaf = 0; leaf < f.leaves(); ++leaf) {
+            add_leaf<decltype(type)>(f, leaf, group, t0, tokens, tile, lists, sums);
+            sums.end_leaf();
         }
     });
-    for (int t = 0; t < tokens; ++t) write_out(f, t0 + t, group, total + t * kSums);
+    const uint64_t added = sums.end();
+    for (int t = 0; t < tokens; ++t) {
+        float* sum = root + t * kSums;
+        if (!(added >> t & 1))
+            for (int i = 0; i < kSums; ++i) sum[i] = 0;
+        write_out(f, group, sum, f.out + (t0 + t) * f.dim() + group * kGroup);
+    }
 }
 
 }  // namespace

@@ -16,8 +16,7 @@ inline const uint8_t* down_row(const Ffn& f, int64_t neuron) {
 }
 
 // One group of a token's sums, as axpy leaves them, to the output.
-inline void write_out(const Ffn& f, int token, int64_t group, const float* sum) {
-    float* out = f.out + token * f.dim() + group * kGroup;
+inline void write_out(const Ffn& f, int64_t group, const float* sum, float* out) {
     const int64_t n = smaller<int64_t>(kGroup, f.dim() - group * kGroup);
     float plain[kGroup];
     with_type(f.down.type, [&](auto type) {

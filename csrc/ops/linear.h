@@ -143,8 +143,7 @@ void product(const Product& p, const Input& in, int64_t first, int64_t count, in
 
 // Words [word, end) of the masks.
 void predict(const Rows& rows, const Input& in, const float* threshold, int64_t word, int64_t end, int tokens,
-             uint64_t* mask) {
-    const int64_t words = (rows.count + 63) / 64;
+             const Masks& mask) {
     Stream ahead = stream_of(rows, word * 64, smaller(end * 64, rows.count) - word * 64);
     for (; word < end; ++word) {
         const int64_t first = word * 64, count = smaller<int64_t>(64, rows.count - first);
@@ -154,7 +153,7 @@ void predict(const Rows& rows, const Input& in, const float* threshold, int64_t 
             uint64_t bits = 0;
             for (int64_t r = 0; r < count; ++r)
                 bits |= uint64_t(score[t * 64 + r] >= threshold[first + r]) << r;
-            mask[t * words + word] = bits;
+            mask.row(t)[word] = bits;
         }
     }
 }

@@ -36,3 +36,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 def cpu(request: pytest.FixtureRequest) -> Callable[..., Backend]:
     """Opens the CPU's kernels, of every instruction set in turn, with a number of threads (2)."""
     return functools.partial(open_cpu, str(request.param))
+
+
+@pytest.fixture(scope="session")
+def open_every() -> list[Callable[[int], Backend]]:
+    """What opens the CPU's kernels with a number of threads, for each instruction set."""
+    return [functools.partial(open_cpu, isa) for isa in ISAS]

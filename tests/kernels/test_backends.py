@@ -38,6 +38,9 @@ def ffn(**changes: Any) -> FFNTensors:
     [
         ({"activation": "swish"}, "activation 'swish': choose from relu, drelu"),
         ({"activation": "drelu", "gate": None}, "'drelu' without a gate"),
+        ({"activation": "swiglu_oai", "gate": None}, "'swiglu_oai' without a gate"),
+        ({"activation": "swiglu_oai", "limit": 0.0}, "limit 0.0: a finite number above 0"),
+        ({"activation": "swiglu_oai", "alpha": float("inf")}, "alpha inf: a finite number above 0"),
         ({"threshold": -0.1}, "threshold -0.1: a finite number of at least 0"),
         ({"threshold": float("nan")}, "threshold nan: a finite number"),
         ({"activation": "silu", "threshold": 0.5}, "threshold 0.5 with 'silu': use 0"),
@@ -145,6 +148,12 @@ def calls(backend: Backend) -> Calls:
             ),
             {"x": rows(d), "out": rows(d), "mask": words(), "fired": words()},
         ),
+        "router": (
+            lambda x, ids, factors: backend.router(
+                x, matrix, batch, ids, factors, k=3, score="softmax", normalise=True, scale=1.0
+            ),
+            {"x": rows(d), "ids": backend.zeros((t, 3), np.int32), "factors": rows(3)},
+        ),
         "add": (lambda x, y: backend.add(x, y, batch), {"x": rows(d), "y": rows(d)}),
         "gather": (
             lambda x, out: backend.gather(x, batch, out),
@@ -155,7 +164,7 @@ def calls(backend: Backend) -> Calls:
 
 OPS = (
     "embed", "norm", "linear", "rope", "store_kv f16", "attention f16", "store_kv q8_0", "attention q8_0",
-    "predict", "ffn", "add", "gather",
+    "predict", "ffn", "router", "add", "gather",
 )  # fmt: skip
 
 

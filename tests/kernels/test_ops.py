@@ -292,6 +292,10 @@ FFNS = (
     FFNKind("relu", gated=False, biases=True),
     FFNKind("relu2", threshold=0.2, gated=False),
     FFNKind("gelu", gated=False, biases=True),
+    FFNKind("gelu_erf"),
+    FFNKind("gelu_erf", gated=False, biases=True),
+    FFNKind("swiglu_oai", biases=True),
+    FFNKind("swiglu_oai", limit=0.6, alpha=2.5),  # half of the gates and ups are clamped
 )
 #: types of gate, up and down
 FFN_TYPES = tuple((type, type, type) for type in TYPES) + (

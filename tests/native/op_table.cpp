@@ -220,7 +220,12 @@ struct FfnCase {
     int tokens, decode;
 };
 
+constexpr float kLimit = 0.6f, kAlpha = 1.702f;  // of kSwigluOai
+
 double activate(Activation a, double g) {
+    if (a == kSwigluOai)
+        return std::min(g, double(kLimit)) / (1 + std::exp(-double(kAlpha) * std::min(g, double(kLimit))));
+    if (a == kGeluErf) return 0.5 * g * std::erfc(-g / std::sqrt(2.0));
     if (a == kSilu) return g / (1 + std::exp(-g));
     if (a == kGelu)
         return 0.5 * g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g)));
@@ -244,6 +249,8 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
     f.down = down.rows;
     f.by_output = c.by_output && !panels;
     f.activation = c.activation;
+    f.limit = kLimit;
+    f.alpha = kAlpha;
     f.skip = c.skip;
     std::vector<uint8_t> packed;
     if (panels) {
@@ -258,9 +265,9 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
         const Target target{f.down, f.panels, true};
         fill(target, source, *pool, {});
     }
-    f.mask = mask.data();
-    f.mask_stride = words;
-    f.fired = fired.data();
+    f.max_leaves = kMaxLeaves;
+    f.mask = {mask.data(), words};
+    f.fired = {fired.data(), words};
     f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());
@@ -272,7 +279,10 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
             const bool named = t >= c.decode || (mask[size_t(t * words + i / 64)] >> (i % 64) & 1);
             const double u = dot(up, i, v);
             double a = activate(c.activation, c.gated ? dot(gate, i, v) : u);
-            if (c.gated) a *= c.activation == kDRelu ? std::max(u, 0.0) : u;
+            if (c.activation == kSwigluOai)
+                a *= std::max(-double(kLimit), std::min(double(kLimit), u)) + 1;
+            else if (c.gated)
+                a *= c.activation == kDRelu ? std::max(u, 0.0) : u;
             h[size_t(i)] = named ? float(a) : 0;
             if (t < c.decode && can_skip(c.activation))
                 check("fired", c.type, n, double(fired[size_t(t * words + i / 64)] >> (i % 64) & 1),
@@ -313,8 +323,9 @@ struct CacheRows {
     }
 };
 
+// `options`: with a window of 70, a softcap and sinks.
 void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int length, int head_dim,
-                    int tokens, int decode) {
+                    int tokens, int decode, bool options = false) {
     const int kv_heads = 2, heads = 14;  // groups of seven
     Step1 s(tokens, decode, length);
     const auto pages = int64_t(s.pages.size());
@@ -336,6 +347,12 @@ void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int
     a.kv_heads = kv_heads;
     a.head_dim = head_dim;
     a.scale = 0.3f;
+    const auto sinks = random_floats(heads);
+    if (options) {
+        a.window = 70;
+        a.softcap = 1.5f;
+        a.sinks = sinks.data();
+    }
     program.attention(a, pages);
     program.run();
     for (int t = 0; t < tokens; ++t)
@@ -346,15 +363,21 @@ void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int
             const auto row = [&](int p) {
                 return (int64_t(s.pages[size_t(p / kPage)]) * kv_heads + h / 7) * kPage + p % kPage;
             };
-            for (int p = 0; p <= last; ++p) {
+            const int first = options ? std::max(0, last - 69) : 0;
+            for (int p = first; p <= last; ++p) {
                 double v = 0;
                 for (int i = 0; i < head_dim; ++i)
                     v += double(q[size_t((t * heads + h) * head_dim + i)]) * keys.at(row(p), i);
-                score.push_back(v * double(0.3f));
+                v *= double(0.3f);
+                score.push_back(options ? 1.5 * std::tanh(v / 1.5) : v);
                 top = std::max(top, score.back());
             }
-            for (int p = 0; p <= last; ++p) {
-                const double e = std::exp(score[size_t(p)] - top);
+            if (options) {
+                top = std::max(top, double(sinks[size_t(h)]));
+                total = std::exp(double(sinks[size_t(h)]) - top);
+            }
+            for (int p = first; p <= last; ++p) {
+                const double e = std::exp(score[size_t(p - first)] - top);
                 total += e;
                 for (int i = 0; i < head_dim; ++i) sum[size_t(i)] += e * values.at(row(p), i);
             }
@@ -396,6 +419,46 @@ void test_norm_rope(const Kernels& k, int64_t n, bool centre, bool interleaved) 
     }
 }
 
+void test_router(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool softmax, int experts) {
+    const int tokens = 3, chosen = 4;
+    const int64_t d = 3 * std::max(32, block_size(type).weights);
+    Step1 s(tokens, 1, tokens);
+    const Weights w = random_weights(type, experts, d);
+    const auto x = random_floats(tokens * d), bias = random_floats(experts), more = random_floats(experts);
+    std::vector<int32_t> ids(size_t(tokens * chosen));
+    std::vector<float> factors(ids.size());
+    Program program(k, pool, s.batch, s.bounds);
+    program.router(x.data(), w.rows, bias.data(), {experts, chosen, softmax, more.data(), true, 2.5f},
+                   ids.data(), factors.data());
+    program.run(0);
+    for (int t = 0; t < tokens; ++t) {
+        const auto v = seen(type, &x[size_t(t * d)], d);
+        std::vector<double> score, rank;
+        double total = 0, sum = 0, worst = 1e30;
+        for (int e = 0; e < experts; ++e) {
+            const double logit = dot(w, e, v) + bias[size_t(e)];
+            score.push_back(softmax ? std::exp(logit) : 1 / (1 + std::exp(-logit)));
+            total += score.back();
+        }
+        for (int e = 0; e < experts; ++e) {
+            if (softmax) score[size_t(e)] /= total;
+            rank.push_back(score[size_t(e)] + more[size_t(e)]);
+        }
+        const int32_t* own = &ids[size_t(t * chosen)];
+        for (int i = 0; i < chosen; ++i) {
+            check("router ascends", type, experts, i == 0 || own[i] > own[i - 1], 1, 1);
+            sum += score[size_t(own[i])];
+            worst = std::min(worst, rank[size_t(own[i])]);
+        }
+        for (int e = 0; e < experts; ++e)
+            if (std::find(own, own + chosen, e) == own + chosen)
+                check("router", type, experts, rank[size_t(e)] < worst + 1e-4, 1, 1);
+        for (int i = 0; i < chosen; ++i)
+            check("router factor", type, experts, factors[size_t(t * chosen + i)],
+                  2.5 * score[size_t(own[i])] / sum, 5);
+    }
+}
+
 void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool relu) {
     const int tokens = 3, n = 150, rank = 64;
     const int64_t d = 3 * std::max(32, block_size(type).weights);
@@ -404,7 +467,7 @@ void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool 
     const auto x = random_floats(tokens * d), threshold = random_floats(n);
     std::vector<uint64_t> mask(tokens * 3, ~uint64_t(0));
     Program program(k, pool, s.batch, s.bounds);
-    program.predict(x.data(), first.rows, second.rows, relu, threshold.data(), mask.data());
+    program.predict(x.data(), {first.rows, second.rows, relu, threshold.data()}, {mask.data(), 3});
     program.run();
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * d)], d);
@@ -435,6 +498,7 @@ void test_nan(const Kernels& k, std::shared_ptr<Pool> pool) {
     f.down = rows(ones);
     f.activation = kDRelu;
     f.skip = true;
+    f.max_leaves = kMaxLeaves;
     f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data());
@@ -502,13 +566,15 @@ int main(int argc, char** argv) {
             for (int tokens : {1, 2, 3, 5, 6, 7, 21})  // whole tiles of tokens, and every number left over
                 if (cols % unit == 0) test_linear(*k, pool, type, cols, tokens);
         for (bool by_output : {false, true})
-            for (Activation a : {kRelu, kDRelu, kRelu2, kSilu, kGelu})
+            for (Activation a : {kRelu, kDRelu, kRelu2, kSilu, kGelu, kGeluErf, kSwigluOai})
                 for (bool gated : {true, false})
-                    if (gated || a != kDRelu)
+                    if (gated || (a != kDRelu && a != kSwigluOai))
                         for (auto [tokens, decode] : {std::pair{1, 1}, {5, 5}, {4, 1}})
                             test_ffn(*k, pool, {type, by_output, gated, can_skip(a), a, tokens, decode},
                                      unit == 32 ? 160 : 256, unit == 32 ? 96 : 256);
         test_ffn(*k, pool, {type, false, true, false, kRelu, 6, 2}, 1000, unit == 32 ? 544 : 768);
+        for (int experts : {4, 37, 128})
+            for (bool softmax : {true, false}) test_router(*k, pool, type, softmax, experts);
         test_predict(*k, pool, type, true);
         test_predict(*k, pool, type, false);
     }
@@ -516,7 +582,9 @@ int main(int argc, char** argv) {
         for (int head_dim : {8, 40, 64, 80}) {
             test_attention(*k, pool, F16, length, head_dim, 1, 1);
             if (length > 5) test_attention(*k, pool, F16, length, head_dim, 5, 2);
+            if (length > 5) test_attention(*k, pool, F16, length, head_dim, 5, 2, true);
             if (head_dim == 64) test_attention(*k, pool, Q8_0, length, head_dim, 1, 1);
+            if (head_dim == 64) test_attention(*k, pool, Q8_0, length, head_dim, 1, 1, true);
         }
     for (int64_t n : {8, 36, 64, 100, 4096})
         for (bool flag : {false, true}) test_norm_rope(*k, n, flag, flag);

@@ -20,7 +20,7 @@ from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PAGE, Backend, BatchLimits, FFNStats, PredictorTensors
-from hotcold.kernels.reference import unpack_mask
+from hotcold.kernels.reference_ffn import unpack_mask
 from hotcold.model.config import Config
 from hotcold.model.transformer import FFN
 from hotcold.model.weights import Weights

@@ -33,6 +33,7 @@ class WeightRows:
     ) -> None: ...
     @staticmethod
     def panels(memory: Memory, dim: int, neurons: int, type: int) -> WeightRows: ...
+    def part(self, first: int, count: int) -> WeightRows: ...
     def pack(
         self,
         tensor: npt.NDArray[np.uint8],
@@ -56,6 +57,7 @@ class FfnWeights:
     def __init__(
         self, gate: WeightRows | None, up: WeightRows, down: WeightRows, gate_bias: _F32 | None,
         up_bias: _F32 | None, down_bias: _F32 | None, by_output: bool, activation: int, threshold: float,
+        limit: float, alpha: float, ends: Sequence[int], chosen: int,
     ) -> None: ...  # fmt: skip
 
 class Program:
@@ -72,13 +74,21 @@ class Program:
     ) -> None: ...  # fmt: skip
     def rope(self, x: _F32, cos: _F32, sin: _F32, interleaved: bool) -> None: ...
     def store_kv(self, k: _F32, v: _F32, k_cache: _Cache, v_cache: _Cache) -> None: ...
-    def attention(self, q: _F32, k_cache: _Cache, v_cache: _Cache, out: _F32, scale: float) -> None: ...
+    def attention(
+        self, q: _F32, k_cache: _Cache, v_cache: _Cache, out: _F32, scale: float, window: int | None,
+        sinks: _F32 | None, softcap: float | None,
+    ) -> None: ...  # fmt: skip
     def predict(
-        self, x: _F32, first: WeightRows, second: WeightRows, relu: bool, threshold: _F32, mask: _U64
-    ) -> None: ...
+        self, x: _F32, first: WeightRows, second: WeightRows, relu: bool, threshold: _F32, mask: _U64,
+        ends: Sequence[int], chosen: int, ids: _I32 | None,
+    ) -> None: ...  # fmt: skip
     def ffn(
         self, x: _F32, weights: FfnWeights, out: _F32, skip: bool, mask: _U64 | None, fired: _U64 | None,
-        stats: npt.NDArray[np.int64] | None, accumulate: bool,
+        stats: npt.NDArray[np.int64] | None, accumulate: bool, ids: _I32 | None, factors: _F32 | None,
+    ) -> None: ...  # fmt: skip
+    def router(
+        self, x: _F32, weights: WeightRows, bias: _F32 | None, ids: _I32, factors: _F32, k: int,
+        softmax: bool, selection_bias: _F32 | None, normalise: bool, scale: float,
     ) -> None: ...  # fmt: skip
     def add(self, x: _F32, y: _F32) -> None: ...
     def gather(self, x: _F32, out: _F32) -> None: ...

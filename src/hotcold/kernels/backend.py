@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -35,9 +36,18 @@ PAGE = 32  #: positions in one page of the KV cache
 SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
 DECODE_ROWS = 16  #: rows of one step that follow the decode rule, which every backend takes; some take more
 
-ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu")
+#: ``gelu`` is its tanh form, as ggml's is, ``gelu_erf`` the exact one, PyTorch's default. ``swiglu_oai``
+#: (gpt-oss; ggml's name) is ``g sigmoid(alpha g) (u + 1)`` with ``g = min(gate, limit)`` and u, which is up
+#: clamped to +-limit.
+ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_erf", "swiglu_oai")
+#: Activations of two values, gate and up: they need a gate.
+GATED_ACTIVATIONS = ("drelu", "swiglu_oai")
 #: Activations under which a neuron can be exactly zero, so that skipping it is lossless.
 SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
+
+ROUTER_SCORES = ("softmax", "sigmoid")
+MAX_EXPERTS = 1024  #: of a router
+MAX_CHOSEN = 32  #: experts of one token
 
 
 class Rows(enum.IntEnum):
@@ -121,7 +131,12 @@ class FFNTensors:
 
     ``down`` is ``(N, D)`` when ``down_layout`` is ``by_neuron`` and ``(D, N)`` when it is ``by_output``.
     Where the activation gives zeros, a backend makes rows by neuron of the latter too: it transposes float
-    types and packs quantised ones into panels."""
+    types and packs quantised ones into panels.
+
+    Experts lie one after another: gate, up and down by neuron are ``(E * N, D)``, down by output ``(E * D,
+    N)``, as GGUF's ``*_exps`` are, and biases ``[E * N]`` and ``[E, D]``. In a half of a layer experts may
+    have different numbers of neurons, which ``expert_ends`` tells; by output each then has all of its neurons
+    or none, and down has nothing of the latter."""
 
     gate: AnyTensor | None
     up: AnyTensor
@@ -132,16 +147,51 @@ class FFNTensors:
     gate_bias: Floats | None = None
     up_bias: Floats | None = None
     down_bias: Floats | None = None
+    _: KW_ONLY
+    limit: float = 7.0  #: of ``swiglu_oai``; the others do not read it
+    alpha: float = 1.702  #: likewise
+    experts: int = 1
+    chosen: int = 1  #: how many experts a token chooses, k
+    expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of up end; None: N rows each
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self.expert_ends or equal_ends(self.up.shape[0], self.experts)
 
 
 @dataclass(frozen=True)
 class PredictorTensors:
-    """``score = second @ act(first @ x)``; neuron i is a candidate when ``score[i] >= threshold[i]``."""
+    """``score = second @ act(first @ x)``; neuron i is a candidate when ``score[i] >= threshold[i]``.
+
+    Experts of a layer share the first factor; their rows of the second lie one after another, ``(E * N, R)``,
+    as in :class:`FFNTensors`."""
 
     first: Tensor  # (R, D)
     second: Tensor  # (N, R)
     threshold: Floats  # [N]
     relu: bool  #: ReLU between the factors (PowerInfer's), or nothing (a truncated SVD)
+    _: KW_ONLY
+    experts: int = 1
+    chosen: int = 1  #: how many experts a token chooses, k
+    expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of the second factor end
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self.expert_ends or equal_ends(self.second.shape[0], self.experts)
+
+
+def equal_ends(rows: int, experts: int) -> tuple[int, ...]:
+    """Where the rows of each of so many equal experts end."""
+    return tuple(rows // experts * (expert + 1) for expert in range(experts))
+
+
+def mask_words(ends: Sequence[int]) -> list[int]:
+    """Where the words of each expert begin in a row of a mask, and where the last one's end: each begins at a
+    whole word."""
+    begins = [0]
+    for first, end in pairwise((0, *ends)):
+        begins.append(begins[-1] - (first - end) // 64)
+    return begins
 
 
 def scale_run(type: BlockType) -> int:
@@ -169,7 +219,9 @@ class FFNWeights(Protocol):
     """One layer's FFN in a backend's own layout."""
 
     @property
-    def neurons(self) -> int: ...
+    def neurons(self) -> int: ...  # of all experts
+    @property
+    def words(self) -> int: ...  # 64-bit ones, of a row of its masks
     @property
     def nbytes(self) -> int: ...
     #: Bytes of one gate, up and down row, and of the scales that one run of down rows shares; 0 without.
@@ -199,6 +251,14 @@ class FFNStats:
 
     counts: Buffer  # [L, len(FFN_COUNTS)] int64, of the backend that computes
     row: int = 0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The experts that each row chose, as :meth:`Backend.router` writes them."""
+
+    ids: Buffer  # [T, k] int32, ascending in each row
+    factors: Buffer  # [T, k] float32
 
 
 @dataclass(frozen=True)
@@ -322,15 +382,40 @@ class Backend(Protocol):
         * 34]``: blocks of GGML's Q8_0, with codes as in :meth:`linear` and their scale rounded to float16."""
 
     def attention(
-        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
     ) -> None:
         """Causal attention by position: row t sees positions 0..positions[t]. q, out ``[T, H, head_dim]``.
+
+        With ``window`` it sees the last so many of them, its own among them (Mistral 7B, arXiv 2310.06825):
+        those above ``positions[t] - window``. That is GGUF's ``attention.sliding_window`` as it stands:
+        llama.cpp masks a key ``n_swa`` or more positions back. (Its chunked and symmetric windows, as Llama 4
+        and embedding models have, are others.) ``softcap`` bounds scores (Gemma 2, arXiv 2408.00118).
+        ``sinks`` ``[H]`` float32 is a score of each head that enters the softmax's denominator alone
+        (gpt-oss; the idea in arXiv 2309.17453); neither ``scale`` nor ``softcap`` applies to it.
 
         Caches are those of :meth:`store_kv`; sums are float32 over the values that they stand for.
         Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order."""
 
-    def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
-        """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i."""
+    def predict(
+        self,
+        x: Buffer,
+        weights: PredictorWeights,
+        batch: Batch,
+        mask: Buffer,
+        chosen: Chosen | None = None,
+    ) -> None:
+        """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i. Of
+        experts, each of which begins at a whole word, it sets those that a row chose and no other."""
 
     def ffn(
         self,
@@ -344,15 +429,49 @@ class Backend(Protocol):
         fired: Buffer | None = None,
         stats: FFNStats | None = None,
         accumulate: bool = False,
+        chosen: Chosen | None = None,
     ) -> None:
         """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
 
-        Decode rows: only the candidates of ``mask`` are computed (all when None), the first ``ceil(N / 64)``
-        words of its rows; with ``skip`` a neuron
-        whose gate does not fire reads no further row. ``fired`` ``[T, ceil(N / 64)]`` uint64 gets the neurons
-        with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32 coefficients
-        where the activation gives zeros or down lies by neuron; else it is a dot, which quantises them like
-        ``linear``."""
+        Decode rows: only the candidates of ``mask`` are computed (all when None), the first ``words`` words
+        of its rows; with ``skip`` a neuron whose gate does not fire reads no further row. ``fired`` ``[T,
+        words]`` uint64 gets the neurons with a non-zero coefficient. Prompt rows are always dense. The down
+        sum keeps float32 coefficients where the activation gives zeros or down lies by neuron; else it is a
+        dot, which quantises them like ``linear``.
+
+        Experts: ``out[t] (+)=`` the sum over the row's experts, ascending, of ``factor * (down_e + bias_e)``;
+        only these are computed, for prompt rows too. ``chosen`` is needed where there are several, and
+        allowed where there is one (a shared expert with a factor). In masks each expert begins at a whole
+        word; what a row did not choose is not read, and has not fired. ``ValueError`` when the op runs: ids
+        that no expert has, or that do not ascend in a row."""
+
+    def router(
+        self,
+        x: Buffer,
+        weights: Matrix,
+        batch: Batch,
+        ids: Buffer,
+        factors: Buffer,
+        *,
+        k: int,
+        score: str,
+        selection_bias: Buffer | None = None,
+        normalise: bool,
+        scale: float,
+    ) -> None:
+        """Chooses k experts for each row, prompt rows too: ``ids`` ``[T, k]`` int32, ascending in each row,
+        and ``factors`` ``[T, k]`` float32 in the same order. x ``[T, D]``; weights ``(E, D)``, E up to
+        :data:`MAX_EXPERTS`, k up to :data:`MAX_CHOSEN`.
+
+        Scores are ``score`` (:data:`ROUTER_SCORES`) of all E logits ``weights @ x[t] + bias``, these as
+        in :meth:`linear`. Chosen are the experts with the largest ``score + selection_bias`` (``[E]``
+        float32; DeepSeek-V3, arXiv 2412.19437), or without that with the largest logits, which rank alike:
+        ties go to the lower id, NaN ranks last. A factor is the expert's score, without the selection bias,
+        divided by the sum of the chosen scores where ``normalise`` (a sum below 1e-20 counts as that), times
+        ``scale``.
+
+        A softmax over the chosen logits alone (Mixtral, arXiv 2401.04088; gpt-oss) is ``softmax`` with
+        ``normalise``. With E = k = 1, ``sigmoid`` gives the gate of a shared expert (Qwen2-MoE)."""
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         """``x[t] += y[t]``; both ``[T, D]``."""

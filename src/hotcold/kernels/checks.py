@@ -1,6 +1,7 @@
 """What every backend refuses in weights that it is given, so that all of them say it in the same words."""
 
 import math
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -8,8 +9,13 @@ import numpy as np
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import (
     ACTIVATIONS,
+    GATED_ACTIVATIONS,
+    MAX_CHOSEN,
+    MAX_EXPERTS,
+    ROUTER_SCORES,
     SPARSE_ACTIVATIONS,
     Buffer,
+    Chosen,
     FFNTensors,
     Floats,
     Ints,
@@ -43,26 +49,59 @@ def check_ffn(tensors: FFNTensors) -> None:
     """Refuses shapes that do not fit, an unknown activation or layout, a threshold without meaning."""
     check_matrix(tensors.up)
     n, d = tensors.up.shape
+    _check_experts("ffn", n, tensors)
     if tensors.down_layout not in DOWN_LAYOUTS:
         raise ValueError(f"down layout {tensors.down_layout!r}: choose from {', '.join(DOWN_LAYOUTS)}")
-    down = (n, d) if tensors.down_layout == "by_neuron" else (d, n)
+    down = (n, d) if tensors.down_layout == "by_neuron" else _by_output(tensors)
     if tensors.down.shape != down:
         raise ValueError(f"down of shape {tensors.down.shape} {tensors.down_layout}: {down} is needed")
     if tensors.gate is not None and tensors.gate.shape != (n, d):
         raise ValueError(f"gate of shape {tensors.gate.shape}: up has {(n, d)}, the two must be equal")
     check_activation(tensors.activation, tensors.threshold, gated=tensors.gate is not None)
+    for what, value in (("limit", tensors.limit), ("alpha", tensors.alpha)):
+        if not math.isfinite(value) or value <= 0:
+            raise ValueError(f"activation {what} {value}: a finite number above 0 is needed")
     if tensors.gate is None and tensors.gate_bias is not None:
         raise ValueError("gate bias without a gate: leave it out, or give gate as well")
     _check_vector("gate bias", tensors.gate_bias, n)
     _check_vector("up bias", tensors.up_bias, n)
-    _check_vector("down bias", tensors.down_bias, d)
+    _check_vector("down bias", tensors.down_bias, *((tensors.experts, d) if tensors.experts > 1 else (d,)))
+
+
+def _by_output(tensors: FFNTensors) -> tuple[int, int]:
+    """The shape that down by output must have."""
+    sizes = {end - first for first, end in pairwise((0, *tensors.ends))} - {0}
+    if len(sizes) > 1:
+        seen = f"experts of {min(sizes)} to {max(sizes)} neurons"
+        raise ValueError(f"{seen} with down by_output: each must have as many, or none")
+    size = max(sizes, default=0)
+    experts = tensors.up.shape[0] // size if size else 0
+    return experts * tensors.up.shape[1], size
+
+
+def _check_experts(what: str, rows: int, tensors: FFNTensors | PredictorTensors) -> None:
+    experts, k, ends = tensors.experts, tensors.chosen, tensors.expert_ends
+    if experts < 1 or not 1 <= k <= experts:
+        raise ValueError(f"{what} of {experts} experts of which {k} are chosen: 1 to all of them are needed")
+    if ends is None:
+        if rows % experts:
+            raise ValueError(f"{what} of {rows} rows: not as many for each of {experts} experts")
+    elif len(ends) != experts or ends[-1] != rows or any(a > b for a, b in pairwise((0, *ends))):
+        raise ValueError(f"{what}: ends of experts {ends} must be {experts} and ascend to {rows}")
+
+
+def check_chosen(chosen: Chosen | None, experts: int) -> None:
+    if chosen is None and experts > 1:
+        raise ValueError(f"ffn or predict with {experts} experts: chosen must say which each row takes")
 
 
 def check_activation(activation: str, threshold: float, *, gated: bool) -> None:
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
-    if activation == "drelu" and not gated:
-        raise ValueError("activation 'drelu' without a gate: it multiplies two of them; use 'relu' instead")
+    if activation in GATED_ACTIVATIONS and not gated:
+        instead = {"drelu": "relu", "swiglu_oai": "silu"}[activation]
+        seen = f"activation {activation!r} without a gate"
+        raise ValueError(f"{seen}: it multiplies gate and up; use {instead!r} instead")
     if not math.isfinite(threshold) or threshold < 0:
         raise ValueError(f"activation threshold {threshold}: a finite number of at least 0 is needed")
     if threshold and activation not in SPARSE_ACTIVATIONS:
@@ -88,6 +127,26 @@ def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | No
         raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
 
 
+def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap: float | None) -> None:
+    """Refuses options of attention that mean nothing; q is ``[T, H, head_dim]``."""
+    if window is not None and window < 1:
+        raise ValueError(f"attention window {window}: at least 1 position is needed")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"attention softcap {softcap}: a finite number above 0 is needed")
+    _check_vector("attention sinks", sinks, *q.shape[1:2])
+
+
+def check_router(experts: int, k: int, score: str, selection_bias: Buffer | None) -> None:
+    """Refuses more experts than kernels have room for, and a choice that does not exist."""
+    if experts > MAX_EXPERTS:
+        raise ValueError(f"router of {experts} experts: up to {MAX_EXPERTS} are allowed")
+    if not 1 <= k <= min(experts, MAX_CHOSEN):
+        raise ValueError(f"router k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
+    if score not in ROUTER_SCORES:
+        raise ValueError(f"router score {score!r}: choose from {', '.join(ROUTER_SCORES)}")
+    _check_vector("router selection bias", selection_bias, experts)
+
+
 def check_predictor(tensors: PredictorTensors) -> None:
     """Refuses factors whose ranks differ and thresholds that are not one float32 per neuron."""
     check_matrix(tensors.first)
@@ -96,12 +155,15 @@ def check_predictor(tensors: PredictorTensors) -> None:
         seen = f"predictor factors {tensors.first.shape} and {tensors.second.shape}"
         raise ValueError(f"{seen}: rows of the first must equal columns of the second")
     _check_vector("predictor threshold", tensors.threshold, tensors.second.shape[0])
+    _check_experts("predictor", tensors.second.shape[0], tensors)
 
 
-def _check_vector(what: str, values: Floats | None, length: int) -> None:
+def _check_vector(what: str, values: Floats | None, *shape: int) -> None:
     if values is None:
         return
     if values.dtype != np.float32:
         raise TypeError(f"{what} is {values.dtype}: float32 is needed")
-    if values.shape != (length,):
-        raise ValueError(f"{what} of shape {values.shape}: ({length},) is needed")
+    if values.shape != shape:
+        raise ValueError(f"{what} of shape {values.shape}: {shape} is needed")
+    if not values.flags.c_contiguous:
+        raise ValueError(f"{what} with gaps between its values: a contiguous array is needed")

@@ -1,30 +1,24 @@
 """The ``cpu`` backend: C++ kernels for the best instruction set of this processor, on one pool of threads.
 
-Weights are packed once (csrc/kernels.h says how): tensors that lie in a file are read piece by piece on the
-pool's threads, which pack what they have just read. All matrices share one arena of huge pages. A layer's
-FFN that lies by neuron takes two pieces of it: the gate rows, one contiguous stream, and for each neuron its
-up row then its down row. Where the activation gives zeros, down by output is transposed if its type is a
-float, and packed into panels if it is quantised."""
+cpu_weights.py says how weights lie in memory."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.formats.stored import AnyTensor, StoredTensor
+from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import _cpu, checks, host_memory
 from hotcold.kernels.backend import (
-    ACTIVATIONS,
     DECODE_ROWS,
-    SPARSE_ACTIVATIONS,
     Backend,
     Batch,
     BatchLimits,
     Buffer,
+    Chosen,
     FFNStats,
     FFNTensors,
     FFNWeights,
@@ -39,15 +33,15 @@ from hotcold.kernels.backend import (
     Program,
     RopeTable,
     Rows,
-    panel_bytes,
-    scale_run,
 )
 from hotcold.kernels.cores import available_cores
+from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
 
 ISAS = ("avx512", "avx2", "neon", "scalar")
 ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
 MAX_THREADS = 1024
 MOST_ROWS = 1 << 20  #: of a step; pieces of work are counted in 32 bits
+_INT32_MAX = 2**31 - 1
 
 
 def supported_isas() -> tuple[str, ...]:
@@ -86,37 +80,6 @@ class _Empty:
         """No op was recorded."""
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    rows: _cpu.WeightRows
-    shape: tuple[int, int]
-    nbytes: int
-    bias: Floats | None
-
-
-@dataclass(frozen=True)
-class _FFN:
-    native: _cpu.FfnWeights
-    neurons: int
-    dim: int
-    nbytes: int
-    row_bytes: tuple[int, int, int, int]
-    runs: int
-    activation: str
-
-
-@dataclass(frozen=True)
-class _Predictor:
-    first: _Matrix
-    second: _Matrix
-    threshold: Floats
-    relu: bool
-
-    @property
-    def nbytes(self) -> int:
-        return self.first.nbytes + self.second.nbytes + self.threshold.nbytes
-
-
 class CPUBackend:
     """Kernels in C++ on a pool of ``threads``, for the instruction set ``isa`` or :func:`default_isa`."""
 
@@ -136,7 +99,7 @@ class CPUBackend:
             self._pool = _cpu.Pool(threads)
         except ValueError as error:  # some could not be started
             raise UserError(str(error)) from None
-        self._arena = _cpu.Arena()
+        self._packer = Packer(self._pool)
         self._recording = False
         self._recorder: _Recorder | None = None
 
@@ -186,79 +149,15 @@ class CPUBackend:
 
     def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
         checks.check_matrix(tensor, bias)
-        return self._matrix(tensor, bias)
-
-    def _matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> _Matrix:
-        rows, cols = tensor.shape
-        size = _cpu.row_size(tensor.type.id, cols)
-        packed = self._packed(self._arena.take(rows * size), 0, size, tensor)
-        nbytes = rows * size + (0 if bias is None else bias.nbytes)
-        return _Matrix(packed, (rows, cols), nbytes, bias)
-
-    def _packed(self, memory: _cpu.Memory, offset: int, stride: int, tensor: AnyTensor) -> _cpu.WeightRows:
-        rows = _cpu.WeightRows(memory, offset, stride, tensor.shape[0], tensor.shape[1], tensor.type.id)
-        self._fill(rows, tensor)
-        return rows
-
-    def _transposed(self, memory: _cpu.Memory, offset: int, stride: int, down: AnyTensor) -> _cpu.WeightRows:
-        """Down of a float type by output, as rows by neuron; no value changes."""
-        dim, neurons = down.shape
-        rows = _cpu.WeightRows(memory, offset, stride, neurons, dim, down.type.id)
-        self._fill(rows, down, by_output=True)
-        return rows
-
-    def _panels(self, down: AnyTensor) -> _cpu.WeightRows:
-        sizes = *down.shape, down.type.id
-        panels = _cpu.WeightRows.panels(self._arena.take(_cpu.panels_size(*sizes)), *sizes)
-        self._fill(panels, down, by_output=True)
-        return panels
-
-    def _fill(self, rows: _cpu.WeightRows, tensor: AnyTensor, *, by_output: bool = False) -> None:
-        # Of chosen ones, the extension takes those that become rows.
-        direct = isinstance(tensor, StoredTensor) and (tensor.chosen is None or tensor.by_column == by_output)
-        if not (direct and hasattr(os, "pread")):
-            rows.pack(tensor.load().data, self._pool, by_output)
-            return
-        assert isinstance(tensor, StoredTensor)
-        with tensor.descriptor() as file:
-            part = tensor.offset, tensor.rows, tensor.row_bytes
-            rows.read(file, *part, self._pool, by_output, tensor.chosen)
+        return self._packer.matrix(tensor, bias)
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
         checks.check_ffn(tensors)
-        neurons, dim = tensors.up.shape
-        down, by_output = tensors.down, tensors.down_layout == "by_output"
-        sparse = tensors.activation in SPARSE_ACTIVATIONS
-        floats = down.type.weights == 1
-        fill_down = self._transposed if by_output and sparse and floats else self._packed
-        dense = by_output and not sparse
-        sizes = [t.nbytes // neurons if t else 0 for t in (tensors.gate, tensors.up, down)]
-        row_bytes, runs = (sizes[0], sizes[1], sizes[2], 0), 0
-        gate = self._matrix(tensors.gate) if tensors.gate else None
-        if by_output and sparse and not floats:
-            up_rows = self._matrix(tensors.up).rows
-            down_rows = self._panels(down)
-            row_bytes = (*row_bytes[:2], *panel_bytes(down.type, dim))
-            runs = neurons // scale_run(down.type)
-        elif dense or gate is None:  # without a gate up is the stream
-            up_rows = self._matrix(tensors.up).rows
-            stride = sizes[2] if not dense else down.nbytes // dim
-            down_rows = fill_down(self._arena.take(down.nbytes), 0, stride, down)
-        else:  # one piece of memory: a neuron's up row, then its down row
-            stride = sizes[1] + sizes[2]
-            memory = self._arena.take(neurons * stride)
-            up_rows = self._packed(memory, 0, stride, tensors.up)
-            down_rows = fill_down(memory, sizes[1], stride, down)
-        biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
-        kind = dense, ACTIVATIONS.index(tensors.activation), tensors.threshold
-        native = _cpu.FfnWeights(gate.rows if gate else None, up_rows, down_rows, *biases, *kind)
-        nbytes = sum(t.nbytes for t in (tensors.gate, tensors.up, down, *biases) if t is not None)
-        return _FFN(native, neurons, dim, nbytes, row_bytes, runs, tensors.activation)
+        return self._packer.ffn(tensors)
 
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights:
         checks.check_predictor(tensors)
-        first, second = self._matrix(tensors.first), self._matrix(tensors.second)
-        return _Predictor(first, second, tensors.threshold, tensors.relu)
+        return self._packer.predictor(tensors)
 
     # The two sides of a hybrid model
 
@@ -293,7 +192,7 @@ class CPUBackend:
     # Ops; the extension refuses buffers that are not exactly right
 
     def embed(self, table: Matrix, batch: Batch, out: Buffer) -> None:
-        w = checks.own_weights(table, _Matrix)
+        w = checks.own_weights(table, PackedMatrix)
         self._op(batch, lambda p: p.embed(w.rows, out), w, out)
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
@@ -310,7 +209,7 @@ class CPUBackend:
         accumulate: bool = False,
         rows: Rows = Rows.TOKENS,
     ) -> None:
-        own = [checks.own_weights(w, _Matrix) for w in weights]
+        own = [checks.own_weights(w, PackedMatrix) for w in weights]
         args = [w.rows for w in own], [w.bias for w in own], list(outs), accumulate, int(rows)
         self._op(batch, lambda p: p.linear(x, *args), x, *own, *outs)
 
@@ -322,15 +221,36 @@ class CPUBackend:
         self._op(batch, lambda p: p.store_kv(k, v, *caches), k, v, k_cache, v_cache)
 
     def attention(
-        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
     ) -> None:
-        caches = _bits(k_cache), _bits(v_cache)
-        self._op(batch, lambda p: p.attention(q, *caches, out, scale), q, k_cache, v_cache, out)
+        checks.check_attention(q, window, sinks, softcap)
+        buffers = q, _bits(k_cache), _bits(v_cache), out
+        args = scale, None if window is None else min(window, _INT32_MAX), sinks, softcap
+        self._op(batch, lambda p: p.attention(*buffers, *args), q, k_cache, v_cache, out, sinks)
 
-    def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
-        w = checks.own_weights(weights, _Predictor)
-        args = w.first.rows, w.second.rows, w.relu, w.threshold, mask
-        self._op(batch, lambda p: p.predict(x, *args), x, w, mask)
+    def predict(
+        self,
+        x: Buffer,
+        weights: PredictorWeights,
+        batch: Batch,
+        mask: Buffer,
+        chosen: Chosen | None = None,
+    ) -> None:
+        w = checks.own_weights(weights, PackedPredictor)
+        checks.check_chosen(chosen, len(w.ends))
+        factors = w.first.rows, w.second.rows, w.relu, w.threshold
+        experts = w.ends, w.chosen, chosen.ids if chosen else None
+        self._op(batch, lambda p: p.predict(x, *factors, mask, *experts), x, w, mask, chosen)
 
     def ffn(
         self,
@@ -344,12 +264,43 @@ class CPUBackend:
         fired: Buffer | None = None,
         stats: FFNStats | None = None,
         accumulate: bool = False,
+        chosen: Chosen | None = None,
     ) -> None:
-        w = checks.own_weights(weights, _FFN)
+        w = checks.own_weights(weights, PackedFFN)
         checks.check_skip(skip, w.activation)
+        checks.check_chosen(chosen, w.experts)
         counts = stats.counts[stats.row] if stats else None
         args = skip, mask, fired, counts, accumulate
-        self._op(batch, lambda p: p.ffn(x, w.native, out, *args), x, w, out, mask, fired, counts)
+        experts = (chosen.ids, chosen.factors) if chosen else (None, None)
+        kept = x, w, out, mask, fired, counts, chosen
+        self._op(batch, lambda p: p.ffn(x, w.native, out, *args, *experts), *kept)
+
+    def router(
+        self,
+        x: Buffer,
+        weights: Matrix,
+        batch: Batch,
+        ids: Buffer,
+        factors: Buffer,
+        *,
+        k: int,
+        score: str,
+        selection_bias: Buffer | None = None,
+        normalise: bool,
+        scale: float,
+    ) -> None:
+        w = checks.own_weights(weights, PackedMatrix)
+        checks.check_router(w.shape[0], k, score, selection_bias)
+        args = k, score == "softmax", selection_bias, normalise, scale
+        self._op(
+            batch,
+            lambda p: p.router(x, w.rows, w.bias, ids, factors, *args),
+            x,
+            w,
+            ids,
+            factors,
+            selection_bias,
+        )
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         self._op(batch, lambda p: p.add(x, y), x, y)

@@ -1,12 +1,12 @@
 """The specification of every op, in NumPy: plain and readable, without any care for speed.
 
 Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of 8 bits or fewer quantises
-its input first (:func:`quantise_input`): prescribed float32 steps, so that codes agree bit for bit. Sums are
-float32 in any order."""
+its input first (:func:`~hotcold.kernels.reference_matrix.quantise_input`): prescribed float32 steps, so that
+codes agree bit for bit. Sums are float32 in any order; reference_ffn.py has the FFN op, and says in which
+order other backends sum it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from hotcold.kernels._cpu import FlagLink, Link
 from hotcold.kernels.backend import (
     DECODE_ROWS,
     PAGE,
-    SPARSE_ACTIVATIONS,
     Backend,
     Batch,
     BatchLimits,
     Buffer,
+    Chosen,
     FFNStats,
     FFNTensors,
     FFNWeights,
@@ -38,175 +38,26 @@ from hotcold.kernels.backend import (
     Program,
     RopeTable,
     Rows,
-    panel_bytes,
-    scale_run,
+    mask_words,
 )
-
-Bools = npt.NDArray[np.bool_]
+from hotcold.kernels.reference_ffn import (
+    FFNStep,
+    ReferenceExperts,
+    ReferenceFFN,
+    ReferencePredictor,
+    ffn_weights,
+    sigmoid,
+    unpack_mask,
+)
+from hotcold.kernels.reference_matrix import ReferenceMatrix, quantise_input
 
 MOST_ROWS = 1 << 20  #: of a step; more would be a mistake
-INPUT_BLOCK = 32  #: values of a dot's input that share one scale
-#: A block whose largest magnitude is below this counts as zero: its inverse scale would overflow.
-SMALLEST_AMAX = np.float32(2.0**-100)
 
 
-def quantise_input(x: Floats) -> tuple[Floats, Floats]:
-    """int8 codes of a dot's input ``[..., I]`` and their scales, as ggml's ``quantize_row_q8_0`` has them.
-
-    Per 32 values: ``scale = amax / 127``, ``code = round(value * (127 / amax))``, to nearest even, every step
-    in float32. The scale stays float32 (ggml rounds it to float16). Codes ``[..., I / 32, 32]`` are float32
-    too (in a block with a NaN or an infinity, codes times scale is NaN), scales ``[..., I / 32, 1]``."""
-    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // INPUT_BLOCK, INPUT_BLOCK)
-    amax: Floats = np.abs(blocks).max(axis=-1, keepdims=True)
-    amax[amax < SMALLEST_AMAX] = 0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        inverse: Floats = np.float32(127) / amax
-        inverse[amax == 0] = 0
-        codes: Floats = np.rint(blocks * inverse)
-        scales: Floats = amax / np.float32(127)
-    return codes, scales
-
-
-def pack_mask(active: Bools) -> Masks:
-    """``[..., N]`` booleans as ``[..., ceil(N / 64)]`` words: bit i of word j is element 64 j + i."""
-    padding = -active.shape[-1] % 64
-    padded = np.pad(active, [(0, 0)] * (active.ndim - 1) + [(0, padding)])
-    packed: Masks = np.packbits(padded, axis=-1, bitorder="little").view("<u8").astype(np.uint64)
-    return packed
-
-
-def unpack_mask(mask: Masks, n: int) -> Bools:
-    """The first ``n`` bits of each row of words, as :func:`pack_mask` lays them."""
-    words = np.ascontiguousarray(mask, dtype="<u8")
-    return np.unpackbits(words.view(np.uint8), axis=-1, count=n, bitorder="little").astype(np.bool_)
-
-
-@dataclass(frozen=True)
-class ReferenceMatrix:
-    """Weights as the file's blocks; their values are made when first used."""
-
-    tensor: Tensor
-    bias: Floats | None = None
-
-    def __post_init__(self) -> None:
-        checks.check_matrix(self.tensor, self.bias)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        rows, columns = self.tensor.shape
-        return rows, columns
-
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    @property
-    def quantised(self) -> bool:
-        return self.tensor.type.weights > 1  # float types are blocks of one value
-
-    @cached_property
-    def values(self) -> Floats:
-        return self.tensor.dequantise()
-
-    def dot(self, x: Floats) -> Floats:
-        """``[..., columns]`` -> ``[..., rows]``, with the bias; quantised weights quantise ``x`` first."""
-        if self.quantised:
-            codes, scales = quantise_input(x)
-            x = (codes * scales).reshape(x.shape)
-        y: Floats = x @ self.values.T
-        return y if self.bias is None else y + self.bias
-
-
-@dataclass(frozen=True)
-class ReferenceFFN:
-    """An FFN's weights, of which :meth:`coefficients` and :meth:`down_sum` are the two halves of the op."""
-
-    gate: ReferenceMatrix | None
-    up: ReferenceMatrix
-    down: ReferenceMatrix
-    down_layout: str
-    activation: str
-    threshold: np.float32
-    down_bias: Floats | None
-
-    @property
-    def neurons(self) -> int:
-        return self.up.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        bias = 0 if self.down_bias is None else self.down_bias.nbytes
-        return (self.gate.nbytes if self.gate else 0) + self.up.nbytes + self.down.nbytes + bias
-
-    @property
-    def dense(self) -> bool:
-        return self.down_layout == "by_output" and self.activation not in SPARSE_ACTIVATIONS
-
-    @property
-    def runs(self) -> int:
-        """Of neurons that share scales: down by output, quantised, and summed by neuron."""
-        panels = self.down_layout == "by_output" and not self.dense and self.down.quantised
-        return self.neurons // scale_run(self.down.tensor.type) if panels else 0
-
-    @property
-    def row_bytes(self) -> tuple[int, int, int, int]:
-        parts = (self.gate, self.up, self.down)
-        gate, up, down = (m.tensor.nbytes // self.neurons if m else 0 for m in parts)
-        panels = panel_bytes(self.down.tensor.type, self.down.shape[0]) if self.runs else (down, 0)
-        return gate, up, *panels
-
-    def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
-        """Which neurons' gates fire, and what multiplies their down rows; both ``[T, N]``. Without a gate, up
-        plays the gate's part and the coefficient is ``act(up)``."""
-        gate = (self.gate or self.up).dot(x)
-        value = np.float32(1) if self.gate is None else self.up.dot(x)
-        fires = gate > self.threshold
-        if self.activation == "relu":
-            return fires, np.where(fires, gate * value, np.float32(0))
-        if self.activation == "drelu":  # TurboSparse, arXiv 2406.05955: relu(gate) * relu(up)
-            return fires, np.where(fires & (value > 0), gate * value, np.float32(0))
-        if self.activation == "relu2":  # Primer, arXiv 2109.08668: relu(gate)^2
-            return fires, np.where(fires, gate * gate * value, np.float32(0))
-        return np.ones_like(fires), _smooth(self.activation, gate) * value
-
-    def down_sum(self, coefficients: Floats) -> Floats:
-        """``[T, N]`` -> ``[T, D]``, with the bias."""
-        if self.dense:
-            y = self.down.dot(coefficients)
-        else:
-            y = coefficients @ (self.down.values if self.down_layout == "by_neuron" else self.down.values.T)
-        return y if self.down_bias is None else y + self.down_bias
-
-
-def _smooth(activation: str, gate: Floats) -> Floats:
-    """SiLU, or GELU in the tanh form that ggml's ``gelu`` computes."""
-    one, half, root, cubic = (np.float32(c) for c in (1, 0.5, np.sqrt(2 / np.pi), 0.044715))
-    with np.errstate(over="ignore"):
-        if activation == "silu":
-            factor = one / (one + np.exp(-gate))
-        else:
-            factor = half * (one + np.tanh(root * gate * (one + cubic * gate * gate)))
-    smooth: Floats = np.multiply(gate, factor, dtype=np.float32)
-    return smooth
-
-
-@dataclass(frozen=True)
-class ReferencePredictor:
-    """A predictor's factors: a neuron is a candidate where its score is at least its threshold."""
-
-    first: ReferenceMatrix
-    second: ReferenceMatrix
-    threshold: Floats
-    relu: bool
-
-    @property
-    def nbytes(self) -> int:
-        return self.first.nbytes + self.second.nbytes + self.threshold.nbytes
-
-    def scores(self, x: Floats) -> Floats:
-        """``[T, D]`` -> ``[T, N]``."""
-        hidden = self.first.dot(x)
-        return self.second.dot(np.maximum(hidden, 0) if self.relu else hidden)
+def _softmax(x: Floats) -> Floats:
+    terms = np.exp(x - x.max(axis=-1, keepdims=True))
+    softmax: Floats = terms / terms.sum(axis=-1, keepdims=True)
+    return softmax
 
 
 @dataclass(frozen=True)
@@ -244,17 +95,19 @@ class ReferenceBackend:
     def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
         return ReferenceMatrix(tensor.load(), bias)
 
-    def ffn_weights(self, tensors: FFNTensors) -> ReferenceFFN:
+    def ffn_weights(self, tensors: FFNTensors) -> ReferenceFFN | ReferenceExperts:
         checks.check_ffn(tensors)
-        gate = None if tensors.gate is None else ReferenceMatrix(tensors.gate.load(), tensors.gate_bias)
-        up, down = ReferenceMatrix(tensors.up.load(), tensors.up_bias), ReferenceMatrix(tensors.down.load())
-        rule = tensors.down_layout, tensors.activation, np.float32(tensors.threshold)
-        return ReferenceFFN(gate, up, down, *rule, tensors.down_bias)
+        return ffn_weights(tensors)
 
     def predictor_weights(self, tensors: PredictorTensors) -> ReferencePredictor:
         checks.check_predictor(tensors)
         return ReferencePredictor(
-            ReferenceMatrix(tensors.first), ReferenceMatrix(tensors.second), tensors.threshold, tensors.relu
+            ReferenceMatrix(tensors.first),
+            ReferenceMatrix(tensors.second),
+            tensors.threshold,
+            tensors.relu,
+            tensors.ends,
+            tensors.chosen,
         )
 
     def link(self, timeout_seconds: float) -> Link:
@@ -364,9 +217,21 @@ class ReferenceBackend:
                 cache[slots // PAGE, :, slots % PAGE] = rows
 
     def attention(
-        self, q: Buffer, k_cache: Buffer, v_cache: Buffer, batch: Batch, out: Buffer, scale: float
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
     ) -> None:
-        """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head."""
+        """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head. A
+        score s becomes ``softcap tanh(s / softcap)``; a sink is one more score, whose value is 0."""
+        checks.check_attention(q, window, sinks, softcap)
         queries = _rows("q", q, batch, q.shape[1:])
         target = _rows("out", out, batch, q.shape[1:])
         (pages, kv_heads), (heads, head_dim) = k_cache.shape[:2], q.shape[1:]
@@ -376,18 +241,39 @@ class ReferenceBackend:
             raise ValueError(f"q of shape {q.shape} does not fit k_cache of shape {k_cache.shape}")
         for t, query in enumerate(queries):
             length = int(batch.positions[t]) + 1
+            begin = max(0, length - window) if window else 0
             own = batch.pages[batch.sequence[t], : -(-length // PAGE)]
-            k, v = (_positions(cache[own], length) for cache in (k_cache, v_cache))  # [K, length, head_dim]
+            k, v = (_positions(cache[own], length)[:, begin:] for cache in (k_cache, v_cache))
+            # k and v [K, seen, head_dim], scores and weights [K, H / K, seen]
             scores = np.float32(scale) * (query.reshape(kv_heads, -1, head_dim) @ k.transpose(0, 2, 1))
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            target[t] = (weights @ v / weights.sum(axis=-1, keepdims=True)).reshape(heads, head_dim)
+            if softcap is not None:
+                scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
+            largest = scores.max(axis=-1, keepdims=True)
+            if sinks is not None:
+                sink = sinks.reshape(kv_heads, -1, 1)
+                largest = np.maximum(largest, sink)
+            weights = np.exp(scores - largest)
+            total = weights.sum(axis=-1, keepdims=True)
+            if sinks is not None:
+                total += np.exp(sink - largest)
+            target[t] = (weights @ v / total).reshape(heads, head_dim)
 
-    def predict(self, x: Buffer, weights: PredictorWeights, batch: Batch, mask: Buffer) -> None:
+    def predict(
+        self,
+        x: Buffer,
+        weights: PredictorWeights,
+        batch: Batch,
+        mask: Buffer,
+        chosen: Chosen | None = None,
+    ) -> None:
         """PowerInfer's predictor, arXiv 2312.12456; without the ReLU, two factors of a truncated SVD."""
         p = checks.own_weights(weights, ReferencePredictor)
-        values = _rows("x", x, batch, (p.first.shape[1],))[: batch.n_decode]
-        target = _rows("mask", mask, batch, (-(-p.second.shape[0] // 64),), np.uint64)
-        target[: batch.n_decode] = pack_mask(p.scores(values) >= p.threshold)
+        checks.check_chosen(chosen, len(p.ends))
+        decode = slice(0, batch.n_decode)
+        values = _rows("x", x, batch, (p.first.shape[1],))[decode]
+        target = _rows("mask", mask, batch, (mask_words(p.ends)[-1],), np.uint64)
+        ids = _rows("ids", chosen.ids, batch, (p.chosen,), np.int32)[decode] if chosen else None
+        p.mark(values, target[decode], ids)
 
     def ffn(
         self,
@@ -401,30 +287,63 @@ class ReferenceBackend:
         fired: Buffer | None = None,
         stats: FFNStats | None = None,
         accumulate: bool = False,
+        chosen: Chosen | None = None,
     ) -> None:
         """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 
         A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what
         is zero, so it changes what is read (``stats``) and no value. ``fired`` is set for decode rows."""
-        w = checks.own_weights(weights, ReferenceFFN)
+        if isinstance(weights, ReferenceExperts):
+            w: ReferenceFFN | ReferenceExperts = weights
+        else:
+            w = checks.own_weights(weights, ReferenceFFN)
+        k = w.chosen if isinstance(w, ReferenceExperts) else 1
         checks.check_skip(skip, w.activation)
-        n, words = w.neurons, -(-w.neurons // 64)
+        checks.check_chosen(chosen, len(w.parts))
         values = _rows("x", x, batch, (w.up.shape[1],))
         target = _rows("out", out, batch, (w.up.shape[1],))
         decode = slice(0, batch.n_decode)
-        fires, coefficients = w.coefficients(values)
-        candidates = np.ones((batch.n_decode, n), np.bool_)
+        named = ids = factors = None
         if mask is not None:
-            own = _rows("mask", mask, batch, (max(words, mask.shape[-1]),), np.uint64)[decode, :words]
-            candidates = unpack_mask(own, n)
-            coefficients[decode][~candidates] = 0
+            width = max(w.words, mask.shape[-1])
+            named = _rows("mask", mask, batch, (width,), np.uint64)[decode, : w.words]
+        if chosen is not None:
+            ids = _rows("ids", chosen.ids, batch, (k,), np.int32)
+            factors = _rows("factors", chosen.factors, batch, (k,))
+        y, active, counts = FFNStep(values, batch.n_decode, skip, named, ids, factors).run(w)
         if fired is not None:
-            _rows("fired", fired, batch, (words,), np.uint64)[decode] = pack_mask(coefficients[decode] != 0)
+            _rows("fired", fired, batch, (w.words,), np.uint64)[decode] = active
         if stats is not None and batch.n_decode == batch.n_tokens:
-            gated = candidates & fires[decode] if skip else candidates
-            added = coefficients[decode] != 0 if skip else candidates
-            _count(stats, w, candidates, gated, added)
-        _store(w.down_sum(coefficients), target, accumulate)
+            stats.counts[stats.row] += counts
+        _store(y, target, accumulate)
+
+    def router(
+        self,
+        x: Buffer,
+        weights: Matrix,
+        batch: Batch,
+        ids: Buffer,
+        factors: Buffer,
+        *,
+        k: int,
+        score: str,
+        selection_bias: Buffer | None = None,
+        normalise: bool,
+        scale: float,
+    ) -> None:
+        """Mixture of experts, arXiv 1701.06538, as models of today route to them."""
+        w = checks.own_weights(weights, ReferenceMatrix)
+        checks.check_router(w.shape[0], k, score, selection_bias)
+        chosen, target = _rows("ids", ids, batch, (k,), np.int32), _rows("factors", factors, batch, (k,))
+        logits = w.dot(_rows("x", x, batch, (w.shape[1],)))
+        scores = sigmoid(logits) if score == "sigmoid" else _softmax(logits)
+        ranks = logits if selection_bias is None else scores + selection_bias
+        best = np.argsort(-ranks, axis=-1, kind="stable")[:, :k]  # NaN comes last
+        chosen[:] = np.sort(best, axis=-1)
+        picked = np.take_along_axis(scores, chosen, axis=-1)
+        if normalise:
+            picked = picked / np.maximum(picked.sum(axis=-1, keepdims=True), np.float32(1e-20))
+        target[:] = picked * np.float32(scale)
 
     def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
         rows = _rows("x", x, batch, x.shape[1:])
@@ -454,18 +373,6 @@ class ReferenceBackend:
             ids = ids[unpack_mask(allowed, len(values))]
         ids = ids[np.argsort(-values[ids], kind="stable")[:k]]
         return ids, values[ids]
-
-
-def _count(stats: FFNStats, w: ReferenceFFN, candidates: Bools, gated: Bools, added: Bools) -> None:
-    """Adds one step to ``stats``: rows are unions over the step's tokens, pairs are counted by token."""
-    if not len(candidates):
-        return
-    rows = (candidates, gated if w.gate else candidates[:0], added)
-    read = [int(which.any(axis=0).sum()) for which in rows]
-    if w.dense:
-        read = [w.neurons, w.neurons if w.gate else 0, w.neurons]
-    runs = int(added.any(axis=0).reshape(w.runs, -1).any(axis=1).sum()) if w.runs else 0
-    stats.counts[stats.row] += (*read, int(added.sum()), runs)
 
 
 def _check_cache(what: str, cache: Buffer, pages: tuple[int, int], head_dim: int) -> None:

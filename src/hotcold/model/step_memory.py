@@ -8,7 +8,7 @@ from hotcold.model.config import Config
 _BLOCK = 32
 _GROUP = 512
 _SUMS = 528  # floats that sums of a group take
-_RANGES = 32  # the most that the neurons of a layer are cut into, 64 or more in each, with sums of its own
+_LEAVES = 64  # the most that the neurons of a layer are cut into, 128 or more in each, with sums of its own
 
 
 def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) -> int:
@@ -35,9 +35,9 @@ def scratch_bytes(config: Config, limits: BatchLimits) -> int:
     if config.down_layout == "by_output" and config.activation not in SPARSE_ACTIVATIONS:
         ffn += tokens * _quantised_bytes(neurons)
     else:
-        ranges = min(_RANGES, -(-neurons // 64))
-        ffn += ranges * (decode * -(-config.dim // _GROUP) * _SUMS * 4 + 5 * 8)
-    return max(attention, linear, ffn) + 4 * 64  # each part begins at a multiple of 64
+        leaves = min(_LEAVES, max(-(-neurons // 64) // 2, 1))
+        ffn += leaves * (decode * -(-config.dim // _GROUP) * _SUMS * 4 + 5 * 8 + 4)
+    return max(attention, linear, ffn) + 5 * 64  # each part begins at a multiple of 64
 
 
 def _quantised_bytes(columns: int) -> int:

@@ -18,7 +18,8 @@ from hotcold.errors import UserError
 from hotcold.formats.blocks import block_type, quantise
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels.backend import Floats, PredictorTensors
-from hotcold.kernels.reference import Bools, ReferenceBackend, ReferenceFFN, ReferencePredictor
+from hotcold.kernels.reference import ReferenceBackend
+from hotcold.kernels.reference_ffn import Bools, ReferenceFFN, ReferencePredictor
 from hotcold.model.config import Config
 from hotcold.model.weights import ffn_tensors
 from hotcold.sparse.predictor import PredictorError, read_predictor
@@ -113,6 +114,7 @@ def fit_layer(
     predictors read it, ``[T, D]``. PredictorError: none is small enough, or the file has none."""
     reference = ReferenceBackend()
     ffn = reference.ffn_weights(ffn_tensors(file, config, reference, layer))
+    assert isinstance(ffn, ReferenceFFN)  # without experts
     most_bytes = options.max_share * ffn.nbytes
     x = fit_to[INPUTS[options.method]]
     activity = _Activity.of(ffn, fit_to["normed"])

@@ -106,6 +106,10 @@ class SplitWeights:
         return sum(half.neurons for half in self.halves)
 
     @property
+    def words(self) -> int:
+        return sum(half.words for half in self.halves)
+
+    @property
     def nbytes(self) -> int:
         return sum(half.nbytes for half in self.halves)
 

@@ -20,7 +20,7 @@ from hotcold.kernels.backend import (
     Masks,
 )
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
-from hotcold.kernels.reference import pack_mask
+from hotcold.kernels.reference_ffn import pack_mask
 
 #: Block type and dim of the neurons that are gathered; the first are streamed as well.
 SHAPES = (("Q4_0", 4096), ("Q4_0", 1024), ("Q4_0", 8192), ("F16", 8192))

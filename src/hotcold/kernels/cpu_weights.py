@@ -1,0 +1,162 @@
+"""Weights of the ``cpu`` backend, packed once (csrc/kernels.h says how).
+
+Tensors that lie in a file are read piece by piece on the pool's threads, which pack what they have just read.
+All matrices share one arena of huge pages. A layer's FFN that lies by neuron takes two pieces of it: the gate
+rows, one contiguous stream, and for each neuron its up row then its down row. Where the activation gives
+zeros, down by output is transposed if its type is a float, and packed into panels if it is quantised. Experts
+lie one after another in each of these."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hotcold.formats.stored import AnyTensor, StoredTensor
+from hotcold.kernels import _cpu
+from hotcold.kernels.backend import (
+    ACTIVATIONS,
+    SPARSE_ACTIVATIONS,
+    FFNTensors,
+    Floats,
+    PredictorTensors,
+    mask_words,
+    panel_bytes,
+    scale_run,
+)
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    rows: _cpu.WeightRows
+    shape: tuple[int, int]
+    nbytes: int
+    bias: Floats | None
+
+
+@dataclass(frozen=True)
+class PackedFFN:
+    native: _cpu.FfnWeights
+    neurons: int
+    words: int
+    experts: int
+    nbytes: int
+    row_bytes: tuple[int, int, int, int]
+    runs: int
+    activation: str
+
+
+@dataclass(frozen=True)
+class PackedPredictor:
+    first: PackedMatrix
+    second: PackedMatrix
+    threshold: Floats
+    relu: bool
+    ends: tuple[int, ...]
+    chosen: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + self.second.nbytes + self.threshold.nbytes
+
+
+class Packer:
+    """Makes weights of tensors, on the threads of a pool."""
+
+    def __init__(self, pool: _cpu.Pool) -> None:
+        self._pool = pool
+        self._arena = _cpu.Arena()
+
+    def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> PackedMatrix:
+        rows, cols = tensor.shape
+        size = _cpu.row_size(tensor.type.id, cols)
+        packed = self._packed(self._arena.take(rows * size), 0, size, tensor)
+        nbytes = rows * size + (0 if bias is None else bias.nbytes)
+        return PackedMatrix(packed, (rows, cols), nbytes, bias)
+
+    def predictor(self, tensors: PredictorTensors) -> PackedPredictor:
+        first, second = self.matrix(tensors.first), self.matrix(tensors.second)
+        experts = tensors.ends, tensors.chosen
+        return PackedPredictor(first, second, tensors.threshold, tensors.relu, *experts)
+
+    def ffn(self, tensors: FFNTensors) -> PackedFFN:
+        neurons, dim = tensors.up.shape
+        down = tensors.down
+        by_output = tensors.down_layout == "by_output"
+        dense = by_output and tensors.activation not in SPARSE_ACTIVATIONS
+        panels = by_output and not dense and down.type.weights > 1
+        sizes = [t.nbytes // neurons if t else 0 for t in (tensors.gate, tensors.up, down)]
+        gate = self.matrix(tensors.gate) if tensors.gate else None
+        if panels:
+            up_rows, down_rows = self.matrix(tensors.up).rows, self._panels(tensors)
+        elif dense:
+            up_rows, down_rows = self.matrix(tensors.up).rows, self.matrix(down).rows
+        elif gate is None:  # then up is the stream
+            up_rows = self.matrix(tensors.up).rows
+            down_rows = self._down_rows(self._arena.take(down.nbytes), 0, sizes[2], tensors)
+        else:  # one piece of memory: a neuron's up row, then its down row
+            stride = sizes[1] + sizes[2]
+            memory = self._arena.take(neurons * stride)
+            up_rows = self._packed(memory, 0, stride, tensors.up)
+            down_rows = self._down_rows(memory, sizes[1], stride, tensors)
+        biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
+        gate_bias, up_bias, down_bias = (None if each is None else each.reshape(-1) for each in biases)
+        kind = dense, ACTIVATIONS.index(tensors.activation)
+        numbers = tensors.threshold, tensors.limit, tensors.alpha
+        rows = gate.rows if gate else None, up_rows, down_rows, gate_bias, up_bias, down_bias
+        row_bytes = (sizes[0], sizes[1], *(panel_bytes(down.type, dim) if panels else (sizes[2], 0)))
+        return PackedFFN(
+            native=_cpu.FfnWeights(*rows, *kind, *numbers, tensors.ends, tensors.chosen),
+            neurons=neurons,
+            words=mask_words(tensors.ends)[-1],
+            experts=tensors.experts,
+            nbytes=sum(t.nbytes for t in (tensors.gate, tensors.up, down, *biases) if t is not None),
+            row_bytes=row_bytes,
+            runs=neurons // scale_run(down.type) if panels else 0,
+            activation=tensors.activation,
+        )
+
+    def _packed(self, memory: _cpu.Memory, offset: int, stride: int, tensor: AnyTensor) -> _cpu.WeightRows:
+        rows = _cpu.WeightRows(memory, offset, stride, tensor.shape[0], tensor.shape[1], tensor.type.id)
+        self._fill(rows, tensor)
+        return rows
+
+    def _down_rows(
+        self, memory: _cpu.Memory, offset: int, stride: int, tensors: FFNTensors
+    ) -> _cpu.WeightRows:
+        """Rows by neuron; of a float type by output, without any change of a value."""
+        if tensors.down_layout == "by_neuron":
+            return self._packed(memory, offset, stride, tensors.down)
+        neurons, dim = tensors.up.shape
+        rows = _cpu.WeightRows(memory, offset, stride, neurons, dim, tensors.down.type.id)
+        for first, down in _expert_downs(tensors):
+            self._fill(rows.part(first, down.shape[1]), down, by_output=True)
+        return rows
+
+    def _panels(self, tensors: FFNTensors) -> _cpu.WeightRows:
+        neurons, dim = tensors.up.shape
+        sizes = dim, neurons, tensors.down.type.id
+        panels = _cpu.WeightRows.panels(self._arena.take(_cpu.panels_size(*sizes)), *sizes)
+        for first, down in _expert_downs(tensors):
+            self._fill(panels.part(first, down.shape[1]), down, by_output=True)
+        return panels
+
+    def _fill(self, rows: _cpu.WeightRows, tensor: AnyTensor, *, by_output: bool = False) -> None:
+        # Of chosen ones, the extension takes those that become rows.
+        direct = isinstance(tensor, StoredTensor) and (tensor.chosen is None or tensor.by_column == by_output)
+        if not (direct and hasattr(os, "pread")):
+            rows.pack(tensor.load().data, self._pool, by_output)
+            return
+        assert isinstance(tensor, StoredTensor)
+        with tensor.descriptor() as file:
+            part = tensor.offset, tensor.rows, tensor.row_bytes
+            rows.read(file, *part, self._pool, by_output, tensor.chosen)
+
+
+def _expert_downs(tensors: FFNTensors) -> Iterator[tuple[int, AnyTensor]]:
+    """Down by output of each expert that has neurons, and the number of its first one."""
+    down, dim = tensors.down, tensors.up.shape[1]
+    at = 0
+    for first, end in pairwise((0, *tensors.ends)):
+        if end > first:
+            yield first, down if tensors.experts == 1 else down.take_rows(slice(at, at + dim))
+            at += dim

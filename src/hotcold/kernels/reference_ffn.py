@@ -1,0 +1,314 @@
+"""The specification of the FFN op and of its predictors, with experts and without: see reference.py."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.blocks import Tensor
+from hotcold.kernels.backend import (
+    FFN_COUNTS,
+    SPARSE_ACTIVATIONS,
+    FFNTensors,
+    Floats,
+    Ints,
+    Masks,
+    mask_words,
+    panel_bytes,
+    scale_run,
+)
+from hotcold.kernels.reference_matrix import ReferenceMatrix
+
+Bools = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int64]
+
+
+def pack_mask(active: Bools) -> Masks:
+    """``[..., N]`` booleans as ``[..., ceil(N / 64)]`` words: bit i of word j is element 64 j + i."""
+    padding = -active.shape[-1] % 64
+    padded = np.pad(active, [(0, 0)] * (active.ndim - 1) + [(0, padding)])
+    packed: Masks = np.packbits(padded, axis=-1, bitorder="little").view("<u8").astype(np.uint64)
+    return packed
+
+
+def unpack_mask(mask: Masks, n: int) -> Bools:
+    """The first ``n`` bits of each row of words, as :func:`pack_mask` lays them."""
+    words = np.ascontiguousarray(mask, dtype="<u8")
+    return np.unpackbits(words.view(np.uint8), axis=-1, count=n, bitorder="little").astype(np.bool_)
+
+
+@dataclass(frozen=True)
+class ReferenceFFN:
+    """An FFN's weights, or one expert's; :meth:`coefficients` and :meth:`down_sum` are halves of the op."""
+
+    gate: ReferenceMatrix | None
+    up: ReferenceMatrix
+    down: ReferenceMatrix
+    down_layout: str
+    activation: str
+    threshold: np.float32
+    limit: np.float32
+    alpha: np.float32
+    down_bias: Floats | None
+
+    @property
+    def neurons(self) -> int:
+        return self.up.shape[0]
+
+    @property
+    def words(self) -> int:
+        return -(-self.neurons // 64)
+
+    @property
+    def parts(self) -> tuple["ReferenceFFN", ...]:
+        """As of :class:`ReferenceExperts`."""
+        return (self,)
+
+    @property
+    def nbytes(self) -> int:
+        bias = 0 if self.down_bias is None else self.down_bias.nbytes
+        return (self.gate.nbytes if self.gate else 0) + self.up.nbytes + self.down.nbytes + bias
+
+    @property
+    def dense(self) -> bool:
+        return self.down_layout == "by_output" and self.activation not in SPARSE_ACTIVATIONS
+
+    @property
+    def runs(self) -> int:
+        """Of neurons that share scales: down by output, quantised, and summed by neuron."""
+        panels = self.down_layout == "by_output" and not self.dense and self.down.quantised
+        return self.neurons // scale_run(self.down.tensor.type) if panels else 0
+
+    @property
+    def row_bytes(self) -> tuple[int, int, int, int]:
+        parts = (self.gate, self.up, self.down)
+        gate, up, down = (m.tensor.nbytes // self.neurons if m else 0 for m in parts)
+        panels = panel_bytes(self.down.tensor.type, self.down.shape[0]) if self.runs else (down, 0)
+        return gate, up, *panels
+
+    def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
+        """Which neurons' gates fire, and what multiplies their down rows; both ``[T, N]``. Without a gate, up
+        plays the gate's part and the coefficient is ``act(up)``."""
+        gate = (self.gate or self.up).dot(x)
+        value = np.float32(1) if self.gate is None else self.up.dot(x)
+        fires = gate > self.threshold
+        if self.activation == "relu":
+            return fires, np.where(fires, gate * value, np.float32(0))
+        if self.activation == "drelu":  # TurboSparse, arXiv 2406.05955: relu(gate) * relu(up)
+            return fires, np.where(fires & (value > 0), gate * value, np.float32(0))
+        if self.activation == "relu2":  # Primer, arXiv 2109.08668: relu(gate)^2
+            return fires, np.where(fires, gate * gate * value, np.float32(0))
+        if self.activation == "swiglu_oai":  # gpt-oss, as its published PyTorch code has it
+            gate, value = np.minimum(gate, self.limit), np.clip(value, -self.limit, self.limit)
+            return np.ones_like(fires), gate * sigmoid(self.alpha * gate) * (value + np.float32(1))
+        return np.ones_like(fires), _smooth(self.activation, gate) * value
+
+    def down_sum(self, coefficients: Floats) -> Floats:
+        """``[T, N]`` -> ``[T, D]``, with the bias.
+
+        Here in any order. Other backends add rows by neuron in one that the shape alone decides, so that
+        neither threads nor the rest of a batch change a bit. The neurons are cut into ``R = min(max(W // 2,
+        1), L)`` leaves, W being the 64-bit words of their mask and ``L = ceil(64 / k)``, k the experts that a
+        token chooses, 1 without experts. Leaf r has words ``[W * r // R, W * (r + 1) // R)``; its sum starts
+        at +0 and adds its neurons' rows, ascending. The leaves are summed in a binary tree: neighbours (0 and
+        1, 2 and 3, ...), then neighbouring pairs, and so on; the last one without a neighbour goes up as it
+        is, and so does a sum beside one to which nothing was added."""
+        if self.dense:
+            y = self.down.dot(coefficients)
+        else:
+            y = coefficients @ (self.down.values if self.down_layout == "by_neuron" else self.down.values.T)
+        return y if self.down_bias is None else y + self.down_bias
+
+    def count(self, candidates: Bools, gated: Bools, added: Bools) -> Counts:
+        """What a step reads, in the order of ``FFN_COUNTS``: rows are unions over its tokens, pairs are
+        counted by token. All ``[T, N]``."""
+        if not len(candidates):
+            return np.zeros(len(FFN_COUNTS), np.int64)
+        rows = (candidates, gated if self.gate else candidates[:0], added)
+        read = [int(which.any(axis=0).sum()) for which in rows]
+        if self.dense:
+            read = [self.neurons, self.neurons if self.gate else 0, self.neurons]
+        runs = int(added.any(axis=0).reshape(self.runs, -1).any(axis=1).sum()) if self.runs else 0
+        return np.array((*read, int(added.sum()), runs))
+
+
+@dataclass(frozen=True)
+class ReferenceExperts:
+    """Experts of a layer: each is an FFN of its own."""
+
+    parts: tuple[ReferenceFFN, ...]
+    chosen: int
+
+    @property
+    def activation(self) -> str:
+        return self.parts[0].activation
+
+    @property
+    def up(self) -> ReferenceMatrix:
+        return self.parts[0].up
+
+    @property
+    def neurons(self) -> int:
+        return sum(part.neurons for part in self.parts)
+
+    @property
+    def words(self) -> int:
+        return sum(part.words for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def runs(self) -> int:
+        return sum(part.runs for part in self.parts)
+
+    @property
+    def row_bytes(self) -> tuple[int, int, int, int]:
+        return next(part.row_bytes for part in self.parts if part.neurons)
+
+
+def ffn_weights(tensors: FFNTensors) -> ReferenceFFN | ReferenceExperts:
+    gate = None if tensors.gate is None else tensors.gate.load()
+    up, down = tensors.up.load(), tensors.down.load()
+    dim, by_output = up.shape[1], tensors.down_layout == "by_output"
+    parts = []
+    before = 0  # rows of down by output
+    for expert, (first, end) in enumerate(pairwise((0, *tensors.ends))):
+        rows = slice(first, end)
+        outputs = slice(before, before + dim * (end > first))
+        before = outputs.stop
+        own = down.take_rows(outputs if by_output else rows)
+        if by_output and end == first:
+            own = Tensor(down.type, (dim, 0), np.empty((dim, 0), np.uint8))
+        bias = tensors.down_bias
+        gates = None if gate is None else gate.take_rows(rows)
+        parts.append(
+            ReferenceFFN(
+                gate=None if gates is None else ReferenceMatrix(gates, _part(tensors.gate_bias, rows)),
+                up=ReferenceMatrix(up.take_rows(rows), _part(tensors.up_bias, rows)),
+                down=ReferenceMatrix(own),
+                down_layout=tensors.down_layout,
+                activation=tensors.activation,
+                threshold=np.float32(tensors.threshold),
+                limit=np.float32(tensors.limit),
+                alpha=np.float32(tensors.alpha),
+                down_bias=bias if bias is None or tensors.experts == 1 else bias[expert],
+            )
+        )
+    return parts[0] if tensors.experts == 1 else ReferenceExperts(tuple(parts), tensors.chosen)
+
+
+def _part(values: Floats | None, rows: slice) -> Floats | None:
+    return None if values is None else values[rows]
+
+
+@dataclass(frozen=True)
+class FFNStep:
+    """One step of the FFN op, whose arguments it has as NumPy arrays of the step's rows."""
+
+    x: Floats  # [T, D]
+    n_decode: int
+    skip: bool
+    mask: Masks | None  # [n_decode, words]
+    ids: Ints | None  # [T, k]
+    factors: Floats | None  # [T, k]
+
+    def run(self, w: ReferenceFFN | ReferenceExperts) -> tuple[Floats, Masks, Counts]:
+        """``y`` ``[T, D]``; what fired, ``[n_decode, words]``; what was read."""
+        y, counts = np.zeros_like(self.x), np.zeros(len(FFN_COUNTS), np.int64)
+        fired = np.zeros((self.n_decode, w.words), np.uint64)
+        if self.ids is not None:
+            check_ids(self.ids, len(w.parts))
+        word = 0
+        for expert, part in enumerate(w.parts):
+            words = slice(word, word + part.words)
+            word = words.stop
+            rows, factors = self._rows_of(expert)
+            decode = rows[rows < self.n_decode]
+            candidates = np.ones((len(decode), part.neurons), np.bool_)
+            if self.mask is not None:
+                candidates = unpack_mask(self.mask[decode, words], part.neurons)
+            fires, coefficients = part.coefficients(self.x[rows])
+            fires, own = fires[: len(decode)], coefficients[: len(decode)]
+            own[~candidates] = 0
+            fired[decode, words] = pack_mask(own != 0)
+            gated, added = (candidates & fires, own != 0) if self.skip else (candidates, candidates)
+            counts += part.count(candidates, gated, added)
+            y[rows] += factors * part.down_sum(coefficients)
+        return y, fired, counts
+
+    def _rows_of(self, expert: int) -> tuple[Ints, Floats]:
+        """The rows that chose it, and their factors ``[rows, 1]``."""
+        if self.ids is None or self.factors is None:
+            return np.arange(len(self.x), dtype=np.int32), np.ones((len(self.x), 1), np.float32)
+        rows, places = np.nonzero(self.ids == expert)
+        return rows.astype(np.int32), self.factors[rows, places][:, None]
+
+
+def check_ids(ids: Ints, experts: int) -> None:
+    for row, choice in enumerate(ids):
+        for place, expert in enumerate(choice):
+            if not 0 <= expert < experts:
+                seen = f"expert {expert} of row {row} is out of range"
+                raise ValueError(f"{seen}; allowed: 0 to {experts - 1}")
+            if place and expert <= choice[place - 1]:
+                seen = f"expert {expert} of row {row} follows {choice[place - 1]}"
+                raise ValueError(f"{seen}: a row's experts must ascend")
+
+
+def sigmoid(x: Floats) -> Floats:
+    one = np.float32(1)
+    with np.errstate(over="ignore"):
+        y: Floats = one / (one + np.exp(-x))
+    return y
+
+
+def _smooth(activation: str, gate: Floats) -> Floats:
+    """SiLU, or GELU (arXiv 1606.08415): exact, or in the tanh form that ggml's ``gelu`` computes."""
+    half, root, cubic = (np.float32(c) for c in (0.5, np.sqrt(2 / np.pi), 0.044715))
+    if activation == "silu":
+        factor = sigmoid(gate)
+    elif activation == "gelu_erf":
+        factor = half * _ERFC(-gate / np.sqrt(2))
+    else:
+        with np.errstate(over="ignore"):
+            factor = half * (1 + np.tanh(root * gate * (1 + cubic * gate * gate)))
+    smooth: Floats = np.multiply(gate, factor, dtype=np.float32)
+    return smooth
+
+
+_ERFC = np.vectorize(math.erfc, otypes=[np.float32])
+
+
+@dataclass(frozen=True)
+class ReferencePredictor:
+    """A predictor's factors: a neuron is a candidate where its score is at least its threshold."""
+
+    first: ReferenceMatrix
+    second: ReferenceMatrix
+    threshold: Floats
+    relu: bool
+    ends: tuple[int, ...]
+    chosen: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + self.second.nbytes + self.threshold.nbytes
+
+    def scores(self, x: Floats) -> Floats:
+        """``[T, D]`` -> ``[T, N]``."""
+        hidden = self.first.dot(x)
+        return self.second.dot(np.maximum(hidden, 0) if self.relu else hidden)
+
+    def mark(self, x: Floats, mask: Masks, ids: Ints | None) -> None:
+        """Sets candidates in rows of a mask ``[T, words]``: of experts that ``ids`` ``[T, k]`` name."""
+        if ids is not None:
+            check_ids(ids, len(self.ends))
+        active = self.scores(x) >= self.threshold
+        words = mask_words(self.ends)
+        for expert, (first, end) in enumerate(pairwise((0, *self.ends))):
+            rows = slice(None) if ids is None else np.flatnonzero((ids == expert).any(axis=1))
+            mask[rows, words[expert] : words[expert + 1]] = pack_mask(active[rows, first:end])

@@ -1,0 +1,67 @@
+"""What dots of the reference backend are made of: weights as a file's blocks, and codes of their input."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hotcold.formats.blocks import Tensor
+from hotcold.kernels import checks
+from hotcold.kernels.backend import Floats
+
+INPUT_BLOCK = 32  #: values of a dot's input that share one scale
+#: A block whose largest magnitude is below this counts as zero: its inverse scale would overflow.
+SMALLEST_AMAX = np.float32(2.0**-100)
+
+
+def quantise_input(x: Floats) -> tuple[Floats, Floats]:
+    """int8 codes of a dot's input ``[..., I]`` and their scales, as ggml's ``quantize_row_q8_0`` has them.
+
+    Per 32 values: ``scale = amax / 127``, ``code = round(value * (127 / amax))``, to nearest even, every step
+    in float32. The scale stays float32 (ggml rounds it to float16). Codes ``[..., I / 32, 32]`` are float32
+    too (in a block with a NaN or an infinity, codes times scale is NaN), scales ``[..., I / 32, 1]``."""
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // INPUT_BLOCK, INPUT_BLOCK)
+    amax: Floats = np.abs(blocks).max(axis=-1, keepdims=True)
+    amax[amax < SMALLEST_AMAX] = 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse: Floats = np.float32(127) / amax
+        inverse[amax == 0] = 0
+        codes: Floats = np.rint(blocks * inverse)
+        scales: Floats = amax / np.float32(127)
+    return codes, scales
+
+
+@dataclass(frozen=True)
+class ReferenceMatrix:
+    """Weights as the file's blocks; their values are made when first used."""
+
+    tensor: Tensor
+    bias: Floats | None = None
+
+    def __post_init__(self) -> None:
+        checks.check_matrix(self.tensor, self.bias)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.tensor.shape
+        return rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    @property
+    def quantised(self) -> bool:
+        return self.tensor.type.weights > 1  # float types are blocks of one value
+
+    @cached_property
+    def values(self) -> Floats:
+        return self.tensor.dequantise()
+
+    def dot(self, x: Floats) -> Floats:
+        """``[..., columns]`` -> ``[..., rows]``, with the bias; quantised weights quantise ``x`` first."""
+        if self.quantised:
+            codes, scales = quantise_input(x)
+            x = (codes * scales).reshape(x.shape)
+        y: Floats = x @ self.values.T
+        return y if self.bias is None else y + self.bias
