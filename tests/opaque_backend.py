@@ -133,8 +133,8 @@ class OpaqueBackend:
         inner = [(layer, program.inner) for layer, program in layers]  # type: ignore[attr-defined]
         self.inner.serve(link, inner)
 
-    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
-        self.inner.post(box, self._inside(x), self._inside(mask), batch)
+    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Any = None) -> None:
+        self.inner.post(box, self._inside(x), self._inside(mask), batch, self._inside(chosen))
 
     def top_k(self, logits: Buffer, row: int, k: int, bias: Any = None, allowed: Any = None) -> Any:
         return self.inner.top_k(self._inside(logits), row, k, bias, allowed)
