@@ -32,7 +32,7 @@ class Handle:
         self._device, self._inner = device, inner
 
     for _name in (
-        "__array__", "__array_interface__", "__array_struct__", "__array_ufunc__", "__array_function__",
+        "__array__", "__array_ufunc__", "__array_function__",
         "__buffer__", "__dlpack__", "__getitem__", "__setitem__", "__len__", "__iter__", "__bool__",
         "__add__", "__iadd__", "__sub__", "__mul__", "__matmul__", "__truediv__", "__neg__", "__eq__",
         "__lt__", "__gt__", "__contains__",
@@ -47,33 +47,54 @@ class Handle:
 class OpaqueProgram:
     """Refuses steps with more rows than it was recorded for."""
 
-    def __init__(self, inner: Program, rows: int | None, batches: list[Batch]) -> None:
-        self.inner, self._rows, self._batches = inner, rows, batches
+    def __init__(self, backend: OpaqueBackend, fn: Callable[[], None], rows: int | None) -> None:
+        self._batches: list[Batch] = []
+        self._backend, self._rows = backend, rows
+        backend.programs.append(self)
+        try:
+            self.inner = backend.inner.record(fn, rows)
+        finally:
+            backend.programs.pop()
+
+    def note(self, batch: Batch) -> None:
+        """An op of this program reads the batch: now, or when it runs."""
+        if batch not in self._batches:
+            self._batches.append(batch)
 
     def run(self) -> None:
+        self._backend.programs.append(self)  # some backends call its function only now
+        try:
+            self._check()
+            self.inner.run()
+            self._check()
+        finally:
+            self._backend.programs.pop()
+
+    def _check(self) -> None:
         for batch in self._batches:
             if self._rows is not None and batch.n_tokens > self._rows:
                 raise ValueError(f"{batch.n_tokens} rows: this program was recorded for {self._rows}")
-        self.inner.run()
 
 
 class OpaqueBackend:
     """``program_rows`` are sizes that steps get programs of their own for."""
 
     def __init__(self, inner: Any, program_rows: tuple[int, ...] = (1, 16)) -> None:
-        self._inner = inner
+        self.inner = inner
         self.program_rows = program_rows
-        self._batches: list[Batch] | None = None  # of what is being recorded
+        self.programs: list[OpaqueProgram] = []  # the one that is being recorded or run
 
     def __getattr__(self, name: str) -> Any:
         """Weights and what is asked of them go through; an op is given its buffers as they are inside."""
-        value = getattr(self._inner, name)
+        value = getattr(self.inner, name)
         if not callable(value):
             return value
 
         def call(*args: Any, **more: Any) -> Any:
-            if self._batches is not None:
-                self._batches += [each for each in (*args, *more.values()) if isinstance(each, Batch)]
+            for program in self.programs:
+                for each in (*args, *more.values()):
+                    if isinstance(each, Batch):
+                        program.note(each)
             return value(*map(self._inside, args), **{key: self._inside(each) for key, each in more.items()})
 
         return call
@@ -92,13 +113,13 @@ class OpaqueBackend:
         return value
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
-        return Handle(self, self._inner.zeros(shape, dtype))
+        return Handle(self, self.inner.zeros(shape, dtype))
 
     def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
-        self._inner.write(self._inside(buffer), values, row)
+        self.inner.write(self._inside(buffer), values, row)
 
     def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        values: npt.NDArray[Any] = self._inner.read(self._inside(buffer), start, stop).copy()
+        values: npt.NDArray[Any] = self.inner.read(self._inside(buffer), start, stop).copy()
         values.flags.writeable = False
         return values
 
@@ -106,18 +127,14 @@ class OpaqueBackend:
         self.write(out, source.read(values, 0, rows))
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> Program:
-        self._batches = batches = []
-        try:
-            return OpaqueProgram(self._inner.record(fn, rows), rows, batches)
-        finally:
-            self._batches = None
+        return OpaqueProgram(self, fn, rows)
 
     def serve(self, link: Any, layers: Sequence[tuple[int, Program]]) -> None:
         inner = [(layer, program.inner) for layer, program in layers]  # type: ignore[attr-defined]
-        self._inner.serve(link, inner)
+        self.inner.serve(link, inner)
 
-    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
-        self._inner.post(box, self._inside(x), self._inside(mask), batch)
+    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Any = None) -> None:
+        self.inner.post(box, self._inside(x), self._inside(mask), batch, self._inside(chosen))
 
     def top_k(self, logits: Buffer, row: int, k: int, bias: Any = None, allowed: Any = None) -> Any:
-        return self._inner.top_k(self._inside(logits), row, k, bias, allowed)
+        return self.inner.top_k(self._inside(logits), row, k, bias, allowed)

@@ -17,7 +17,7 @@ import pytest
 
 from hotcold.kernels import open_backend
 from hotcold.kernels._cpu import FlagLink, LinkError
-from hotcold.kernels.backend import Backend, Batch, BatchLimits, Mailbox, Program
+from hotcold.kernels.backend import Backend, Batch, BatchLimits, Chosen, Mailbox, Program
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.reference import ReferenceBackend
 
@@ -315,6 +315,29 @@ def test_cold_words_of_a_mask(name: str) -> None:
     for layer, what in ((2, mask), (3, mask), (1, None)):
         with pytest.raises(ValueError, match="mask"):
             hot.post(boxes[layer], x, what, batch)
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+def test_chosen_experts_go_along(name: str) -> None:
+    """Those of all rows, prompt rows too."""
+    hot = open_backend(name)
+    link = hot.link(1)
+    box, without = hot.mailboxes(link, LIMITS, DIM, {1: 0}, 3)[1], hot.mailboxes(link, LIMITS, DIM, {1: 0})[1]
+    batch, x = Batch(LIMITS), hot.zeros((LIMITS.tokens, DIM))
+    chosen = Chosen(hot.zeros((LIMITS.tokens, 3), np.int32), hot.zeros((LIMITS.tokens, 3)))
+    ids = np.arange(LIMITS.tokens * 3, dtype=np.int32).reshape(-1, 3) + 1
+    hot.write(chosen.ids, ids)
+    hot.write(chosen.factors, ids.astype(np.float32) / 4)
+    batch.counts[:2] = 5, 2
+    hot.post(box, x, None, batch, chosen)
+    assert link.wait_posted(1) and box.chosen is not None
+    np.testing.assert_array_equal(box.chosen.ids[:5], ids[:5])
+    np.testing.assert_array_equal(box.chosen.factors[:5], ids[:5] / 4)
+    assert not box.chosen.ids[5:].any()
+    link.answer(1)
+    for other, what in ((without, chosen), (box, None)):
+        with pytest.raises(ValueError, match="post: chosen experts, and a mailbox without"):
+            hot.post(other, x, None, batch, what)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

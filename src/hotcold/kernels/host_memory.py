@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.kernels import _cpu
-from hotcold.kernels.backend import Batch, BatchLimits, Mailbox
+from hotcold.kernels.backend import Batch, BatchLimits, Chosen, Mailbox
 
 Array = npt.NDArray[Any]
 
@@ -32,13 +32,20 @@ def read(buffer: Array, start: int, stop: int | None) -> Array:
     return view
 
 
-def mailboxes(link: _cpu.Link, limits: BatchLimits, dim: int, words: Mapping[int, int]) -> dict[int, Mailbox]:
+def mailboxes(
+    link: _cpu.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int
+) -> dict[int, Mailbox]:
     """As :meth:`hotcold.kernels.backend.Backend.mailboxes`. One layer is out at a time, so all of them share
-    x and y, and those of one width a mask."""
+    x, y and chosen, and those of one width a mask."""
     batch, rows = Batch(limits), limits.tokens
     x, y = (np.zeros((rows, dim), np.float32) for _ in range(2))
     masks = {width: np.zeros((rows, width), np.uint64) for width in {*words.values()} if width}
-    return {layer: Mailbox(link, layer, batch, x, masks.get(width), y) for layer, width in words.items()}
+    chosen = None
+    if experts:
+        chosen = Chosen(np.zeros((rows, experts), np.int32), np.zeros((rows, experts), np.float32))
+    return {
+        layer: Mailbox(link, layer, batch, x, masks.get(width), y, chosen) for layer, width in words.items()
+    }
 
 
 def own_link(box: Mailbox) -> _cpu.FlagLink:
