@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import (
     FFN_COUNTS,
     SPARSE_ACTIVATIONS,
@@ -136,69 +135,79 @@ class ReferenceFFN:
 
 @dataclass(frozen=True)
 class ReferenceExperts:
-    """Experts of a layer: each is an FFN of its own."""
+    """Experts of a layer: each is an FFN of its own, or None without neurons, of which the bias remains."""
 
-    parts: tuple[ReferenceFFN, ...]
+    parts: tuple[ReferenceFFN | None, ...]
+    down_bias: Floats | None  # [E, D]
     chosen: int
 
     @property
+    def some(self) -> list[ReferenceFFN]:
+        return [part for part in self.parts if part is not None]
+
+    @property
     def activation(self) -> str:
-        return self.parts[0].activation
+        return self.some[0].activation
 
     @property
     def up(self) -> ReferenceMatrix:
-        return self.parts[0].up
+        return self.some[0].up
 
     @property
     def neurons(self) -> int:
-        return sum(part.neurons for part in self.parts)
+        return sum(part.neurons for part in self.some)
 
     @property
     def words(self) -> int:
-        return sum(part.words for part in self.parts)
+        return sum(part.words for part in self.some)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+        return sum(part.nbytes for part in self.some)
 
     @property
     def runs(self) -> int:
-        return sum(part.runs for part in self.parts)
+        return sum(part.runs for part in self.some)
 
     @property
     def row_bytes(self) -> tuple[int, int, int, int]:
-        return next(part.row_bytes for part in self.parts if part.neurons)
+        return self.some[0].row_bytes
 
 
 def ffn_weights(tensors: FFNTensors) -> ReferenceFFN | ReferenceExperts:
-    gate = None if tensors.gate is None else tensors.gate.load()
-    up, down = tensors.up.load(), tensors.down.load()
-    dim, by_output = up.shape[1], tensors.down_layout == "by_output"
-    parts = []
-    before = 0  # rows of down by output
-    for expert, (first, end) in enumerate(pairwise((0, *tensors.ends))):
-        rows = slice(first, end)
-        outputs = slice(before, before + dim * (end > first))
-        before = outputs.stop
-        own = down.take_rows(outputs if by_output else rows)
-        if by_output and end == first:
-            own = Tensor(down.type, (dim, 0), np.empty((dim, 0), np.uint8))
-        bias = tensors.down_bias
-        gates = None if gate is None else gate.take_rows(rows)
-        parts.append(
-            ReferenceFFN(
-                gate=None if gates is None else ReferenceMatrix(gates, _part(tensors.gate_bias, rows)),
-                up=ReferenceMatrix(up.take_rows(rows), _part(tensors.up_bias, rows)),
-                down=ReferenceMatrix(own),
-                down_layout=tensors.down_layout,
-                activation=tensors.activation,
-                threshold=np.float32(tensors.threshold),
-                limit=np.float32(tensors.limit),
-                alpha=np.float32(tensors.alpha),
-                down_bias=bias if bias is None or tensors.experts == 1 else bias[expert],
-            )
+    gate, up, down = (
+        None if tensors.gate is None else tensors.gate.load(),
+        tensors.up.load(),
+        tensors.down.load(),
+    )
+    bias = tensors.down_bias
+    dim = up.shape[1]
+
+    def part(rows: slice, outputs: slice, bias: Floats | None) -> ReferenceFFN:
+        return ReferenceFFN(
+            gate=ReferenceMatrix(gate.take_rows(rows), _part(tensors.gate_bias, rows)) if gate else None,
+            up=ReferenceMatrix(up.take_rows(rows), _part(tensors.up_bias, rows)),
+            down=ReferenceMatrix(down.take_rows(outputs if tensors.down_layout == "by_output" else rows)),
+            down_layout=tensors.down_layout,
+            activation=tensors.activation,
+            threshold=np.float32(tensors.threshold),
+            limit=np.float32(tensors.limit),
+            alpha=np.float32(tensors.alpha),
+            down_bias=bias,
         )
-    return parts[0] if tensors.experts == 1 else ReferenceExperts(tuple(parts), tensors.chosen)
+
+    if tensors.experts == 1:
+        return part(slice(None), slice(None), bias)
+    parts: list[ReferenceFFN | None] = []
+    some = 0  # experts that have neurons, and so rows of down by output
+    for expert, (first, end) in enumerate(pairwise((0, *tensors.ends))):
+        if end == first:
+            parts.append(None)
+            continue
+        own = None if bias is None else bias[expert]
+        parts.append(part(slice(first, end), slice(some * dim, (some + 1) * dim), own))
+        some += 1
+    return ReferenceExperts(tuple(parts), bias, tensors.chosen)
 
 
 def _part(values: Floats | None, rows: slice) -> Floats | None:
@@ -224,9 +233,13 @@ class FFNStep:
             check_ids(self.ids, len(w.parts))
         word = 0
         for expert, part in enumerate(w.parts):
+            rows, factors = self._rows_of(expert)
+            if part is None:
+                bias = w.down_bias
+                y[rows] += factors * (np.float32(0) if bias is None else bias[expert])
+                continue
             words = slice(word, word + part.words)
             word = words.stop
-            rows, factors = self._rows_of(expert)
             decode = rows[rows < self.n_decode]
             candidates = np.ones((len(decode), part.neurons), np.bool_)
             if self.mask is not None:
