@@ -207,22 +207,23 @@ def test_weights_of_another_kind_are_refused() -> None:
     sizes = 32, 32, BLOCK_TYPES["Q4_0"].id
     panels = _cpu.WeightRows.panels(_cpu.Arena().take(_cpu.panels_size(*sizes)), *sizes)
     rows = matrix("Q4_0", 32, 32)
+    scores = floats(32), np.zeros((ROWS, 1), np.uint64), [32], 1, None
     with pytest.raises(ValueError, match="linear: a weight is None"):
         program().linear(x, [None], [None], [out], False, 0)  # type: ignore[list-item]
     for call in (
         lambda p: p.linear(x, [panels], [None], [out], False, 0),
         lambda p: p.embed(panels, out, 0, False),
-        lambda p: p.predict(x, panels, rows, True, floats(32), np.zeros((ROWS, 1), np.uint64)),
-        lambda p: p.predict(x, rows, panels, True, floats(32), np.zeros((ROWS, 1), np.uint64)),
-        lambda p: _cpu.FfnWeights(None, panels, rows, None, None, None, False, 0, 0.0, 7.0, 1.702),
-        lambda p: _cpu.FfnWeights(panels, rows, rows, None, None, None, False, 0, 0.0, 7.0, 1.702),
+        lambda p: p.predict(x, panels, rows, True, *scores),
+        lambda p: p.predict(x, rows, panels, True, *scores),
+        lambda p: _cpu.FfnWeights(None, panels, rows, None, None, None, False, 0, 0.0, 7.0, 1.702, [32], 1),
+        lambda p: _cpu.FfnWeights(panels, rows, rows, None, None, None, False, 0, 0.0, 7.0, 1.702, [32], 1),
     ):
         with pytest.raises(ValueError, match="these weights lie in panels, rows are needed"):
             call(program())
     with pytest.raises(ValueError, match="do not fit each other"):
-        _cpu.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0, 7.0, 1.702)
+        _cpu.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0, 7.0, 1.702, [32], 1)
     with pytest.raises(ValueError, match="it needs a gate"):
-        _cpu.FfnWeights(None, rows, rows, None, None, None, False, 1, 0.0, 7.0, 1.702)
+        _cpu.FfnWeights(None, rows, rows, None, None, None, False, 1, 0.0, 7.0, 1.702, [32], 1)
 
 
 def test_rows_are_those_of_tokens_or_of_logits() -> None:
@@ -254,6 +255,6 @@ def test_a_program_tells_what_scratch_its_ops_share() -> None:
     quantised = ROWS * 16 * 44
     assert p.scratch_bytes == -(-quantised // 64) * 64
     weights: Any = open_backend("cpu", 1).ffn_weights(random_ffn(rng(), (6400, 32), ("F32",) * 3))
-    p.ffn(x, weights.native, floats(ROWS, 32), False, None, None, None, False)
+    p.ffn(x, weights.native, floats(ROWS, 32), False, None, None, None, False, None, None)
     hidden, partial, counts = ROWS * 6400 * 4, 50 * ROWS * 528 * 4, 50 * 5 * 8
     assert p.scratch_bytes == hidden + partial + -(-counts // 64) * 64 + -(-50 * 4 // 64) * 64
