@@ -69,7 +69,10 @@ NB_MODULE(_cpu, m) {
     using namespace hc;
     main_thread =
         nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
-    nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+    nb::class_<Pool>(m, "Pool")
+        .def(nb::init<int>(), "threads"_a)
+        .def_prop_ro("threads", &Pool::threads)
+        .def("share_cores", &Pool::share_cores);
     bind_weights(m);
     nb::class_<BoundProgram> program = bind_ops(m);
     bind_ffn(m, program);

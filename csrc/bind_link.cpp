@@ -33,15 +33,27 @@ Mailbox mailbox_of(BoundProgram& p, int layer, const Floats& x, const Floats& y,
 
 void bind_post(BoundProgram& p, std::shared_ptr<FlagLink> link, int layer, const Floats& box_x,
                const Floats& box_y, const Maybe<uint64_t>& box_mask, const Counts& counts, const Floats& x,
-               const Maybe<uint64_t>& mask) {
-    const Mailbox box = mailbox_of(p, layer, box_x, box_y, box_mask, counts);
+               const Maybe<uint64_t>& mask, const Maybe<int32_t>& box_ids, const Maybe<float>& box_factors,
+               const Maybe<int32_t>& ids, const Maybe<float>& factors) {
+    Mailbox box = mailbox_of(p, layer, box_x, box_y, box_mask, counts);
     const int64_t rows = p.rows(kTokens), words = mask ? width_of(*mask) : 0;
     if (words < box.words || mask.has_value() != box_mask.has_value())
         refuse("post: a mask of " + std::to_string(words) + " words, and the mailbox has " +
                std::to_string(box.words));
     const int64_t decode = std::min<int64_t>(rows, kMaxDecodeRows);
     const uint64_t* masks = mask ? data_of(*mask, "post: mask", decode, words) : nullptr;
-    p.program.post(std::move(link), box, data_of(x, "post: x", rows, box.dim), masks, words);
+    Program::Posted from{data_of(x, "post: x", rows, box.dim), masks, words, nullptr, nullptr};
+    const bool all = ids && factors && box_ids && box_factors;
+    if (!all && (ids || factors || box_ids || box_factors))
+        refuse("post: chosen experts, and a mailbox without room for them, or the other way round");
+    if (all) {
+        box.experts = width_of(*box_ids);
+        box.ids = data_of(*box_ids, "mailbox: ids", rows, box.experts);
+        box.factors = data_of(*box_factors, "mailbox: factors", rows, box.experts);
+        from.ids = data_of(*ids, "post: ids", rows, box.experts);
+        from.factors = data_of(*factors, "post: factors", rows, box.experts);
+    }
+    p.program.post(std::move(link), box, from);
 }
 
 void bind_collect(BoundProgram& p, std::shared_ptr<FlagLink> link, int layer, const Floats& box_x,
@@ -109,7 +121,8 @@ void bind_link(nb::module_& m, nb::class_<BoundProgram>& program) {
             "layer"_a);
     program
         .def("post", &bind_post, "link"_a, "layer"_a, "box_x"_exact, "box_y"_exact, "box_mask"_maybe,
-             "counts"_exact, "x"_exact, "mask"_maybe)
+             "counts"_exact, "x"_exact, "mask"_maybe, "box_ids"_maybe, "box_factors"_maybe, "ids"_maybe,
+             "factors"_maybe)
         .def("collect", &bind_collect, "link"_a, "layer"_a, "box_x"_exact, "box_y"_exact, "box_mask"_maybe,
              "counts"_exact, "out"_exact);
     m.def("serve", &bind_serve, "link"_a, "layers"_a);

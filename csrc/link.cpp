@@ -9,8 +9,9 @@ namespace hc {
 
 namespace {
 
-// Longer than a layer of a small model; whoever waits longer, for the next step perhaps, sleeps.
-constexpr std::chrono::microseconds kSpin(5), kYield(200);
+// For an answer that is about to come; then the core is offered to others, the other side's threads perhaps.
+// Whoever waits longer than for a layer of a small model, for the next step perhaps, sleeps.
+constexpr std::chrono::microseconds kSpin(1), kYield(200);
 constexpr std::chrono::milliseconds kAskEvery(50);
 
 }  // namespace

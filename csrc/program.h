@@ -42,6 +42,9 @@ struct Mailbox {
     float *x, *y;     // [T, dim]
     uint64_t* mask;   // [T, words] candidates among the cold neurons, or null
     int64_t dim, words;
+    int32_t* ids = nullptr;  // [T, experts] that each row chose, with their factors; or null
+    float* factors = nullptr;
+    int64_t experts = 0;
 };
 
 class Program {
@@ -66,9 +69,15 @@ class Program {
                 float* factors);
     void add(float* x, const float* y, int64_t dim);
     void gather(const float* x, float* out, int64_t dim);
-    // The last words of each of the mask's rows, of mask_words, are those of the mailbox.
-    void post(std::shared_ptr<FlagLink>, const Mailbox&, const float* x, const uint64_t* mask,
-              int64_t mask_words);
+    // What fills a mailbox. Of each of the mask's rows, of mask_words, the last words go there.
+    struct Posted {
+        const float* x;
+        const uint64_t* mask;
+        int64_t mask_words;
+        const int32_t* ids;
+        const float* factors;
+    };
+    void post(std::shared_ptr<FlagLink>, const Mailbox&, const Posted&);
     void collect(std::shared_ptr<FlagLink>, const Mailbox&, float* out);
 
     // std::invalid_argument when the batch holds a number out of bounds. See Pool::run.

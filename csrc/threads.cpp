@@ -21,6 +21,9 @@ namespace {
 // How long a waiting thread spins before it sleeps: longer than a barrier, shorter than a scheduler's slice.
 constexpr std::chrono::microseconds kSpin(50);
 
+// Where cores are shared: pauses of a barrier that is about to open.
+constexpr int kPausesBeforeYield = 8;
+
 // How often a run asks whether it shall go on: soon for a person, and no short step ever asks.
 constexpr std::chrono::milliseconds kAskEvery(50);
 // Pieces between two looks at the clock, which costs as much as the smallest pieces.
@@ -239,7 +242,10 @@ template <class Done> void Pool::wait(int thread, Done done) {
     for (int i = 0;; ++i) {
         if (done()) return;
         fetch_ahead(thread);
-        pause_briefly();
+        if (i > kPausesBeforeYield && shares_cores_.load(std::memory_order_relaxed))
+            std::this_thread::yield();
+        else
+            pause_briefly();
         if (i % 64 == 63 && Clock::now() - start > kSpin) break;
     }
     std::unique_lock<std::mutex> lock(threads_->mutex);

@@ -61,6 +61,8 @@ class Pool {
              const std::function<void()>& check_interrupt = {});
     // For a step that waits: whether the run ends early, so that it shall not wait on. Called by its thread.
     bool ending();
+    // From now on whoever waits offers the core to others: another pool shares the cores with this one.
+    void share_cores() { shares_cores_.store(true, std::memory_order_relaxed); }
     // A buffer for what runs, of which there is one at a time: as large as the largest that was asked for.
     std::shared_ptr<uint8_t> shared_scratch(size_t bytes);
 
@@ -125,6 +127,7 @@ class Pool {
     alignas(64) std::atomic<bool> finished_{true};
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
+    std::atomic<bool> shares_cores_{false};
     std::atomic<bool> dropping_{false};  // the run ends early: pieces are claimed, but not run
     const std::vector<Step>* steps_ = nullptr;
     size_t current_ = 0;

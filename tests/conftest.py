@@ -18,6 +18,24 @@ settings.register_profile("hotcold", deadline=None, derandomize=True, database=N
 settings.load_profile("hotcold")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backend",
+        choices=["opaque"],
+        help="opaque: open every backend as one whose buffers are no arrays (tests/opaque_backend.py)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything imports the function by its name."""
+    if config.getoption("--backend") == "opaque":
+        import hotcold.kernels
+        from tests.opaque_backend import OpaqueBackend
+
+        inner = hotcold.kernels.open_backend
+        hotcold.kernels.open_backend = lambda *args, **more: OpaqueBackend(inner(*args, **more))
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The checkout that these tests belong to."""

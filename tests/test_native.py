@@ -88,6 +88,13 @@ def test_pool(native: Path, threads: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_link(native: Path) -> None:
+    """A link that waits for ever is ended."""
+    command = [str(native.parent / "hotcold_link")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def sanitizer(folder: Path) -> list[str]:
     """A compiler command with the thread sanitizer; skips where its programs do not run."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
@@ -102,11 +109,12 @@ def sanitizer(folder: Path) -> list[str]:
     return command
 
 
-def test_the_pool_has_no_data_race(tmp_path: Path) -> None:
-    program = str(tmp_path / "pool")
-    sources = [f"-I{ROOT / 'csrc'}", str(ROOT / "csrc/threads.cpp"), str(ROOT / "tests/native/pool.cpp")]
+@pytest.mark.parametrize(("name", "source", "arguments"), [("pool", "threads", ["3"]), ("link", "link", [])])
+def test_there_is_no_data_race(tmp_path: Path, name: str, source: str, arguments: list[str]) -> None:
+    program = str(tmp_path / name)
+    sources = [f"-I{ROOT / 'csrc'}", str(ROOT / f"csrc/{source}.cpp"), str(ROOT / f"tests/native/{name}.cpp")]
     subprocess.run([*sanitizer(tmp_path), *sources, "-o", program], check=True)
-    done = subprocess.run([program, "3"], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hotcold import LLM
@@ -107,10 +108,11 @@ def test_a_text_that_fails_on_the_way_is_written_and_then_the_error(
 ) -> None:
     inner = Sampler.sample
 
-    def sample(self: Sampler, logits: Any, params: Any, position: int, recent: Any = ()) -> int:
+    def sample(self: Sampler, logits: Any, row: int, params: Any, position: int, recent: Any = ()) -> int:
         if position == 9:
-            logits[:] = float("nan")
-        return inner(self, logits, params, position, recent)
+            rows = self._backend.read(logits, row, row + 1)
+            self._backend.write(logits, np.full_like(rows, np.nan), row)
+        return inner(self, logits, row, params, position, recent)
 
     monkeypatch.setattr(Sampler, "sample", sample)
     assert main(["generate", "-p", PROMPT, "-n", "30", "--temp", "0"]) == 2

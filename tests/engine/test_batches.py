@@ -60,8 +60,9 @@ class Watched:
             self.steps.add((int(counts[1]), bool(counts[0] > counts[1])))
         return self.seen
 
-    def _sample(self, logits: Any, params: SamplingParams, position: int, recent: Any = ()) -> int:
+    def _sample(self, buffer: Any, row: int, params: SamplingParams, position: int, recent: Any = ()) -> int:
         assert params.seed is not None
+        logits = self.engine.session.transformer.read_logits(row, row + 1)[0]
         self.seen.setdefault(params.seed, {})[position] = np.array(logits)
         return int(logits.argmax())
 

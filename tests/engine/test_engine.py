@@ -212,10 +212,10 @@ def test_repeat_penalty_sees_the_prompt_and_the_output() -> None:
     seen: list[list[int]] = []
     inner = engine.sampler.sample
 
-    def sample(logits: Any, params: Any, position: int, recent: Any = ()) -> int:
+    def sample(logits: Any, row: int, params: Any, position: int, recent: Any = ()) -> int:
         seen.append(list(recent))
         assert position == len(recent)
-        return inner(logits, params, position, recent)
+        return inner(logits, row, params, position, recent)
 
     engine.sampler.sample = sample  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, repeat_penalty=1.5)
@@ -320,10 +320,10 @@ class Failing:
     def __init__(self, engine: Engine, error: Exception) -> None:
         self.inner, self.error = engine.sampler.sample, error
 
-    def sample(self, logits: Any, params: SamplingParams, position: int, recent: Any = ()) -> int:
+    def sample(self, logits: Any, row: int, params: SamplingParams, position: int, recent: Any = ()) -> int:
         if params.seed == 13 and position >= 4:
             raise self.error
-        return self.inner(logits, params, position, recent)
+        return self.inner(logits, row, params, position, recent)
 
 
 @pytest.mark.parametrize("error", [UserError("the logits contain nan"), TypeError("a defect")])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import shutil
+import signal
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from buffers import cache_bytes
+from opaque_backend import OpaqueBackend
 from sidecars import with_sidecar
 
 from hotcold import LLM
@@ -25,6 +29,7 @@ from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.scoring import Scorer, compare
 from hotcold.engine.session import Session
 from hotcold.formats.gguf import GGUFError, open_gguf
+from hotcold.kernels import open_backend
 from hotcold.kernels._cpu import LinkError
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
@@ -125,6 +130,33 @@ def test_two_kinds_of_backend(half: Path, backends: tuple[str, str]) -> None:
     assert both.kl.max() < 1e-3 and both.same_top.all()
 
 
+@pytest.mark.parametrize("sparsity", ["exact", "predicted"])
+def test_a_hot_side_whose_buffers_nobody_can_see(
+    tmp_path: Path, sizes: Sizes, sparsity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: layers 0 and 5 are cold, so the residual moves twice, and the head is hot."""
+    path, model = write(tmp_path / "x.gpuidx", sizes, 0.5, range(1, 5)), with_sidecar(tmp_path, [True] * 6)
+    opened: list[OpaqueBackend] = []
+
+    def open_opaque(name: str, threads: int | None) -> Any:
+        inner = open_backend(name, threads)
+        if name == "cpu":
+            return inner
+        opened.append(OpaqueBackend(inner))
+        return opened[-1]
+
+    options = LoadOptions(
+        placement=path, hot_backend="reference", backend="cpu", threads=1, sparsity=sparsity, sequences=2
+    )
+    texts = []
+    for _ in range(2):
+        session = load(model, options).session()
+        texts.append(greedy(session, random_prompts(5, 40), 20))
+        assert (session.counters.rows[:, 3] > 0).all()
+        monkeypatch.setattr(placing, "open_backend", open_opaque)
+    assert len(opened) == 1 and texts[0] == texts[1]
+
+
 def test_figures_are_those_of_both_halves(half: Path) -> None:
     split, whole = on_two(half, sparsity="exact"), load(None, LoadOptions(sparsity="exact")).session()
     for session in (split, whole):
@@ -148,7 +180,7 @@ def test_bytes_are_those_of_the_bill(tmp_path: Path, sizes: Sizes, share: float)
     weights = session.model.weights.layers[0]
     attention = [part.nbytes for part in (weights.q, weights.k, weights.v, weights.o)]
     assert 6 * sum(attention) == pytest.approx(kinds["attention"][0], rel=0.02)
-    assert 6 * sum(cache.nbytes for cache in session.cache.layers[0]) == kinds["kv"][0]
+    assert cache_bytes(session) == kinds["kv"][0]
     assert session.model.weights.head.nbytes == pytest.approx(kinds["head"][0], rel=0.02)
 
 
@@ -167,7 +199,35 @@ def test_a_cold_side_that_fails(
                 llm.generate("Once", max_tokens=1)
 
 
+@pytest.mark.parametrize("hot", ["cpu", "reference"])
+def test_ctrl_c_in_a_step(half: Path, hot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the cold side is at work on a layer; steps that go on give the same tokens."""
+    [prompt], [expected] = random_prompts(5), greedy(on_two(half), random_prompts(5), 8)
+    session = on_two(half, backend="reference", hot_backend=hot, threads=None)
+    go, calls, inner = threading.Event(), itertools.count(), session.model.backend.ffn
+
+    def slow(*args: Any, **more: Any) -> None:
+        if next(calls) == 15:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert go.wait(20)
+        inner(*args, **more)
+
+    monkeypatch.setattr(session.model.backend, "ffn", slow)
+    request = Request(prompt, SamplingParams(temperature=0), max_tokens=8, ignore_eos=True)
+    engine = Engine(session)
+    engine.add(request)
+    with pytest.raises(KeyboardInterrupt):
+        while not request.finished:
+            engine.step()
+    assert len(request.output) == 2
+    go.set()
+    while not request.finished:
+        engine.step()
+    assert request.output == expected
+
+
 def test_no_thread_outlives_its_model(half: Path) -> None:
+    gc.collect()
     before = threading.active_count()
     with LLM(placement=half, hot_backend="cpu", threads=1) as llm:
         assert threading.active_count() == before + 1
@@ -237,17 +297,16 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.inner, name)
-        if name not in ("zeros", "matrix", "ffn_weights", "predictor_weights", "record", "batch"):
+        if name not in ("zeros", "matrix", "ffn_weights", "predictor_weights", "record", "mailboxes"):
             return value
 
         def counted(*args: Any, **more: Any) -> Any:
             made = value(*args, **more)
             if name == "record":
                 self.programs.append(made)
-            elif name == "batch":
-                self.nbytes += sum(
-                    each.nbytes for each in vars(made).values() if isinstance(each, np.ndarray)
-                )
+            elif name == "mailboxes":
+                shared = {id(each): each for box in made.values() for each in (box.x, box.y, box.mask)}
+                self.nbytes += sum(each.nbytes for each in shared.values() if each is not None)
             else:
                 self.nbytes += made.nbytes
             return made

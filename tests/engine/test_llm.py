@@ -125,10 +125,11 @@ def test_a_text_that_fails_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = llm.generate(PROMPT, max_tokens=12, seed=1).text
         inner = llm.engine.sampler.sample
 
-        def sample(logits: Any, params: Any, position: int, recent: Any = ()) -> int:
+        def sample(logits: Any, row: int, params: Any, position: int, recent: Any = ()) -> int:
             if params.seed == 13 and position == 9:
-                logits[:] = np.nan
-            return inner(logits, params, position, recent)
+                head = llm.engine.session.transformer.head
+                head.write(logits, np.full_like(head.read(logits, row, row + 1), np.nan), row)
+            return inner(logits, row, params, position, recent)
 
         monkeypatch.setattr(llm.engine.sampler, "sample", sample)
         pieces = []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from buffers import cache_bytes
 from golden import golden
 from pwri import write_pwri
 from sidecars import with_sidecar
@@ -79,6 +80,15 @@ def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> Non
     ]
 
 
+def test_a_predictor_that_nobody_uses_may_be_damaged(tmp_path: Path) -> None:
+    """PowerInfer's files have one that ``auto`` never uses; ``predicted`` reads it and refuses."""
+    factors = {i: (np.zeros((32, 7), np.float32), np.zeros((9, 32), np.float32)) for i in range(6)}
+    write_pwri(tmp_path / "m.gguf", model_path(), factors, 0.0)
+    assert reference(tmp_path / "m.gguf").sparsity == "exact"
+    with pytest.raises(UserError, match="fc1"):
+        reference(tmp_path / "m.gguf", sparsity="predicted")
+
+
 def test_predicted_reads_the_predictor_too(folder: Path) -> None:
     path = with_predictor(folder, 0.0)
     with open_gguf(path) as file:
@@ -112,9 +122,8 @@ def test_auto_is_exact_where_a_sidecar_pays_nowhere(tmp_path: Path) -> None:
     predicted = session.model.session("predicted")
     decode_once(session, [0])
     decode_once(predicted, [0])
-    assert np.array_equal(
-        session.transformer.read_logits(0, 1), predicted.transformer.read_logits(0, 1)
-    )  # it names all
+    logits = [each.transformer.read_logits(0, 1) for each in (session, predicted)]
+    assert np.array_equal(*logits)  # it names all
 
 
 def test_a_sidecar_that_is_named(tmp_path: Path) -> None:
@@ -324,7 +333,7 @@ def test_the_memory_check_counts_what_steps_take(monkeypatch: pytest.MonkeyPatch
     config, limits = session.model.config, session.transformer.batch.limits
     with open_gguf(model_path()) as file:
         sizes.append(sum(info.nbytes for info in file.tensors.values()))
-    sizes.append(sum(k.nbytes + v.nbytes for k, v in session.cache.layers))
+    sizes.append(cache_bytes(session))
     sizes.append(buffer_bytes(config, limits) + scratch_bytes(config, limits))
     assert refused(sum(sizes) - 1) and not refused(sum(sizes))
 

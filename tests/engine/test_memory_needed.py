@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from buffers import cache_bytes
 
 from hotcold.demo import model_path
 from hotcold.engine import loading, memory
@@ -83,7 +84,7 @@ def test_a_smaller_context_is_advised_where_it_would_do(monkeypatch: pytest.Monk
     """Not where the weights alone are too large, and always where keys and values are what is too much."""
     options = LoadOptions(sequences=20)
     session = loading.load(None, options).session()
-    cache = sum(buffer.nbytes for layer in session.cache.layers for buffer in layer)
+    cache = cache_bytes(session)
     with open_gguf(model_path()) as file:
         weights = sum(info.nbytes for info in file.tensors.values())
 

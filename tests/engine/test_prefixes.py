@@ -178,9 +178,12 @@ def test_a_store_gives_up_no_more_than_a_waiting_request_lacks() -> None:
     assert session.cache.free_pages == 4
     engine.run([fits := greedy([1] * 100, 20)])  # four pages
     assert len(store.kept) == 3
+    longer = [*prompt, *[3] * 40]
+    engine.run([shares := greedy(longer, 20, prefix=store.chain(prompt))])  # five, of which three are kept
+    assert shares.reused == 96 and len(store.kept) == 3
     engine.run([larger := greedy([2] * 140, 20)])  # five
     assert len(store.kept) == 2
-    for request in (fits, larger):
+    for request in (fits, shares, larger):
         assert request.output == follow(list(request.prompt), 20, ignore_eos=True)
 
 

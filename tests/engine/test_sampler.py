@@ -280,7 +280,7 @@ def test_a_top_k_of_the_whole_vocabulary_is_the_same_as_none() -> None:
         for seed in range(20):
             every, most = (
                 Sampler(Selecting()).sample(
-                    logits, SamplingParams(seed=seed, top_k=top_k, **options), 3, allowed=allowed
+                    logits[None], 0, SamplingParams(seed=seed, top_k=top_k, **options), 3, allowed=allowed
                 )
                 for top_k in (0, LARGE - 1)  # which goes another way, and leaves out the least likely one
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from buffers import cache_bytes
 from golden import golden
 
 from hotcold.engine.engine import Engine
@@ -100,7 +101,7 @@ def test_sixteen_rows_a_step_are_what_single_decode_steps_compute(session: Sessi
     session.run = run  # type: ignore[method-assign]
     try:
         request = Request(window[:1], SamplingParams(temperature=0), max_tokens=len(window) - 1)
-        engine.sampler.sample = lambda logits, params, position, recent=(): window[position]  # type: ignore[assignment,method-assign]
+        engine.sampler.sample = lambda logits, row, params, position, recent=(): window[position]  # type: ignore[assignment,method-assign]
         engine.add(request)
         while not request.finished:
             engine.step()
@@ -239,8 +240,9 @@ def test_the_kv_cache_holds_what_its_type_can() -> None:
         rows = Scorer(session).logits(window)
         for _ in rows:  # up to the last step, before the pages are given back
             pass
-        sizes[type] = sum(k.nbytes + v.nbytes for k, v in session.cache.layers)
-        found[type] = [stored(each, len(window) - 1) for each in session.cache.layers[0]]
+        sizes[type] = cache_bytes(session)
+        read = session.model.backend.read
+        found[type] = [stored(read(each), len(window) - 1) for each in session.cache.layers[0]]
     assert sizes["f16"] * 2 == sizes["f32"] and sizes["q8_0"] * 64 == sizes["f16"] * 34
     for exact, half, eighth in zip(found["f32"], found["f16"], found["q8_0"], strict=True):
         assert (np.abs(half - exact) <= np.abs(exact) * 2.0**-11 + 2.0**-25).all()

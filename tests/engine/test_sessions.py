@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from buffers import cache_bytes
+from sidecars import with_sidecar
 
 from hotcold.demo import model_path
 from hotcold.engine import memory
@@ -20,6 +23,8 @@ from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
+from hotcold.model.kv_cache import KVCache
+from hotcold.model.step_memory import buffer_bytes, scratch_bytes
 from hotcold.sparse.placement import Placement, write_placement
 from hotcold.sparse.sizes import sizes_of_file
 
@@ -69,12 +74,29 @@ def test_a_mode_that_does_not_exist_is_refused() -> None:
 def test_another_session_is_refused_where_its_cache_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights are there already, so what is too much is keys and values; nothing is allocated before."""
     model = load(None, LoadOptions(sequences=8))
-    taken = sum(buffer.nbytes for layer in model.session().cache.layers for buffer in layer)
+    taken = cache_bytes(model.session())
     monkeypatch.setattr(memory, "available_memory", lambda: taken)
     monkeypatch.setattr(type(model.backend), "zeros", lambda *_: pytest.fail("something was allocated"))
     refused = r"the predictors of a session need 0\.00 GiB, its KV cache .* use a smaller context \(-c\)"
     with pytest.raises(LoadError, match=refused):
         model.session()
+
+
+def test_the_predictors_of_a_session_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the byte: with room for all but one of them it is refused, and a mode without predictors is not."""
+    model = load(with_sidecar(tmp_path, [True] * 6), LoadOptions("exact"))
+    with open_gguf(tmp_path / "model.predictor.gguf") as file:
+        predictors = sum(info.nbytes for info in file.tensors.values())
+    steps = buffer_bytes(model.config, model.limits) + scratch_bytes(model.config, model.limits)
+    pages = model.limits.sequences * model.limits.pages_per_sequence
+    cache = pages * KVCache.page_bytes(model.config, model.cache_type)
+    monkeypatch.setattr(memory, "available_memory", lambda: steps + cache + predictors)
+    assert model.session("predicted").sparsity == "predicted"
+    monkeypatch.setattr(memory, "available_memory", lambda: steps + cache + predictors - 1)
+    with pytest.raises(LoadError, match="the predictors of a session need"):
+        model.session("predicted")
+    monkeypatch.setattr(memory, "available_memory", lambda: steps + cache)
+    assert model.session().sparsity == "exact"
 
 
 def test_each_session_ends_its_own_cold_side_and_the_model_all(half: LoadedModel) -> None:
@@ -104,3 +126,19 @@ def test_loading_alone_allocates_no_cache(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(session, "KVCache", lambda *_: pytest.fail("a cache was made"))
     load(None, LoadOptions())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_sessions_of_one_model_in_two_threads(backend: str) -> None:
+    """They take turns on the model's threads; each gets its own tokens."""
+    model = load(None, LoadOptions(backend=backend, context=64))
+    prompts = [[1, 400 + i, 300] for i in range(2)]
+
+    def generate(prompt: list[int]) -> list[int]:
+        request = Request(prompt, SamplingParams(temperature=0), max_tokens=12, ignore_eos=True)
+        Engine(model.session()).run([request])
+        return request.output
+
+    expected = [generate(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(2) as executor:
+        assert list(executor.map(generate, prompts * 4)) == expected * 4

@@ -182,8 +182,8 @@ def test_buffers_that_are_not_exactly_right_are_refused(backend: Backend, op: st
         assert gaps.shape == buffer.shape and not gaps.flags.c_contiguous
         refused = [longer, gaps] + ([] if "cache" in name else [np.ascontiguousarray(buffer[:1])])
         for wrong in refused:
-            if op == "rope" and wrong is longer:
-                continue  # it turns the first values of a head of any width
+            if wrong is longer and (op == "rope" or (op == "ffn" and name == "mask")):
+                continue  # the first values of a head of any width are turned; the first words are the mask
             with pytest.raises((ValueError, TypeError)):
                 call(**{**buffers, name: wrong})
 
@@ -253,34 +253,3 @@ def test_the_reference_counts_small_inputs_as_zero() -> None:
     x[:] = np.float32(1e-42)
     backend.linear(x, [backend.matrix(random_tensor(rng(), "Q8_0", 1, 32))], batch, [out])
     assert out[0, 0] == 0
-
-
-def test_a_program_calls_python_between_its_ops(backend: Backend) -> None:
-    """What ran before it is there, what runs after it sees what it did, and its error ends the run."""
-    batch = plain_batch(backend, 2)
-    x, y = (backend.zeros((batch.limits.tokens, 8)) for _ in range(2))
-    x[:] = 7
-    seen: list[float] = []
-
-    def call() -> None:
-        seen.append(float(x[0, 0]))
-        if len(seen) > 4:
-            raise ZeroDivisionError
-        y[:] = 10 * len(seen)
-
-    def record() -> None:
-        backend.host(call, batch)
-        backend.add(x, y, batch)
-        backend.host(call, batch)
-        backend.host(lambda: None, batch)
-        backend.add(x, y, batch)
-
-    program = backend.record(record)
-    assert not seen
-    program.run()
-    assert seen == [7, 17] and (x[:2] == 37).all()
-    program.run()
-    assert seen == [7, 17, 37, 67] and (x[:2] == 107).all()
-    with pytest.raises(ZeroDivisionError):
-        program.run()
-    assert (x[:2] == 107).all()

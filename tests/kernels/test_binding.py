@@ -180,10 +180,10 @@ def test_a_batch_without_sequences_holds_no_row() -> None:
     p = _cpu.Program("scalar", _cpu.Pool(1), batch)
     x = floats(ROWS, 8)
     p.add(x, x)
-    p.run(0)
+    p.run()
     batch[0][0] = 1
     with pytest.raises(ValueError, match="sequence 0 is out of range"):
-        p.run(0)
+        p.run()
 
 
 def test_weights_of_another_kind_are_refused() -> None:
@@ -222,7 +222,7 @@ def test_no_op_follows_a_run() -> None:
     """Scratch is laid out by then."""
     p, x = program(), floats(ROWS, 32)
     p.add(x, x)
-    p.run(0)
+    p.run()
     with pytest.raises(ValueError, match="this program has run"):
         p.linear(x, [matrix("Q4_0", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
 

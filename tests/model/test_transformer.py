@@ -19,7 +19,7 @@ from hotcold.convert.conversion import FILE_TYPES
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.kernels import open_backend
-from hotcold.kernels.backend import Backend, Batch
+from hotcold.kernels.backend import Backend, Batch, Buffer
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.kernels.reference_matrix import ReferenceMatrix, quantise_input
 from hotcold.model.families import FAMILIES, Family
@@ -191,11 +191,14 @@ def test_an_ffn_gets_the_residual_that_its_input_was_made_from(
     model = Model("test", layer_norm=True, interleaved=False, parallel=parallel)
     seen: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def spy(normed: np.ndarray, residual: np.ndarray, batch: Batch, out: np.ndarray) -> None:
-        seen.append((normed[: batch.n_tokens].copy(), residual[: batch.n_tokens].copy()))
+    backend = open_backend("reference")
+
+    def spy(normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
+        rows = [backend.read(each, 0, batch.n_tokens).copy() for each in (normed, residual)]
+        seen.append((rows[0], rows[1]))
 
     path = model.write(tmp_path / "model.gguf")
-    Runner(path, open_backend("reference"), lambda *parts: [spy, spy]).run(TOKENS[:5])
+    Runner(path, backend, lambda *parts: [spy, spy]).run(TOKENS[:5])
     assert len(seen) == 2
     for i, (normed, residual) in enumerate(seen):
         name = f"blk.{i}.{'attn' if parallel else 'ffn'}_norm"

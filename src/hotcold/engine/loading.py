@@ -61,7 +61,8 @@ class LoadedModel:
     def session(
         self, sparsity: str | None = None, predictor: Path | None = None, wrap: Wrap = list
     ) -> Session:
-        """A user's own state beside the shared weights; any number may be open, each with a KV cache.
+        """A user's own state beside the shared weights; any number may be open, each with a KV cache. Threads
+        may run steps of one each: the steps take turns.
 
         ``sparsity`` and ``predictor`` are those of :class:`LoadOptions`, None what the model was loaded with;
         ``wrap`` is given the layers' FFNs and gives those to run. LoadError: the model cannot run in that

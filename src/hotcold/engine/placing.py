@@ -54,5 +54,5 @@ def open_devices(
         notes.append(f"--vram-budget places neurons for {assumed}: hotcold plan takes others (--hardware)")
     cold = open_backend(options.backend, options.threads)
     if threads is None and hot == "cpu":
-        threads = cold.threads  # as many
+        threads = cold.threads  # as many: threads that wait offer their cores to the other side's
     return SplitDevices.place(placement, cold, open_backend(hot, threads)), notes

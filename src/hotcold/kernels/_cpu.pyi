@@ -15,6 +15,7 @@ class Pool:
     def __init__(self, threads: int) -> None: ...
     @property
     def threads(self) -> int: ...
+    def share_cores(self) -> None: ...
 
 class Memory:
     @property
@@ -93,7 +94,8 @@ class Program:
     def gather(self, x: _F32, out: _F32) -> None: ...
     def post(
         self, link: FlagLink, layer: int, box_x: _F32, box_y: _F32, box_mask: _U64 | None, counts: _I32,
-        x: _F32, mask: _U64 | None,
+        x: _F32, mask: _U64 | None, box_ids: _I32 | None, box_factors: _F32 | None, ids: _I32 | None,
+        factors: _F32 | None,
     ) -> None: ...  # fmt: skip
     def collect(
         self, link: FlagLink, layer: int, box_x: _F32, box_y: _F32, box_mask: _U64 | None, counts: _I32,

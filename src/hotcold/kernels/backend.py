@@ -272,6 +272,7 @@ class Mailbox:
     x: Floats  #: ``[T, D]``: the FFN's input
     mask: Masks | None  #: ``[T, words]``: candidates among the cold neurons, for decode rows
     y: Floats  #: ``[T, D]``: the cold neurons' part of the output
+    chosen: Chosen | None = None  #: by the rows of a layer of experts, as arrays
 
 
 class Program(Protocol):
@@ -331,13 +332,17 @@ class Backend(Protocol):
         in so many seconds is a LinkError."""
 
     def mailboxes(
-        self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int]
+        self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
     ) -> dict[int, Mailbox]:
-        """Of each split layer, by its number, with so many words of cold neurons' mask (0: no mask)."""
+        """Of each split layer, by its number, with so many words of cold neurons' mask (0: no mask), and room
+        for so many chosen experts of each row (0: the layers have none)."""
 
-    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
-        """Puts x ``[T, D]``, the counts of the step and, for decode rows, the last words of each row of the
-        mask into the mailbox, and tells the cold side. Ops that follow do not wait for it.
+    def post(
+        self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
+    ) -> None:
+        """Puts x ``[T, D]``, the counts of the step, what the rows chose of experts and, for decode rows, the
+        last words of each row of the mask into the mailbox, and tells the cold side. Ops that follow do not
+        wait for it.
 
         It waits first until the cold side is idle, which an interrupted step may have left at work."""
 

@@ -162,16 +162,21 @@ class CPUBackend:
     # The two sides of a hybrid model
 
     def link(self, timeout_seconds: float) -> _cpu.Link:
+        self._pool.share_cores()
         return _cpu.FlagLink(timeout_seconds)
 
     def mailboxes(
-        self, link: _cpu.Link, limits: BatchLimits, dim: int, words: Mapping[int, int]
+        self, link: _cpu.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
     ) -> dict[int, Mailbox]:
-        return host_memory.mailboxes(link, limits, dim, words)
+        return host_memory.mailboxes(link, limits, dim, words, experts)
 
-    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
+    def post(
+        self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
+    ) -> None:
         args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
-        self._op(batch, lambda p: p.post(*args, x, mask), x, mask, box)
+        room = (box.chosen.ids, box.chosen.factors) if box.chosen else (None, None)
+        experts = (chosen.ids, chosen.factors) if chosen else (None, None)
+        self._op(batch, lambda p: p.post(*args, x, mask, *room, *experts), x, mask, box, chosen)
 
     def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
         args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
@@ -185,6 +190,7 @@ class CPUBackend:
                     f"a {type(program).__name__} of layer {layer}: this backend's programs are needed"
                 )
             own.append((layer, program.native))
+        self._pool.share_cores()
         _cpu.serve(link, own)
 
     # Ops; the extension refuses buffers that are not exactly right

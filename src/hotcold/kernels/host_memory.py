@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.kernels import _cpu
-from hotcold.kernels.backend import Batch, BatchLimits, Mailbox
+from hotcold.kernels.backend import Batch, BatchLimits, Chosen, Mailbox
 
 Array = npt.NDArray[Any]
 
@@ -32,16 +32,20 @@ def read(buffer: Array, start: int, stop: int | None) -> Array:
     return view
 
 
-def mailboxes(link: _cpu.Link, limits: BatchLimits, dim: int, words: Mapping[int, int]) -> dict[int, Mailbox]:
-    """As :meth:`hotcold.kernels.backend.Backend.mailboxes`. Layers take x and y of two by turns: what the
-    next one is given does not lie where the last one's answer is."""
+def mailboxes(
+    link: _cpu.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int
+) -> dict[int, Mailbox]:
+    """As :meth:`hotcold.kernels.backend.Backend.mailboxes`. One layer is out at a time, so all of them share
+    x, y and chosen, and those of one width a mask."""
     batch, rows = Batch(limits), limits.tokens
-    x, y = (np.zeros((2, rows, dim), np.float32) for _ in range(2))
-    boxes = {}
-    for at, (layer, width) in enumerate(words.items()):
-        mask = np.zeros((rows, width), np.uint64) if width else None
-        boxes[layer] = Mailbox(link, layer, batch, x[at % 2], mask, y[at % 2])
-    return boxes
+    x, y = (np.zeros((rows, dim), np.float32) for _ in range(2))
+    masks = {width: np.zeros((rows, width), np.uint64) for width in {*words.values()} if width}
+    chosen = None
+    if experts:
+        chosen = Chosen(np.zeros((rows, experts), np.int32), np.zeros((rows, experts), np.float32))
+    return {
+        layer: Mailbox(link, layer, batch, x, masks.get(width), y, chosen) for layer, width in words.items()
+    }
 
 
 def own_link(box: Mailbox) -> _cpu.FlagLink:

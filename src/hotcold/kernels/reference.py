@@ -114,22 +114,33 @@ class ReferenceBackend:
         return FlagLink(timeout_seconds)
 
     def mailboxes(
-        self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int]
+        self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
     ) -> dict[int, Mailbox]:
-        return host_memory.mailboxes(link, limits, dim, words)
+        return host_memory.mailboxes(link, limits, dim, words, experts)
 
-    def post(self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch) -> None:
+    def post(
+        self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
+    ) -> None:
         link, rows, decode = host_memory.own_link(box), batch.n_tokens, batch.n_decode
+        given, own = (0 if each is None else each.shape[1] for each in (mask, box.mask))
+        if given < own or (mask is None) != (box.mask is None):
+            raise ValueError(f"post: a mask of {given} words, and the mailbox has {own}")
+        if (chosen is None) != (box.chosen is None):
+            raise ValueError(
+                "post: chosen experts, and a mailbox without room for them, or the other way round"
+            )
         if not rows:
             return
         link.wait_idle(box.layer)
         box.batch.counts[:] = batch.counts
         box.x[:rows] = _rows("x", x, batch, box.x.shape[1:])
-        if (mask is None) != (box.mask is None):
-            raise ValueError("a mask, and a mailbox without, or the other way round: both are needed")
-        if mask is not None and box.mask is not None:
-            words = _rows("mask", mask, batch, mask.shape[1:], np.uint64)[:decode]
-            box.mask[:decode] = words[:, mask.shape[1] - box.mask.shape[1] :]
+        if chosen is not None and box.chosen is not None:
+            experts = box.chosen.ids.shape[1:]
+            box.chosen.ids[:rows] = _rows("ids", chosen.ids, batch, experts, np.int32)
+            box.chosen.factors[:rows] = _rows("factors", chosen.factors, batch, experts)
+        if box.mask is not None:
+            words = _rows("mask", mask, batch, (given,), np.uint64)
+            box.mask[:decode] = words[:decode, given - own :]
         link.post(box.layer)
 
     def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
