@@ -84,7 +84,7 @@ def test_a_group_of_heads_fills_a_threads_scratch_at_most(decode: bool) -> None:
     q = floats(ROWS, most + 1, width)
     message = f"attention: {most + 1} heads of 8 that share a kv head take [0-9]+ bytes of a thread's scratch"
     with pytest.raises(ValueError, match=f"{message}; allowed: up to {LOCAL_BYTES}"):
-        program().attention(q, cache, cache, q.copy(), 1.0)
+        program().attention(q, cache, cache, q.copy(), 1.0, None, None, None)
 
 
 def integers(key: str, *shape: int) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_caches_without_values_are_refused(dtype: type, axis: int) -> None:
     with pytest.raises(ValueError, match=message):
         program().store_kv(rows, rows, cache, cache)
     with pytest.raises(ValueError, match=message):
-        program().attention(rows, cache, cache, rows, 1.0)
+        program().attention(rows, cache, cache, rows, 1.0, None, None, None)
 
 
 def test_queries_without_heads_are_refused() -> None:
@@ -133,7 +133,7 @@ def test_queries_without_heads_are_refused() -> None:
     for heads in (0, 1, 3):
         q = floats(ROWS, heads, 8)
         with pytest.raises(ValueError, match="H a multiple of the cache's heads"):
-            program().attention(q, cache, cache, q, 1.0)
+            program().attention(q, cache, cache, q, 1.0, None, None, None)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 8), (ROWS - 1, 8)])
@@ -196,17 +196,17 @@ def test_weights_of_another_kind_are_refused() -> None:
     for call in (
         lambda p: p.linear(x, [panels], [None], [out], False, 0),
         lambda p: p.embed(panels, out),
-        lambda p: p.predict(x, panels, rows, True, floats(32), np.zeros((ROWS, 1), np.uint64)),
-        lambda p: p.predict(x, rows, panels, True, floats(32), np.zeros((ROWS, 1), np.uint64)),
-        lambda p: _cpu.FfnWeights(None, panels, rows, None, None, None, False, 0, 0.0, 7.0, 1.702),
-        lambda p: _cpu.FfnWeights(panels, rows, rows, None, None, None, False, 0, 0.0, 7.0, 1.702),
+        lambda p: p.predict(x, panels, rows, True, floats(32), np.zeros((ROWS, 1), np.uint64), [32], 1, None),
+        lambda p: p.predict(x, rows, panels, True, floats(32), np.zeros((ROWS, 1), np.uint64), [32], 1, None),
+        lambda p: _cpu.FfnWeights(None, panels, rows, None, None, None, False, 0, 0.0, 7.0, 1.702, [32], 1),
+        lambda p: _cpu.FfnWeights(panels, rows, rows, None, None, None, False, 0, 0.0, 7.0, 1.702, [32], 1),
     ):
         with pytest.raises(ValueError, match="these weights lie in panels, rows are needed"):
             call(program())
     with pytest.raises(ValueError, match="do not fit each other"):
-        _cpu.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0, 7.0, 1.702)
+        _cpu.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0, 7.0, 1.702, [32], 1)
     with pytest.raises(ValueError, match="it needs a gate"):
-        _cpu.FfnWeights(None, rows, rows, None, None, None, False, 1, 0.0, 7.0, 1.702)
+        _cpu.FfnWeights(None, rows, rows, None, None, None, False, 1, 0.0, 7.0, 1.702, [32], 1)
 
 
 def test_rows_are_those_of_tokens_or_of_logits() -> None:
@@ -238,6 +238,6 @@ def test_a_program_tells_what_scratch_its_ops_share() -> None:
     quantised = ROWS * 16 * 44
     assert p.scratch_bytes == -(-quantised // 64) * 64
     weights: Any = open_backend("cpu", 1).ffn_weights(random_ffn(rng(), (6400, 32), ("F32",) * 3))
-    p.ffn(x, weights.native, floats(ROWS, 32), False, None, None, None, False)
+    p.ffn(x, weights.native, floats(ROWS, 32), False, None, None, None, False, None, None)
     hidden, partial, counts = ROWS * 6400 * 4, 50 * ROWS * 528 * 4, 50 * 5 * 8
     assert p.scratch_bytes == hidden + partial + -(-counts // 64) * 64 + -(-50 * 4 // 64) * 64
