@@ -220,7 +220,7 @@ def test_a_backend_takes_stored_tensors_as_loaded_ones(name: str, tmp_path: Path
             stored.take_rows(slice(20, -3)),
             stored.take_columns(columns),
         ):
-            seen, expected = backend._matrix(part), backend._matrix(part.load())
+            seen, expected = backend._packer.matrix(part), backend._packer.matrix(part.load())
             assert seen.shape == expected.shape == part.shape and seen.nbytes == expected.nbytes
             assert seen.rows.packed() == expected.rows.packed() == packed_rows(part.load())
 
@@ -232,4 +232,4 @@ def test_where_there_is_no_pread_tensors_are_loaded_whole(
     write_gguf(tmp_path / "model.gguf", {}, {"w": tensor})
     monkeypatch.delattr("os.pread", raising=False)
     with open_gguf(tmp_path / "model.gguf") as file:
-        assert CPUBackend(2)._matrix(file.stored("w")).rows.packed() == packed_rows(tensor)
+        assert CPUBackend(2)._packer.matrix(file.stored("w")).rows.packed() == packed_rows(tensor)
