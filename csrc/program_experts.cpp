@@ -253,11 +253,10 @@ void Program::experts_by_neuron(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
     const Experts& experts = *op->experts;
     const int64_t dim = op->layer.dim(), pairs = bounds_.tokens * experts.chosen;
     const int64_t decode_pairs = max_decode() * experts.chosen;
-    const int wanted = int(ceil_div(pieces_wanted(pool_->threads()), experts.chosen));
     op->levels.resize(size_t(experts.count()));
     for (int64_t e = 0; e < experts.count(); ++e) {
         Ffn f = op->expert(e);
-        if (f.neurons()) cut_into_pieces(f, int(max_decode()), wanted);
+        if (f.neurons()) cut_into_pieces(f, int(max_decode()), pool_->threads(), int(experts.chosen));
         std::copy(std::begin(f.levels), std::end(f.levels), op->levels[size_t(e)].begin());
         op->most_leaves = std::max<int64_t>(op->most_leaves, f.leaves());
     }

@@ -5,16 +5,22 @@
 
 namespace hc {
 
-int pieces_wanted(int threads) { return std::max(std::min(10 * threads, 32), 2 * threads); }
+// More for several rows: the sums of large pieces would leave a core's L2.
+static int pieces_wanted(int threads, int rows) {
+    const int for_few_threads = std::min((rows <= 2 ? 8 : 16) * threads, 32);
+    return std::max(for_few_threads, 2 * threads);
+}
 
-void cut_into_pieces(Ffn& f, int max_rows, int wanted) {
-    for (int rows = 1; rows <= max_rows; ++rows)
+void cut_into_pieces(Ffn& f, int max_rows, int threads, int chosen) {
+    for (int rows = 1; rows <= max_rows; ++rows) {
+        const int64_t wanted = ceil_div(pieces_wanted(threads, rows), chosen);
         for (f.levels[rows] = 0; f.pieces(rows) > 1;) {
             ++f.levels[rows];
             if (f.pieces(rows) >= wanted && ffn_piece_scratch(f, rows) <= int64_t(kLocalBytes)) continue;
             --f.levels[rows];
             break;
         }
+    }
 }
 
 // Steps that leave there what the first factor makes of decode rows, as the second one's input.
@@ -60,7 +66,7 @@ void Program::ffn(Ffn args, const float* x) {
     ScratchPlan plan(*this);
     auto f = std::make_shared<Ffn>(args);
     f->hidden_tokens = bounds_.tokens;
-    cut_into_pieces(*f, int(max_decode()), pieces_wanted(pool_->threads()));
+    cut_into_pieces(*f, int(max_decode()), pool_->threads());
     const bool quantised = is_quantised(f->up.type) || (f->gate.base && is_quantised(f->gate.type));
     f->x = Input{x, f->dim(), nullptr, f->dim()};
     if (quantised) {

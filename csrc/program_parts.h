@@ -29,12 +29,10 @@ inline std::shared_ptr<Input> input_of(const float* x, int64_t cols) {
     return std::make_shared<Input>(Input{x, cols, nullptr, cols});
 }
 
-// Pieces of decode rows that keep all threads busy to the end: as many as a few threads can use, then two for
-// each.
-int pieces_wanted(int threads);
-// Pieces as large as leaves enough of them, since each has sums of its own that are then added; and as fit a
-// thread's scratch.
-void cut_into_pieces(Ffn& f, int max_rows, int wanted);
+// Cuts decode rows into pieces as large as leaves enough of them to keep all threads busy to the end, since
+// each has sums of its own that are then added; and as fit a thread's scratch. `chosen` such layers are
+// computed together.
+void cut_into_pieces(Ffn& f, int max_rows, int threads, int chosen = 1);
 // Decode rows whose down lies by output: leaves out what no mask names, reports what fired, counts what is
 // read.
 void account_by_output(const Ffn& f, int decode, bool count);

@@ -34,7 +34,7 @@ inline int64_t ffn_piece_scratch(const Ffn& f, int tokens) {
         most = neurons > most ? neurons : most;
     }
     const int levels = f.levels[tokens];
-    return most * kNeuronScratch + 64 + (levels ? levels + 1 : 0) * tokens * sums_of(f.dim()) * 4;
+    return most * kNeuronScratch + 64 + levels * tokens * sums_of(f.dim()) * 4;
 }
 
 // ffn_hidden: up values of one piece's rows and 64 tokens.

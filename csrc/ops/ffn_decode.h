@@ -10,7 +10,7 @@ namespace {
 static_assert(kNeuronScratch == 4 * sizeof(Segment) + kMaxDecodeRows * 4 + 4, "what DecodePiece takes of it");
 
 constexpr int kChunk = 32;      // the most neurons whose up rows are read before their down rows are added
-constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead
+constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead for one token
 
 inline bool named(const Ffn& f, int token, int64_t neuron) { return !f.mask || f.mask.has(token, neuron); }
 
@@ -67,9 +67,11 @@ class Leaf {
     int64_t number, end_;
 };
 
-// Neurons of the chunk that begins a list: a few rows of one leaf, or those of one run of a panel.
-inline int chunk_of(const Ffn& f, const Leaf& leaf, const int32_t* list, int64_t count) {
-    const int64_t most = f.panels.neurons ? count : smaller<int64_t>(kRowsAtOnce, count);
+// Neurons of the chunk that begins a list: a few rows of one leaf, or those of one run of a panel. Each of
+// several tokens goes through its sums for a chunk, to add only those that are its own: it has more.
+inline int chunk_of(const Ffn& f, int tokens, const Leaf& leaf, const int32_t* list, int64_t count) {
+    const int64_t rows = tokens == 1 ? kRowsAtOnce : kChunk;
+    const int64_t most = f.panels.neurons ? count : smaller(rows, count);
     int n = 1;
     while (n < most && (f.panels.neurons ? same_run(f, list[0], list[n]) : list[n] < leaf.end())) ++n;
     return n;
@@ -151,7 +153,7 @@ class DecodePiece {
     void expect_rows(const int32_t* neurons, int64_t left) {
         while (left > 0) {
             while (*neurons >= expected_leaf.end()) expected_leaf.next();
-            const int n = chunk_of(f, expected_leaf, neurons, left);
+            const int n = chunk_of(f, tokens, expected_leaf, neurons, left);
             for (int i = 0; i < n && f.gate.base; ++i) ahead.expect(f.up.row(neurons[i]), row_bytes(f.up));
             if (f.panels.neurons) {
                 // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
@@ -187,7 +189,7 @@ class DecodePiece {
     // The first chunk of a list: up rows, coefficients, then the down rows of each token. Returns its
     // neurons.
     int run_chunk(const int32_t* neurons, const float* gates, int64_t left) {
-        const int n = chunk_of(f, leaf, neurons, left);
+        const int n = chunk_of(f, tokens, leaf, neurons, left);
         const bool skip = f.skip && can_skip(f.activation);
         float up[kChunk * kMaxDecodeRows], h[kChunk * kMaxDecodeRows];
         if (f.gate.base) {

@@ -241,10 +241,10 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
     int levels = 0;
     while (1 << levels < f.leaves()) ++levels;
     const int64_t sizes = tokens * kSums;
-    float *root = (float*)local, *room = root + sizes, *tile = room + (levels + 1) * sizes;
+    float *root = (float*)local, *room = root + sizes, *tile = room + levels * sizes;
     TileLists& lists = *(TileLists*)(tile + (kTile + 2) * kGroup);
     // Sums of the factors, which some types do not keep.
-    for (int64_t row = 0; row < (levels + 2) * tokens; ++row)
+    for (int64_t row = 0; row < (levels + 1) * tokens; ++row)
         for (int i = kGroup; i < kSums; ++i) root[row * kSums + i] = 0;
     LeafSums sums(root, room, levels, tokens, kSums);
     with_type(f.down.type, [&](auto type) {

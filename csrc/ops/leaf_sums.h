@@ -12,7 +12,8 @@ namespace {
 // changes nothing.
 class LeafSums {
   public:
-    // Of rows [tokens, size]: `root` gets the sum of all; `room` has levels + 1 for those below.
+    // Of rows [tokens, size]: `root` gets the sum of all; `room` has `levels` for those below. The root is
+    // free until the end, and holds the lowest level until then.
     LeafSums(float* root, float* room, int levels, int tokens, int64_t size)
         : root_(root), room_(room), levels_(levels), tokens_(tokens), size_(size) {
         current_ = level(0);
@@ -42,7 +43,7 @@ class LeafSums {
             has_[0] = added_;
         ++leaf_;
         added_ = 0;
-        current_ = leaf_ & 1 ? room_ + levels_ * tokens_ * size_ : level(0);
+        current_ = leaf_ & 1 ? row_of_room(levels_) : level(0);
     }
 
     // The sum of all leaves is in the root; which tokens have one.
@@ -52,7 +53,8 @@ class LeafSums {
     }
 
   private:
-    float* level(int l) const { return l == levels_ ? root_ : room_ + l * tokens_ * size_; }
+    float* level(int l) const { return l == 0 || l == levels_ ? root_ : row_of_room(l); }
+    float* row_of_room(int n) const { return room_ + (n - 1) * tokens_ * size_; }  // from 1
 
     // What is left on levels below `to`, and the leaf under way, become one sum.
     void carry(int to) {

@@ -122,9 +122,11 @@ def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | No
         raise TypeError(f"bias is {bias[0].dtype} and {bias[1].dtype}: int32 ids and float32 are needed")
     if bias is not None and (bias[0].shape != bias[1].shape or bias[0].ndim != 1):
         raise ValueError(f"bias has ids of shape {bias[0].shape} and values of {bias[1].shape}")
-    if bias is not None and len(bias[0]) and not 0 <= bias[0].min() <= bias[0].max() < logits.shape[1]:
-        seen = f"bias names ids {bias[0].min()} to {bias[0].max()}"
-        raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
+    if bias is not None and len(bias[0]):
+        ids = bias[0].tolist()  # a few: faster than NumPy's minimum
+        if not 0 <= min(ids) <= max(ids) < logits.shape[1]:
+            seen = f"bias names ids {min(ids)} to {max(ids)}"
+            raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
 
 
 def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap: float | None) -> None:
