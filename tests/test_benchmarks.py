@@ -20,11 +20,14 @@ from hotcold.demo import model_path
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.scoring import Scorer, score
-from hotcold.formats.blocks import Tensor, block_type
+from hotcold.formats.blocks import BLOCK_TYPES, Tensor, block_type
 from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.sparse.placement import read_placement
 from hotcold.sparse.sizes import sizes_of_file
+
+Q4_0 = BLOCK_TYPES["Q4_0"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -335,3 +338,18 @@ def test_builds_take_turns_and_a_faster_one_is_told() -> None:
     assert all(a != b for a, b in pairwise(rounds))
     low, high = module.interval([0.9, 1.0, 1.1] * 7)
     assert 0.9 <= low <= 1.0 <= high <= 1.1
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu"])
+def test_the_bytes_that_a_step_of_experts_must_read(activation: str) -> None:
+    """Two of four experts for one row; with relu, every gate and what then fires. All four for a prompt."""
+    experts = importlib.import_module("experts")
+    layer = experts.Layer(CPUBackend(1), experts.Shape("small", 4, 256, 256, 2), Q4_0, activation)
+    matrix = Q4_0.row_bytes(256) * 256  # of one expert
+    _, read = layer.run(1, 0, np.random.default_rng(0))
+    if activation == "relu":
+        assert 2 * matrix < read < 2 * 3 * matrix
+    else:
+        assert read == 2 * 3 * matrix
+    _, read = layer.run(0, 64, np.random.default_rng(0))
+    assert read == 4 * 3 * matrix
