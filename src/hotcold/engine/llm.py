@@ -148,8 +148,12 @@ class LLM:
 
     def close(self) -> None:
         """Frees the model, unless others share it. Using the LLM afterwards is a ValueError."""
-        if self._engine is not None:
-            self._engine.session.close() if self._shared else self._engine.model.close()
+        if self._engine is None:
+            return
+        if self._shared:
+            self._engine.session.close()
+        else:
+            self._engine.model.close()
         self._engine = None
 
     def __enter__(self) -> Self:

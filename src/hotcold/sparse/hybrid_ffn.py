@@ -128,7 +128,7 @@ class SplitFFN(HybridFFN):
     @property
     def cold_words(self) -> int:
         """Of the mask of cold neurons in the mailbox: the last of the prediction's; 0 without one."""
-        return -(-self.weights.cold.neurons // 64) if self.prediction else 0
+        return self.weights.cold.words if self.prediction else 0
 
     def connect(self, cold: Backend, box: Mailbox) -> Program:
         """The cold side's program, which is given the mailbox that this layer posts to."""
@@ -181,7 +181,7 @@ def hybrid_ffns(
 
     def mask(ops: Backend, parts: Sequence[FFNWeights]) -> Buffer:
         """Each part begins with a whole word."""
-        words = sum(-(-part.neurons // 64) for part in parts)
+        words = sum(part.words for part in parts)
         if (ops, words) not in masks:
             masks[ops, words] = ops.zeros((rows, words), np.uint64)
         return masks[ops, words]
