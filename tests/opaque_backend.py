@@ -6,6 +6,7 @@ read is a copy, as if it had come from a device. ``pytest --backend opaque`` ope
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -82,7 +83,13 @@ class OpaqueBackend:
     def __init__(self, inner: Any, program_rows: tuple[int, ...] = (1, 16)) -> None:
         self.inner = inner
         self.program_rows = program_rows
-        self.programs: list[OpaqueProgram] = []  # the one that is being recorded or run
+        self._running = threading.local()
+
+    @property
+    def programs(self) -> list[OpaqueProgram]:
+        """That this thread records or runs."""
+        found: list[OpaqueProgram] = self._running.__dict__.setdefault("programs", [])
+        return found
 
     def __getattr__(self, name: str) -> Any:
         """Weights and what is asked of them go through; an op is given its buffers as they are inside."""
