@@ -17,10 +17,10 @@ from hotcold.demo import model_path
 from hotcold.engine import memory
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadError, LoadOptions
-from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
-from hotcold.engine.session import Session
+from hotcold.engine.session import LoadedModel, Session
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache

@@ -12,11 +12,11 @@ from typing import Any, Unpack
 from hotcold.engine.engine import Engine
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import ModelOptions, Progress, check_names
-from hotcold.engine.loading import LoadedModel
 from hotcold.engine.opening import opened
 from hotcold.engine.reports import Setup
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.session import LoadedModel
 from hotcold.engine.statistics import Figures
 from hotcold.engine.values import whole
 from hotcold.errors import UserError

@@ -9,8 +9,8 @@ from typing import IO, overload
 
 import numpy as np
 
-from hotcold.engine.loading import LoadedModel
 from hotcold.engine.scoring import Scorer
+from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend, Batch, Buffer, Floats
 from hotcold.model.transformer import FFN

@@ -16,11 +16,10 @@ from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.files import new_file, text_of
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import Progress
-from hotcold.engine.loading import LoadedModel
 from hotcold.engine.opening import file_of, opened
 from hotcold.engine.profiling import LONGEST_WINDOW, window_length
 from hotcold.engine.reports import Setup
-from hotcold.engine.session import Session
+from hotcold.engine.session import LoadedModel, Session
 from hotcold.engine.values import whole
 from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError

@@ -11,11 +11,10 @@ import numpy.typing as npt
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Generation, Piece, generate, stream
 from hotcold.engine.load_options import LLMOptions, Progress, check_names
-from hotcold.engine.loading import LoadedModel
 from hotcold.engine.opening import Source, opened
 from hotcold.engine.request import MAX_LOGPROBS, Constraint, Request, Timings
 from hotcold.engine.sampler import SamplingParams, splitmix64
-from hotcold.engine.session import Session
+from hotcold.engine.session import LoadedModel, Session
 from hotcold.engine.text import stop_strings
 from hotcold.engine.values import whole
 from hotcold.errors import UserError

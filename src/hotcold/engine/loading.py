@@ -1,85 +1,20 @@
 """From a model file to a model in memory: what fits, where each part lies, and then the weights."""
 
-import weakref
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotcold.demo import model_path
 from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.memory import check_memory
 from hotcold.engine.placing import open_devices
-from hotcold.engine.session import Session, Wrap
-from hotcold.engine.sparsity_mode import SparsityMode, choose_mode
+from hotcold.engine.session import LoadedModel
+from hotcold.engine.sparsity_mode import choose_mode
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf, printable
-from hotcold.kernels.backend import DECODE_ROWS, PAGE, Backend, BatchLimits
+from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.model.config import Config
-from hotcold.model.devices import Devices
 from hotcold.model.tokenizer import Tokenizer
-from hotcold.model.weights import Progress, Weights, check_tensors, load_weights
+from hotcold.model.weights import Progress, check_tensors, load_weights
 from hotcold.sparse.predictor import find_predictors, predictor_names
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """What all users of a model share; nothing in it changes. Steps are run by a :meth:`session`."""
-
-    path: Path
-    fingerprint: str
-    config: Config
-    tokenizer: Tokenizer
-    weights: Weights
-    devices: Devices
-    limits: BatchLimits  #: of the steps of every session
-    context: int  #: the most positions of a sequence
-    chunk: int  #: the most prompt rows of a step
-    cache_type: str
-    sparsity: str  #: the mode that was asked for, ``auto`` perhaps
-    predictor: Path | None  #: the file with predictors, where there is one
-    notes: tuple[str, ...]  #: of loading: what was assumed, and what runs a slower way
-    _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        return self.path.stem
-
-    @property
-    def backend(self) -> Backend:
-        """Of whatever a placement does not put elsewhere."""
-        return self.devices.embedding
-
-    @property
-    def hot(self) -> Backend | None:
-        """The backend of what is hot, if not all lies on :attr:`backend`."""
-        return self.devices.hot
-
-    @property
-    def threads(self) -> int | None:
-        """Of :attr:`backend`; None where it has none of its own."""
-        return self.backend.threads
-
-    def session(
-        self, sparsity: str | None = None, predictor: Path | None = None, wrap: Wrap = list
-    ) -> Session:
-        """A user's own state beside the shared weights; any number may be open, each with a KV cache. Threads
-        may run steps of one each: the steps take turns.
-
-        ``sparsity`` and ``predictor`` are those of :class:`LoadOptions`, None what the model was loaded with;
-        ``wrap`` is given the layers' FFNs and gives those to run. LoadError: the model cannot run in that
-        mode, or there is no memory for another KV cache; PredictorError: the sidecar is not right."""
-        session = Session(self, self.mode(sparsity, predictor), wrap)
-        self._sessions.add(session)
-        return session
-
-    def mode(self, sparsity: str | None = None, predictor: Path | None = None) -> SparsityMode:
-        """The mode that a :meth:`session` would run in; errors as there."""
-        source = predictor or self.predictor
-        return choose_mode(sparsity or self.sparsity, self.config, self.path, source, self.fingerprint)
-
-    def close(self) -> None:
-        """Closes all sessions."""
-        for session in list(self._sessions):
-            session.close()
 
 
 def load(path: Path | None, options: LoadOptions, progress: Progress | None = None) -> LoadedModel:

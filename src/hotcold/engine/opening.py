@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from hotcold.demo import model_path
 from hotcold.engine.load_options import LoadOptions, Progress
-from hotcold.engine.loading import LoadedModel, load
+from hotcold.engine.loading import load
+from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 
 #: A GGUF file, or what :func:`~hotcold.engine.loading.load` gave; None is the built-in model.

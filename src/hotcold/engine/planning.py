@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeAlias
 from hotcold import __version__
 from hotcold.engine.files import new_file
 from hotcold.engine.llm import Model, source_of
-from hotcold.engine.loading import LoadedModel
 from hotcold.engine.opening import Source, file_of
 from hotcold.engine.profiling import ModelProfile
 from hotcold.engine.reports import size
+from hotcold.engine.session import LoadedModel
 from hotcold.engine.values import integer, whole
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type

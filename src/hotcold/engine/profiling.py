@@ -14,11 +14,11 @@ from hotcold import __version__
 from hotcold.engine.files import new_file, text_of
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import Progress
-from hotcold.engine.loading import LoadedModel
 from hotcold.engine.opening import Source, file_of, opened
 from hotcold.engine.picture import power_law_picture
 from hotcold.engine.reports import Setup
 from hotcold.engine.scoring import Scorer
+from hotcold.engine.session import LoadedModel
 from hotcold.engine.values import integer, whole
 from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError

@@ -1,31 +1,40 @@
-"""One user's state beside a loaded model: a sparsity mode, a KV cache, and the program that runs steps."""
+"""What users of a model share, and each one's own state: a sparsity mode, a KV cache, a step's programs."""
 
 import math
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.engine.memory import check_memory
-from hotcold.engine.sparsity_mode import SparsityMode
+from hotcold.engine.sparsity_mode import SparsityMode, choose_mode
 from hotcold.engine.statistics import Counters, Footprint
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels.backend import FFN_COUNTS, PAGE, Matrix, Norm, PredictorWeights
+from hotcold.kernels.backend import (
+    FFN_COUNTS,
+    PAGE,
+    Backend,
+    BatchLimits,
+    Matrix,
+    Norm,
+    PredictorWeights,
+)
 from hotcold.model.config import Config
+from hotcold.model.devices import Devices
 from hotcold.model.kv_cache import KVCache
+from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import FFN, Transformer
 from hotcold.model.weights import Weights
 from hotcold.sparse.hybrid_ffn import HybridFFN, hybrid_ffns
 from hotcold.sparse.predictor import load_predictors
 from hotcold.sparse.split import ColdSide
 from hotcold.sparse.timeline import Timeline
-
-if TYPE_CHECKING:
-    from hotcold.engine.loading import LoadedModel
 
 #: Is given the layers' FFNs, and gives those to run.
 Wrap = Callable[[list[FFN]], list[FFN]]
@@ -184,3 +193,65 @@ def _norm_values(weights: Weights, config: Config) -> int:
         total += values(layer.attn_norm, config.dim) + values(layer.ffn_norm, config.dim)
         total += values(layer.q_norm, config.head_dim) + values(layer.k_norm, config.head_dim)
     return total
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """What all users of a model share; nothing in it changes. Steps are run by a :meth:`session`."""
+
+    path: Path
+    fingerprint: str
+    config: Config
+    tokenizer: Tokenizer
+    weights: Weights
+    devices: Devices
+    limits: BatchLimits  #: of the steps of every session
+    context: int  #: the most positions of a sequence
+    chunk: int  #: the most prompt rows of a step
+    cache_type: str
+    sparsity: str  #: the mode that was asked for, ``auto`` perhaps
+    predictor: Path | None  #: the file with predictors, where there is one
+    notes: tuple[str, ...]  #: of loading: what was assumed, and what runs a slower way
+    _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def backend(self) -> Backend:
+        """Of whatever a placement does not put elsewhere."""
+        return self.devices.embedding
+
+    @property
+    def hot(self) -> Backend | None:
+        """The backend of what is hot, if not all lies on :attr:`backend`."""
+        return self.devices.hot
+
+    @property
+    def threads(self) -> int | None:
+        """Of :attr:`backend`; None where it has none of its own."""
+        return self.backend.threads
+
+    def session(
+        self, sparsity: str | None = None, predictor: Path | None = None, wrap: Wrap = list
+    ) -> Session:
+        """A user's own state beside the shared weights; any number may be open, each with a KV cache. Threads
+        may run steps of one each: the steps take turns.
+
+        ``sparsity`` and ``predictor`` are those of :class:`LoadOptions`, None what the model was loaded with;
+        ``wrap`` is given the layers' FFNs and gives those to run. LoadError: the model cannot run in that
+        mode, or there is no memory for another KV cache; PredictorError: the sidecar is not right."""
+        session = Session(self, self.mode(sparsity, predictor), wrap)
+        self._sessions.add(session)
+        return session
+
+    def mode(self, sparsity: str | None = None, predictor: Path | None = None) -> SparsityMode:
+        """The mode that a :meth:`session` would run in; errors as there."""
+        source = predictor or self.predictor
+        return choose_mode(sparsity or self.sparsity, self.config, self.path, source, self.fingerprint)
+
+    def close(self) -> None:
+        """Closes all sessions."""
+        for session in list(self._sessions):
+            session.close()
