@@ -19,6 +19,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: layer -> layers that it may import. The key "" is the package itself.
 ALLOWED = {
     "errors": set(),
+    "version": set(),
     "formats": set(),
     "demo": set(),
     "kernels": {"formats"},
@@ -31,7 +32,7 @@ ALLOWED = {
     "": {"engine", "commands"},
 }
 #: Any layer may ask for the version, and raise what is meant for the user.
-FOR_ALL = ("hotcold.__version__", "hotcold.errors.UserError")
+FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
 
 #: packages that only the named files, or the files of the named folders, may import
 ONLY_IN = {
@@ -121,7 +122,8 @@ def test_the_check_sees_a_wrong_import(module: str, line: str) -> None:
 def test_every_folder_has_a_layer() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders <= ALLOWED.keys() - {""}
-    assert {relative(path) for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
+    files = {"__init__.py", "__main__.py", "errors.py", "version.py"}
+    assert {relative(path) for path in PACKAGE.glob("*.py")} == files
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)

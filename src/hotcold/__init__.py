@@ -12,14 +12,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hotcold.version import __version__
+
 if TYPE_CHECKING:
     from hotcold.engine.benchmark import bench
     from hotcold.engine.fitting import fit_predictor
     from hotcold.engine.llm import LLM
     from hotcold.engine.planning import plan
     from hotcold.engine.profiling import profile
-
-__version__ = "0.1.0"
 
 __all__ = ["LLM", "__version__", "bench", "fit_predictor", "plan", "profile"]
 

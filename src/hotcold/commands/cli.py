@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn, TextIO
 
-from hotcold import __version__
 from hotcold.errors import UserError
+from hotcold.version import __version__
 
 #: Each is a module ``hotcold.commands.<verb>`` with a docstring, which ``--help`` shows, and two functions:
 #: ``add_arguments(parser)``, and ``run(args)``, which returns the exit code, or raises what

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from hotcold import __version__
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.engine.memory import available_memory
@@ -24,6 +23,7 @@ from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read
 from hotcold.kernels.cpu import default_isa
 from hotcold.sparse.hardware import Hardware, find_hardware
 from hotcold.sparse.measuring import RUNS, buffer_bytes, measure
+from hotcold.version import __version__
 
 #: Modules of the optional extras, and what these are for.
 _EXTRAS = {

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hotcold import __version__
 from hotcold.engine.benchmark import measure, prompt_of
 from hotcold.engine.engine import Engine
 from hotcold.engine.ffn_inputs import ffn_inputs
@@ -27,6 +26,7 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.sparse.fitting import INPUTS, Fit, FitOptions, Fitted, fit_layer
 from hotcold.sparse.predictor import write_sidecar
+from hotcold.version import __version__
 
 _ROUNDS = 5  # of timing
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from hotcold import __version__
 from hotcold.engine.files import new_file
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.opening import Source, file_of
@@ -28,6 +27,7 @@ from hotcold.sparse.predictor import find_predictors
 from hotcold.sparse.profiles import Profile, find_profile, power_law_profile
 from hotcold.sparse.sizes import SHAPES, Sizes, sizes_of_file, sizes_of_shape
 from hotcold.sparse.solver import Solver
+from hotcold.version import __version__
 
 _GIB = 1 << 30
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold import __version__
 from hotcold.engine.files import new_file, text_of
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import Progress
@@ -28,6 +27,7 @@ from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.model.config import Config
 from hotcold.sparse.profiler import Firings, import_counts
 from hotcold.sparse.profiles import Profile, write_profile
+from hotcold.version import __version__
 
 LONGEST_WINDOW = 512  #: positions, where nobody says how many
 

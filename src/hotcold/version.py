@@ -1,0 +1,3 @@
+"""The version of the package. Any layer may import it."""
+
+__version__ = "0.1.0"
