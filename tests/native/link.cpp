@@ -2,6 +2,7 @@
 //     hotcold_link      exit 0: answers belong to their layers, whoever is first, and each end is told; 1:
 //     not so
 #include "link.h"
+#include "expect.h"
 
 #include <cstdio>
 #include <string>
@@ -10,14 +11,6 @@
 using namespace hc;
 
 namespace {
-
-int failures = 0;
-
-void expect(bool holds, const std::string& what) {
-    if (holds) return;
-    std::printf("%s\n", what.c_str());
-    ++failures;
-}
 
 void sleep_us(int us) { std::this_thread::sleep_for(std::chrono::microseconds(us)); }
 

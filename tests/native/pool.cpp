@@ -12,19 +12,12 @@
 #include <thread>
 #include <vector>
 
+#include "expect.h"
 #include "threads.h"
 
 using namespace hc;
 
 namespace {
-
-int failures = 0;
-
-void expect(bool holds, const std::string& what) {
-    if (holds) return;
-    std::printf("%s\n", what.c_str());
-    ++failures;
-}
 
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
