@@ -7,7 +7,9 @@ Each build runs in processes of its own, one for each model, which wait while th
 the median of the pairs' ratios, old time / new time, so more than 1 is a gain, with a 95 % interval
 (bootstrap of the median). The figures are generation of one sequence (dense, `exact`, `predicted`, and
 `exact` on a stock file), a prompt of 128, and 8 sequences; ``--rows`` adds steps with other numbers of
-sequences. The models are synthetic (benchmarks/synthetic.py), 4096/11008.
+sequences. The models are synthetic (benchmarks/synthetic.py), 4096/11008. ``--gaps 0 50 200`` adds steps of
+the built-in model, each that many microseconds of Python after the one before it (and after what the engine
+itself takes between two), which are not part of the figure: what it costs to have the threads at work again.
 
 The last line of stdout is one JSON object.
 """
@@ -34,6 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "stock": {"active": 0.1, "layout": "by_output"},
     "pwri": {"active": 0.1, "layout": "pwri"},
 }
+BUILT_IN = "built-in"  #: the model of that name, which needs no file
 _PROMPT = 16  #: tokens before those that are generated
 _BOOTSTRAP_ROUNDS = 2000
 
@@ -45,6 +48,7 @@ class Figure:
     sparsity: str
     sequences: int  #: 0: a prompt
     tokens: int  #: of the prompt, or of each sequence
+    gap_us: int = 0  #: of Python before each step, besides the engine's
 
 
 FIGURES = (
@@ -59,21 +63,24 @@ FIGURES = (
 
 
 def serve(path: str, sparsity: str, threads: int) -> None:
-    """Of the build that runs this: answers lines ``sequences tokens seed`` with seconds per token."""
+    """Of the build that runs this: answers lines ``sequences tokens gap_us seed`` with seconds per token."""
+    from hotcold.demo import model_path
     from hotcold.engine.engine import Engine
     from hotcold.engine.load_options import LoadOptions
     from hotcold.engine.loading import load
     from hotcold.engine.request import Request
     from hotcold.engine.sampler import SamplingParams
 
-    model = load(Path(path), LoadOptions(sparsity=sparsity, threads=threads, context=512, sequences=16))
+    file, context = (model_path(), 256) if path == BUILT_IN else (Path(path), 512)
+    model = load(file, LoadOptions(sparsity=sparsity, threads=threads, context=context, sequences=16))
     # Builds before sessions have it all in the model.
     session = model.session() if hasattr(model, "session") else model
     engine = Engine(session)
-    prompt = [1] + [300 + i * 7919 % 20000 for i in range(127)]
+    vocab = 1000 if path == BUILT_IN else 20000
+    prompt = [1] + [300 + i * 7919 % vocab for i in range(127)]
     print(session.sparsity, flush=True)
     for line in sys.stdin:
-        sequences, tokens, seed = map(int, line.split())
+        sequences, tokens, gap_us, seed = map(int, line.split())
         if sequences == 0:
             request = Request(prompt[:tokens], SamplingParams(temperature=0), max_tokens=1, ignore_eos=True)
             start = time.perf_counter()
@@ -87,10 +94,14 @@ def serve(path: str, sparsity: str, threads: int) -> None:
             engine.add(requests[-1])
         while len(requests[-1].output) < 2:
             engine.step()
-        start = time.perf_counter()
+        seconds = 0.0
         for _ in range(tokens):
+            start = time.perf_counter()
+            while gap_us and time.perf_counter() - start < gap_us * 1e-6:
+                pass
+            start = time.perf_counter()
             engine.step()
-        seconds = time.perf_counter() - start
+            seconds += time.perf_counter() - start
         for request in requests:
             engine.abort(request)
         print(seconds / tokens / sequences, flush=True)
@@ -100,7 +111,7 @@ class Build:
     """Processes of one build, one for each model and mode."""
 
     def __init__(self, where: Path, folder: Path, threads: int) -> None:
-        self._python, self._environment = sys.executable, dict(os.environ)
+        self._python, self._environment = sys.executable, {**os.environ, "HOTCOLD_GPU": "off"}
         if where.is_dir():
             self._environment["PYTHONPATH"] = str(where.resolve())
         else:
@@ -112,12 +123,12 @@ class Build:
         """Per token."""
         key = figure.model, figure.sparsity
         if key not in self._processes:
-            path = self._folder / f"{figure.model}.gguf"
+            path = BUILT_IN if figure.model == BUILT_IN else self._folder / f"{figure.model}.gguf"
             command = [self._python, __file__, "--serve", str(path), figure.sparsity, str(self._threads)]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._processes[key] = subprocess.Popen(command, env=self._environment, **pipes)
             self._ask(key, None)
-        return float(self._ask(key, f"{figure.sequences} {figure.tokens} {seed}\n"))
+        return float(self._ask(key, f"{figure.sequences} {figure.tokens} {figure.gap_us} {seed}\n"))
 
     def _ask(self, key: tuple[str, str], line: str | None) -> str:
         process = self._processes[key]
@@ -180,7 +191,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rows", type=int, nargs="*", default=[], help="sequences of more figures")
-    parser.add_argument("--only-rows", action="store_true", help="none of the other figures")
+    parser.add_argument("--gaps", type=int, nargs="*", default=[], help="microseconds between two steps")
+    parser.add_argument("--only-rows", action="store_true", help="only those of --rows and --gaps")
     parser.add_argument("--type", default="Q4_0", help="block type of the models (Q4_0)")
     args = parser.parse_args()
     from synthetic import Recipe, Shape, write
@@ -189,10 +201,14 @@ def main() -> None:
     for n in args.rows:
         figures.append(Figure(f"{n} rows, dense", "dense", "off", n, 6))
         figures.append(Figure(f"{n} rows, exact", "by_neuron", "exact", n, 6))
+    for gap_us in args.gaps:
+        figures.append(Figure(f"built-in model, {gap_us} us apart", BUILT_IN, "exact", 1, 100, gap_us))
     shape = Shape(4096, 11008, args.layers, 32, 32, 32000, 2048)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for model in dict.fromkeys(figure.model for figure in figures):
+            if model == BUILT_IN:
+                continue
             write(folder / f"{model}.gguf", Recipe(shape, args.type, **MODELS[model]))
         builds = [Build(each, folder, args.threads) for each in args.builds]
         report = compare(builds, figures, args.pairs)

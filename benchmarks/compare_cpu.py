@@ -2,6 +2,9 @@
 
     python benchmarks/compare_cpu.py --powerinfer PowerInfer/build/bin/main --out results
     python benchmarks/compare_cpu.py --types Q4_0 Q8_0 F16 --active 0.1 0.05 0.2 0.4 --out results
+    python benchmarks/compare_cpu.py --quick --out results    # all that matters, in ten minutes
+
+``--quick`` is told by benchmarks/quick_comparison.py; what follows is of the long comparison.
 
 The models are synthetic (benchmarks/synthetic.py) and made from one seed. Contestants, for every block type
 and share of active neurons:
@@ -39,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 import comparison_report as report
+import quick_comparison
 import synthetic
 from contestants import Contestant, Lengths, LlamaCpp, Ours, PowerInfer
 from machine_state import MachineState
@@ -72,7 +76,7 @@ class Models:
     def ours(self, path: Path, sparsity: str, lengths: Lengths) -> Session:
         options = LoadOptions(
             sparsity=sparsity, threads=self.args.threads, context=lengths.context,
-            sequences=max(1, lengths.sequences),
+            sequences=max(1, lengths.sequences), gpu="off",
         )  # fmt: skip
         session = load(path, options).session()
         for note in session.notes:
@@ -261,7 +265,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add: Callable[..., Any] = parser.add_argument
-    add("--types", nargs="+", default=["Q4_0"])
+    add("--types", nargs="+", default=["Q4_0"], help="of blocks (Q4_0; with --quick all four)")
     add("--active", nargs="+", type=float, default=[0.1], help="shares of active neurons (0.1)")
     add_model_options(add)
     add("--pieces", type=int, default=1, help="that a generation is timed in (1)")
@@ -269,9 +273,16 @@ def main() -> None:
     add("--probe", type=float, default=0.1, help="seconds of each probe of the read bandwidth (0.1)")
     add("--powerinfer-every", type=int, default=1, help="rounds between its samples (1)")
     add("--out", type=Path, help="folder for speed.md, speed.json and speed.png")
+    quick_comparison.add_options(add)
+    if parser.parse_known_args()[0].quick:
+        parser.set_defaults(**quick_comparison.DEFAULTS)
     args = parser.parse_args()
     if args.pieces < 1 or args.generate % args.pieces:
         parser.error(f"--pieces {args.pieces} must divide --generate {args.generate}")
+    if args.quick:
+        with model_folder(args) as folder:
+            quick_comparison.run(args, folder, lambda: facts(args))
+        return
     with model_folder(args) as folder:
         samples, settings = measure_all(args, folder)
     settings = facts(args) | settings

@@ -16,21 +16,20 @@ clearest with float32 activations. The last line of stdout is a JSON object.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from llama_quantiser import quantise as quantise_by_llama_cpp
+from llama_quantiser import quiet
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
@@ -117,26 +116,7 @@ def make(source: Path, path: Path, type: str) -> None:
                     tensors[name] = quantise(tensor.dequantise(), type)
             write_gguf(path, file.metadata, tensors)
         return
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{type}")
-    params.nthread = 1
-    with quiet():
-        code = llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(path), ctypes.byref(params))
-    if code:
-        raise SystemExit(f"llama.cpp cannot quantise to {type}: code {code}")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without what C++ prints to stderr."""
-    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)
+    quantise_by_llama_cpp(source, path, type, threads=1)
 
 
 class Ours:
@@ -145,7 +125,9 @@ class Ours:
     def __init__(self, path: Path, args: argparse.Namespace) -> None:
         self.session = load(
             path,
-            LoadOptions(backend=args.backend, threads=args.threads, context=args.context, sequences=16),
+            LoadOptions(
+                backend=args.backend, threads=args.threads, context=args.context, sequences=16, gpu="off"
+            ),
         ).session()
 
     def windows(self, text: str, most: int) -> list[list[int]]:

@@ -83,6 +83,29 @@ def random_tokens(length: int, vocab: int, seed: int) -> list[int]:
     return [1, *np.random.default_rng(seed).integers(FIRST_TOKEN, vocab, length - 1).tolist()]
 
 
+def read(engine: Engine, requests: Sequence[Request]) -> Measured:
+    """Until each has its first token."""
+    start = time.perf_counter()
+    while not all(request.output for request in requests):
+        engine.step()
+    return Measured(sum(len(request.prompt) for request in requests), time.perf_counter() - start)
+
+
+def generate(engine: Engine, requests: Sequence[Request], each: int) -> Measured:
+    """So many more tokens of each."""
+    had = sum(len(request.output) for request in requests)
+    session = engine.session
+    before, start = session.counters.copy(), time.perf_counter()
+    for _ in range(each):
+        engine.step()
+    seconds = time.perf_counter() - start
+    figures = Figures.of(session.counters.since(before), session.footprint)
+    tokens = sum(len(request.output) for request in requests) - had
+    assert tokens == each * len(requests)
+    assert figures.bytes_per_token is not None
+    return Measured(tokens, seconds, figures.bytes_per_token * tokens, figures.active_share)
+
+
 class Ours:
     """This engine, by the clock of whoever calls ``step``: with scheduling and sampling."""
 
@@ -94,40 +117,22 @@ class Ours:
         lengths = self.lengths
         # The first token comes with the prompt, so one more makes as many steps.
         request = self._add(lengths.prompt, lengths.generate + 1, seed)
-        yield "prompt", lambda: self._read([request])
+        yield "prompt", lambda: read(self._engine, [request])
         for _ in range(lengths.pieces):
-            yield "generation", lambda: self._generate([request], lengths.piece)
+            yield "generation", lambda: generate(self._engine, [request], lengths.piece)
         if lengths.sequences > 1:
             requests = [
                 self._add(lengths.parallel_prompt, lengths.parallel_generate + 1, 1000 * (seed + 1) + i)
                 for i in range(lengths.sequences)
             ]
-            self._read(requests)
-            yield "parallel", lambda: self._generate(requests, lengths.parallel_generate)
+            read(self._engine, requests)
+            yield "parallel", lambda: generate(self._engine, requests, lengths.parallel_generate)
 
     def _add(self, prompt: int, generate: int, seed: int) -> Request:
         tokens = random_tokens(prompt, self.session.model.config.vocab, seed)
         request = Request(tokens, SamplingParams(seed=seed), max_tokens=generate, ignore_eos=True)
         self._engine.add(request)
         return request
-
-    def _read(self, requests: Sequence[Request]) -> Measured:
-        start = time.perf_counter()
-        while not all(request.output for request in requests):
-            self._engine.step()
-        return Measured(sum(len(request.prompt) for request in requests), time.perf_counter() - start)
-
-    def _generate(self, requests: Sequence[Request], each: int) -> Measured:
-        had = sum(len(request.output) for request in requests)
-        before, start = self.session.counters.copy(), time.perf_counter()
-        for _ in range(each):
-            self._engine.step()
-        seconds = time.perf_counter() - start
-        figures = Figures.of(self.session.counters.since(before), self.session.footprint)
-        tokens = sum(len(request.output) for request in requests) - had
-        assert tokens == each * len(requests)
-        assert figures.bytes_per_token is not None
-        return Measured(tokens, seconds, figures.bytes_per_token * tokens, figures.active_share)
 
 
 class LlamaCpp:
@@ -160,9 +165,10 @@ class LlamaCpp:
                 info.nbytes for name, info in file.tensors.items() if name != "token_embd.weight"
             )
             keys = file.metadata
-            head_dim = keys["llama.embedding_length"] // keys["llama.attention.head_count"]
-            kv_dim = keys["llama.attention.head_count_kv"] * head_dim
-            self._position_bytes = int(keys["llama.block_count"]) * 2 * 2 * int(kv_dim)
+            arch = keys["general.architecture"]
+            head_dim = keys[f"{arch}.embedding_length"] // keys[f"{arch}.attention.head_count"]
+            kv_dim = keys[f"{arch}.attention.head_count_kv"] * head_dim
+            self._position_bytes = int(keys[f"{arch}.block_count"]) * 2 * 2 * int(kv_dim)
         self._contexts: dict[str, Any] = {}
         self.flash_attention: dict[str, bool] = {}
         self._choose()
@@ -214,9 +220,18 @@ class LlamaCpp:
             self._contexts[kind], self.flash_attention[kind] = made[faster], faster
 
     def _new_context(self, kind: str, flash: bool) -> Any:
-        lengths, params = self.lengths, self._lib.llama_context_default_params()
+        params, settings = self._lib.llama_context_default_params(), self._settings(kind, flash)
+        for name, value in settings.items():
+            setattr(params, name, value)
+        context = self._lib.llama_init_from_model(self._model, params)
+        if not context:
+            raise RuntimeError(f"llama.cpp cannot make a context of {settings['n_ctx']} positions")
+        return context
+
+    def _settings(self, kind: str, flash: bool) -> dict[str, Any]:
+        lengths = self.lengths
         sequences = 1 if kind == "single" else lengths.sequences
-        settings = {
+        return {
             "n_ctx": sequences * -(-lengths.context // 256) * 256,
             "n_seq_max": sequences,
             "n_batch": max(512, lengths.prompt),
@@ -227,12 +242,6 @@ class LlamaCpp:
             "type_k": self._lib.GGML_TYPE_F16,
             "type_v": self._lib.GGML_TYPE_F16,
         }
-        for name, value in settings.items():
-            setattr(params, name, value)
-        context = self._lib.llama_init_from_model(self._model, params)
-        if not context:
-            raise RuntimeError(f"llama.cpp cannot make a context of {settings['n_ctx']} positions")
-        return context
 
     def _clear(self, kind: str) -> None:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._contexts[kind]), True)
@@ -262,7 +271,7 @@ class LlamaCpp:
 
     def _generate(self, kind: str, at: int, steps: int, seed: int) -> Measured:
         """The time of the decode calls alone: filling batches from Python is not llama.cpp's."""
-        count = 1 if kind == "single" else self.lengths.sequences
+        count = self.lengths.sequences if kind.startswith("several") else 1
         tokens = np.random.default_rng(seed + 1).integers(FIRST_TOKEN, self._vocab, (steps, count)).tolist()
         seconds = sum(
             self._decode(kind, [[token] for token in row], at + i).seconds for i, row in enumerate(tokens)

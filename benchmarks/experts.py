@@ -23,7 +23,16 @@ from typing import Any
 import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
-from hotcold.kernels.backend import FFN_COUNTS, Batch, BatchLimits, Chosen, FFNStats, FFNTensors
+from hotcold.kernels.backend import (
+    FFN_COUNTS,
+    Backend,
+    Batch,
+    BatchLimits,
+    Chosen,
+    FFNStats,
+    FFNTensors,
+    Program,
+)
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 
 STEPS = ((1, 0), (4, 0), (8, 0), (0, 128))  #: (decode rows, prompt rows)
@@ -63,7 +72,7 @@ def scales_of(type: BlockType) -> tuple[int, ...]:
 class Layer:
     """One layer on a backend, with the buffers of a step."""
 
-    def __init__(self, backend: CPUBackend, shape: Shape, type: BlockType, activation: str) -> None:
+    def __init__(self, backend: Backend, shape: Shape, type: BlockType, activation: str) -> None:
         random = np.random.default_rng(0)
         rows = shape.experts * shape.neurons
         tensors = FFNTensors(
@@ -81,37 +90,48 @@ class Layer:
         self.batch = Batch(limits)
         self.x = backend.zeros((128, shape.dim))
         self.out = backend.zeros((128, shape.dim))
-        self.x[:] = random.standard_normal(self.x.shape)
+        backend.write(self.x, random.standard_normal((128, shape.dim), np.float32))
         self.chosen = Chosen(backend.zeros((128, shape.chosen), np.int32), backend.zeros((128, shape.chosen)))
-        self.chosen.factors[:] = 0.5
+        backend.write(self.chosen.factors, np.full((128, shape.chosen), 0.5, np.float32))
+        self._no_counts = np.zeros((1, len(FFN_COUNTS)), np.int64)
         self.stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
-        skip = activation == "relu"
-        self.program = backend.record(
-            lambda: backend.ffn(
-                self.x,
-                self.weights,
-                self.batch,
-                self.out,
-                skip=skip,
-                stats=self.stats,
-                chosen=self.chosen,
-            )
+        self._programs: dict[int, Program] = {}
+
+    def _program(self, rows: int) -> Program:
+        """For a step of so many rows: that of the smallest size which a model would have recorded."""
+        size = min([each for each in self.backend.program_rows if each >= rows], default=128)
+        if size not in self._programs:
+            self._programs[size] = self.backend.record(self._ffn, size)
+        return self._programs[size]
+
+    def _ffn(self) -> None:
+        skip = self.activation == "relu"
+        self.backend.ffn(
+            self.x,
+            self.weights,
+            self.batch,
+            self.out,
+            skip=skip,
+            stats=self.stats,
+            chosen=self.chosen,
         )
 
     def run(self, decode: int, prompt: int, random: np.random.Generator) -> tuple[float, float]:
         """Seconds of one step, and the bytes that it must read."""
-        for row in range(decode + prompt):
-            self.chosen.ids[row] = np.sort(random.permutation(self.shape.experts)[: self.shape.chosen])
+        experts, chosen = self.shape.experts, self.shape.chosen
+        picked = [np.sort(random.permutation(experts)[:chosen]) for _ in range(decode + prompt)]
+        ids = np.array(picked, np.int32)
+        self.backend.write(self.chosen.ids, ids)
         self.batch.counts[:] = decode + prompt, decode, 0, 1
-        self.stats.counts[:] = 0
+        self.backend.write(self.stats.counts, self._no_counts)
+        program = self._program(decode + prompt)
         start = time.perf_counter()
-        self.program.run()
+        program.run()
         seconds = time.perf_counter() - start
         if prompt or self.activation != "relu":
-            experts = len(np.unique(self.chosen.ids[: decode + prompt]))
-            return seconds, self.weights.nbytes / self.shape.experts * experts
+            return seconds, self.weights.nbytes / experts * len(np.unique(ids))
         gate, up, down, run = self.weights.row_bytes
-        gates, ups, downs, _, runs = (int(each) for each in self.stats.counts[0])
+        gates, ups, downs, _, runs = (int(each) for each in self.backend.read(self.stats.counts)[0])
         return seconds, gates * gate + ups * up + downs * down + runs * run
 
 

@@ -35,7 +35,7 @@ from synthetic import Recipe, Shape, write
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels import _cpu
+from hotcold.kernels import _native
 from hotcold.kernels.cores import available_cores
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
@@ -152,24 +152,28 @@ def loads(load: Loader, path: Path) -> bool:
     return True
 
 
-def packers(type: BlockType, rows: int, columns: int) -> Iterator[tuple[str, list[_cpu.WeightRows], bool]]:
+def packers(type: BlockType, rows: int, columns: int) -> Iterator[tuple[str, list[_native.WeightRows], bool]]:
     """Layout, where tensors ``(rows, columns)`` go, and whether their columns become rows."""
-    size, arena = type.row_bytes(columns), _cpu.Arena()
+    size, arena = type.row_bytes(columns), _native.Arena()
     of_rows = rows, columns, type.id
-    yield "rows", [_cpu.WeightRows(arena.take(rows * size), 0, size, *of_rows)], False
+    yield "rows", [_native.WeightRows(arena.take(rows * size), 0, size, *of_rows)], False
     memory = arena.take(2 * rows * size)
-    yield "pairs", [_cpu.WeightRows(memory, at, 2 * size, *of_rows) for at in (0, size)], False
+    yield "pairs", [_native.WeightRows(memory, at, 2 * size, *of_rows) for at in (0, size)], False
     if type.weights > 1:
-        yield "by_neuron", [_cpu.WeightRows.panels(arena.take(_cpu.panels_size(*of_rows)), *of_rows)], True
+        yield (
+            "by_neuron",
+            [_native.WeightRows.panels(arena.take(_native.panels_size(*of_rows)), *of_rows)],
+            True,
+        )
     else:
         turned = rows * type.nbytes
         memory = arena.take(columns * turned)
-        yield "by_neuron", [_cpu.WeightRows(memory, 0, turned, columns, rows, type.id)], True
+        yield "by_neuron", [_native.WeightRows(memory, 0, turned, columns, rows, type.id)], True
 
 
 def time_packing(type: BlockType, threads: int, megabytes: int, rounds: int) -> dict[str, float]:
     """GB/s of file bytes by layout, the best of several rounds; memory has been written before."""
-    pool, columns = _cpu.Pool(threads), 11008 // 256 * 256
+    pool, columns = _native.Pool(threads), 11008 // 256 * 256
     rows = max(512, (megabytes << 20) // type.row_bytes(columns) // 512 * 512)
     data = np.random.default_rng(0).integers(0, 256, (rows, type.row_bytes(columns)), np.uint8)
     rates = {}

@@ -65,7 +65,7 @@ std::function<void()> check_signals() {
 
 }  // namespace hc
 
-NB_MODULE(_cpu, m) {
+NB_MODULE(_native, m) {
     using namespace hc;
     main_thread =
         nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
@@ -78,9 +78,19 @@ NB_MODULE(_cpu, m) {
     bind_ffn(m, program);
     bind_link(m, program);
     bind_router(program);
+    bind_vulkan(m);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,
           "values"_exact);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });
+    m.def("fetching", [] { return std::pair{fetching.ahead, fetching.into_l2 ? 2 : 1}; });
+    m.def(
+        "set_fetching",
+        [](int64_t ahead, int level) {
+            if (ahead < 0 || ahead > 1 << 20 || level < 1 || level > 2)
+                refuse("fetching: 0 to 1048576 bytes ahead, into level 1 or 2");
+            fetching = {ahead, level == 2};
+        },
+        "ahead"_a, "level"_a);
     m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a);
 }

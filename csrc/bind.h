@@ -108,5 +108,6 @@ nb::class_<BoundProgram> bind_ops(nb::module_&);
 void bind_ffn(nb::module_&, nb::class_<BoundProgram>&);
 void bind_link(nb::module_&, nb::class_<BoundProgram>&);
 void bind_router(nb::class_<BoundProgram>&);
+void bind_vulkan(nb::module_&);
 
 }  // namespace hc

@@ -31,8 +31,8 @@ void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Po
 void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<const float>& weight,
                const Maybe<const float>& bias, float eps, bool centre, int of) {
     const int64_t dim = int64_t(weight.size()), width = width_of(x);
-    if (dim < 1 || x.ndim() < 2 || axis(x, x.ndim() - 1) != dim)
-        refuse("norm: the last axis does not match the weight");
+    if (dim < 1 || x.ndim() < 2 || (axis(x, x.ndim() - 1) != dim && width != dim))
+        refuse("norm: neither the last axis nor a whole row matches the weight");
     const RowsOf rows = rows_of(of);
     const float* from = data_of(x, "norm: x", p.rows(rows), width);
     const NormArgs args{weight.data(), vector_of(bias, "norm: bias", dim), eps, centre, dim};
@@ -136,9 +136,9 @@ void bind_embed(BoundProgram& p, const WeightRows& table, const Floats& out, int
     p.program.embed(rows, data_of(out, "embed: out", p.rows(kTokens), rows.cols), IndexedBy(by), accumulate);
 }
 
-void bind_add(BoundProgram& p, const Floats& x, const Floats& y) {
+void bind_add(BoundProgram& p, const Floats& x, const Floats& y, float keep, float scale) {
     const int64_t dim = width_of(x), rows = p.rows(kTokens);
-    p.program.add(data_of(x, "add: x", rows, dim), data_of(y, "add: y", rows, dim), dim);
+    p.program.add(data_of(x, "add: x", rows, dim), data_of(y, "add: y", rows, dim), dim, keep, scale);
 }
 
 void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
@@ -168,7 +168,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def("store_kv", &bind_store_kv, "k"_exact, "v"_exact, "k_cache"_exact, "v_cache"_exact)
         .def("attention", &bind_attention, "q"_exact, "k_cache"_exact, "v_cache"_exact, "out"_exact,
              "scale"_a, "window"_a.none(), "sinks"_maybe, "softcap"_a.none())
-        .def("add", &bind_add, "x"_exact, "y"_exact)
+        .def("add", &bind_add, "x"_exact, "y"_exact, "keep"_a, "scale"_a)
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
         .def("run", &bind_run);

@@ -11,9 +11,9 @@ struct Segment {
     int64_t bytes, step = 0, count = 1;
 };
 
-// What to bring into L1 ahead of its use. A stream walks segments in the order in which they will be read;
-// whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units work.
-// What nobody expected yet is fetched, as much as was owed, once it is.
+// What to bring into L1 or L2 ahead of its use. A stream walks segments in the order in which they will be
+// read; whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units
+// work. What nobody expected yet is fetched, as much as was owed, once it is.
 class Stream {
   public:
     Stream() : owed_(INT64_MIN / 2) {}  // fetches nothing
@@ -35,15 +35,22 @@ class Stream {
             bytes -= part;
         }
     }
+    // The level is asked for once a call: in the loop that costs more than a wrong level does (docs/log.md).
     HC_INLINE void fetch(int64_t bytes) {
         owed_ += bytes;
-        for (; owed_ >= 64; owed_ -= 64, at_ += 64) {
-            if (at_ >= stop_ && !advance()) return;
-            Vec::prefetch(at_);
-        }
+        if (into_l2_)
+            fetch_lines<true>();
+        else
+            fetch_lines<false>();
     }
 
   private:
+    template <bool L2> HC_INLINE void fetch_lines() {
+        for (; owed_ >= 64; owed_ -= 64, at_ += 64) {
+            if (at_ >= stop_ && !advance()) return;
+            L2 ? Vec::prefetch_l2(at_) : Vec::prefetch(at_);
+        }
+    }
     HC_NOINLINE bool advance() {
         if (segment_.count == 0) {
             if (next_ == end_) return false;
@@ -58,6 +65,7 @@ class Stream {
 
     const uint8_t *at_ = nullptr, *stop_ = nullptr;
     int64_t owed_ = 0;
+    const bool into_l2_ = fetching.into_l2;
     Segment segment_{nullptr, 0, 0, 0};
     Segment *next_ = nullptr, *end_ = nullptr;
 };

@@ -1,6 +1,6 @@
 // Compiled once per ISA: HC_ISA names the table, the compiler's flags allow the instructions.
 #include "kernels.h"
-#include "ops/attention.h"
+#include "ops/attention_block.h"
 #include "ops/ffn_decode.h"
 #include "ops/ffn_prompt.h"
 #include "ops/norm_rope.h"
@@ -14,7 +14,7 @@ namespace hc {
 // clang-format off
 const Kernels HC_CONCAT(kernels_, HC_ISA) = {
     Vec::name, quantise, decode_row, product, ffn_piece, ffn_hidden, ffn_reduce, ffn_prompt_down, predict,
-    attention_split, attention_merge, attention_row, router, norm, rope, store_row, add, relu, read,
+    attention_split, attention_merge, attention_row, attention_block, router, norm, rope, store_row, add, relu, read,
 };
 // clang-format on
 }  // namespace hc

@@ -21,6 +21,8 @@ namespace hc {
 
 constexpr int kPage = 32;           // positions of one KV page
 constexpr int kSplit = 256;         // positions that one attention partial covers
+constexpr int kScoreRows = 48;      // rows of a block of queries whose scores of a split are kept
+constexpr int kLeastBlockRows = 8;  // fewer queries of a kv head are not worth a block
 constexpr int kMaxDecodeRows = 16;  // rows of a step that may follow the decode rule
 constexpr int kBlock = 32;          // weights of one scale
 constexpr int kLanes = 16;          // blocks of one group
@@ -286,16 +288,27 @@ struct Kernels {
                             uint8_t* local);
     void (*attention_merge)(const Attention&, const Batch&, int token, int kv_head);
     void (*attention_row)(const Attention&, const Batch&, int token, int kv_head, uint8_t* local);
+    // Prompt rows [token, end); as attention_row gives them, where attention_block_scratch fits.
+    void (*attention_block)(const Attention&, const Batch&, int token, int end, int kv_head, uint8_t* local);
     void (*router)(const Router&, const float* logits, int32_t* ids, float* factors);
     void (*norm)(const NormArgs&, const float* x, float* out);
     void (*rope)(const RopeArgs&, float* head, int position);
     void (*store_row)(Type, const float* x, uint8_t* out, int64_t n);  // of a KV cache
-    void (*add)(float* x, const float* y, int64_t n);
+    void (*add)(float* x, const float* y, int64_t n, float keep, float scale);
     void (*relu)(float* x, int64_t n);
     double (*read)(const uint8_t* data, size_t bytes);  // streams through memory, for the bandwidth probe
 };
 
-extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
+extern const Kernels kernels_scalar, kernels_avx2, kernels_avxvnni, kernels_avxvnni_evex, kernels_avx512,
+    kernels_neon, kernels_dotprod;
+
+// How far ahead of their use weights are fetched, and into which cache: what suits this processor, unless
+// somebody sets it while no program runs. It changes no result.
+struct Fetching {
+    int64_t ahead;  // bytes
+    bool into_l2;   // else L1
+};
+extern Fetching fetching;
 
 // Kernels by ISA name; null when this build or this CPU lacks it. "" picks the best.
 const Kernels* find_kernels(const char* name);

@@ -1,7 +1,6 @@
 #include "link.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "wait.h"
 
@@ -9,9 +8,6 @@ namespace hc {
 
 namespace {
 
-// For an answer that is about to come; then the core is offered to others, the other side's threads perhaps.
-// Whoever waits longer than for a layer of a small model, for the next step perhaps, sleeps.
-constexpr std::chrono::microseconds kSpin(1), kYield(200);
 constexpr std::chrono::milliseconds kAskEvery(50);
 
 }  // namespace
@@ -23,10 +19,13 @@ void Marks::start(size_t capacity) {
     ring_size_.store(capacity);
 }
 
-void Marks::record(int moment, int layer) {
+int64_t Marks::now() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-    ring_[next_.fetch_add(1) % ring_.size()] = {moment, layer, int64_t(nanoseconds)};
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+void Marks::record(int moment, int layer, int64_t nanoseconds) {
+    ring_[next_.fetch_add(1) % ring_.size()] = {moment, layer, nanoseconds};
 }
 
 std::vector<Mark> Marks::taken() const {
@@ -64,7 +63,7 @@ FlagLink::~FlagLink() {
 
 bool FlagLink::wait_posted(int layer) {
     const auto done = [this] { return !idle() || ended(); };
-    while (!spin(done)) sleep(done, std::chrono::hours(1));
+    while (!spin_until(done)) sleep(done, std::chrono::hours(1));
     if (ended() || int32_t(posted_.load()) != layer) return false;
     marks.add(kTake, layer);
     return true;
@@ -107,7 +106,7 @@ bool FlagLink::wait_answered(int layer, const GiveUp& give_up) {
 
 bool FlagLink::wait_for_answer(int layer, const GiveUp& give_up) {
     const auto done = [this] { return idle() || ended(); };
-    if (!spin(done)) {
+    if (!spin_until(done)) {
         const Clock::time_point start = Clock::now();
         while (!done()) {
             if (give_up && give_up()) return false;
@@ -120,19 +119,6 @@ bool FlagLink::wait_for_answer(int layer, const GiveUp& give_up) {
     }
     if (!idle()) raise_ended(layer);
     return true;
-}
-
-template <class Done> bool FlagLink::spin(Done done) const {
-    const Clock::time_point start = Clock::now();
-    for (int i = 0;; ++i) {
-        if (done()) return true;
-        const auto waited = i % 16 == 15 ? Clock::now() - start : Clock::duration(0);
-        if (waited > kYield) return false;
-        if (waited > kSpin)
-            std::this_thread::yield();
-        else
-            pause_briefly();
-    }
 }
 
 template <class Done> void FlagLink::sleep(Done done, std::chrono::milliseconds most) {

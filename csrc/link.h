@@ -34,13 +34,20 @@ class Marks {
     void start(size_t capacity);
     void stop() { ring_size_.store(0); }
     void add(int moment, int layer) {
-        if (ring_size_.load(std::memory_order_acquire)) record(moment, layer);
+        if (taking()) record(moment, layer, now());
     }
+    // At another time than now, of the same clock.
+    void add_at(int moment, int layer, int64_t nanoseconds) {
+        if (taking()) record(moment, layer, nanoseconds);
+    }
+    bool taking() const { return ring_size_.load(std::memory_order_acquire) != 0; }
     // In the order of their times. While neither side is at work.
     std::vector<Mark> taken() const;
 
+    static int64_t now();
+
   private:
-    void record(int moment, int layer);
+    void record(int moment, int layer, int64_t nanoseconds);
 
     std::vector<Mark> ring_;
     std::atomic<size_t> ring_size_{0}, next_{0};
@@ -102,7 +109,6 @@ class FlagLink final : public Link {
     };
 
     bool idle() const { return done_.load() == posted_.load() >> 32; }
-    template <class Done> bool spin(Done done) const;
     template <class Done> void sleep(Done done, std::chrono::milliseconds most);
     bool wait_for_answer(int layer, const GiveUp& give_up);
     void wake();

@@ -5,18 +5,44 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
+#include <vector>
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
 namespace hc {
 
+// A machine's memory nodes: their numbers.
+using Nodes = std::vector<int>;
+
+#if defined(__linux__)
+// Has the pages of an address range, once they are written, lie on these nodes in turn, huge page by huge
+// page. Where the process was given a policy (numactl), that holds; where the system forbids the call, as
+// containers may, a page lies on the node of the thread that writes it first.
+inline void spread(void* at, size_t bytes, const Nodes& nodes) {
+    constexpr int kDefault = 0, kInterleave = 3;
+    constexpr size_t kBits = sizeof(unsigned long) * 8;
+    std::vector<unsigned long> mask;
+    for (int node : nodes) {
+        const size_t word = size_t(node) / kBits;
+        mask.resize(std::max(mask.size(), word + 1));
+        mask[word] |= 1UL << size_t(node) % kBits;
+    }
+    int policy = kDefault;
+    if (mask.empty() || syscall(SYS_get_mempolicy, &policy, nullptr, 0UL, nullptr, 0UL)) return;
+    if (policy != kDefault) return;
+    static_cast<void>(syscall(SYS_mbind, at, bytes, kInterleave, mask.data(), mask.size() * kBits + 1, 0U));
+}
+#endif
+
 // Addresses that many matrices share. The system gives pages when they are written, and huge pages (worth 17
 // % of a stream and more of a gather) wherever 2 MiB of them lie here: so nothing is lost at a matrix's end.
 class Region {
   public:
-    explicit Region(size_t bytes) : size_(bytes) {
+    explicit Region(size_t bytes, const Nodes& nodes = {}) : size_(bytes) {
 #if defined(__linux__)
         mapped_ = bytes + kHuge;  // so that it can start on a huge page
         const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -25,7 +51,9 @@ class Region {
         base_ = static_cast<uint8_t*>(p);
         data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) + kHuge - 1) / kHuge * kHuge);
         madvise(data_, bytes, MADV_HUGEPAGE);
+        spread(data_, bytes, nodes);
 #else
+        static_cast<void>(nodes);
         base_ = data_ = static_cast<uint8_t*>(::operator new[](bytes, std::align_val_t(64)));
 #endif
     }
@@ -82,6 +110,7 @@ class Memory {
 // Where weights get their memory, one piece behind the other. Regions live as long as any memory in them.
 class Arena {
   public:
+    explicit Arena(Nodes nodes = {}) : nodes_(std::move(nodes)) {}  // to spread over; none: as it comes
     std::shared_ptr<Memory> take(size_t bytes) {
         bytes = std::max<size_t>(bytes, 1);
         std::shared_ptr<Region> region = region_.lock();
@@ -97,19 +126,20 @@ class Arena {
 
   private:
     static constexpr size_t kAlign = 64;
-    static std::shared_ptr<Region> make(size_t bytes) {
+    std::shared_ptr<Region> make(size_t bytes) const {
 #if defined(__linux__)
         // Addresses cost nothing, unless the process is limited in them.
         constexpr size_t kReserved = size_t(1) << 30;
         try {
-            return std::make_shared<Region>(std::max(bytes, kReserved));
+            return std::make_shared<Region>(std::max(bytes, kReserved), nodes_);
         } catch (const std::bad_alloc&) {
             if (bytes >= kReserved) throw;
         }
 #endif
-        return std::make_shared<Region>(bytes);
+        return std::make_shared<Region>(bytes, nodes_);
     }
 
+    const Nodes nodes_;
     std::weak_ptr<Region> region_;  // the last one made, and what of it is taken
     size_t next_ = 0;
 };

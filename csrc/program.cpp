@@ -13,6 +13,20 @@ namespace {
 
 constexpr int kSerialSplits = 16;  // of a row, that one piece merges for all kv heads
 
+constexpr int kBlockQueries = 128;   // of a kv head, that share what is read of the cache, at most
+constexpr int kFewestQueries = 32;   // at least, however many threads there are
+constexpr int kPiecesPerThread = 4;  // so that all threads end together
+
+// Prompt rows of one piece: fewer where there are many threads, none where no block fits a thread's scratch.
+int block_rows(const Attention& a, int64_t rows, int threads) {
+    const int64_t group = a.group();
+    const auto pieces = [&](int64_t n) { return ceil_div(rows, n) * a.kv_heads; };
+    int64_t n = std::max<int64_t>(1, kBlockQueries / group);
+    while (n * group >= 2 * kFewestQueries && n > 1 && pieces(n) < kPiecesPerThread * threads) n /= 2;
+    while (n && attention_block_scratch(n * group, a.head_dim) > int64_t(kLocalBytes)) n /= 2;
+    return int(n);
+}
+
 // Of any decode row.
 int max_splits(const Attention& a, const Batch& b) {
     int m = 0;
@@ -20,35 +34,10 @@ int max_splits(const Attention& a, const Batch& b) {
     return m;
 }
 
-void check_range(const char* what, int64_t seen, int64_t limit) {
-    if (seen < 0 || seen > limit)
-        throw std::invalid_argument(std::string("batch: ") + what + " " + std::to_string(seen) +
-                                    " is out of range; allowed: 0 to " + std::to_string(limit));
-}
-
 }  // namespace
 
-void Program::check() const {
-    const Batch& b = batch_;
-    check_range("n_tokens", b.counts[0], bounds_.tokens);
-    check_range("n_decode", b.counts[1], std::min<int64_t>(b.counts[0], max_decode()));
-    check_range("n_logits", b.counts[2], bounds_.logits);
-    for (int r = 0; r < b.counts[2]; ++r) check_range("logits row", b.logits_rows[r], b.counts[0] - 1);
-    for (int t = 0; t < b.counts[0]; ++t) {
-        check_range("token", b.tokens[t], bounds_.vocab - 1);
-        check_range("position", b.positions[t],
-                    std::min<int64_t>(bounds_.positions, b.pages_per_sequence * kPage) - 1);
-        check_range("sequence", b.sequence[t], bounds_.sequences - 1);
-        check_range("slot", b.slots[t], bounds_.pages * kPage - 1);
-        if (t && b.sequence[t] == b.sequence[t - 1] && b.positions[t] / kPage <= b.positions[t - 1] / kPage)
-            continue;
-        for (int p = 0; p <= b.positions[t] / kPage; ++p)
-            check_range("page", b.pages[b.sequence[t] * b.pages_per_sequence + p], bounds_.pages - 1);
-    }
-}
-
 void Program::run(const std::function<void()>& check_interrupt) {
-    check();
+    check_batch(batch_, bounds_);
     if (!shared_) {
         shared_ = pool_->shared_scratch(shared_bytes_);
         for (const Part& part : parts_) part.set(shared_.get() + part.at);
@@ -73,7 +62,7 @@ void Program::embed(const Rows& table, float* out, IndexedBy by, bool accumulate
              if (!accumulate) return k_.decode_row(table, index[t], to, s.local);
              auto* row = reinterpret_cast<float*>(s.local + decode_row_scratch(table.type, table.cols));
              k_.decode_row(table, index[t], row, s.local);
-             k_.add(to, row, table.cols);
+             k_.add(to, row, table.cols, 1, 1);
          });
 }
 
@@ -165,17 +154,24 @@ void Program::attention(Attention args, int64_t pages) {
     plan.take(max_decode() * a->kv_heads * a->max_splits * a->partial_floats() * 4,
               [a](uint8_t* p) { a->partial = reinterpret_cast<float*>(p); });
     const auto splits = [this, a] { return max_splits(*a, batch_); };
-    // Decode rows are cut by splits, prompt rows are not: they are many.
-    step([=] { return int64_t(a->kv_heads) * (batch_.decode_count() * splits() + batch_.prompt_count()); },
-         [=](int64_t piece, const Scratch& s) {
-             const Batch& b = batch_;
-             const int n = splits(), kv_head = int(piece % a->kv_heads);
-             const int64_t row = piece / a->kv_heads, decode = int64_t(b.decode_count()) * n;
-             if (row < decode)
-                 k_.attention_split(*a, b, int(row / n), kv_head, int(row % n), s.local);
-             else
-                 k_.attention_row(*a, b, int(b.decode_count() + row - decode), kv_head, s.local);
-         });
+    const auto block = [this, a] { return block_rows(*a, batch_.prompt_count(), pool_->threads()); };
+    // Decode rows are cut by splits, prompt rows into blocks.
+    step(
+        [=] {
+            const int64_t blocks = ceil_div(batch_.prompt_count(), std::max(1, block()));
+            return int64_t(a->kv_heads) * (batch_.decode_count() * splits() + blocks);
+        },
+        [=](int64_t piece, const Scratch& s) {
+            const Batch& b = batch_;
+            const int n = splits(), kv_head = int(piece % a->kv_heads);
+            const int64_t row = piece / a->kv_heads, decode = int64_t(b.decode_count()) * n;
+            if (row < decode) return k_.attention_split(*a, b, int(row / n), kv_head, int(row % n), s.local);
+            const int rows = block(), first = b.decode_count() + int(row - decode) * std::max(1, rows);
+            if (rows)
+                k_.attention_block(*a, b, first, std::min(first + rows, b.tokens_count()), kv_head, s.local);
+            else
+                k_.attention_row(*a, b, first, kv_head, s.local);
+        });
     // Few partial results are merged before other threads would have woken up.
     const auto parts = [=] { return splits() > kSerialSplits ? a->kv_heads : 1; };
     step([=] { return int64_t(batch_.decode_count()) * parts(); },
@@ -204,9 +200,9 @@ void Program::router(const float* x, const Rows& weights, const float* bias, con
     });
 }
 
-void Program::add(float* x, const float* y, int64_t dim) {
+void Program::add(float* x, const float* y, int64_t dim, float keep, float scale) {
     step([this] { return count(kTokens); },
-         [this, x, y, dim](int64_t t, const Scratch&) { k_.add(x + t * dim, y + t * dim, dim); });
+         [=](int64_t t, const Scratch&) { k_.add(x + t * dim, y + t * dim, dim, keep, scale); });
 }
 
 void Program::gather(const float* x, float* out, int64_t dim) {

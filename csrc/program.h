@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "batch.h"
 #include "kernels.h"
 #include "link.h"
 #include "routing.h"
@@ -13,12 +14,6 @@ namespace hc {
 
 enum RowsOf : int { kTokens = 0, kLogits = 1 };
 enum IndexedBy : int { kByToken = 0, kByPosition = 1 };
-
-// What the batch's numbers may be; checked before every run, because kernels trust them.
-struct BatchBounds {
-    int64_t tokens, sequences, logits;                                    // sizes of the arrays
-    int64_t vocab = INT32_MAX, positions = INT32_MAX, pages = INT32_MAX;  // tightened by the ops recorded
-};
 
 // One layer's keys and values, [page, K, kPage] rows each.
 struct Cache {
@@ -68,7 +63,7 @@ class Program {
     void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>);
     void router(const float* x, const Rows& weights, const float* bias, const Router&, int32_t* ids,
                 float* factors);
-    void add(float* x, const float* y, int64_t dim);
+    void add(float* x, const float* y, int64_t dim, float keep = 1, float scale = 1);
     void gather(const float* x, float* out, int64_t dim);
     // What fills a mailbox. Of each of the mask's rows, of mask_words, the last words go there.
     struct Posted {
@@ -98,7 +93,7 @@ class Program {
 
     int64_t count(RowsOf rows) const { return batch_.counts[rows == kTokens ? 0 : 2]; }
     int64_t max_rows(RowsOf rows) const { return rows == kTokens ? bounds_.tokens : bounds_.logits; }
-    int64_t max_decode() const { return bounds_.tokens < kMaxDecodeRows ? bounds_.tokens : kMaxDecodeRows; }
+    int64_t max_decode() const { return bounds_.max_decode(); }
     void step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run,
               std::function<Span(int64_t, int64_t)> reads = {});
     void take_quantised(ScratchPlan&, std::shared_ptr<Input>, int64_t max_rows);
@@ -110,7 +105,6 @@ class Program {
     void experts_by_neuron(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void experts_by_output(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     std::shared_ptr<Input> predictor_hidden(ScratchPlan&, const float* x, const Predictor&);
-    void check() const;
 
     const Kernels& k_;
     std::shared_ptr<Pool> pool_;

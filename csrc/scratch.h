@@ -22,6 +22,15 @@ inline int64_t attention_scratch(int64_t group, int64_t head_dim) {
     return group * (kSplit + 2 * (head_dim + 2)) * 4;
 }
 
+// attention_block: of its rows queries and results, of a split's keys and values and one page all as floats,
+// and of kScoreRows rows scores and a partial result. Values of a head fill whole vectors, of 16 at most.
+inline int64_t attention_block_scratch(int64_t rows, int64_t head_dim) {
+    const int64_t padded = (head_dim + 15) / 16 * 16;
+    return (rows * (2 * padded + 2) + (2 * kSplit + kPage) * padded + kScoreRows * (kSplit + padded + 2)) *
+               4 +
+           7 * 64;
+}
+
 // ffn_piece: for each neuron four segments of what will be read, gates of all decode rows, and its number.
 constexpr int64_t kNeuronScratch = 4 * 32 + kMaxDecodeRows * 4 + 4;
 constexpr int64_t kMaxLeafNeurons = 4096;

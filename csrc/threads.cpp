@@ -7,6 +7,9 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #if defined(_MSC_VER) && defined(_M_X64)
 #include <immintrin.h>
 #endif
@@ -21,6 +24,10 @@ namespace {
 // How long a waiting thread spins before it sleeps: longer than a barrier, shorter than a scheduler's slice.
 constexpr std::chrono::microseconds kSpin(50);
 
+// The most that it spins between two runs. What runs so seldom that they are farther apart gains little by
+// threads that are awake, and a process that has nothing to run shall soon be at rest.
+constexpr std::chrono::microseconds kBridge(500);
+
 // Where cores are shared: pauses of a barrier that is about to open.
 constexpr int kPausesBeforeYield = 8;
 
@@ -28,6 +35,9 @@ constexpr int kPausesBeforeYield = 8;
 constexpr std::chrono::milliseconds kAskEvery(50);
 // Pieces between two looks at the clock, which costs as much as the smallest pieces.
 constexpr int kLookEvery = 16;
+
+// Of the epoch: threads that are told apart in it. Where there are more, some sleep through a step.
+constexpr uint64_t kThreads = 0xffff;
 
 // What a waiting thread fetches of its next run, at most: half of a usual L2.
 constexpr int64_t kFetchAhead = 256 << 10;
@@ -38,6 +48,15 @@ void fetch(const uint8_t* at) {
 #elif !defined(_MSC_VER)
     __builtin_prefetch(at, 0, 2);
 #endif
+}
+
+// Processors that this process may use.
+int processors() {
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+#endif
+    return int(std::thread::hardware_concurrency());
 }
 
 }  // namespace
@@ -51,8 +70,9 @@ AlignedBytes allocate_aligned(size_t bytes) {
 Pool::Pool(int threads)
     : claims_(size_t(std::max(threads, 1))),
       fetched_(claims_.size()),
+      crowded_(threads > processors()),
       process_(process_id()),
-      threads_(std::make_unique<Threads>()) {
+      threads_(std::make_unique<Threads>(claims_.size())) {
     if (threads < 1) throw std::invalid_argument("threads must be at least 1");
     try {
         start(threads);
@@ -77,11 +97,9 @@ void Pool::start(int threads) {
 }
 
 void Pool::stop() {
-    stop_ = true;
-    {
-        std::lock_guard<std::mutex> lock(threads_->mutex);
-        threads_->wake.notify_all();
-    }
+    stop_.store(true, std::memory_order_relaxed);
+    change_epoch(0, 0);
+    for (size_t i = 0; i < threads_->started.size(); ++i) wake(int(i) + 1);
     for (std::thread& t : threads_->started) t.join();
 }
 
@@ -92,66 +110,103 @@ Pool::~Pool() {
         static_cast<void>(threads_.release());  // see struct Threads
 }
 
-bool Pool::has_work() const {
-    for (const Claim& c : claims_) {
-        const uint64_t word = c.word.load(std::memory_order_seq_cst);
-        if ((word & kMask) < word >> kBits) return true;
-    }
-    return false;
-}
-
-// The next piece of the thread's own run, or the last of another's; -1 when none is left.
-int64_t Pool::claim(int thread) {
-    for (size_t i = 0; i < claims_.size(); ++i) {
-        auto& claim = claims_[(size_t(thread) + i) % claims_.size()].word;
-        uint64_t c = claim.load(std::memory_order_acquire);
-        while ((c & kMask) < c >> kBits) {
-            const uint64_t taken = i ? c - (uint64_t(1) << kBits) : c + 1;
-            if (claim.compare_exchange_weak(c, taken, std::memory_order_acq_rel))
-                return int64_t(i ? taken >> kBits : c & kMask);
-        }
+// The next piece of a thread's run, or the last one; -1 when none is left.
+int64_t Pool::claim(int of, bool last) {
+    auto& claim = claims_[size_t(of)].word;
+    uint64_t c = claim.load(std::memory_order_acquire);
+    while ((c & kMask) < c >> kBits) {
+        const uint64_t taken = last ? c - (uint64_t(1) << kBits) : c + 1;
+        if (claim.compare_exchange_weak(c, taken, std::memory_order_acq_rel))
+            return int64_t(last ? taken >> kBits : c & kMask);
     }
     return -1;
 }
 
-bool Pool::work(int thread) {
-    const int64_t piece = claim(thread);
+int64_t Pool::steal(int thread) {
+    for (int i = 1; i < threads(); ++i) {
+        const int64_t piece = claim((thread + i) % threads(), true);
+        if (piece >= 0) return piece;
+    }
+    return -1;
+}
+
+bool Pool::work(int thread, uint64_t seen) {
+    int64_t piece = claim(thread, false);
+    const bool own = piece >= 0;
+    if (!own) piece = steal(thread);
     if (piece < 0) return false;
-    // The claimed piece keeps its step current, so steps_, current_, pieces_ and shared_ cannot change under
-    // us.
+    // Of a step that was opened since: whom this thread is to wake need not wait for its pieces.
+    const uint64_t epoch = epoch_.load(std::memory_order_acquire);
+    if (epoch != seen) rouse(epoch, thread);
+    // A claimed piece keeps its step current until it is counted, so steps_, current_, pieces_ and shared_
+    // cannot change under us. Those of the own run are counted together: one write of a word that all share.
     const size_t step = current_;
     const int64_t pieces = pieces_;
-    if (!dropping_.load(std::memory_order_relaxed)) {
-        try {
-            (*steps_)[step].run(piece, scratch(thread));
-        } catch (...) {
-            fail();
+    int64_t done = 0;
+    do {
+        if (!dropping_.load(std::memory_order_relaxed)) {
+            try {
+                (*steps_)[step].run(piece, scratch(thread));
+            } catch (...) {
+                fail();
+            }
         }
-    }
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) advance(step + 1, thread);
+        ++done;
+        if (thread == 0) ask();
+        piece = own ? claim(thread, false) : -1;
+    } while (piece >= 0);
+    if (done_.fetch_add(done, std::memory_order_acq_rel) + done == pieces) advance(step + 1, thread);
     return true;
 }
 
 // Opens the next step that has several pieces, or ends the run. Called by one thread, while no piece is
 // outstanding.
 void Pool::advance(size_t next, int thread) {
-    const auto threads = int64_t(claims_.size());
-    int64_t pieces = 0;
-    try {
-        pieces = run_single(next, thread);
-        if (pieces && threads > 1 && next >= announced_) announce(next + 1);
-    } catch (...) {
-        fail();
+    const int64_t threads = this->threads();
+    for (;; ++next) {
+        int64_t pieces = 0;
+        try {
+            pieces = run_single(next, thread);
+            if (pieces && threads > 1 && next >= announced_) announce(next + 1);
+        } catch (...) {
+            fail();
+        }
+        current_ = next;
+        pieces_ = pieces;
+        // Others may have done every piece before this thread has told of them: what it does here counts as a
+        // piece, so that the step stays open.
+        done_.store(-1, std::memory_order_relaxed);
+        for (int64_t i = 0; i < threads && pieces; ++i) {
+            const auto first = uint64_t(pieces * i / threads), end = uint64_t(pieces * (i + 1) / threads);
+            claims_[size_t(i)].word.store(end << kBits | first, std::memory_order_release);
+        }
+        change_epoch(pieces, thread);
+        if (!pieces && thread) wake(0);
+        if (!pieces || done_.fetch_add(1, std::memory_order_acq_rel) + 1 != pieces) return;
     }
-    current_ = next;
-    pieces_ = pieces;
-    done_.store(0, std::memory_order_relaxed);
-    for (int64_t i = 0; i < threads && pieces; ++i) {
-        const auto first = uint64_t(pieces * i / threads), end = uint64_t(pieces * (i + 1) / threads);
-        claims_[size_t(i)].word.store(end << kBits | first, std::memory_order_seq_cst);
-    }
-    if (!pieces) finished_.store(true, std::memory_order_seq_cst);
-    wake_sleepers();
+}
+
+// Called by one thread at a time. Whoever is about to sleep sees the new word, or is seen by wake().
+void Pool::change_epoch(int64_t pieces, int thread) {
+    const auto wanted = uint64_t(std::min<int64_t>({pieces, threads(), int64_t(kThreads)}));
+    const uint64_t number = (epoch_.load(std::memory_order_relaxed) >> 32) + 1;
+    epoch_.store(number << 32 | (uint64_t(thread) & kThreads) << 16 | wanted, std::memory_order_seq_cst);
+}
+
+// Wakes those whom this thread is to wake for a step. Counted from the one that opened it, the threads are a
+// binary tree: each wakes two, if they sleep, so that none pays for all and all are awake soon.
+void Pool::rouse(uint64_t epoch, int thread) {
+    const int all = threads(), opener = int(epoch >> 16 & kThreads), wanted = int(epoch & kThreads);
+    const int place = (thread - opener + all) % all;
+    for (int next = 2 * place + 1; next <= 2 * place + 2 && next < wanted; ++next)
+        wake((opener + next) % all);
+}
+
+void Pool::wake(int thread) {
+    Seat& seat = threads_->seats[size_t(thread)];
+    if (!seat.asleep.load(std::memory_order_seq_cst) || !seat.asleep.exchange(false)) return;
+    std::unique_lock<std::mutex>(seat.mutex).unlock();  // it waits by now, or has seen the new epoch
+    seat.wake.notify_one();
 }
 
 // Runs steps of one piece, whose data then stay in the thread's cache, up to the next step that has several;
@@ -168,12 +223,6 @@ int64_t Pool::run_single(size_t& next, int thread) {
         if (thread == 0) ask();
     }
     return 0;
-}
-
-void Pool::wake_sleepers() {
-    if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
-    std::lock_guard<std::mutex> lock(threads_->mutex);
-    threads_->wake.notify_all();
 }
 
 void Pool::fail() {
@@ -237,32 +286,53 @@ void Pool::fetch_ahead(int thread) {
         fetch(next + done.bytes);
 }
 
-template <class Done> void Pool::wait(int thread, Done done) {
+// Until the epoch is another one.
+void Pool::wait(int thread, uint64_t seen) {
     const auto start = Clock::now();
+    const bool shared = shares_cores_.load(std::memory_order_relaxed);
+    const bool bridges = !(seen & kThreads) && !shared && !crowded_;
+    const Clock::duration patience =
+        bridges ? Clock::duration(patience_.load(std::memory_order_relaxed)) : kSpin;
+    bool late = false;  // longer than kSpin: from then on the core is offered to others at each look
     for (int i = 0;; ++i) {
-        if (done()) return;
+        if (epoch_.load(std::memory_order_acquire) != seen) return;
         fetch_ahead(thread);
-        if (i > kPausesBeforeYield && shares_cores_.load(std::memory_order_relaxed))
+        if (late || (i > kPausesBeforeYield && shared))
             std::this_thread::yield();
         else
             pause_briefly();
-        if (i % 64 == 63 && Clock::now() - start > kSpin) break;
+        if (!late && i % 64 != 63) continue;
+        const Clock::duration waited = Clock::now() - start;
+        if (waited > patience) break;
+        late = waited > kSpin;
     }
-    std::unique_lock<std::mutex> lock(threads_->mutex);
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    if (thread == 0) {
-        threads_->wake.wait_for(lock, kAskEvery, done);
-        look_in_ = 0;
-    } else {
-        threads_->wake.wait(lock, done);
+    sleep(thread, seen);
+}
+
+void Pool::sleep(int thread, uint64_t seen) {
+    Seat& seat = threads_->seats[size_t(thread)];
+    std::unique_lock<std::mutex> lock(seat.mutex);
+    for (;;) {
+        seat.asleep.store(true, std::memory_order_seq_cst);
+        if (epoch_.load(std::memory_order_seq_cst) != seen) break;
+        if (thread) {
+            seat.wake.wait(lock);
+        } else if (seat.wake.wait_for(lock, kAskEvery) == std::cv_status::timeout) {
+            look_in_ = 0;
+            break;
+        }
     }
-    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    seat.asleep.store(false, std::memory_order_relaxed);
 }
 
 void Pool::loop(int thread) {
+    uint64_t seen = 0;
     while (!stop_.load(std::memory_order_relaxed)) {
-        if (work(thread)) continue;
-        wait(thread, [this] { return has_work() || stop_.load(std::memory_order_seq_cst); });
+        const uint64_t epoch = epoch_.load(std::memory_order_acquire);
+        if (epoch != seen) rouse(epoch, thread);
+        seen = epoch;
+        // What a step that was opened before has left is seen here, and another one changes the epoch.
+        if (!work(thread, epoch)) wait(thread, epoch);
     }
 }
 
@@ -280,14 +350,19 @@ void Pool::run(const std::vector<Step>& steps, uint8_t* shared,
     check_interrupt_ = &check_interrupt;
     asked_ = Clock::now();
     look_in_ = kLookEvery;
+    const Clock::duration gap = asked_ - ended_;
+    const Clock::duration patience =
+        gap < kBridge ? std::clamp<Clock::duration>(2 * gap, kSpin, kBridge) : kSpin;
+    patience_.store(patience.count(), std::memory_order_relaxed);
     dropping_.store(false, std::memory_order_relaxed);
-    finished_.store(false, std::memory_order_seq_cst);
     advance(0, 0);
-    while (!finished_.load(std::memory_order_acquire)) {
+    for (uint64_t epoch, seen = 0; (epoch = epoch_.load(std::memory_order_acquire)) & kThreads;
+         seen = epoch) {
         ask();
-        if (work(0)) continue;
-        wait(0, [this] { return has_work() || finished_.load(std::memory_order_seq_cst); });
+        if (epoch != seen) rouse(epoch, 0);
+        if (!work(0, epoch)) wait(0, epoch);
     }
+    ended_ = Clock::now();
     const std::exception_ptr error = std::exchange(error_, nullptr);
     const std::exception_ptr interrupt = std::exchange(interrupt_, nullptr);
     if (interrupt) std::rethrow_exception(interrupt);

@@ -42,8 +42,14 @@ AlignedBytes allocate_aligned(size_t bytes);  // 64-byte aligned, not cleared
 // Each thread starts with a run of neighbouring pieces of its own, so that what it reads goes on in memory,
 // and when these are done takes others' from their end. A step ends when all its pieces are done, whoever did
 // them: a descheduled thread that holds no piece delays nobody. The thread that did the last one goes on with
-// steps of one piece by itself. Waiting threads spin briefly, then sleep; meanwhile they bring what they will
-// read next into their L2.
+// steps of one piece by itself.
+//
+// Threads wait for one word, which whoever opens a step or ends a run changes. They spin, and meanwhile bring
+// what they will read next into their L2; then they sleep. Within a run they spin for as long as a barrier
+// may take. Between two runs they spin for twice as long as the last time between two runs was, so that they
+// are awake when a model's next step comes, and soon offer the core to others; they sleep sooner where that
+// was long, where another pool shares the cores, and where they are more than the processors. Those who sleep
+// are woken by a tree, as many as there are pieces.
 class Pool {
   public:
     // std::invalid_argument where fewer threads can start; those that did are ended.
@@ -61,13 +67,18 @@ class Pool {
              const std::function<void()>& check_interrupt = {});
     // For a step that waits: whether the run ends early, so that it shall not wait on. Called by its thread.
     bool ending();
-    // From now on whoever waits offers the core to others: another pool shares the cores with this one.
+    // From now on whoever waits offers the core to others, and sleeps soon: another pool shares the cores
+    // with this one.
     void share_cores() { shares_cores_.store(true, std::memory_order_relaxed); }
     // A buffer for what runs, of which there is one at a time: as large as the largest that was asked for.
     std::shared_ptr<uint8_t> shared_scratch(size_t bytes);
 
   private:
     using Clock = std::chrono::steady_clock;
+
+    // What is written by different threads lies so far apart: two cache lines, as Intel's cores fetch them in
+    // pairs and Apple's are as long.
+    static constexpr size_t kLine = 128;
 
     // The word that pieces of one thread's run are claimed from: the end in its high half, the next piece in
     // its low one. It need not say whose step they are. A claim is one compare-exchange of the word alone:
@@ -77,7 +88,7 @@ class Pool {
     // current_ and pieces_ are read after.
     static constexpr int kBits = 32;
     static constexpr uint64_t kMask = (uint64_t(1) << kBits) - 1;
-    struct alignas(64) Claim {
+    struct alignas(kLine) Claim {
         std::atomic<uint64_t> word{0};
         // Where the thread's run of the next step that reads begins. Both are hints: they may belong to two
         // steps, or to a program that is gone.
@@ -85,59 +96,73 @@ class Pool {
         std::atomic<int64_t> bytes{0};
     };
     // What a waiting thread has fetched of where its claim's `next` was `base`. Each is written by its thread
-    // alone, which therefore has a cache line of its own.
-    struct alignas(64) Fetched {
+    // alone.
+    struct alignas(kLine) Fetched {
         const uint8_t* base = nullptr;
         int64_t bytes = 0;
+    };
+    // Where one thread sleeps.
+    struct alignas(kLine) Seat {
+        std::atomic<bool> asleep{false};
+        std::mutex mutex;
+        std::condition_variable wake;
     };
     // What a process that was forked from the pool's can neither use nor destroy: destroying a condition
     // variable waits for those who wait for it, and they are not there.
     struct Threads {
-        std::mutex mutex;
-        std::condition_variable wake;
+        explicit Threads(size_t count) : seats(count) {}
+        std::vector<Seat> seats;
         std::vector<std::thread> started;
     };
 
     void start(int threads);
     void stop();
-    bool has_work() const;
-    int64_t claim(int thread);
-    bool work(int thread);  // claims and runs one piece; false when there was none
+    int64_t claim(int of, bool last);
+    int64_t steal(int thread);
+    bool work(int thread, uint64_t seen);  // claims and runs pieces; false when there was none
     void advance(size_t next, int thread);
     int64_t run_single(size_t& next, int thread);
     void announce(size_t next);
     void fetch_ahead(int thread);
-    void wake_sleepers();
+    void change_epoch(int64_t pieces, int thread);
+    void rouse(uint64_t epoch, int thread);
+    void wake(int thread);
     void fail();  // ends the run with the exception that is being caught
     void ask();
     Scratch scratch(int thread) const { return {shared_, local_[size_t(thread)].get()}; }
     void loop(int thread);
-    template <class Done> void wait(int thread, Done done);
+    void wait(int thread, uint64_t seen);
+    void sleep(int thread, uint64_t seen);
 
     // Written when the pool is made, and then only read.
     std::vector<Claim> claims_;
     std::vector<Fetched> fetched_;
     std::vector<AlignedBytes> local_;
+    const bool crowded_;     // more threads than processors
     const int64_t process_;  // that the threads belong to
     std::unique_ptr<Threads> threads_;
 
+    // What threads wait for: in its high half how often it was changed, then the thread that did and how many
+    // the current step has pieces for. None: no run is under way.
+    alignas(kLine) std::atomic<uint64_t> epoch_{0};
+    alignas(kLine) std::atomic<int64_t> done_{0};  // pieces of the current step
+
+    // What threads read in each step, and hardly anything but the next step changes.
+    alignas(kLine) const std::vector<Step>* steps_ = nullptr;
+    size_t current_ = 0;
+    int64_t pieces_ = 0;  // of the current step
+    uint8_t* shared_ = nullptr;
     size_t announced_ = 0;  // the step that the claims name as the next to read
-    int64_t pieces_ = 0;    // of the current step
-    alignas(64) std::atomic<int64_t> done_{0};
-    alignas(64) std::atomic<bool> finished_{true};
-    std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
     std::atomic<bool> shares_cores_{false};
-    std::atomic<bool> dropping_{false};  // the run ends early: pieces are claimed, but not run
-    const std::vector<Step>* steps_ = nullptr;
-    size_t current_ = 0;
-    uint8_t* shared_ = nullptr;
+    std::atomic<bool> dropping_{false};    // the run ends early: pieces are claimed, but not run
+    std::atomic<Clock::rep> patience_{0};  // how long threads spin after the run
     std::thread::id caller_;
     std::exception_ptr error_;  // what a step threw; belongs to whoever set dropping_
 
-    // Used by the calling thread alone, which counts in it: a cache line of its own.
-    alignas(64) int look_in_ = 0;  // so many calls of ask() later the clock is read again
-    Clock::time_point asked_;
+    // Used by the calling thread alone, which counts in it.
+    alignas(kLine) int look_in_ = 0;   // so many calls of ask() later the clock is read again
+    Clock::time_point asked_, ended_;  // `ended_`: the last run
     const std::function<void()>* check_interrupt_ = nullptr;
     std::exception_ptr interrupt_;  // what that threw
     std::mutex run_mutex_;

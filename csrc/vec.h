@@ -19,9 +19,9 @@
 #endif
 #if defined(HC_ISA_AVX512)
 #include "vec_avx512.h"
-#elif defined(HC_ISA_AVX2)
+#elif defined(HC_ISA_AVX2) || defined(HC_ISA_AVXVNNI) || defined(HC_ISA_AVXVNNI_EVEX)
 #include "vec_avx2.h"
-#elif defined(HC_ISA_NEON)
+#elif defined(HC_ISA_NEON) || defined(HC_ISA_DOTPROD)
 #include "vec_neon.h"
 #else
 #include "vec_scalar.h"

@@ -1,4 +1,5 @@
-// AVX2 with FMA and F16C.
+// AVX2 with FMA and F16C; and the same with dots of bytes in one instruction: AVX-VNNI, or for tests its twin
+// of AVX-512VL.
 #pragma once
 #include <immintrin.h>
 
@@ -7,13 +8,30 @@
 namespace hc {
 namespace {
 
+#if defined(HC_ISA_AVXVNNI)
+#define HC_DPBUSD _mm256_dpbusd_avx_epi32
+#elif defined(HC_ISA_AVXVNNI_EVEX)
+#define HC_DPBUSD _mm256_dpbusd_epi32
+#endif
+
 struct Vec {
+#if defined(HC_ISA_AVXVNNI)
+    static constexpr const char* name = "avxvnni";
+#elif defined(HC_ISA_AVXVNNI_EVEX)
+    static constexpr const char* name = "avxvnni_evex";
+#else
     static constexpr const char* name = "avx2";
+#endif
     static constexpr int width = 8;
     static constexpr int accumulators = 4;
     static constexpr int row_tile = 1, token_tile = 4, plain_rows = 3, plain_tile = 4, down_tile = 4;
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
+    static constexpr int attend_rows = 6, attend_keys = 2, attend_values = 2;  // tiles of attention_block
+#ifdef HC_DPBUSD
+    static constexpr int signed_offset = 128;  // how much too large dot4 takes signed codes to be
+#else
     static constexpr int signed_offset = 0;
+#endif
     using F = __m256;
     using I = __m256i;
 
@@ -63,10 +81,36 @@ struct Vec {
         const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
         return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
     }
+    // sum() of each of four.
+    static HC_INLINE void sum4(const F (&v)[4], float* to) {
+        const F a =
+            _mm256_add_ps(_mm256_permute2f128_ps(v[0], v[1], 0x20), _mm256_permute2f128_ps(v[0], v[1], 0x31));
+        const F b =
+            _mm256_add_ps(_mm256_permute2f128_ps(v[2], v[3], 0x20), _mm256_permute2f128_ps(v[2], v[3], 0x31));
+        const F two = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+        const F one = _mm256_add_ps(_mm256_shuffle_ps(two, two, 0x88), _mm256_shuffle_ps(two, two, 0xdd));
+        _mm_storeu_ps(to, _mm_unpacklo_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps(one, 1)));
+    }
     static float max_of(F v) {
         const __m128 b = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
         const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
         return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
+    }
+    // The lane that is leaf k of sum()'s tree, and the leaf that lane k is: k's three bits reversed.
+    static constexpr int sum_order(int k) { return k % 2 * 4 + k / 2 % 2 * 2 + k / 4; }
+    // Lane i of to[j]: from[i * stride + j].
+    static HC_INLINE void transpose4(const float* from, int64_t stride, F (&to)[4]) {
+        F row[4];  // row r of each group of four
+        for (int r = 0; r < 4; ++r) {
+            const F v = _mm256_castps128_ps256(_mm_loadu_ps(from + r * stride));
+            row[r] = _mm256_insertf128_ps(v, _mm_loadu_ps(from + (r + 4) * stride), 1);
+        }
+        const F a = _mm256_unpacklo_ps(row[0], row[1]), b = _mm256_unpackhi_ps(row[0], row[1]);
+        const F c = _mm256_unpacklo_ps(row[2], row[3]), d = _mm256_unpackhi_ps(row[2], row[3]);
+        to[0] = _mm256_shuffle_ps(a, c, 0x44);
+        to[1] = _mm256_shuffle_ps(a, c, 0xee);
+        to[2] = _mm256_shuffle_ps(b, d, 0x44);
+        to[3] = _mm256_shuffle_ps(b, d, 0xee);
     }
 
     static I zero_i() { return _mm256_setzero_si256(); }
@@ -112,8 +156,18 @@ struct Vec {
     static I to_int(F a) { return _mm256_cvtps_epi32(a); }
     static F as_float(I a) { return _mm256_castsi256_ps(a); }
 
-    // acc + four products of bytes in each lane of M words; those of x lie `step` bytes apart. Sums of pairs
-    // stay in 16 bits while they fit: a pair is below 2 * 127 * 2^bits.
+    // acc + four products of bytes in each lane of M words; those of x lie `step` bytes apart.
+#ifdef HC_DPBUSD
+    static constexpr int words_at_once(int) { return 8; }
+    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
+        for (int i = 0; i < M; ++i) {
+            const I u = Signed ? _mm256_xor_si256(w[i], _mm256_set1_epi8(char(0x80))) : w[i];
+            acc = HC_DPBUSD(acc, u, load_i(x + i * step));
+        }
+        return acc;
+    }
+#else
+    // Sums of pairs stay in 16 bits while they fit: a pair is below 2 * 127 * 2^bits.
     static constexpr int words_at_once(int bits) { return bits <= 7 ? 1 << (7 - bits) : 1; }
     template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
         I pairs[M];
@@ -125,6 +179,7 @@ struct Vec {
         }
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs[M - 1], _mm256_set1_epi16(1)));
     }
+#endif
     static HC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }  // into L1
     static HC_INLINE void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 };

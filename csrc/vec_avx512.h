@@ -10,7 +10,8 @@ struct Vec {
     static constexpr int width = 16;
     static constexpr int accumulators = 4;  // independent sums of one float dot
     static constexpr int row_tile = 2, token_tile = 4, plain_rows = 4, plain_tile = 4, down_tile = 8;
-    static constexpr int panel_vectors = 16;   // sums that panel_axpy keeps in registers
+    static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
+    static constexpr int attend_rows = 6, attend_keys = 2, attend_values = 4;  // tiles of attention_block
     static constexpr int signed_offset = 128;  // how much too large dot4 takes signed codes to be
     using F = __m512;
     using I = __m512i;
@@ -52,7 +53,38 @@ struct Vec {
         const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
         return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
     }
+    // sum() of each of four.
+    static HC_INLINE void sum4(const F (&v)[4], float* to) {
+        const F a =
+            _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+        const F b =
+            _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
+        const F four = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+        const F two = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4e));
+        const F one = _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));
+        const I lanes = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+        _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(lanes, one)));
+    }
     static float max_of(F v) { return _mm512_reduce_max_ps(v); }
+    // The lane that is leaf k of sum()'s tree, and the leaf that lane k is: k's four bits reversed.
+    static constexpr int sum_order(int k) { return k % 2 * 8 + k / 2 % 2 * 4 + k / 4 % 2 * 2 + k / 8; }
+    // Lane i of to[j]: from[i * stride + j].
+    static HC_INLINE void transpose4(const float* from, int64_t stride, F (&to)[4]) {
+        F row[4];  // row r of each group of four
+        for (int r = 0; r < 4; ++r) {
+            const float* p = from + r * stride;
+            F v = _mm512_castps128_ps512(_mm_loadu_ps(p));
+            v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 4 * stride), 1);
+            v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 8 * stride), 2);
+            row[r] = _mm512_insertf32x4(v, _mm_loadu_ps(p + 12 * stride), 3);
+        }
+        const F a = _mm512_unpacklo_ps(row[0], row[1]), b = _mm512_unpackhi_ps(row[0], row[1]);
+        const F c = _mm512_unpacklo_ps(row[2], row[3]), d = _mm512_unpackhi_ps(row[2], row[3]);
+        to[0] = _mm512_shuffle_ps(a, c, 0x44);
+        to[1] = _mm512_shuffle_ps(a, c, 0xee);
+        to[2] = _mm512_shuffle_ps(b, d, 0x44);
+        to[3] = _mm512_shuffle_ps(b, d, 0xee);
+    }
 
     static I zero_i() { return _mm512_setzero_si512(); }
     static I set1_i(int v) { return _mm512_set1_epi32(v); }

@@ -1,4 +1,4 @@
-// ARMv8.2-A NEON with the dot product instructions.
+// NEON of every ARMv8-A, and with the dot product instructions of ARMv8.2-A.
 #pragma once
 #include <arm_neon.h>
 
@@ -8,11 +8,16 @@ namespace hc {
 namespace {
 
 struct Vec {
+#ifdef HC_ISA_DOTPROD
+    static constexpr const char* name = "dotprod";
+#else
     static constexpr const char* name = "neon";
+#endif
     static constexpr int width = 4;
     static constexpr int accumulators = 4;
     static constexpr int row_tile = 1, token_tile = 4, plain_rows = 4, plain_tile = 4, down_tile = 8;
     static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
+    static constexpr int attend_rows = 6, attend_keys = 4, attend_values = 4;  // tiles of attention_block
     static constexpr int signed_offset = 0;
     using F = float32x4_t;
     using I = int32x4_t;
@@ -61,7 +66,22 @@ struct Vec {
         return vreinterpretq_f32_u32(vandq_u32(vcgtq_f32(a, b), vreinterpretq_u32_f32(value)));
     }
     static float sum(F v) { return vaddvq_f32(v); }
+    // sum() of each of four.
+    static HC_INLINE void sum4(const F (&v)[4], float* to) {
+        vst1q_f32(to, vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3])));
+    }
     static float max_of(F v) { return vmaxvq_f32(v); }
+    // The lane that is leaf k of sum()'s tree: neighbours are added first.
+    static constexpr int sum_order(int k) { return k; }
+    // Lane i of to[j]: from[i * stride + j].
+    static HC_INLINE void transpose4(const float* from, int64_t stride, F (&to)[4]) {
+        const float32x4x2_t a = vtrnq_f32(vld1q_f32(from), vld1q_f32(from + stride));
+        const float32x4x2_t b = vtrnq_f32(vld1q_f32(from + 2 * stride), vld1q_f32(from + 3 * stride));
+        for (int i = 0; i < 2; ++i) {
+            to[i] = vcombine_f32(vget_low_f32(a.val[i]), vget_low_f32(b.val[i]));
+            to[2 + i] = vcombine_f32(vget_high_f32(a.val[i]), vget_high_f32(b.val[i]));
+        }
+    }
 
     static I zero_i() { return vdupq_n_s32(0); }
     static I set1_i(int v) { return vdupq_n_s32(v); }
@@ -108,11 +128,26 @@ struct Vec {
     static I to_int(F a) { return vcvtnq_s32_f32(a); }
     static F as_float(I a) { return vreinterpretq_f32_s32(a); }
 
+    // acc + four products of bytes in each lane of M words; those of x lie `step` bytes apart.
+#ifdef HC_ISA_DOTPROD
     static constexpr int words_at_once(int) { return 8; }
     template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
         for (int i = 0; i < M; ++i) acc = vdotq_s32(acc, vreinterpretq_s8_s32(w[i]), vld1q_s8(x + i * step));
         return acc;
     }
+#else
+    // Products are added in 16 bits while they fit: each is at most 127 * 2^bits.
+    static constexpr int words_at_once(int bits) { return bits < 5 ? 8 : 1 << (8 - bits); }
+    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
+        int16x8_t low = vdupq_n_s16(0), high = low;
+        for (int i = 0; i < M; ++i) {
+            const int8x16_t a = vreinterpretq_s8_s32(w[i]), b = vld1q_s8(x + i * step);
+            low = vmlal_s8(low, vget_low_s8(a), vget_low_s8(b));
+            high = vmlal_high_s8(high, a, b);
+        }
+        return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+    }
+#endif
     static HC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }  // into L1
     static HC_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 };

@@ -17,6 +17,7 @@ struct Vec {
     static constexpr int accumulators = 1;
     static constexpr int row_tile = 1, token_tile = 2, plain_rows = 1, plain_tile = 2, down_tile = 4;
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
+    static constexpr int attend_rows = 2, attend_keys = 1, attend_values = 2;  // tiles of attention_block
     static constexpr int signed_offset = 0;
     struct F {
         float v[4];
@@ -78,10 +79,19 @@ struct Vec {
     static F abs(F a) { return HC_EACH(F, a.v[i] < 0 ? -a.v[i] : a.v[i]); }
     static F greater(F a, F b, F value) { return HC_EACH(F, a.v[i] > b.v[i] ? value.v[i] : 0.0f); }
     static float sum(F v) { return (v.v[0] + v.v[2]) + (v.v[1] + v.v[3]); }
+    static void sum4(const F (&v)[4], float* to) {
+        for (int i = 0; i < 4; ++i) to[i] = sum(v[i]);
+    }
     static float max_of(F v) {
         float m = v.v[0];
         for (int i = 1; i < 4; ++i) m = v.v[i] > m ? v.v[i] : m;
         return m;
+    }
+    // The lane that is leaf k of sum()'s tree, and the leaf that lane k is: k's two bits reversed.
+    static constexpr int sum_order(int k) { return k % 2 * 2 + k / 2; }
+    // Lane i of to[j]: from[i * stride + j].
+    static void transpose4(const float* from, int64_t stride, F (&to)[4]) {
+        for (int j = 0; j < 4; ++j) to[j] = HC_EACH(F, from[i * stride + j]);
     }
 
     static I zero_i() { return {}; }

@@ -391,6 +391,7 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a pool of threads does not survive a fork
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other people's plugins take longer than a test
+    os.environ.pop("PYTEST_ADDOPTS", None)  # which may be for those plugins
     try:
         sys.exit(main(sys.argv[1:]))
     except ValueError as error:

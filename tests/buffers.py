@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from hotcold.engine.session import Session
+from hotcold.kernels.cpu import CPUBackend
 
 
 def cache_bytes(session: Session) -> int:
     """Of the keys and values of all layers."""
     layers = zip(session.model.devices.layers, session.cache.layers, strict=True)
     return sum(ops.read(buffer).nbytes for ops, layer in layers for buffer in layer)
+
+
+def allocations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each buffer that CPU backends make from now on."""
+    found: list[int] = []
+    inner = CPUBackend.zeros
+
+    def zeros(self: CPUBackend, *args: Any) -> Any:
+        buffer = inner(self, *args)
+        found.append(buffer.nbytes)
+        return buffer
+
+    monkeypatch.setattr(CPUBackend, "zeros", zeros)
+    return found

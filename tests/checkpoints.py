@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.convert.checkpoint import open_safetensors
+from hotcold.convert.tensor_files import open_safetensors
 
-_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16, "I64": "<i8"}
+_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16, "I64": "<i8", "U8": "u1"}
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.vulkan_devices import DRIVERS, choose_drivers, open_vulkan
+
 # The reference backend's small products lose most of their time in an oversubscribed pool.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported, after this
+# Tests that want a GPU name it; the others mean the CPU, on machines with a GPU too.
+os.environ["HOTCOLD_GPU"] = "off"
 # A shell that starts the tests in the background has Ctrl-C ignored, and they would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run; and no deadline, because no test asserts a time.
@@ -27,7 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before anything imports the function by its name."""
+    """Before anything imports the function by its name, or Vulkan's loader looks for drivers."""
+    choose_drivers()
     if config.getoption("--backend") == "opaque":
         import hotcold.kernels
         from tests.opaque_backend import OpaqueBackend
@@ -36,10 +44,25 @@ def pytest_configure(config: pytest.Config) -> None:
         hotcold.kernels.open_backend = lambda *args, **more: OpaqueBackend(inner(*args, **more))
 
 
+@pytest.fixture(scope="module")
+def benchmarks(repository: Path) -> Iterator[None]:
+    """Scripts import each other by name, as they do when one of them is run."""
+    folder = str(repository / "benchmarks")
+    sys.path.insert(0, folder)
+    yield
+    sys.path.remove(folder)
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The checkout that these tests belong to."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", params=DRIVERS)
+def vulkan(request: pytest.FixtureRequest) -> Any:
+    """A VulkanBackend on each driver in turn."""
+    return open_vulkan(str(request.param))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """A model whose logits depend on every token before them, read back through the page table.
 
 Anything wrong in a batch (a slot, a page, a position, a stale token) gives other tokens than :func:`follow`,
-which knows neither batches nor pages.
+which knows neither batches nor pages. With ``alike=False`` logits depend, too, on whether each position was a
+decode row or a row of a prompt, as under ``predicted``.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ def logits_after(history: list[int]) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(VOCAB).astype(np.float32)
 
 
-def follow(prompt: list[int], n: int, *, ignore_eos: bool = False) -> list[int]:
-    """The greedy continuation, one token at a time."""
-    history = list(prompt)
+def follow(
+    prompt: list[int], n: int, *, ignore_eos: bool = False, alike: bool = True, scored: bool = False
+) -> list[int]:
+    """The greedy continuation, one token at a time; ``scored``: the prompt's rows are decode rows."""
+    decoded = 0 if alike else VOCAB
+    history = [token + (decoded if scored else 0) for token in prompt]
+    output: list[int] = []
     for _ in range(n):
         logits = logits_after(history)
         if ignore_eos:
@@ -36,15 +41,17 @@ def follow(prompt: list[int], n: int, *, ignore_eos: bool = False) -> list[int]:
         token = int(logits.argmax())
         if token == STOP:
             break
-        history.append(token)
-    return history[len(prompt) :]
+        output.append(token)
+        history.append(token + decoded)
+    return output
 
 
 class HistoryTransformer:
     """Keeps a token per slot instead of K and V; checks each batch against the rules of the waist."""
 
-    def __init__(self, limits: BatchLimits, pages: int) -> None:
+    def __init__(self, limits: BatchLimits, pages: int, *, alike: bool = True) -> None:
         self.batch = Batch(limits)
+        self.decoded = 0 if alike else VOCAB  # added to the tokens of decode rows
         self.head = ReferenceBackend()
         self.logits = np.zeros((limits.logits, VOCAB), np.float32)
         self.kept = np.full(pages * PAGE, -1)
@@ -66,7 +73,7 @@ class HistoryTransformer:
             position, pages = int(batch.positions[row]), batch.pages[batch.sequence[row]]
             assert batch.slots[row] == pages[position // PAGE] * PAGE + position % PAGE
             assert position < batch.lengths[batch.sequence[row]]
-            self.kept[batch.slots[row]] = batch.tokens[row]
+            self.kept[batch.slots[row]] = batch.tokens[row] + (self.decoded if row < n_decode else 0)
         if self.interrupt_in is not None:
             self.interrupt_in -= 1
             if self.interrupt_in < 0:
@@ -83,13 +90,18 @@ class HistoryTransformer:
 
 
 def history_model(
-    *, context: int = 200, sequences: int = 1, pages: int | None = None, chunk: int = 16
+    *,
+    context: int = 200,
+    sequences: int = 1,
+    pages: int | None = None,
+    chunk: int = 16,
+    alike: bool = True,
 ) -> Any:
     """What an :class:`~hotcold.engine.engine.Engine` needs of a session."""
     per_sequence = -(-context // PAGE)
     pages = sequences * per_sequence if pages is None else pages
     limits = BatchLimits(DECODE_ROWS + chunk, sequences, per_sequence, max(DECODE_ROWS, sequences))
-    transformer = HistoryTransformer(limits, pages)
+    transformer = HistoryTransformer(limits, pages, alike=alike)
     model = SimpleNamespace(
         config=SimpleNamespace(vocab=VOCAB),
         context=context,
@@ -98,6 +110,8 @@ def history_model(
         tokenizer=SimpleNamespace(stop_ids=frozenset({STOP})),
     )
     return SimpleNamespace(
+        sparsity="exact" if alike else "predicted",
+        identity=("history",),
         model=model,
         transformer=transformer,
         cache=PagePool(pages),

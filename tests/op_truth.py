@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
@@ -88,6 +87,8 @@ def random_cache(random: np.random.Generator, backend: Backend, shape: tuple[int
     cache = backend.zeros(cache_shape(shape, type), CACHE_TYPES[type])
     values = random.standard_normal(shape)
     if type == "q8_0":
+        import gguf  # not of those who take only inputs from here
+
         values = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
     cache[:] = values
     return cache
@@ -99,6 +100,8 @@ def cache_shape(shape: tuple[int, ...], type: str) -> tuple[int, ...]:
 
 def cache_values(cache: npt.NDArray[Any]) -> Doubles:
     if cache.dtype == np.uint8:
+        import gguf
+
         cache = gguf.quants.dequantize(cache, gguf.GGMLQuantizationType.Q8_0)
     return cache.astype(np.float64)
 

@@ -13,7 +13,8 @@ def made_up(
     seed: int, layers: int | None = None, groups: int = 3, faster: float = 0.5
 ) -> tuple[Sizes, Profile, Hardware]:
     """Everything differs: layers, widths, skew, handshake; the GPU is at least ``faster`` times as fast."""
-    rng = np.random.default_rng(seed)
+    rng, more = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+    step_bytes = int(more.integers(0, 3000))
     count = layers or int(rng.integers(1, 5))
     neurons = rng.integers(1, 64 * groups + 1, count)
     sizes = Sizes(
@@ -31,6 +32,8 @@ def made_up(
         embedding=1000,
         tied=bool(rng.random() < 0.5),
         buffers=int(rng.integers(0, 3000)),
+        gpu_step=lambda hot, head: step_bytes,
+        gpu_layer=int(more.integers(0, 300)),
     )
     profile = Profile([rng.random(n) ** rng.uniform(0.5, 6) for n in neurons], "made up")
     cpu = rng.uniform(0.5, 2)
@@ -46,5 +49,7 @@ def made_up(
         link_pinned_gb_s=5.0,
         link_pageable_gb_s=3.0,
         handshake_s=float(10 ** rng.uniform(-7, -4)),
+        step_s=float(10 ** more.uniform(-7, -4)),
+        layer_s=float(10 ** more.uniform(-8, -5)),
     )
     return sizes, profile, hardware

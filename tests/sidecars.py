@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +15,22 @@ from hotcold.kernels.backend import PredictorTensors
 from hotcold.sparse.predictor import write_sidecar
 
 
-def with_sidecar(folder: Path, pays: list[bool], bound: float = -1e30, rank: int = 32) -> Path:
-    """A copy of the built-in model with a sidecar that names all neurons if 0 reaches the bound, or none."""
+def with_sidecar(
+    folder: Path,
+    pays: list[bool],
+    bound: float = -1e30,
+    rank: int = 32,
+    tensors: Callable[[int, int, int], PredictorTensors] | None = None,
+) -> Path:
+    """A copy of the built-in model with a sidecar that names all neurons if 0 reaches the bound, or none; or
+    with the predictors that ``tensors`` makes of neurons, dim and rank."""
     path = folder / "model.gguf"
     shutil.copy(model_path(), path)
     with open_gguf(path) as file:
         shapes = [file.tensors[f"blk.{i}.ffn_up.weight"].shape for i in range(6)]
         fingerprint = file.fingerprint()
     layers = [
-        PredictorTensors(
+        tensors(n, d, rank) if tensors else PredictorTensors(
             quantise(np.zeros((rank, d)), "Q8_0"), quantise(np.zeros((n, rank)), "Q8_0"),
             np.full(n, bound, np.float32), relu=False,
         )

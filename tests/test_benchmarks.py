@@ -30,13 +30,7 @@ from hotcold.sparse.sizes import sizes_of_file
 Q4_0 = BLOCK_TYPES["Q4_0"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks(repository: Path) -> Iterator[None]:
-    """Scripts import each other by name, as they do when one of them is run."""
-    folder = str(repository / "benchmarks")
-    sys.path.insert(0, folder)
-    yield
-    sys.path.remove(folder)
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 @pytest.fixture(scope="module")
@@ -338,6 +332,29 @@ def test_builds_take_turns_and_a_faster_one_is_told() -> None:
     assert all(a != b for a, b in pairwise(rounds))
     low, high = module.interval([0.9, 1.0, 1.1] * 7)
     assert 0.9 <= low <= 1.0 <= high <= 1.1
+
+
+def test_numbers_of_threads_take_turns(
+    synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many_cores = importlib.import_module("many_cores")
+    path = tmp_path / "small.gguf"
+    synthetic.write(
+        path, synthetic.Recipe(synthetic.Shape(512, 1408, 1, 8, 8, 500, 256), "Q4_0", 0.1, "pwri")
+    )
+    lengths = ["--prompt", "8", "--generate", "4", "--rounds", "3"]
+    monkeypatch.setattr(sys, "argv", ["many_cores.py", "-m", str(path), "--threads", "3", "1", *lengths])
+    many_cores.main()
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
+    modes = ("off", "exact", "predicted")
+    assert [(line["threads"], line["sparsity"]) for line in figures] == [
+        (n, m) for n in (1, 3) for m in modes
+    ]
+    for line in figures:
+        assert len(line["rounds"]) == 3 and line["tok_s"] == sorted(r["tok_s"] for r in line["rounds"])[1]
+        base = next(b for b in figures if b["sparsity"] == line["sparsity"] and b["threads"] == 1)
+        times = [a["tok_s"] / b["tok_s"] for a, b in zip(line["rounds"], base["rounds"], strict=True)]
+        assert line["times"] == sorted(times)[1]
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu"])

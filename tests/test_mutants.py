@@ -102,8 +102,9 @@ def toy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def python(toy: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(toy / "src"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+def python(toy: Path, *arguments: object, addopts: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(toy / "src"), "PYTEST_ADDOPTS": addopts}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, cwd=toy, env=env, stdout=subprocess.PIPE, text=True, check=False)
 
@@ -113,7 +114,8 @@ def test_a_good_test_kills_and_a_poor_one_does_not(
     tests: str, killed: int, toy: Path, repository: Path
 ) -> None:
     (toy / "test_clamp.py").write_text(tests)
-    ran = python(toy, repository / "fuzz" / "mutants.py", "engine.clamp", "--tests", "test_clamp.py")
+    command = (repository / "fuzz" / "mutants.py", "engine.clamp", "--tests", "test_clamp.py")
+    ran = python(toy, *command, addopts="--numprocesses 2")  # of a plugin that it does without
     *lines, last = ran.stdout.splitlines()
     assert json.loads(last) == {
         "mutants": 6,

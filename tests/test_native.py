@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LACKS_ISA = 77  #: exit code of hotcold_op_table when the processor lacks the instruction set
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 ARM = platform.machine().lower() in ("aarch64", "arm64")
+#: With the stand-in for AVX-VNNI, which runs wherever AVX-512 does; only compilers of its time know AVX-VNNI.
+ISAS_OF_X86 = ["avx2", "avxvnni", "avxvnni_evex", "avx512"]
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
 
@@ -38,11 +40,14 @@ def build(folder: Path, *options: str) -> Path:
     return folder / "hotcold_op_table"
 
 
-def check(command: list[str], isa: str) -> None:
-    done = subprocess.run([*command, isa], capture_output=True, text=True, check=False)
+def check(command: list[str], isa: str, *rest: str) -> tuple[str, str]:
+    """The instruction set that ran (of "" the best), and what depends on every bit of its products."""
+    done = subprocess.run([*command, isa, *rest], capture_output=True, text=True, check=False)
     if done.returncode == LACKS_ISA:
         pytest.skip(f"this processor lacks {isa}")
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    products, last = done.stdout.splitlines()
+    return last.partition(":")[0], products
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +69,46 @@ def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.parametrize("isa", ["scalar", *["avx2", "avx512"] * X86, *["neon"] * ARM])
+@pytest.mark.parametrize("isa", ["scalar", *ISAS_OF_X86 * X86, *["neon", "dotprod"] * ARM])
 def test_op_table(native: Path, isa: str) -> None:
     check([str(native)], isa)
 
 
-@pytest.mark.parametrize("isa", ["scalar", "neon"])
-def test_op_table_on_emulated_arm(aarch64: Path, isa: str) -> None:
-    check([EMULATOR, str(aarch64)], isa)
+@pytest.mark.skipif(not X86, reason="needs x86")
+@pytest.mark.parametrize("isa", ["avxvnni", "avxvnni_evex"])
+def test_dots_of_bytes_in_one_instruction_are_those_in_three(native: Path, isa: str) -> None:
+    """Bit by bit, as sums of integers are exact."""
+    command = [str(native)]
+    assert check(command, isa, "dots")[1] == check(command, "avx2", "dots")[1]
+
+
+@pytest.mark.skipif(not X86 or shutil.which("qemu-x86_64") is None, reason="needs x86 and qemu-x86_64")
+@pytest.mark.parametrize(
+    ("cpu", "picked"),
+    [
+        ("Haswell", "avx2 8192:2"), ("EPYC-Milan", "avx2 3072:1"),
+        ("Nehalem", "scalar 8192:2"), ("Opteron_G1", "scalar 3072:1"),
+    ],
+)  # fmt: skip
+def test_what_is_picked_for_a_processor(native: Path, cpu: str, picked: str) -> None:
+    """The instruction set, and how far ahead into which cache weights are fetched."""
+    command = ["qemu-x86_64", "-cpu", cpu, str(native), "", "picked"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == picked + "\n"
+
+
+def test_op_table_on_emulated_arm(aarch64: Path) -> None:
+    check([EMULATOR, str(aarch64)], "scalar")
+
+
+def test_op_table_on_emulated_arms_with_and_without_dot_products(aarch64: Path) -> None:
+    """The best that each has; sums of integers are exact, so both have the same products."""
+    new, old = ([EMULATOR, "-cpu", cpu, str(aarch64)] for cpu in ("cortex-a76", "cortex-a72"))
+    isa, products = check(new, "")
+    assert isa == "dotprod"
+    assert check(old, "", "dots") == ("neon", products)
+    done = subprocess.run([*old, "dotprod"], capture_output=True, check=False)
+    assert done.returncode == LACKS_ISA
 
 
 def test_an_unknown_instruction_set_is_refused(native: Path) -> None:
@@ -88,9 +125,10 @@ def test_pool(native: Path, threads: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_link(native: Path) -> None:
-    """A link that waits for ever is ended."""
-    command = [str(native.parent / "hotcold_link")]
+@pytest.mark.parametrize("name", ["hotcold_pool_traffic", "hotcold_link"])
+def test_waits(native: Path, name: str) -> None:
+    """What waiting threads touch, and how a link waits; one that waits for ever is ended."""
+    command = [str(native.parent / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -118,17 +156,42 @@ def test_there_is_no_data_race(tmp_path: Path, name: str, source: str, arguments
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def objects(native: Path) -> dict[str, Path]:
+    """The object files with kernels, by instruction set."""
+    files = sorted(native.parent.glob("**/hotcold_isa_*.dir/**/*.o"))
+    found = {file.as_posix().partition("hotcold_isa_")[2].partition(".")[0]: file for file in files}
+    assert {*found, "avxvnni"} == {"scalar", "avxvnni", *ISAS_OF_X86 * X86, *["neon", "dotprod"] * ARM}
+    return found
+
+
 def symbols(native: Path) -> dict[str, str]:
     """What nm says of the objects with kernels, by instruction set."""
     if sys.platform != "linux" or shutil.which("nm") is None:
         pytest.skip("needs nm of Linux")
     found = {}
-    for file in sorted(native.parent.glob("**/hotcold_isa_*.dir/**/*.o")):
+    for isa, file in objects(native).items():
         command = ["nm", "--defined-only", "-C", str(file)]
-        isa = file.as_posix().partition("hotcold_isa_")[2].partition(".")[0]
         found[isa] = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert len(found) == 1 + 2 * X86 + ARM
     return found
+
+
+@pytest.mark.skipif(not X86 or shutil.which("objdump") is None, reason="needs objdump for x86")
+def test_avx_vnni_needs_no_avx512(native: Path) -> None:
+    """Its dots are the instruction that they should be, in the encoding that its processors have."""
+    found = {}
+    for isa in ("avxvnni", "avxvnni_evex", "avx2"):
+        if isa not in objects(native):
+            pytest.skip("this compiler does not know AVX-VNNI")
+        command = ["objdump", "-d", "-w", str(objects(native)[isa])]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        code = [line.split("\t")[1:] for line in listing.splitlines() if line.count("\t") == 2]
+        found[isa] = (
+            sum(text.startswith(("vpdpbusd", "{vex} vpdpbusd")) for _, text in code),
+            sum(octets.startswith("62 ") for octets, _ in code),  # EVEX, which nothing else starts with
+        )
+    assert found["avxvnni"][0] > 0 and found["avxvnni"][1] == 0
+    assert found["avxvnni_evex"][0] > 0 and found["avxvnni_evex"][1] > 0
+    assert found["avx2"] == (0, 0)
 
 
 def test_instruction_sets_do_not_leak_into_each_other(native: Path) -> None:
@@ -152,7 +215,8 @@ def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path) -> No
 
 def test_no_step_of_a_kernel_is_a_call(native: Path) -> None:
     """Compilers stop inlining in large files; a dot of Q4_0 then took twice as long (docs/log.md)."""
-    vector = [defined for isa, defined in symbols(native).items() if isa != "scalar"]
+    slow = ("scalar", "avxvnni_evex")  # the latter is compiled quickly instead
+    vector = [defined for isa, defined in symbols(native).items() if isa not in slow]
     for defined in vector:
         assert "dots_with" in defined  # local symbols are there to be seen
         assert re.findall(r"Vec::.*|Stream::fetch.*|load_units.*|Block\w+::.*", defined) == []

@@ -38,7 +38,7 @@ def test_a_wheel_holds_the_package_and_one_extension(files: set[str]) -> None:
     }
     assert sources <= installed
     (extension,) = installed - sources
-    assert re.fullmatch(r"hotcold/kernels/_cpu\.([\w-]+\.)?(so|pyd)", extension)
+    assert re.fullmatch(r"hotcold/kernels/_native\.([\w-]+\.)?(so|pyd)", extension)
 
 
 def test_a_wheel_holds_nothing_besides(files: set[str]) -> None:

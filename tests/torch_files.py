@@ -40,6 +40,30 @@ def vector(
     )
 
 
+def state(names: list[str], arrays: list[np.ndarray]) -> tuple[bytes, list[bytes]]:
+    """The pickle of a state dict as torch.save writes it, and the data of each storage."""
+    kinds = {"<f4": "Float", "<f2": "Half", "<u2": "BFloat16"}
+    body = b"ccollections\nOrderedDict\n)R("
+    for key, (name, array) in enumerate(zip(names, arrays, strict=True)):
+        storage = f"torch\n{kinds[array.dtype.str]}Storage".encode()
+        body += text(name) + b"ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + b"c" + storage
+        body += b"\n" + text(str(key)) + text("cpu") + integer(array.size) + b"tQ" + integer(0)
+        strides = [int(step // array.itemsize) for step in array.strides]
+        for numbers in (array.shape, strides):
+            body += b"(" + b"".join(map(integer, numbers)) + b"t"
+        body += b"\x89ccollections\nOrderedDict\n)RtR"
+    return body + b"u}" + text("_metadata") + b"}sb", [array.tobytes() for array in arrays]
+
+
+def write_state(path: Path, names: list[str], arrays: list[np.ndarray]) -> Path:
+    body, data = state(names, arrays)
+    with zipfile.ZipFile(path, "w", STORED) as file:
+        file.writestr("archive/data.pkl", b"\x80\x02" + body + b".")
+        for key, values in enumerate(data):
+            file.writestr(f"archive/data/{key}", values)
+    return path
+
+
 def write(path: Path, body: bytes, data: bytes = NUMBERS.tobytes(), method: int = STORED) -> Path:
     with zipfile.ZipFile(path, "w", method) as file:
         file.writestr("archive/data.pkl", b"\x80\x02" + body + b".")

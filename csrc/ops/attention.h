@@ -6,7 +6,8 @@
 namespace hc {
 namespace {
 
-constexpr int kCacheTile = 4;  // positions that are worked on together; they lie in one page
+constexpr int kCacheTile = 4;  // keys that are worked on together; they lie in one page
+constexpr int kValueHeads = Vec::width < 16 ? 2 : 4;  // whose values are summed together
 
 // Positions [first, first + count) of one kv head, as one row of the batch sees them: from `unseen` on, which
 // are less than a tile.
@@ -65,38 +66,60 @@ inline void dot_cached(const Attention& a, const float* q, const uint8_t* rows, 
             for (int g = 0; g < G; ++g)
                 sum[g][t] = Vec::fma(Vec::load(q + g * n + i, m), C::rest(rows + t * bytes, i, m), sum[g][t]);
     }
-    for (int g = 0; g < G; ++g)
-        for (int t = 0; t < R; ++t) scores[g * kSplit + t] = Vec::sum(sum[g][t]) * a.scale;
+    static_assert(G * R % 4 == 0, "sums are taken four at a time");
+    for (int k = 0; k < G * R; k += 4) {
+        F four[4];
+        for (int l = 0; l < 4; ++l) four[l] = sum[(k + l) / R][(k + l) % R];
+        float of[4];
+        Vec::sum4(four, of);
+        for (int l = 0; l < 4; ++l) scores[(k + l) / R * kSplit + (k + l) % R] = of[l] * a.scale;
+    }
 }
 
-// acc[g * (head_dim + 2)] += w[g * kSplit + t] rows[t], in the order of t < count, for G heads.
-template <class C, int G>
-inline void add_cached(const Attention& a, const float* w, const uint8_t* rows, int count, float* acc) {
+// acc[g * (head_dim + 2)] += w[g * kSplit + t] rows[t], in the order of t < count, for G heads; kBlock * B
+// values from value i on, or the `rest` after the last block. The same of the rows at `next` is fetched,
+// unless null.
+template <class C, int G, int B> inline void add_blocks(const Attention& a, const float* w,
+                                                        const uint8_t* rows, const uint8_t* next, int count,
+                                                        int i, float* acc) {
     constexpr int N = kBlock / Vec::width;
+    const int stride = a.head_dim + 2;
+    const int64_t bytes = row_bytes(a.cache_type, a.head_dim), at = row_bytes(a.cache_type, i),
+                  fetched = next ? row_bytes(a.cache_type, B * kBlock) : 0;
+    F sum[G][B * N];
+    for (int g = 0; g < G; ++g)
+        for (int l = 0; l < B * N; ++l) sum[g][l] = Vec::load(acc + g * stride + i + l * Vec::width);
+    for (int t = 0; t < count; ++t, rows += bytes) {
+        for (int64_t o = 0; o < fetched; o += 64) Vec::prefetch_l2(next + t * bytes + at + o);
+        F weight[G];
+        for (int g = 0; g < G; ++g) weight[g] = Vec::set1(w[g * kSplit + t]);
+        for (int k = 0; k < B; ++k) {
+            const C block = C::of(rows, i + k * kBlock);
+            for (int l = 0; l < N; ++l) {
+                const F v = block.at(l * Vec::width);
+                for (int g = 0; g < G; ++g) sum[g][k * N + l] = Vec::fma(weight[g], v, sum[g][k * N + l]);
+            }
+        }
+    }
+    for (int g = 0; g < G; ++g)
+        for (int l = 0; l < B * N; ++l) Vec::store(acc + g * stride + i + l * Vec::width, sum[g][l]);
+}
+template <class C, int G> inline void add_cached(const Attention& a, const float* w, const uint8_t* rows,
+                                                 const uint8_t* next, int count, float* acc) {
+    constexpr int B = Vec::width < 16 ? 1 : G > 2 ? 2 : 4;  // as many sums as there are registers for
     const int n = a.head_dim, stride = n + 2;
     const int64_t bytes = row_bytes(a.cache_type, n);
     int i = 0;
-    for (; i + kBlock <= n; i += kBlock, acc += kBlock) {
-        F sum[G][N];
-        for (int g = 0; g < G; ++g)
-            for (int l = 0; l < N; ++l) sum[g][l] = Vec::load(acc + g * stride + l * Vec::width);
-        for (int t = 0; t < count; ++t) {
-            const C block = C::of(rows + t * bytes, i);
-            for (int l = 0; l < N; ++l) {
-                const F v = block.at(l * Vec::width);
-                for (int g = 0; g < G; ++g) sum[g][l] = Vec::fma(Vec::set1(w[g * kSplit + t]), v, sum[g][l]);
-            }
-        }
-        for (int g = 0; g < G; ++g)
-            for (int l = 0; l < N; ++l) Vec::store(acc + g * stride + l * Vec::width, sum[g][l]);
-    }
-    for (; i < n; i += Vec::width, acc += Vec::width) {
+    for (; i + B * kBlock <= n; i += B * kBlock) add_blocks<C, G, B>(a, w, rows, next, count, i, acc);
+    if constexpr (B > 1)
+        for (; i + kBlock <= n; i += kBlock) add_blocks<C, G, 1>(a, w, rows, next, count, i, acc);
+    for (; i < n; i += Vec::width) {
         const int m = smaller(Vec::width, n - i);
         for (int g = 0; g < G; ++g) {
-            F sum = Vec::load(acc + g * stride, m);
+            F sum = Vec::load(acc + g * stride + i, m);
             for (int t = 0; t < count; ++t)
                 sum = Vec::fma(Vec::set1(w[g * kSplit + t]), C::rest(rows + t * bytes, i, m), sum);
-            Vec::store(acc + g * stride, sum, m);
+            Vec::store(acc + g * stride + i, sum, m);
         }
     }
 }
@@ -141,8 +164,12 @@ inline void softmax_terms(float* scores, int count, float* end) {
     for (; j + Vec::width <= count; j += Vec::width) largest = Vec::max(Vec::load(scores + j), largest);
     float m = Vec::max_of(largest);
     for (; j < count; ++j) m = larger(m, scores[j]);
-    for (j = 0; j < count; j += Vec::width) {
-        const int n = smaller(Vec::width, count - j);
+    for (j = 0; j + Vec::width <= count; j += Vec::width) {
+        const F e = exponential(Vec::sub(Vec::load(scores + j), Vec::set1(m)));
+        Vec::store(scores + j, e);
+        sum = Vec::add(sum, e);
+    }
+    if (const int n = count - j) {
         const F e = exponential(Vec::sub(Vec::load(scores + j, n), Vec::set1(m)));
         Vec::store(scores + j, e, n);
         sum = Vec::add(sum, Vec::load(scores + j, n));  // reloaded so that lanes past the end count as 0
@@ -159,7 +186,9 @@ inline void split_of(const Attention& a, const Batch& b, const Split& s, float* 
     const float* q = a.q + (int64_t(s.token) * a.heads + s.kv_head * group) * n;
     each_tile(a, a.k_cache, a.v_cache, b, s, [&](int j, const uint8_t* rows) {
         each_heads<4>(0, group, [&](auto heads, int g) {
-            constexpr int G = decltype(heads)::value, R = G == 4 ? 2 : kCacheTile;  // eight sums in registers
+            constexpr int G = decltype(heads)::value;
+            constexpr int R =
+                G == 4 && Vec::width < 16 ? 2 : kCacheTile;  // as many sums as stay in registers
             for (int t = 0; t < kCacheTile; t += R)
                 dot_cached<C, G, R>(a, q + g * n, rows + t * bytes, scores + g * kSplit + j + t);
         });
@@ -170,13 +199,17 @@ inline void split_of(const Attention& a, const Batch& b, const Split& s, float* 
         softmax_terms(seen, s.count - s.unseen, partial + g * stride + n);
         for (int d = 0; d < n; ++d) partial[g * stride + d] = 0;
     }
-    each_tile(a, a.v_cache, nullptr, b, s, [&](int j, const uint8_t* rows) {
-        const int from = j ? 0 : s.unseen, count = smaller(kCacheTile, s.count - j) - from;
-        each_heads<2>(0, group, [&](auto heads, int g) {
-            add_cached<C, decltype(heads)::value>(a, scores + g * kSplit + j + from, rows + from * bytes,
-                                                  count, partial + g * stride);
+    for (int j = s.unseen; j < s.count;) {
+        const int position = s.first + j, count = smaller(kPage - position % kPage, s.count - j);
+        const uint8_t* next =
+            j + count < s.count ? cache_rows(a, a.v_cache, b, s, position + count) : nullptr;
+        const uint8_t* rows = cache_rows(a, a.v_cache, b, s, position);
+        each_heads<kValueHeads>(0, group, [&](auto heads, int g) {
+            add_cached<C, decltype(heads)::value>(a, scores + g * kSplit + j, rows, g ? nullptr : next, count,
+                                                  partial + g * stride);
         });
-    });
+        j += count;
+    }
 }
 
 // The split-th of those that the row sees.
@@ -196,15 +229,19 @@ inline float exp1(float x) {
     return v[0];
 }
 
-// total <- total merged with part, for every head of the group.
+// total <- total merged with part, of a head of n values.
+inline void merge_head(int n, const float* part, float* total) {
+    const float m = larger(total[n], part[n]);
+    const float old = exp1(total[n] - m), now = exp1(part[n] - m);
+    for (int d = 0; d < n; ++d) total[d] = total[d] * old + part[d] * now;
+    total[n + 1] = total[n + 1] * old + part[n + 1] * now;
+    total[n] = m;
+}
+
+// The same for every head of the group.
 inline void merge(const Attention& a, const float* part, float* total) {
-    for (int g = 0; g < a.group(); ++g, part += a.head_dim + 2, total += a.head_dim + 2) {
-        const float m = larger(total[a.head_dim], part[a.head_dim]);
-        const float old = exp1(total[a.head_dim] - m), now = exp1(part[a.head_dim] - m);
-        for (int d = 0; d < a.head_dim; ++d) total[d] = total[d] * old + part[d] * now;
-        total[a.head_dim + 1] = total[a.head_dim + 1] * old + part[a.head_dim + 1] * now;
-        total[a.head_dim] = m;
-    }
+    for (int g = 0; g < a.group(); ++g, part += a.head_dim + 2, total += a.head_dim + 2)
+        merge_head(a.head_dim, part, total);
 }
 
 // total <- total merged with the head's sink: a score that takes its share of the sum and has no value.
@@ -239,7 +276,7 @@ void attention_merge(const Attention& a, const Batch& b, int token, int kv_head)
     finish(a, token, kv_head, total);
 }
 
-// All splits of one row in one piece: prompt rows are many enough to share out as they are.
+// All splits of one row in one piece.
 void attention_row(const Attention& a, const Batch& b, int token, int kv_head, uint8_t* local) {
     float* scores = (float*)local;
     float* total = scores + a.group() * kSplit;

@@ -109,7 +109,7 @@ class DecodePiece {
 
         const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
         int64_t k = 0, n = expect_gates(), next = expect_gates();
-        ahead.fetch(kAhead);
+        ahead.fetch(fetching.ahead);
         int64_t done = 0, kept = 0;  // neurons whose rows are read, and those that are to be
         while (n > 0 || done < kept) {
             const int64_t found = kept;

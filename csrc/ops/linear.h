@@ -5,10 +5,6 @@
 namespace hc {
 namespace {
 
-// Bytes between what is fetched and what is used. A core keeps some fifty lines on their way and drops what
-// is fetched beyond them (Zen 3; docs/log.md).
-constexpr int64_t kAhead = 3 << 10;
-
 inline int64_t row_bytes(const Rows& rows) { return row_bytes(rows.type, rows.cols); }
 
 // Where dots go: out[r * row_step + t * token_step] (+)= dot + bias[row].
@@ -125,13 +121,13 @@ void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t count, c
     });
 }
 
-// The stream of rows [first, first + count), already kAhead bytes ahead, and so far beyond them: the rows
-// that follow are most likely the same thread's next piece.
+// The stream of rows [first, first + count), already as far ahead as suits the processor, and so far beyond
+// them: the rows that follow are most likely the same thread's next piece.
 inline Stream stream_of(const Rows& rows, int64_t first, int64_t count) {
     const int64_t bytes = row_bytes(rows), left = (rows.count - first) * bytes;
-    Stream s(rows.stride == bytes ? Segment{rows.row(first), smaller(count * bytes + kAhead, left)}
+    Stream s(rows.stride == bytes ? Segment{rows.row(first), smaller(count * bytes + fetching.ahead, left)}
                                   : Segment{rows.row(first), bytes, rows.stride, count});
-    s.fetch(kAhead);
+    s.fetch(fetching.ahead);
     return s;
 }
 

@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 from hotcold.version import __version__
 
 if TYPE_CHECKING:
+    from hotcold.engine.async_llm import AsyncLLM
     from hotcold.engine.benchmark import bench
     from hotcold.engine.fitting import fit_predictor
     from hotcold.engine.llm import LLM
     from hotcold.engine.planning import plan
     from hotcold.engine.profiling import profile
 
-__all__ = ["LLM", "__version__", "bench", "fit_predictor", "plan", "profile"]
+__all__ = ["LLM", "AsyncLLM", "__version__", "bench", "fit_predictor", "plan", "profile"]
 
 #: Imported when first asked for: they bring NumPy and the kernels, and `hotcold --help` needs neither.
 _MODULES = {
+    "AsyncLLM": "hotcold.engine.async_llm",
     "LLM": "hotcold.engine.llm",
     "bench": "hotcold.engine.benchmark",
     "fit_predictor": "hotcold.engine.fitting",

@@ -119,7 +119,10 @@ def test_the_timeline_of_two_backends(capsys: pytest.CaptureFixture[str], tmp_pa
     assert (result["hot_backend"], result["hot_threads"]) == ("cpu", 1)
     path.unlink()
     assert main(["bench", *args]) == 2
-    assert "--timeline shows two backends: it needs --placement or --vram-budget" in capsys.readouterr().err
+    assert (
+        "--timeline shows a GPU and the CPU: it needs --gpu, --placement or --vram-budget"
+        in capsys.readouterr().err
+    )
     assert not path.exists()
 
 

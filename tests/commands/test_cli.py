@@ -15,7 +15,7 @@ import pytest
 from hotcold import __version__
 from hotcold.commands import cli
 from hotcold.errors import UserError
-from hotcold.kernels._cpu import LinkError
+from hotcold.kernels._native import LinkError
 
 NAMES = [name for name, _ in cli.VERBS]
 

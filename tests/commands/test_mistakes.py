@@ -40,6 +40,8 @@ GOOD = {
     "doctor": [],
     "convert": [CHECKPOINT, "-o", "out.gguf"],
 }
+#: Verbs that need more than files, or go on for ever; their mistakes have tests of their own.
+ELSEWHERE = {"chat", "list", "pull", "remove", "serve"}
 #: How each verb is given a model.
 MODEL = {"generate": ["-m"], "info": [], "tokenize": ["-p", "a", "-m"], "perplexity": ["-f", "{text}", "-m"],
          "bench": ["-m"], "plan": ["-m"],
@@ -140,9 +142,8 @@ def test_bad_values_of_every_flag(
 
 
 def test_every_verb_is_in_the_table() -> None:
-    assert {verb for verb, _ in FLAGS} == set(GOOD) - {"info"} and set(GOOD) == {
-        verb for verb, _ in cli.VERBS
-    }
+    assert set(GOOD) | ELSEWHERE == {verb for verb, _ in cli.VERBS}
+    assert {verb for verb, _ in FLAGS} - ELSEWHERE == set(GOOD) - {"info"}
 
 
 @pytest.mark.parametrize(

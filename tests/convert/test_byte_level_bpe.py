@@ -134,8 +134,8 @@ LLAMA_STEPS = {"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Isola
 SPELLING = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 #: what is changed in a good file, to what, and what the message names
 BROKEN: list[tuple[str, Any, str]] = [
-    ("model.type", "Unigram", "is 'Unigram': byte-level BPE or tokenizer.model is needed"),
-    ("model.byte_fallback", True, "is 'SentencePiece': byte-level BPE"),
+    ("model.type", "Unigram", "unk_id is missing: the id of the unknown token"),
+    ("model.byte_fallback", True, "pre_tokenizer is {'type': 'ByteLevel'"),
     ("model.end_of_word_suffix", "</w>", "end_of_word_suffix is '</w>': null is needed"),
     ("normalizer", {"type": "Lowercase"}, "normalizer is {'type': 'Lowercase'}: null or NFC"),
     ("model.vocab", {"a": 0, "b": 0}, "token 'b' has id 0: one of its own is needed"),
@@ -147,7 +147,7 @@ BROKEN: list[tuple[str, Any, str]] = [
     ("model.merges", [["a", "b", "c"]], "is not a pair"),
     ("model.merges", [7], "the merge 7 is not a pair"),
     ("added_tokens", {"id": 1}, "a list of objects"),
-    ("added_tokens", [{"id": 5000, "content": "x"}], "added token 'x' with id 5000"),
+    ("added_tokens", [{"id": -1, "content": "x"}], "added token 'x' with id -1"),
     ("added_tokens", [{"id": 1, "content": None}], "added token None with id 1"),
     ("pre_tokenizer", {"type": "Metaspace"}, "it is 'Metaspace'; known are gpt-2, "),
     ("pre_tokenizer", None, "it is 'None'; known are gpt-2, "),

@@ -111,19 +111,32 @@ def test_file_types_are_llama_cpps() -> None:
     assert set(conversion.FILE_TYPES) == {name for name, type in BLOCK_TYPES.items() if type.encode}
 
 
+def test_dense_files_are_plain_and_say_where_llama_cpp_differs(tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path, "tiny-falcon")
+    dense = ConvertOptions("F32", dense=True, force=True)
+    assert convert(folder, tmp_path / "out.gguf", dense).notes == []  # the tanh form
+    change_config(folder, activation="gelu")
+    done = convert(folder, tmp_path / "out.gguf", dense)
+    assert done.notes == ["llama.cpp computes gelu for falcon; this model needs gelu_erf"]
+    change_config(folder, activation="relu")
+    assert convert(folder, tmp_path / "sparse.gguf").down_layout == "by_neuron"
+    assert convert(folder, tmp_path / "out.gguf", dense).down_layout == "by_output"
+
+
 @pytest.mark.parametrize(
-    ("name", "note"),
+    ("name", "options", "message"),
     [
-        ("tiny-mistral", "context is 64 of 128 positions: attention beyond its window is not supported"),
-        ("tiny-falcon", "GELU is computed in its tanh form, as llama.cpp does; the checkpoint's is exact"),
+        ("tiny-drelu", {}, "--dense: llama.cpp has no architecture bamboo: leave --dense out"),
+        ("tiny-llama", {"down": "by_neuron"}, "--dense and --down by_neuron: llama.cpp loads no such file"),
+        ("tiny-llama", {"predictors": Path("x")}, "--dense and --predictors: llama.cpp loads no such file"),
     ],
 )
-def test_what_the_file_cannot_say_is_noted(name: str, note: str, tmp_path: Path) -> None:
-    folder = copy_checkpoint(tmp_path, name)
-    if name == "tiny-falcon":
-        assert convert(folder, tmp_path / "tanh.gguf").notes == []
-        change_config(folder, activation="gelu")
-    assert convert(folder, tmp_path / "out.gguf").notes == [note]
+def test_what_llama_cpp_cannot_load_is_not_called_dense(
+    name: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConvertError, match=message):
+        convert(DATA / name, tmp_path / "out.gguf", ConvertOptions(dense=True, **options))
+    assert left_over(tmp_path) == set()
 
 
 def test_a_relu_llama_with_a_threshold(tmp_path: Path) -> None:

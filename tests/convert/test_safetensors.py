@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotcold.convert import ConvertError
-from hotcold.convert.checkpoint import Checkpoint, Settings, open_safetensors
+from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.settings import Settings
+from hotcold.convert.tensor_files import Safetensors, open_safetensors, stored_in
 from tests.checkpoints import safetensors_bytes, write_safetensors
 
 VALUES = [[1.0, -2.5, 0.0], [3.0, 65504.0, -0.00048828125]]
@@ -25,8 +27,7 @@ def entry(shape: list[Any], begin: Any, end: Any, dtype: Any = "F32") -> dict[st
 
 
 def opened(path: Path) -> Checkpoint:
-    file = open_safetensors(path)
-    return Checkpoint(path.parent, Settings(path, {}), dict.fromkeys(file.keys(), file))
+    return Checkpoint(path.parent, Settings(path, {}), stored_in(Safetensors(path)))
 
 
 def test_reads_what_was_written(tmp_path: Path) -> None:

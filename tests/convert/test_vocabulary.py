@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hotcold.convert import ConvertError
+from hotcold.convert import ConvertError, convert
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
 from tests.checkpoints import change_config, copy_checkpoint
@@ -87,22 +87,26 @@ def test_a_vocabulary_that_is_too_small(tmp_path: Path) -> None:
         metadata(copy_checkpoint(tmp_path), 287)
 
 
-def test_a_unigram_model_is_refused(tmp_path: Path) -> None:
+def test_unigram_models_and_others(tmp_path: Path) -> None:
     folder = copy_checkpoint(tmp_path)
     path = folder / "tokenizer.model"
-    path.write_bytes(path.read_bytes() + b"\x12\x02\x18\x01")  # trainer_spec { model_type: UNIGRAM }
-    with pytest.raises(ConvertError, match="UNIGRAM model: only BPE"):
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\x12\x02\x18\x01" + b"\x1a\x04\x12\x02ab")  # UNIGRAM; a table of 2 bytes
+    values = metadata(folder)
+    assert values["ggml.model"] == "t5" and values["ggml.precompiled_charsmap"].tolist() == [97, 98]
+    assert values["ggml.add_bos_token"] is False and values["ggml.add_eos_token"] is True
+    path.write_bytes(whole + b"\x12\x02\x18\x03")  # trainer_spec { model_type: WORD }
+    with pytest.raises(ConvertError, match="WORD model: BPE or UNIGRAM"):
         metadata(folder)
 
 
 @pytest.mark.parametrize(
     ("file", "values"),
     [
-        ("added_tokens.json", {"<x>": 288}),
         ("added_tokens.json", {"<x>": -1}),
         ("added_tokens.json", {"<x>": "7"}),
         ("added_tokens.json", {"<x>": True}),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"288": {"content": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"-1": {"content": "a"}}}),
         ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 30: {"content": "a"}}}),
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}),
         ("tokenizer_config.json", {"added_tokens_decoder": {"5": {"content": 7}}}),
@@ -112,8 +116,24 @@ def test_a_unigram_model_is_refused(tmp_path: Path) -> None:
 def test_bad_added_tokens(file: str, values: Any, tmp_path: Path) -> None:
     folder = copy_checkpoint(tmp_path)
     write_json(folder / file, values)
-    with pytest.raises(ConvertError, match=f"{file}: added token .* an id below 288 are needed"):
+    with pytest.raises(ConvertError, match=f"{file}: added token .* an id from 0 are needed"):
         metadata(folder)
+
+
+def test_added_tokens_that_the_weights_lack(tmp_path: Path) -> None:
+    """Gemma 3 1B's for images: both files name it, and no row of the embedding is its own."""
+    folder = copy_checkpoint(tmp_path)
+    before = metadata(folder)
+    write_json(folder / "added_tokens.json", {"<image>": 288})
+    decoder = {"288": {"content": "<image>", "special": True}, "2": {"content": "</s>", "special": True}}
+    write_json(folder / "tokenizer_config.json", {"added_tokens_decoder": decoder})
+    notes: list[str] = []
+    after = vocabulary_metadata(open_checkpoint(folder), 288, notes)
+    assert after["tokenizer.ggml.tokens"] == before["ggml.tokens"]
+    seen = "an added token is left out, since the weights have 288 tokens: '<image>' with id 288"
+    assert notes == [seen]
+    write_json(folder / "added_tokens.json", {"<image>": 288, "<more>": 10**30})
+    assert convert(folder, tmp_path / "out.gguf").notes[0].startswith("2 added tokens are left out")
 
 
 def test_special_ids_beyond_the_vocabulary(tmp_path: Path) -> None:

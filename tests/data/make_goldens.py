@@ -1,7 +1,7 @@
 """Makes the golden models and logits beside this file: tiny random checkpoints, run by transformers.
 
     pip install torch==2.13.0 && pip install transformers==5.23.0
-    python tests/data/make_goldens.py
+    python tests/data/make_goldens.py [NAME ...]
 
 Weights are stored as F16 or BF16 to keep the repository small and computed with in float32, which holds them
 exactly. Each folder gets what a Hugging Face checkpoint has (config.json, model.safetensors, tokenizer.model)
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ SMALL = COMMON | {
     "torch_dtype": "bfloat16",
     "rope_theta": 10000.0,
 }
+
+#: Sizes that fit no vector, and a longer context than the original one where a family has both.
+ODD = COMMON | {
+    "hidden_size": 40, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "torch_dtype": "bfloat16",
+}  # fmt: skip
 
 #: Folder -> stored dtype, prompt length, and config.json as the model's publishers write it.
 GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
@@ -92,6 +99,77 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
         "multi_query": True, "new_decoder_architecture": False, "parallel_attn": True, "bias": False,
         "alibi": False, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
     }),
+    # ProSparse: a ReLU with a threshold, FATReLU.
+    "tiny-prosparse": (torch.bfloat16, 20, ODD | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "fatrelu",
+        "hidden_act_param": 0.3,
+    }),
+    # MiniCPM-S: embedding, residual stream and logits are scaled.
+    "tiny-minicpm": (torch.bfloat16, 20, ODD | {
+        "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "hidden_act": "fatrelu",
+        "hidden_act_param": 0.1, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 20,
+    }),
+    "tiny-opt": (torch.bfloat16, 20, {
+        "architectures": ["OPTForCausalLM"], "model_type": "opt", "activation_function": "relu",
+        "hidden_size": 40, "ffn_dim": 52, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "max_position_embeddings": 64, "word_embed_proj_dim": 40, "vocab_size": VOCAB,
+        "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+        "do_layer_norm_before": True, "tie_word_embeddings": True,
+    }),
+    # Partial rotary positions; LayerNorms whose weights are stored less one.
+    "tiny-nemotron": (torch.bfloat16, 20, ODD | {
+        "architectures": ["NemotronForCausalLM"], "model_type": "nemotron", "hidden_act": "relu2",
+        "hidden_size": 48, "norm_eps": 1e-5, "partial_rotary_factor": 0.5,
+    }),
+    "tiny-arcee": (torch.bfloat16, 20, ODD | {
+        "architectures": ["ArceeForCausalLM"], "model_type": "arcee", "hidden_act": "relu2",
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+                         "beta_fast": 4.0, "beta_slow": 1.0},
+    }),
+    "tiny-jais2": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Jais2ForCausalLM"], "model_type": "jais2", "hidden_act": "relu2",
+        "layer_norm_eps": 1e-5,
+    }),
+    # Six of seven layers have a window, with another rotary base and without the linear factor.
+    "tiny-gemma3": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 24,
+        "hidden_activation": "gelu_pytorch_tanh", "intermediate_size": 28, "num_hidden_layers": 7,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10, "query_pre_attn_scalar": 10,
+        "sliding_window": 8, "sliding_window_pattern": 6, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "tie_word_embeddings": True,
+    }),
+    # Phi-4 mini: fused matrices, partial rotary positions, LongRoPE beyond the original context; a window.
+    "tiny-phi3": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_act": "silu", "hidden_size": 48,
+        "max_position_embeddings": 64, "original_max_position_embeddings": 16, "sliding_window": 12,
+        "partial_rotary_factor": 0.5, "pad_token_id": 0, "rope_scaling": {
+            "type": "longrope", "short_factor": [1.0, 1.1, 1.2], "long_factor": [1.0, 1.5, 3.0]},
+    }),
+    "tiny-olmo2": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_act": "silu",
+        "attention_bias": False, "pad_token_id": 0, "rope_theta": 500000.0,
+    }),
+    # OLMo 2 with windows, whose layers have no YaRN.
+    "tiny-olmo3": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_act": "silu",
+        "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 4, "num_attention_heads": 3,
+        "num_key_value_heads": 1, "attention_bias": False, "pad_token_id": 0, "rope_theta": 500000.0,
+        "sliding_window": 8,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+                         "beta_fast": 4.0, "beta_slow": 1.0, "attention_factor": 1.2},
+    }),
+    "tiny-granite": (torch.bfloat16, 20, ODD | {
+        "architectures": ["GraniteForCausalLM"], "model_type": "granite", "hidden_act": "silu",
+        "attention_bias": False, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.25, "logits_scaling": 3.0, "tie_word_embeddings": True,
+    }),
+    # Every fourth layer has no positions.
+    "tiny-smollm3": (torch.bfloat16, 20, ODD | {
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_act": "silu",
+        "num_hidden_layers": 5, "no_rope_layer_interval": 4, "tie_word_embeddings": True, "pad_token_id": 0,
+        "rope_theta": 2000000.0,
+    }),
 }  # fmt: skip
 
 
@@ -106,10 +184,26 @@ class DReluMLP(nn.Module):
         return self.down_proj(torch.relu(self.gate_proj(x)) * torch.relu(self.up_proj(x)))
 
 
+class FatRelu(nn.Module):
+    """x where it is greater than the threshold, else 0 (arXiv 2402.13516)."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > self.threshold, x, 0.0)
+
+
 def build(config: dict[str, Any], dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """A float32 model with random weights that ``dtype`` holds exactly; each part matters."""
     settings = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
+    threshold = settings.get("hidden_act_param", 0.0) if settings.get("hidden_act") == "fatrelu" else None
+    if threshold is not None:
+        settings["hidden_act"] = "relu"
     implementation = config["model_type"].replace("bamboo", "llama")  # transformers has none
+    if implementation == "minicpm":  # nor of it, but of one that scales at the same places
+        implementation, settings = "granite", settings | _as_granite(settings)
     settings = AutoConfig.for_model(implementation, **settings | {"torch_dtype": "float32"})
     model = AutoModelForCausalLM.from_config(settings, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
@@ -119,7 +213,7 @@ def build(config: dict[str, Any], dtype: torch.dtype, seed: int) -> PreTrainedMo
             if name.endswith("bias"):
                 values = 0.3 * noise
             elif parameter.ndim == 1:  # norms
-                values = 1 + 0.3 * noise
+                values = (config["model_type"] not in _LESS_ONE) + 0.3 * noise
             elif "embed" in name:
                 values = 0.25 * noise
             else:
@@ -128,11 +222,32 @@ def build(config: dict[str, Any], dtype: torch.dtype, seed: int) -> PreTrainedMo
     if config["model_type"] == "bamboo":
         for layer in model.model.layers:
             layer.mlp = DReluMLP(layer.mlp)
+    if threshold is not None:
+        for layer in model.model.layers:
+            layer.mlp.act_fn = FatRelu(threshold)
     return model.eval()
 
 
+#: Their norms scale by weight + 1.
+_LESS_ONE = ("gemma3_text", "nemotron")
+
+
+def _as_granite(config: dict[str, Any]) -> dict[str, Any]:
+    """MiniCPM's scales (arXiv 2404.06395, table 2) under Granite's names."""
+    heads = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "embedding_multiplier": float(config["scale_emb"]),
+        "residual_multiplier": config["scale_depth"] / config["num_hidden_layers"] ** 0.5,
+        "attention_multiplier": heads**-0.5,
+        "logits_scaling": config["hidden_size"] / config["dim_model_base"],
+        "attention_bias": False,
+    }
+
+
 @torch.no_grad()
-def golden(model: PreTrainedModel, prompt_length: int, seed: int) -> dict[str, np.ndarray]:
+def golden(
+    model: PreTrainedModel, prompt_length: int, seed: int, count: int = STEPS
+) -> dict[str, np.ndarray]:
     ids = np.random.default_rng(seed).integers(3, VOCAB, prompt_length)
     ids[0] = 1
     prompt = torch.tensor(ids)[None]
@@ -140,7 +255,7 @@ def golden(model: PreTrainedModel, prompt_length: int, seed: int) -> dict[str, n
     cached = model(prompt, use_cache=True)
     steps, step_logits = [], []
     next_id, cache = int(whole[0, -1].argmax()), cached.past_key_values
-    for _ in range(STEPS):
+    for _ in range(count):
         result = model(torch.tensor([[next_id]]), past_key_values=cache, use_cache=True)
         cache = result.past_key_values
         steps.append(next_id)
@@ -188,7 +303,10 @@ def _varint(value: int) -> bytes:
 
 def main() -> None:
     torch.set_num_threads(1)
+    chosen = sys.argv[1:] or GOLDENS
     for seed, (name, (dtype, prompt_length, config)) in enumerate(GOLDENS.items(), start=1):
+        if name not in chosen:
+            continue
         folder = Path(__file__).parent / name
         folder.mkdir(exist_ok=True)
         model = build(config, dtype, seed)
@@ -196,9 +314,9 @@ def main() -> None:
         (folder / "tokenizer.model").write_bytes(tokenizer_model())
         tensors = {key: value.to(dtype).contiguous() for key, value in model.state_dict().items()}
         if config["tie_word_embeddings"]:
-            tensors.pop("lm_head.weight")
+            tensors.pop("lm_head.weight", None)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        arrays = golden(model, prompt_length, seed)
+        arrays = golden(model, prompt_length, seed, STEPS if prompt_length > 20 else 12)
         np.savez_compressed(folder / "golden.npz", **arrays)
         spread = float(arrays["prompt_logits"].std())
         print(

@@ -146,20 +146,36 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers() -> None
 
 def test_a_request_that_can_never_have_its_pages_is_refused() -> None:
     engine = Engine(history_model(context=200, pages=3))
-    with pytest.raises(ValueError, match="may need 4 pages of KV cache, which has 3"):
+    refused = r"the prompt has 96 tokens and the KV cache holds 96, .*: shorten the prompt, or enlarge the KV"
+    with pytest.raises(ValueError, match=refused):
         engine.add(greedy([1] * (3 * PAGE), 5))
+    fits = greedy([1] * (3 * PAGE - 5), 200, ignore_eos=True)
+    run(engine, [fits])
+    assert (len(fits.output), fits.finish_reason, fits.context_full) == (5, "length", True)
 
 
-def test_a_request_waits_for_pages_and_a_running_one_never_lacks_them() -> None:
+def test_a_request_waits_for_the_pages_of_its_prompt_and_one_for_each_that_runs() -> None:
     session = history_model(context=128, sequences=2, pages=4)
     engine = Engine(session)
-    requests = [greedy([i] * 60, 60, ignore_eos=True) for i in (1, 2)]  # four pages each, four in all
+    requests = [greedy([i] * 60, 60, ignore_eos=True) for i in (1, 2)]  # two pages each, then four
     for request in requests:
         engine.add(request)
     engine.step()
     assert requests[0].pages and not requests[1].pages
     finish(engine, requests)
     assert all(len(request.output) == 60 for request in requests)
+    assert not any(request.preempted for request in requests)
+
+
+def test_pages_come_as_tokens_do() -> None:
+    session = history_model(context=128, pages=4)
+    engine = Engine(session)
+    engine.add(request := greedy([1] * 31, 60, ignore_eos=True))
+    seen = []
+    while not request.finished:
+        engine.step()
+        seen.append(4 - session.cache.free_pages)
+    assert seen == [1, 1, 1, *[2] * 32, *[3] * 25, 0]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5])
@@ -222,6 +238,47 @@ def test_repeat_penalty_sees_the_prompt_and_the_output() -> None:
     request = Request([1, 2], params, max_tokens=3, ignore_eos=True)
     run(engine, [request])
     assert seen == [[1, 2], [1, 2, *request.output[:1]], [1, 2, *request.output[:2]]]
+
+
+@pytest.mark.parametrize("last", [0, 1, 3, 5, 100, -1])
+def test_the_repetition_penalty_costs_what_is_new(last: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long sequence is not copied for each token."""
+    request = Request([7, 8, 9, 8])
+    read = 0
+    tokens = Request.tokens
+
+    def counted(self: Request, start: int, stop: int) -> Any:
+        nonlocal read
+        read += stop - start
+        return tokens(self, start, stop)
+
+    monkeypatch.setattr(Request, "tokens", counted)
+    for new in range(20, 30):
+        every = [*request.prompt, *request.output]
+        expected = every if last < 0 else every[max(len(every) - last, 0) :]
+        for _ in range(2):  # again: a step that was interrupted is repeated
+            assert set(request.recent(last)) == set(expected)
+        request.output.append(new)
+    if last < 0:
+        assert read == len(every)
+    else:
+        assert len(request.recent(last)) == min(last, request.length)
+
+
+def test_a_short_window_of_the_repetition_penalty() -> None:
+    engine = Engine(history_model())
+    seen: list[list[int]] = []
+    inner = engine.sampler.sample
+
+    def sample(logits: Any, row: int, params: Any, position: int, recent: Any = ()) -> int:
+        seen.append(list(recent))
+        return inner(logits, row, params, position, recent)
+
+    engine.sampler.sample = sample  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0, repeat_penalty=1.5, repeat_last_n=2)
+    request = Request([3, 1, 2], params, max_tokens=2, ignore_eos=True)
+    run(engine, [request])
+    assert seen == [[1, 2], [2, request.output[0]]]
 
 
 @pytest.mark.parametrize(

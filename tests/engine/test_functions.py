@@ -4,10 +4,12 @@ What their figures mean is tested where the commands are."""
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import json
 import shutil
 import statistics
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 import hotcold
-from hotcold import LLM
+from hotcold import LLM, AsyncLLM
 from hotcold.commands import cli
 from hotcold.demo import model_path
 from hotcold.engine import fitting
@@ -81,7 +83,12 @@ def test_examples_of_the_docstrings_run(
 ) -> None:
     shutil.copy(model_path(), "model.gguf")
     (folder / "text.txt").write_text(TEXT * 40)
-    exec(source, {"hotcold": hotcold, "LLM": LLM, "Path": Path})
+    names = {"hotcold": hotcold, "LLM": LLM, "AsyncLLM": AsyncLLM, "Path": Path}
+    if "async " in source:
+        exec("async def example():\n" + textwrap.indent(source, "    "), names)
+        asyncio.run(names["example"]())
+    else:
+        exec(source, names)
     capsys.readouterr()
 
 
@@ -272,7 +279,7 @@ def test_a_benchmark(llm: LLM) -> None:
         ({"parallel": 5000}, UserError, "parallel is 5000: allowed are the whole numbers 1 to 4096"),
         ({"repetitions": 0}, UserError, "repetitions is 0"),
         ({"n_prompt": 60, "n_gen": 30}, UserError, "-p 60 and -n 30 need 90 positions: the context holds 64"),
-        ({"timeline": "x"}, UserError, "--timeline shows two backends"),
+        ({"timeline": "x"}, UserError, "--timeline shows a GPU and the CPU"),
         ({"sparsity": "off"}, UserError, "sparsity is for loading, and the model is loaded already"),
     ],
 )

@@ -30,7 +30,7 @@ from hotcold.engine.scoring import Scorer, compare
 from hotcold.engine.session import Session
 from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels import open_backend
-from hotcold.kernels._cpu import LinkError
+from hotcold.kernels._native import LinkError
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.sparse.hybrid_ffn import SplitWeights
@@ -202,8 +202,9 @@ def test_a_cold_side_that_fails(
 @pytest.mark.parametrize("hot", ["cpu", "reference"])
 def test_ctrl_c_in_a_step(half: Path, hot: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the cold side is at work on a layer; steps that go on give the same tokens."""
-    [prompt], [expected] = random_prompts(5), greedy(on_two(half), random_prompts(5), 8)
-    session = on_two(half, backend="reference", hot_backend=hot, threads=None)
+    backends = {"backend": "reference", "hot_backend": hot, "threads": None}
+    [prompt], [expected] = random_prompts(5), greedy(on_two(half, **backends), random_prompts(5), 8)
+    session = on_two(half, **backends)
     go, calls, inner = threading.Event(), itertools.count(), session.model.backend.ffn
 
     def slow(*args: Any, **more: Any) -> None:
@@ -268,10 +269,10 @@ def test_the_timeline_of_two_sides(half: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"hot_backend": None},
-            "a placement needs --hot-backend cpu or reference: there is none for GPUs yet",
-        ),
+        ({"hot_backend": None}, "--placement and --vram-budget are for a GPU, and HOTCOLD_GPU is off"),
+        ({"hot_backend": None, "gpu": "off"}, "are for a GPU: leave them out, or --gpu off"),
+        ({"gpu": "card"}, "--gpu card and --hot-backend cpu: give one of them"),
+        ({"hot_backend": None, "hot_threads": 2}, "--hot-threads needs --hot-backend cpu or reference"),
         ({"hot_backend": "gpu"}, "backend 'gpu' does not exist: choose from cpu, reference"),
         ({"vram_budget": 1 << 20}, "--placement and --vram-budget: give one of them"),
         ({"placement": None}, "--hot-backend and --hot-threads need --placement or --vram-budget"),
@@ -339,7 +340,7 @@ def test_a_budget_is_kept(tmp_path: Path, sparsity: str, chunk: int, monkeypatch
             path, LoadOptions(predictor=named if sparsity == "predicted" else None, **options)
         ).session()
         assert session.sparsity == sparsity
-        assert any("--vram-budget places neurons for the preset rtx4090-i9" in note for note in session.notes)
+        assert any("neurons are placed for the preset rtx4090-i9" in note for note in session.notes)
         hot = opened[-1].total
         held.append(hot)
         assert hot <= budget, f"{hot - budget} bytes more than the budget"

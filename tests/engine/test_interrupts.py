@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -15,11 +15,33 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.generation import generate, stream
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import Allowed, Logprobs, SamplingParams
+from hotcold.kernels.backend import PAGE
 
 #: Every how many instructions an interrupt comes; all of them take minutes.
-STRIDE = int(os.environ.get("HOTCOLD_INTERRUPT_STRIDE", "11"))
+STRIDE = int(os.environ.get("HOTCOLD_INTERRUPT_STRIDE", "61"))
 Ending = tuple[list[int], str | None, bool, list[Logprobs]]
-FILES = ("engine/engine.py", "engine/scheduler.py", "engine/request.py", "engine/llm.py", "model/kv_cache.py")
+FILES = (
+    "engine/engine.py",
+    "engine/scheduler.py",
+    "engine/prefix_cache.py",
+    "engine/request.py",
+    "engine/llm.py",
+    "model/kv_cache.py",
+)
+
+
+def watch(session: Any) -> None:
+    """From now on a row that is written to a page of several owners, or to one that may be found, fails."""
+    inner = session.transformer.run
+
+    def run() -> None:
+        batch, pool = session.transformer.batch, session.cache
+        for page in set((batch.slots[: int(batch.counts[0])] // PAGE).tolist()):
+            assert sum(page in pages for pages in pool._owned.values()) == 1, "a shared page was written"
+            assert page not in pool._keys.values(), "a page that may be found was written"
+        inner()
+
+    session.run = run
 
 
 class Interrupter:
@@ -233,20 +255,15 @@ def test_aborting_after_an_interrupt_gives_pages_and_rows_back() -> None:
 
 
 def test_shared_pages_stay_what_they_are_through_interrupts() -> None:
-    """A kept prefix of two requests: one page, which no interrupt frees, writes to or gives away."""
-    prompts = [[1] * 40, [1] * 33 + [2]]
+    """Prompts that begin alike, of requests beside each other and after them: no interrupt frees a page that
+    somebody has, or lets one be written that others may find."""
+    prompts = [[1] * 40, [1] * 33 + [2], [1] * 40 + [3]]
 
     def play(moment: int | None) -> tuple[list[Ending], int, bool]:
         engine = Engine(history_model(context=70, sequences=2, pages=4, chunk=30))
-        engine.add(first := Request(prompts[0], SamplingParams(temperature=0), max_tokens=9, ignore_eos=True))
-        while not first.output:
-            engine.step()
-        engine.session.cache.allocate("kept", 0, shared=first.pages[:1])
-        engine.abort(first)
-        requests = [
-            Request(each, SamplingParams(temperature=0), max_tokens=5, ignore_eos=True, prefix=["kept"])
-            for each in prompts
-        ]
+        watch(engine.session)
+        greedy = SamplingParams(temperature=0)
+        requests = [Request(each, greedy, max_tokens=5, ignore_eos=True) for each in prompts]
         interrupter = Interrupter(10**9 if moment is None else moment)
         try:
             with interrupter:
@@ -261,14 +278,54 @@ def test_shared_pages_stay_what_they_are_through_interrupts() -> None:
             step_to_the_end(engine, requests)
         engine.scheduler.settle()
         rows = sum(prompt for _, prompt in engine.session.transformer.row_counts)
-        assert engine.session.cache.free_pages == 3
-        engine.session.cache.release("kept")
         assert_nothing_is_held(engine)
         return list(map(ending, requests)), rows, interrupter.happened
 
     expected, rows, _ = play(None)
     assert [output for output, *_ in expected] == [follow(each, 5, ignore_eos=True) for each in prompts]
-    assert rows == 40 + 8 + 2
+    assert rows == 40 + 2 + 9
+
+    def scene(moment: int) -> bool:
+        endings, _, happened = play(moment)
+        assert endings == expected
+        return happened
+
+    assert each_moment(scene) * STRIDE > 1500
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_pages_that_are_taken_from_a_request_through_interrupts(alike: bool) -> None:
+    """Two that outgrow the cache, and a prompt that is scored: the younger one goes back to the queue."""
+    prompts, tokens = [[1] * 60, [2] * 28, [3] * 5], [8, 9, 1]
+
+    def play(moment: int) -> tuple[list[Ending], int, bool]:
+        engine = Engine(history_model(context=80, sequences=2, pages=4, chunk=64, alike=alike))
+        watch(engine.session)
+        greedy = SamplingParams(temperature=0)
+        requests = [
+            Request(each, greedy, max_tokens=n, ignore_eos=True, echo=n == 1, logprobs=0 if n == 1 else None)
+            for each, n in zip(prompts, tokens, strict=True)
+        ]
+        for request in requests:
+            engine.add(request)
+        interrupter = Interrupter(moment)
+        try:
+            with interrupter:
+                step_to_the_end(engine, requests)
+        except KeyboardInterrupt:
+            step_to_the_end(engine, requests)
+        engine.scheduler.settle()
+        assert_nothing_is_held(engine)
+        assert len(requests[2].prompt_logprobs) == 5
+        return list(map(ending, requests)), engine.scheduler.preemptions, interrupter.happened
+
+    expected, preemptions, _ = play(10**9)
+    assert preemptions == 1
+    outputs = [
+        follow(each, n, ignore_eos=True, alike=alike, scored=n == 1)
+        for each, n in zip(prompts, tokens, strict=True)
+    ]
+    assert [output for output, *_ in expected] == outputs
 
     def scene(moment: int) -> bool:
         endings, _, happened = play(moment)
@@ -315,6 +372,9 @@ def test_generations_that_are_interrupted_give_everything_back() -> None:
 
 
 class Decoder:
+    def __init__(self, shown: Iterable[int] = ()) -> None:
+        assert not shown
+
     def push(self, token: int) -> str:
         return f" {token}"
 

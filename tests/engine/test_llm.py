@@ -175,7 +175,9 @@ def test_wrong_options_are_refused(llm: LLM) -> None:
         llm.stream(PROMPT, stop=["a", ""])
     with pytest.raises(TypeError, match="unknown option 'stop': allowed are max_tokens"):
         llm.request(PROMPT, stop="a")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^unknown option 'thread': allowed are sparsity, .*, sequences$"):
+    with pytest.raises(
+        TypeError, match=r"^unknown option 'thread': allowed are sparsity, .*, cache_positions$"
+    ):
         LLM(thread=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"threads is 1\.5: a whole number is needed"):
         LLM(threads=1.5)  # type: ignore[arg-type]

@@ -186,8 +186,31 @@ def test_a_model_that_does_not_fit_in_memory_is_refused_before_it_is_read(
     ):
         reference()
     monkeypatch.setattr(memory, "available_memory", lambda: 12 << 20)
-    with pytest.raises(LoadError, match=r"use a smaller context \(-c\)"):
-        reference(sequences=100)
+    smaller = r"use a smaller KV cache \(--cache-positions\) or context \(-c\)"
+    with pytest.raises(LoadError, match=smaller):
+        reference(sequences=100, cache_positions=100 * 256)
+
+
+def test_the_cache_is_what_the_sequences_need_or_what_was_asked_for() -> None:
+    assert reference(sequences=3).cache.pages == 3 * 8
+    session = reference(sequences=3, cache_positions=300)
+    assert (session.cache.pages, session.model.context) == (10, 256)
+    small = reference(sequences=3, cache_positions=100)
+    assert (small.cache.pages, small.model.context, small.model.limits.pages_per_sequence) == (4, 100, 4)
+    with pytest.raises(LoadError, match=r"KV cache of 100 .* less than one context of 128 \(-c\)"):
+        reference(context=128, cache_positions=100)
+
+
+def test_a_cache_is_smaller_where_memory_is_short_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One context at least: less is an error. Somebody who asks for a size gets that or an error."""
+    monkeypatch.setattr(memory, "available_memory", lambda: 16 << 20)
+    session = reference(sequences=100)
+    assert 8 <= session.cache.pages < 800
+    (note,) = [note for note in session.notes if "share a KV cache" in note]
+    assert note.startswith(f"100 requests share a KV cache of {session.cache.pages * 32} positions")
+    assert "25600" in note
+    monkeypatch.undo()
+    assert not any("share a KV cache" in note for note in reference(sequences=100).notes)
 
 
 def test_enough_or_unknown_memory_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,12 +347,12 @@ def test_the_memory_check_counts_what_steps_take(monkeypatch: pytest.MonkeyPatch
     def refused(free: int) -> bool:
         monkeypatch.setattr(memory, "available_memory", lambda: free)
         try:
-            reference(sequences=4)
+            reference(sequences=4, cache_positions=1024)
         except LoadError:
             return True
         return False
 
-    session = reference(sequences=4)
+    session = reference(sequences=4, cache_positions=1024)
     config, limits = session.model.config, session.transformer.batch.limits
     with open_gguf(model_path()) as file:
         sizes.append(sum(info.nbytes for info in file.tensors.values()))
@@ -369,6 +392,6 @@ def test_threads_that_cannot_start_are_a_mistake_that_can_be_mended(monkeypatch:
     def fail(threads: int) -> None:
         raise ValueError(f"threads {threads}: only 3 can run here (out of memory): choose fewer (-t)")
 
-    monkeypatch.setattr("hotcold.kernels.cpu._cpu.Pool", fail)
+    monkeypatch.setattr("hotcold.kernels.cpu._native.Pool", fail)
     with pytest.raises(UserError, match=r"^threads 7: only 3 can run here"):
         load(None, LoadOptions(threads=7)).session()

@@ -67,9 +67,12 @@ def allocated(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     ("small", "large"),
     [
         ({"chunk": 1}, {"chunk": 256}),  # activations
-        ({"context": 2, "sequences": 16}, {"context": 2, "sequences": 512}),  # logits
-        ({}, {"sequences": 8}),  # keys and values
-        ({"sequences": 4, "cache_type": "q8_0"}, {"sequences": 4, "cache_type": "f32"}),
+        (
+            {"context": 2, "sequences": 16, "cache_positions": 2},
+            {"context": 2, "sequences": 512, "cache_positions": 2},
+        ),  # logits
+        ({"cache_positions": 256}, {"cache_positions": 2048}),  # keys and values
+        ({"cache_positions": 1024, "cache_type": "q8_0"}, {"cache_positions": 1024, "cache_type": "f32"}),
     ],
 )
 def test_what_is_needed_grows_with_what_is_allocated(
@@ -82,7 +85,7 @@ def test_what_is_needed_grows_with_what_is_allocated(
 
 def test_a_smaller_context_is_advised_where_it_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where the weights alone are too large, and always where keys and values are what is too much."""
-    options = LoadOptions(sequences=20)
+    options = LoadOptions(cache_positions=20 * 256)
     session = loading.load(None, options).session()
     cache = cache_bytes(session)
     with open_gguf(model_path()) as file:
@@ -96,4 +99,4 @@ def test_a_smaller_context_is_advised_where_it_would_do(monkeypatch: pytest.Monk
         return True
 
     advice = least(advised, monkeypatch)
-    assert 0.99 * weights <= advice <= needed(monkeypatch, sequences=20) - 0.99 * cache
+    assert 0.99 * weights <= advice <= needed(monkeypatch, cache_positions=20 * 256) - 0.99 * cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -136,3 +137,45 @@ def test_stop_strings_of_every_form() -> None:
     ):
         with pytest.raises(UserError, match=message):
             stop_strings(wrong)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=3), max_size=200), st.text("aé€𝄞", min_size=1))
+def test_of_a_long_prompt_the_end_is_enough(prompt: list[bytes], text: str) -> None:
+    """The continuation may begin within a character of the prompt."""
+    data = text.encode()
+    pieces = [*prompt, data[:1], data[1:]]
+    whole = Pieces(pieces).stream_decoder()
+    for id in range(len(prompt) + 1):
+        whole.push(id)
+    stream = TextStream(Pieces(pieces), range(len(prompt) + 1))
+    assert stream.push(len(prompt) + 1) + stream.finish() == whole.push(len(prompt) + 1) + whole.flush()
+
+
+def test_control_tokens_are_shown_where_somebody_asks(tokenizer: Tokenizer) -> None:
+    hello, eos = tokenizer.encode("Hello", add_bos=False), 2
+    for shown, text in (((), "HelloHello"), ([eos], "Hello</s>Hello"), ([1], "HelloHello")):
+        stream = TextStream(tokenizer, (), (), shown)
+        assert "".join(stream.push(id) for id in [*hello, eos, *hello]) + stream.finish() == text
+    assert tokenizer.decode([*hello, eos, *hello]) == "HelloHello"
+    stream = TextStream(tokenizer, (), ["o<"], [eos])
+    assert "".join(stream.push(id) for id in [*hello, eos]) == "Hell" and stream.stop == "o<"
+
+
+def test_long_stop_strings_cost_what_was_matched() -> None:
+    """Not what they are long: a stream is made between two steps of the engine."""
+    looks = 0
+
+    class Counted(str):
+        def __getitem__(self, key: Any) -> str:
+            nonlocal looks
+            found = super().__getitem__(key)
+            looks += len(found)
+            return found
+
+    stops = [Counted("ab" * 511 + "!" + chr(200 + i)) for i in range(16)]
+    stream = TextStream(Pieces([b"ab", b"x"]), (), stops)
+    assert looks == 0
+    for _ in range(20):
+        assert stream.push(0) == ""
+    assert stream.push(1) == "ab" * 20 + "x"
+    assert 0 < looks < 16 * 41 * 6

@@ -136,8 +136,12 @@ METADATA = {
     },
     "alignment as uint64": (model(entry(b"general.alignment", UINT64, u64(32))), "uint64: uint32 is needed"),
     "alignment as string": (model(entry(b"general.alignment", STRING, text(b"32"))), "string: uint32"),
-    "a shard": (model(entry(b"split.count", 2, struct.pack("<H", 3))), "3 shards.*one file is needed"),
-    "shards as array": (model(entry(b"split.count", ARRAY, array(0, 2, b"\2\3"))), "shards.*one file"),
+    "a part that says nothing of itself": (
+        model(entry(b"split.count", 2, struct.pack("<H", 3))),
+        "split.no is missing.*0 to 2",
+    ),
+    "parts as array": (model(entry(b"split.count", ARRAY, array(0, 2, b"\2\3"))), "count is an array of 2"),
+    "65535 parts": (model(entry(b"split.count", 2, b"\xff\xff")), "count is 65535: .*0 to 512"),
 }
 
 TENSORS = {

@@ -53,6 +53,14 @@ def test_what_was_chosen_cannot_be_chosen_from(path: Path, take: object) -> None
                 again(np.array([0]))
 
 
+def test_a_part_of_chosen_rows(path: Path) -> None:
+    with open_gguf(path) as file:
+        part = file.stored("w").take_rows(np.array([0, 3, 4, 8])).take_rows(slice(1, 3))
+        expected = file.load("w").dequantise()[[3, 4]]
+        assert part.shape == (2, 96)
+        np.testing.assert_array_equal(part.load().dequantise(), expected)
+
+
 def test_it_keeps_the_file_open(path: Path) -> None:
     """As long as nobody closes it."""
     stored = open_gguf(path).stored("w")

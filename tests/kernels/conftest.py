@@ -1,14 +1,19 @@
-"""Backends under test: the reference, and the CPU's kernels for every instruction set that this CPU has."""
+"""Backends under test: the reference, the CPU's kernels for every instruction set that this CPU has, the
+model of Vulkan's numerics, and Vulkan's devices."""
 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
 
 from hotcold.kernels.backend import Backend
 from hotcold.kernels.reference import ReferenceBackend
+from tests.mirrored_backend import MirroredBackend
+from tests.vulkan_devices import DRIVERS, FULL, open_vulkan
+from tests.vulkan_model import OrderedReference
 
 try:
     from hotcold.kernels.cpu import supported_isas
@@ -16,6 +21,12 @@ try:
     ISAS: tuple[str, ...] = tuple(supported_isas())
 except ImportError:  # the fixture then imports it again, so that every test of the CPU's kernels fails
     ISAS = ("unbuilt",)
+
+VULKAN = tuple(f"vulkan-{driver}" for driver in DRIVERS)
+#: How many parameter sets of each test are run on each software driver (and the model), where dispatches take
+#: longer than elsewhere: tests/kernels/test_vulkan_table.py has every op and type.
+SAMPLE = 4
+SLOW_SAMPLE = 1  #: likewise on SwiftShader, to which each kind of pipeline costs 0.3 s
 
 
 @functools.cache
@@ -25,20 +36,58 @@ def open_cpu(isa: str, threads: int = 2) -> Backend:
     return CPUBackend(threads=threads, isa=isa)
 
 
-@pytest.fixture(params=["reference", *(f"cpu-{isa}" for isa in ISAS)])
+def open_one(name: str, threads: int = 2) -> Backend:
+    if name == "reference":
+        return ReferenceBackend()
+    if name == "ordered":
+        return OrderedReference()
+    kind, _, which = name.partition("-")
+    backend: Backend = MirroredBackend(open_vulkan(which)) if kind == "vulkan" else open_cpu(which, threads)
+    return backend
+
+
+@pytest.fixture(params=["reference", "ordered", *(f"cpu-{isa}" for isa in ISAS), *VULKAN])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Every backend."""
-    name = str(request.param)
-    return ReferenceBackend() if name == "reference" else open_cpu(name.removeprefix("cpu-"))
+    return open_one(str(request.param))
 
 
-@pytest.fixture(params=ISAS)
-def cpu(request: pytest.FixtureRequest) -> Callable[..., Backend]:
-    """Opens the CPU's kernels, of every instruction set in turn, with a number of threads (2)."""
-    return functools.partial(open_cpu, str(request.param))
+@pytest.fixture(params=[*(f"cpu-{isa}" for isa in ISAS), *VULKAN])
+def open_exact(request: pytest.FixtureRequest) -> Callable[..., Backend]:
+    """Opens each backend whose rows have the same bits in every batch, with a number of threads (2), which
+    Vulkan's do not have."""
+    return functools.partial(open_one, str(request.param))
 
 
 @pytest.fixture(scope="session")
 def open_every() -> list[Callable[[int], Backend]]:
     """What opens the CPU's kernels with a number of threads, for each instruction set."""
     return [functools.partial(open_cpu, isa) for isa in ISAS]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves a sample of what is run on Vulkan's devices and on their model."""
+    if FULL:
+        return
+    left_out = {item for item in items if _takes_long(item)}
+    found: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        params = getattr(item, "callspec", None)
+        name = str(params.params.get("backend", params.params.get("open_exact"))) if params else ""
+        if name == "ordered" or name in VULKAN:
+            found[item.nodeid.partition("[")[0], name].append(item)
+    for (_, name), own in found.items():
+        most = SLOW_SAMPLE if "swiftshader" in name else SAMPLE
+        taken = {len(own) * i // most for i in range(most)}
+        left_out |= {item for i, item in enumerate(own) if i not in taken}
+        if name == "ordered":  # which looks less carefully at what it is given
+            left_out |= {item for item in own if "refused" in item.name}
+    items[:] = [item for item in items if item not in left_out]
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    """A case of Vulkan's op table that lavapipe alone is asked for."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return params.get("vulkan") == "swiftshader" and not getattr(params.get("case"), "everywhere", True)

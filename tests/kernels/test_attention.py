@@ -23,12 +23,12 @@ from op_truth import (
     rng,
 )
 
-from hotcold.kernels import _cpu
+from hotcold.kernels import _native
 from hotcold.kernels.backend import PAGE, SPLIT, Backend, Batch, Floats
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.kv_cache import CACHE_TYPES
 
-OpenCPU = Callable[..., Backend]
+OpenBackend = Callable[..., Backend]
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 32
 #: Heads with sinks that take nearly all of a row, hardly anything, and about as much as one position.
@@ -143,6 +143,72 @@ def same_bits(a: Floats, b: Floats) -> None:
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
+def attend_prompt(
+    backend: Backend, rows: Sequence[Row], type: str, heads: int, head_dim: int, kind: AttentionKind
+) -> Floats:
+    """Prompt rows of one sequence, all together, two kv heads."""
+    batch = make_batch(backend, [], rows)
+    q, out = (backend.zeros((batch.limits.tokens, heads, head_dim)) for _ in range(2))
+    for t, row in enumerate(rows):
+        q[t] = random_rows(rng("q", row.position), heads, head_dim)
+    backend.attention(q, *caches(backend, batch, type, head_dim), batch, out, 0.3, **options(kind))
+    return np.array(out[: len(rows)])
+
+
+#: Neighbours at the beginning, over the end of a split, and too few for a block; with gaps between.
+BLOCKS = [Row(p) for p in (*range(19), *range(236, 300), *range(509, 514), 600, 602)]
+
+
+@pytest.mark.parametrize(
+    "kind", [AttentionKind(), AttentionKind(40), AttentionKind(270, None, 5.0)], ids=shown
+)
+@pytest.mark.parametrize(
+    ("type", "heads", "head_dim"),
+    [("f16", 2, 128), ("f16", 14, 80), ("q8_0", 8, 64), ("q8_0", 4, 96), ("f16", 4, 256), ("f32", 6, 10)],
+)
+def test_rows_in_blocks_have_the_bits_of_single_rows(
+    open_exact: OpenBackend, type: str, heads: int, head_dim: int, kind: AttentionKind
+) -> None:
+    backend = open_exact()
+    whole = attend_prompt(backend, BLOCKS, type, heads, head_dim, kind)
+    for at in range(0, len(BLOCKS), 7):
+        single = attend_prompt(backend, BLOCKS[at : at + 1], type, heads, head_dim, kind)
+        same_bits(whole[at : at + 1], single)
+
+
+@pytest.mark.parametrize("type", ["f16", "q8_0", "f32"])
+@pytest.mark.parametrize("window", [None, 20])
+def test_rows_of_a_block_see_nothing_of_each_others_positions(
+    open_exact: OpenBackend, window: int | None, type: str
+) -> None:
+    """One position is NaN: rows before it, and those whose window begins behind it, do not change."""
+    backend, heads, head_dim = open_exact(), 6, 64
+    rows = [Row(p) for p in range(240, 300)]
+    batch = make_batch(backend, [], rows)
+    q = backend.zeros((batch.limits.tokens, heads, head_dim))
+    q[: len(rows)] = random_rows(rng("q"), len(rows), heads, head_dim)
+
+    def attend(broken: int | None) -> Floats:
+        pair = caches(backend, batch, type, head_dim)
+        for cache in pair:
+            if broken is not None:
+                row = cache[batch.pages[0, broken // PAGE], :, broken % PAGE]
+                if type == "q8_0":
+                    row[:, :2] = np.array([np.nan], np.float16).view(np.uint8)
+                else:
+                    row[:] = np.nan
+        out = backend.zeros(q.shape)
+        backend.attention(q, *pair, batch, out, 0.3, window=window)
+        return np.array(out[: len(rows)])
+
+    good = attend(None)
+    for broken in (240, 255, 271, 299):
+        seen = np.array([r.position >= broken and r.position - broken < (window or 1000) for r in rows])
+        got = attend(broken)
+        same_bits(got[~seen], good[~seen])
+        assert np.isnan(got[seen]).all()
+
+
 BIT_KINDS = (
     AttentionKind(window=100),
     AttentionKind(257, SINKS, 5.0),
@@ -152,8 +218,10 @@ BIT_KINDS = (
 
 @pytest.mark.parametrize("kind", BIT_KINDS, ids=shown)
 @pytest.mark.parametrize("type", ["f16", "q8_0", "f32"])
-def test_a_row_is_the_same_in_any_batch_and_as_prompt(cpu: OpenCPU, type: str, kind: AttentionKind) -> None:
-    backend = cpu()
+def test_a_row_is_the_same_in_any_batch_and_as_prompt(
+    open_exact: OpenBackend, type: str, kind: AttentionKind
+) -> None:
+    backend = open_exact()
     alone = np.vstack([run(backend, [row], [], kind, type) for row in DECODE])
     same_bits(run(backend, DECODE, [], kind, type), alone)
     same_bits(run(backend, [], DECODE, kind, type), alone)
@@ -166,17 +234,17 @@ def test_a_row_is_the_same_in_any_batch_and_as_prompt(cpu: OpenCPU, type: str, k
 
 @pytest.mark.parametrize("kind", BIT_KINDS, ids=shown)
 @pytest.mark.parametrize("threads", [2, 5])
-def test_threads_do_not_matter(cpu: OpenCPU, threads: int, kind: AttentionKind) -> None:
-    same_bits(run(cpu(threads), DECODE, PROMPT, kind), run(cpu(1), DECODE, PROMPT, kind))
+def test_threads_do_not_matter(open_exact: OpenBackend, threads: int, kind: AttentionKind) -> None:
+    same_bits(run(open_exact(threads), DECODE, PROMPT, kind), run(open_exact(1), DECODE, PROMPT, kind))
 
 
 @pytest.mark.parametrize("threads", [2, 5])
-def test_threads_do_not_matter_where_merging_is_shared_out(cpu: OpenCPU, threads: int) -> None:
+def test_threads_do_not_matter_where_merging_is_shared_out(open_exact: OpenBackend, threads: int) -> None:
     """Many splits are merged by kv head; as a prompt row the same position is one piece."""
     row = [Row(20 * SPLIT + 3)]
-    one = make_batch(cpu(1), row)
+    one = make_batch(open_exact(1), row)
     shape = (page_count(one), KV_HEADS, PAGE, 8)
-    k_cache, v_cache = (random_cache(rng(name), cpu(1), shape, "f16") for name in "kv")
+    k_cache, v_cache = (random_cache(rng(name), open_exact(1), shape, "f16") for name in "kv")
 
     def attend(backend: Backend, *, decode: bool) -> Floats:
         batch = make_batch(backend, row * decode, row * (not decode))
@@ -185,16 +253,16 @@ def test_threads_do_not_matter_where_merging_is_shared_out(cpu: OpenCPU, threads
         backend.attention(q, k_cache, v_cache, batch, out, 0.3)
         return np.array(out[:1])
 
-    single = attend(cpu(1), decode=True)
-    same_bits(attend(cpu(threads), decode=True), single)
-    same_bits(attend(cpu(threads), decode=False), single)
+    single = attend(open_exact(1), decode=True)
+    same_bits(attend(open_exact(threads), decode=True), single)
+    same_bits(attend(open_exact(threads), decode=False), single)
     k, v = own_rows(k_cache, one, row[0]), own_rows(v_cache, one, row[0])
-    Answer(attention(queries(cpu(1), one, row, 8)[0], k, v, 0.3)).check(single[0])
+    Answer(attention(queries(open_exact(1), one, row, 8)[0], k, v, 0.3)).check(single[0])
 
 
-def test_options_that_ask_for_nothing_change_no_bit(cpu: OpenCPU) -> None:
+def test_options_that_ask_for_nothing_change_no_bit(open_exact: OpenBackend) -> None:
     """A window beyond the context, sinks that weigh nothing."""
-    backend = cpu()
+    backend = open_exact()
     plain = run(backend, DECODE, PROMPT, AttentionKind())
     same_bits(run(backend, DECODE, PROMPT, AttentionKind(window=801)), plain)
     nothing = np.full(HEADS, -np.inf, np.float32)
@@ -206,7 +274,7 @@ def test_partial_results_take_no_more_scratch_than_the_window_needs() -> None:
     batch = [np.zeros(n, np.int32) for n in (4, 5, 5, 5, 5, (1, 800), 1, 1)]
     q, cache = np.zeros((5, 6, 8), np.float32), np.zeros((1, 2, PAGE, 8), np.float32)
     for window, splits in ((None, 100), (1, 1), (2, 2), (257, 2), (258, 3), (10**6, 100)):
-        program = _cpu.Program("scalar", _cpu.Pool(1), batch)
+        program = _native.Program("scalar", _native.Pool(1), batch)
         program.attention(q, cache, cache, q.copy(), 1.0, window, None, None)
         assert program.scratch_bytes == -(-5 * 2 * splits * 3 * 10 * 4 // 64) * 64
 

@@ -9,7 +9,7 @@ import pytest
 from op_truth import page_count, plain_batch, random_ffn, random_tensor, rng
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
-from hotcold.kernels import _cpu, open_backend
+from hotcold.kernels import _native, open_backend
 from hotcold.kernels.backend import PAGE, FFNTensors
 from hotcold.kernels.cpu import CPUBackend
 
@@ -30,8 +30,8 @@ def arrays(tokens: int = ROWS, sequences: int = 1, pages: int = 1, logits: int =
     return [np.zeros(shape, np.int32) for shape in shapes]
 
 
-def program(**limits: int) -> _cpu.Program:
-    return _cpu.Program("scalar", _cpu.Pool(1), arrays(**limits))
+def program(**limits: int) -> _native.Program:
+    return _native.Program("scalar", _native.Pool(1), arrays(**limits))
 
 
 def matrix(type: str, rows: int, columns: int) -> Any:
@@ -188,12 +188,12 @@ def test_batches_that_do_not_fit_are_refused(changes: dict[int, np.ndarray], mes
     for i, array in changes.items():
         batch[i] = array.astype(np.int32)
     with pytest.raises(ValueError, match=message):
-        _cpu.Program("scalar", _cpu.Pool(1), batch)
+        _native.Program("scalar", _native.Pool(1), batch)
 
 
 def test_a_batch_without_sequences_holds_no_row() -> None:
     batch = arrays(sequences=0)
-    p = _cpu.Program("scalar", _cpu.Pool(1), batch)
+    p = _native.Program("scalar", _native.Pool(1), batch)
     x = floats(ROWS, 8)
     p.add(x, x)
     p.run()
@@ -205,7 +205,7 @@ def test_a_batch_without_sequences_holds_no_row() -> None:
 def test_weights_of_another_kind_are_refused() -> None:
     x, out = floats(ROWS, 32), floats(ROWS, 32)
     sizes = 32, 32, BLOCK_TYPES["Q4_0"].id
-    panels = _cpu.WeightRows.panels(_cpu.Arena().take(_cpu.panels_size(*sizes)), *sizes)
+    panels = _native.WeightRows.panels(_native.Arena().take(_native.panels_size(*sizes)), *sizes)
     rows = matrix("Q4_0", 32, 32)
     scores = floats(32), np.zeros((ROWS, 1), np.uint64), [32], 1, None
     with pytest.raises(ValueError, match="linear: a weight is None"):
@@ -215,15 +215,19 @@ def test_weights_of_another_kind_are_refused() -> None:
         lambda p: p.embed(panels, out, 0, False),
         lambda p: p.predict(x, panels, rows, True, *scores),
         lambda p: p.predict(x, rows, panels, True, *scores),
-        lambda p: _cpu.FfnWeights(None, panels, rows, None, None, None, False, 0, 0.0, 7.0, 1.702, [32], 1),
-        lambda p: _cpu.FfnWeights(panels, rows, rows, None, None, None, False, 0, 0.0, 7.0, 1.702, [32], 1),
+        lambda p: _native.FfnWeights(
+            None, panels, rows, None, None, None, False, 0, 0.0, 7.0, 1.702, [32], 1
+        ),
+        lambda p: _native.FfnWeights(
+            panels, rows, rows, None, None, None, False, 0, 0.0, 7.0, 1.702, [32], 1
+        ),
     ):
         with pytest.raises(ValueError, match="these weights lie in panels, rows are needed"):
             call(program())
     with pytest.raises(ValueError, match="do not fit each other"):
-        _cpu.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0, 7.0, 1.702, [32], 1)
+        _native.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0, 7.0, 1.702, [32], 1)
     with pytest.raises(ValueError, match="it needs a gate"):
-        _cpu.FfnWeights(None, rows, rows, None, None, None, False, 1, 0.0, 7.0, 1.702, [32], 1)
+        _native.FfnWeights(None, rows, rows, None, None, None, False, 1, 0.0, 7.0, 1.702, [32], 1)
 
 
 def test_rows_are_those_of_tokens_or_of_logits() -> None:

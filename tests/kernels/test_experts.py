@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from expert_layers import Layer, choices, make_layer
 from op_truth import (
     FFNKind,
     ffn,
@@ -23,7 +24,7 @@ from op_truth import (
     to_words,
 )
 
-from hotcold.formats.blocks import Tensor
+from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import (
     FFN_COUNTS,
     Backend,
@@ -34,93 +35,10 @@ from hotcold.kernels.backend import (
     PredictorTensors,
 )
 
-OpenCPU = Callable[..., Backend]
+OpenBackend = Callable[..., Backend]
 
 #: (decode rows, prompt rows) of a step
 STEPS = ((1, 0), (2, 0), (16, 0), (0, 1), (0, 70), (3, 9), (16, 17))
-
-
-RELU = FFNKind()
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Experts as a file has them, and as FFNs by themselves; None: an expert without neurons, which may still
-    have a bias."""
-
-    tensors: FFNTensors
-    experts: tuple[FFNTensors | None, ...]
-    biases: np.ndarray | None  # [E, D]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [each.up.shape[0] if each else 0 for each in self.experts]
-
-    @property
-    def word_begins(self) -> list[int]:
-        return [0, *np.cumsum([-(-n // 64) for n in self.sizes])]
-
-
-@functools.cache
-def make_layer(
-    k: int,
-    sizes: tuple[int, ...],
-    dim: int,
-    types: tuple[str, str, str],
-    kind: FFNKind = RELU,
-    layout: str = "by_neuron",
-) -> Layer:
-    """By output, sizes other than 0 are equal."""
-    random, rows, by_output = rng("experts", sizes, types, kind), sum(sizes), layout == "by_output"
-    some = sum(n > 0 for n in sizes)
-    shape = (some * dim, max(sizes)) if by_output else (rows, dim)
-    down = random_tensor(random, types[2], *shape, scale=max(sizes) ** -0.5)
-    bias = [random_rows(random, n) * np.float32(0.3) if kind.biases else None for n in (rows, rows)]
-    biases = random_rows(random, len(sizes), dim) * np.float32(0.3) if kind.biases else None
-    ends = tuple(int(end) for end in np.cumsum(sizes))
-    whole = FFNTensors(
-        gate=random_tensor(random, types[0], rows, dim) if kind.gated else None,
-        up=random_tensor(random, types[1], rows, dim),
-        down=down,
-        down_layout=layout,
-        activation=kind.activation,
-        threshold=kind.threshold,
-        gate_bias=bias[0] if kind.gated else None,
-        up_bias=bias[1],
-        down_bias=biases if biases is None or len(sizes) > 1 else biases[0],
-        experts=len(sizes),
-        chosen=k,
-        expert_ends=ends if len(set(sizes)) > 1 else None,
-    )
-    experts: list[FFNTensors | None] = []
-    outputs = 0
-    for first, end in pairwise((0, *ends)):
-        own = slice(first, end)
-        if first == end:
-            experts.append(None)
-            continue
-        assert isinstance(whole.up, Tensor) and isinstance(whole.gate, Tensor | None)
-        experts.append(
-            FFNTensors(
-                gate=None if whole.gate is None else whole.gate.take_rows(own),
-                up=whole.up.take_rows(own),
-                down=down.take_rows(slice(outputs, outputs + dim) if by_output else own),
-                down_layout=layout,
-                activation=kind.activation,
-                threshold=kind.threshold,
-                gate_bias=None if whole.gate_bias is None else whole.gate_bias[own],
-                up_bias=None if whole.up_bias is None else whole.up_bias[own],
-            )
-        )
-        outputs += dim
-    return Layer(whole, tuple(experts), biases)
-
-
-def choices(key: object, rows: int, experts: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random ids, ascending in each row, and factors."""
-    random = rng("chosen", key)
-    ids = np.array([random.permutation(experts)[:k] for _ in range(rows)], np.int32).reshape(rows, k)
-    return np.sort(ids, axis=1), random.uniform(0.1, 1, (rows, k)).astype(np.float32)
 
 
 @functools.cache
@@ -377,6 +295,24 @@ def test_experts_need_a_choice(backend: Backend) -> None:
         backend.ffn(x, weights, batch, out, skip=True)
 
 
+@pytest.mark.parametrize(
+    ("experts", "k", "words"),
+    [
+        (1025, 2, r"of 1025 experts: up to 1024 are allowed"),
+        (40, 33, r"k 33 of 40 experts: 1 to 32 are allowed"),
+    ],
+)
+def test_more_experts_than_kernels_have_room_for(backend: Backend, experts: int, k: int, words: str) -> None:
+    rows = quantise(np.zeros((experts, 32), np.float32), "F32")
+    ffn = FFNTensors(None, rows, rows, "by_neuron", "relu", experts=experts, chosen=k)
+    with pytest.raises(ValueError, match=f"ffn {words}"):
+        backend.ffn_weights(ffn)
+    first, threshold = quantise(np.zeros((32, 32), np.float32), "F32"), np.zeros(experts, np.float32)
+    predictor = PredictorTensors(first, rows, threshold, True, experts=experts, chosen=k)
+    with pytest.raises(ValueError, match=f"predictor {words}"):
+        backend.predictor_weights(predictor)
+
+
 @pytest.mark.parametrize("types", [("F32", "F16"), ("Q8_0", "Q4_0")], ids=str)
 @pytest.mark.parametrize("relu", [True, False])
 def test_predictors_share_their_first_factor(backend: Backend, types: tuple[str, str], relu: bool) -> None:
@@ -425,16 +361,16 @@ BITS = [
 
 @pytest.mark.parametrize(("activation", "type", "layout"), BITS, ids=str)
 def test_rows_are_the_same_in_any_batch_and_on_any_threads(
-    cpu: OpenCPU, activation: str, type: str, layout: str
+    open_exact: OpenBackend, activation: str, type: str, layout: str
 ) -> None:
     """Alone, among others as decode rows, in prompts of any length; exact is off."""
     layer = make_layer(3, (992,) * 6, 64, (type,) * 3, FFNKind(activation), layout)
     x, chosen = random_rows(rng("x"), 80, 64), choices("bits", 80, 6, 3)
-    backend = cpu()
+    backend = open_exact()
     weights = backend.ffn_weights(layer.tensors)
 
     def part(rows: slice, decode: int, with_threads: int = 2, *, skip: bool = False) -> np.ndarray:
-        b = cpu(with_threads)
+        b = open_exact(with_threads)
         w = weights if with_threads == 2 else b.ffn_weights(layer.tensors)
         return run(b, w, x[rows], decode, (chosen[0][rows], chosen[1][rows]), skip=skip)[0]
 

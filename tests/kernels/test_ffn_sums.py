@@ -14,7 +14,7 @@ from op_truth import plain_batch, random_rows, rng, to_words
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights
 
-OpenCPU = Callable[..., Backend]
+OpenBackend = Callable[..., Backend]
 Floats = np.ndarray
 
 DIM = 5
@@ -80,7 +80,7 @@ def of_all_magnitudes(neurons: int, *key: object) -> Floats:
 
 
 @pytest.mark.parametrize("neurons", [1, 64, 65, 128, 191, 192, 400, 64 * 13, 64 * 43 * 2 + 7, 64 * 140 + 1])
-def test_leaves_are_summed_in_a_tree(cpu: OpenCPU, neurons: int) -> None:
+def test_leaves_are_summed_in_a_tree(open_exact: OpenBackend, neurons: int) -> None:
     """With gaps of every size in what fires, whatever the threads; and the order does matter here."""
     down = of_all_magnitudes(neurons)
     random = rng("fires", neurons)
@@ -88,7 +88,7 @@ def test_leaves_are_summed_in_a_tree(cpu: OpenCPU, neurons: int) -> None:
     fires[3, neurons // 5 : neurons // 2] = False
     expected = expected_sum(down, fires)
     for threads in THREADS:
-        backend = cpu(threads)
+        backend = open_exact(threads)
         np.testing.assert_array_equal(run(backend, layer(backend, down), fires), expected)
     if neurons > 1000:
         in_turn = np.add.accumulate(down)[-1]
@@ -112,7 +112,7 @@ def test_the_piece_of_work_changes_no_sum(
 
 
 @pytest.mark.parametrize("neurons", [64, 200, 64 * 13, 64 * 140 + 1])
-def test_a_prompt_row_is_summed_as_a_decode_row(cpu: OpenCPU, neurons: int) -> None:
+def test_a_prompt_row_is_summed_as_a_decode_row(open_exact: OpenBackend, neurons: int) -> None:
     """With biases that leave whole leaves without any neuron that fires."""
     down = of_all_magnitudes(neurons)
     up = np.zeros((neurons, DIM), np.float32)
@@ -122,7 +122,7 @@ def test_a_prompt_row_is_summed_as_a_decode_row(cpu: OpenCPU, neurons: int) -> N
     rows = np.eye(4, DIM, dtype=np.float32)[np.arange(70) % 4]
     fires = rows @ up.T > 0
     expected = expected_sum(down, fires[:4])[np.arange(70) % 4]
-    backend = cpu()
+    backend = open_exact()
     weights = backend.ffn_weights(tensors)
     for decode in (0, 16):
         batch = plain_batch(backend, decode, 70 - decode)

@@ -33,8 +33,10 @@ from hotcold.kernels.backend import (
     PredictorTensors,
     RopeTable,
 )
+from hotcold.kernels.cpu import CPUBackend, supported_isas
+from hotcold.kernels.fetching import Fetching, default_fetching, use_fetching
 
-OpenCPU = Callable[..., Backend]
+OpenBackend = Callable[..., Backend]
 
 TYPES = tuple(BLOCK_TYPES)
 LAYOUTS = ("by_neuron", "by_output")
@@ -80,8 +82,8 @@ def tensors_of(type: str, activation: str, layout: str, *, gated: bool = True) -
 @pytest.mark.parametrize("activation", SPARSE_ACTIVATIONS)
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_exact_is_off(cpu: OpenCPU, activation: str, type: str, layout: str) -> None:
-    backend, x = cpu(), random_rows(rng("x"), 16, shape_of(type)[1])
+def test_exact_is_off(open_exact: OpenBackend, activation: str, type: str, layout: str) -> None:
+    backend, x = open_exact(), random_rows(rng("x"), 16, shape_of(type)[1])
     for gated in (True, False) if activation != "drelu" else (True,):
         weights = backend.ffn_weights(tensors_of(type, activation, layout, gated=gated))
         for rows in (1, 16):
@@ -92,9 +94,11 @@ def test_exact_is_off(cpu: OpenCPU, activation: str, type: str, layout: str) -> 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("skip", [True, False])
-def test_an_ffn_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str, layout: str, skip: bool) -> None:
+def test_an_ffn_row_is_the_same_in_any_batch(
+    open_exact: OpenBackend, type: str, layout: str, skip: bool
+) -> None:
     """Alone, among 2 to 16 decode rows, beside prompt rows; also where others' masks name other neurons."""
-    backend, x = cpu(), random_rows(rng("x"), 24, shape_of(type)[1])
+    backend, x = open_exact(), random_rows(rng("x"), 24, shape_of(type)[1])
     weights = backend.ffn_weights(tensors_of(type, "relu", layout))
     masks = rng("masks").random((24, shape_of(type)[0])) < 0.2
     for mask in (None, masks):
@@ -114,8 +118,8 @@ def test_an_ffn_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str, layout: st
 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_ffn_prompt_row_is_the_same_in_any_chunk(cpu: OpenCPU, type: str, layout: str) -> None:
-    backend, x = cpu(), random_rows(rng("x"), 70, shape_of(type)[1])
+def test_an_ffn_prompt_row_is_the_same_in_any_chunk(open_exact: OpenBackend, type: str, layout: str) -> None:
+    backend, x = open_exact(), random_rows(rng("x"), 70, shape_of(type)[1])
     weights = backend.ffn_weights(tensors_of(type, "drelu", layout))
     whole = run_ffn(backend, weights, x, 0, skip=True)
     for start, stop in pairwise((0, 1, 3, 16, 33, 70)):
@@ -123,9 +127,9 @@ def test_an_ffn_prompt_row_is_the_same_in_any_chunk(cpu: OpenCPU, type: str, lay
 
 
 @pytest.mark.parametrize("type", TYPES)
-def test_a_linear_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str) -> None:
+def test_a_linear_row_is_the_same_in_any_batch(open_exact: OpenBackend, type: str) -> None:
     columns = 544 if BLOCK_TYPES[type].weights <= 32 else 768
-    backend, x = cpu(), random_rows(rng("x"), 40, columns)
+    backend, x = open_exact(), random_rows(rng("x"), 40, columns)
     matrix = backend.matrix(random_tensor(rng("linear"), type, 100, columns))
 
     def run(rows: np.ndarray, decode: int) -> np.ndarray:
@@ -157,8 +161,8 @@ def run_attention(backend: Backend, rows: Iterable[tuple[Row, bool]], type: str 
 
 
 @pytest.mark.parametrize("type", ["f16", "q8_0"])
-def test_an_attention_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str) -> None:
-    run = functools.partial(run_attention, cpu(), type=type)
+def test_an_attention_row_is_the_same_in_any_batch(open_exact: OpenBackend, type: str) -> None:
+    run = functools.partial(run_attention, open_exact(), type=type)
     decode = [(Row(position, s), True) for s, position in enumerate((0, 31, 32, 255, 256, 511, 600))]
     prompt = [(Row(position, 7), False) for position in range(240, 290)]
     alone = np.vstack([run([row]) for row in decode])
@@ -171,11 +175,11 @@ def test_an_attention_row_is_the_same_in_any_batch(cpu: OpenCPU, type: str) -> N
 
 
 @pytest.mark.parametrize("type", ["f16", "q8_0"])
-def test_a_prompt_row_attends_as_a_decode_row(cpu: OpenCPU, type: str) -> None:
+def test_a_prompt_row_attends_as_a_decode_row(open_exact: OpenBackend, type: str) -> None:
     rows = [Row(position, 0) for position in (0, 33, 255, 256, 300)]
     same_bits(
-        run_attention(cpu(), [(row, True) for row in rows], type),
-        run_attention(cpu(), [(row, False) for row in rows], type),
+        run_attention(open_exact(), [(row, True) for row in rows], type),
+        run_attention(open_exact(), [(row, False) for row in rows], type),
     )
 
 
@@ -226,15 +230,32 @@ def one_of_each(backend: Backend) -> list[np.ndarray]:
     return results
 
 
-def test_replay_is_immediate_and_threads_do_not_matter(cpu: OpenCPU) -> None:
-    single = one_of_each(cpu(1))
+def test_replay_is_immediate_and_threads_do_not_matter(open_exact: OpenBackend) -> None:
+    single = one_of_each(open_exact(1))
     for threads in (2, 5):
-        for actual, expected in zip(one_of_each(cpu(threads)), single, strict=True):
+        for actual, expected in zip(one_of_each(open_exact(threads)), single, strict=True):
             same_bits(actual, expected)
 
 
 @pytest.mark.parametrize("threads", [2, 5])
-def test_threads_do_not_matter_to_attention(cpu: OpenCPU, threads: int) -> None:
+def test_threads_do_not_matter_to_attention(open_exact: OpenBackend, threads: int) -> None:
     rows = [(Row(position, s), True) for s, position in enumerate((5, 300, 600, 255))]
     rows += [(Row(position, 4), False) for position in range(200, 270)]
-    same_bits(run_attention(cpu(threads), rows), run_attention(cpu(1), rows))
+    same_bits(run_attention(open_exact(threads), rows), run_attention(open_exact(1), rows))
+
+
+@pytest.mark.parametrize("isa", supported_isas())
+def test_how_far_weights_are_fetched_changes_nothing(isa: str) -> None:
+    backend, x = CPUBackend(2, isa), random_rows(rng("x"), 5, shape_of("Q4_0")[1])
+    weights = [backend.ffn_weights(tensors_of("Q4_0", "relu", layout)) for layout in LAYOUTS]
+    mask = rng("masks").random((5, shape_of("Q4_0")[0])) < 0.2
+    runs = [(each, some) for each in weights for some in (None, mask)]
+    seen = []
+    try:
+        for fetching in (default_fetching(), (0, 1), (64, 2), (1000, 1), (1 << 20, 2)):
+            use_fetching(Fetching(*fetching))
+            seen.append(np.vstack([run_ffn(backend, each, x, 2, some, skip=True) for each, some in runs]))
+    finally:
+        use_fetching(default_fetching())
+    for other in seen[1:]:
+        same_bits(other, seen[0])

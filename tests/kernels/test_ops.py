@@ -197,6 +197,23 @@ def test_norm_of_each_head(backend: Backend) -> None:
     Answer(values / np.sqrt((values**2).mean(axis=-1, keepdims=True) + 1e-6) * weight).check(buffer[:3])
 
 
+@pytest.mark.parametrize("centre", [False, True])
+def test_norm_of_all_heads_together(backend: Backend, centre: bool) -> None:
+    x = random_rows(rng("heads"), 3, 5, 22)
+    weight, bias = random_rows(rng("weight"), 2, 110)
+    batch = plain_batch(backend, 1, 2)
+    buffer = buffers(backend, batch, x)
+    backend.norm(buffer, Norm(weight, bias, 1e-6, centre), batch, buffer)
+    values = x.reshape(3, -1).astype(np.float64)
+    if centre:
+        values -= values.mean(axis=1, keepdims=True)
+    values = values / np.sqrt((values**2).mean(axis=1, keepdims=True) + 1e-6) * weight + bias
+    Answer(values).check(buffer[:3].reshape(3, -1))
+    for wrong in (weight[:44].copy(), weight[:21].copy()):
+        with pytest.raises(ValueError, match=r"norm|shapes"):
+            backend.norm(buffer, Norm(wrong, None, 1e-6), batch, buffer)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("head_dim", "rotary"), [(64, 64), (10, 10), (80, 32), (6, 2)])
 def test_rope(backend: Backend, interleaved: bool, head_dim: int, rotary: int) -> None:
@@ -448,6 +465,19 @@ def test_add_and_gather(backend: Backend) -> None:
     backend.add(total, y, batch)
     np.testing.assert_array_equal(total[:5], x[:5] + y[:5])
     np.testing.assert_array_equal(total[5:], x[5:])
+    for keep, scale in ((1.0, 0.22), (12.0, 0.0), (0.0, 3.5), (0.5, -2.0)):
+        scaled = x.copy()
+        backend.add(scaled, y, batch, keep=keep, scale=scale)
+        expected = np.float32(keep) * x[:5] + np.float32(scale) * y[:5]
+        np.testing.assert_allclose(scaled[:5], expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(scaled[5:], x[5:])
+    cleared = np.full_like(x, np.nan)
+    backend.add(cleared, x, batch, keep=0, scale=1)
+    np.testing.assert_array_equal(cleared[:5], x[:5])
+    backend.add(cleared, np.full_like(x, np.inf), batch, keep=0, scale=0)
+    assert (cleared[:5] == 0).all() and np.isnan(cleared[5:]).all()
+    backend.add(total, total, batch, keep=0, scale=2)
+    np.testing.assert_array_equal(total[:5], 2 * (x[:5] + y[:5]))
     out = filled(backend, batch.limits.logits, 33)
     backend.gather(x, batch, out)
     np.testing.assert_array_equal(out[:3], x[[4, 0, 1]])

@@ -13,12 +13,12 @@ from packed_layout import packed_panels, packed_rows
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
 from hotcold.formats.files import RegularFile
 from hotcold.formats.gguf import open_gguf, write_gguf
-from hotcold.kernels import _cpu
+from hotcold.kernels import _native
 from hotcold.kernels.cpu import CPUBackend
 
 QUANTISED = [type for type in BLOCK_TYPES.values() if type.weights > 1]
 FLOATS = [type for type in BLOCK_TYPES.values() if type.weights == 1]
-POOL = _cpu.Pool(2)
+POOL = _native.Pool(2)
 any_type = pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
 quantised = pytest.mark.parametrize("type", QUANTISED, ids=lambda type: type.name)
 floats = pytest.mark.parametrize("type", FLOATS, ids=lambda type: type.name)
@@ -30,14 +30,14 @@ def random_tensor(type: BlockType, rows: int, columns: int, seed: int = 0) -> Te
     return Tensor(type, (rows, columns), data)
 
 
-def rows_for(type: BlockType, count: int, columns: int) -> _cpu.WeightRows:
+def rows_for(type: BlockType, count: int, columns: int) -> _native.WeightRows:
     size = type.row_bytes(columns)
-    return _cpu.WeightRows(_cpu.Arena().take(count * size), 0, size, count, columns, type.id)
+    return _native.WeightRows(_native.Arena().take(count * size), 0, size, count, columns, type.id)
 
 
-def panels_for(type: BlockType, dim: int, neurons: int) -> _cpu.WeightRows:
+def panels_for(type: BlockType, dim: int, neurons: int) -> _native.WeightRows:
     sizes = dim, neurons, type.id
-    return _cpu.WeightRows.panels(_cpu.Arena().take(_cpu.panels_size(*sizes)), *sizes)
+    return _native.WeightRows.panels(_native.Arena().take(_native.panels_size(*sizes)), *sizes)
 
 
 def stored(folder: Path, tensor: Tensor, before: bytes = b"x" * 13) -> tuple[RegularFile, int]:
@@ -48,7 +48,7 @@ def stored(folder: Path, tensor: Tensor, before: bytes = b"x" * 13) -> tuple[Reg
 
 
 def read(
-    weights: _cpu.WeightRows,
+    weights: _native.WeightRows,
     folder: Path,
     tensor: Tensor,
     *,
@@ -101,8 +101,8 @@ def test_transposition_of_floats(type: BlockType, shape: tuple[int, int], tmp_pa
 def test_pairs_share_a_memory_and_keep_to_their_rows(type: BlockType) -> None:
     size, count = type.row_bytes(512), 5
     up, down = (random_tensor(type, count, 512, seed) for seed in range(2))
-    memory = _cpu.Arena().take(2 * count * size)
-    weights = [_cpu.WeightRows(memory, at, 2 * size, count, 512, type.id) for at in (0, size)]
+    memory = _native.Arena().take(2 * count * size)
+    weights = [_native.WeightRows(memory, at, 2 * size, count, 512, type.id) for at in (0, size)]
     for each, tensor in zip(weights, (up, down), strict=True):
         each.pack(tensor.data, POOL)
     assert [each.packed() for each in weights] == [packed_rows(up), packed_rows(down)]
@@ -190,7 +190,7 @@ def test_tensors_that_do_not_fit_panels_are_refused(shape: tuple[int, int], by_o
 
 def test_panels_outside_their_memory_are_refused() -> None:
     with pytest.raises(ValueError, match="panels lie outside their memory"):
-        _cpu.WeightRows.panels(_cpu.Arena().take(100), 33, 64, 2)
+        _native.WeightRows.panels(_native.Arena().take(100), 33, 64, 2)
 
 
 def test_a_file_that_ends_early(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hotcold.formats.blocks import Tensor, quantise
 from hotcold.kernels.backend import Backend, Floats, Ints
 from hotcold.kernels.reference_matrix import quantise_input
 
-OpenCPU = Callable[..., Backend]
+OpenBackend = Callable[..., Backend]
 
 
 class Kind(NamedTuple):
@@ -191,14 +191,14 @@ def same_bits(a: tuple[Ints, Floats], b: tuple[Ints, Floats]) -> None:
 
 @pytest.mark.parametrize("type", ["F32", "Q8_0"])
 @pytest.mark.parametrize("model", ["gpt-oss", "deepseek-v3", "largest"])
-def test_a_row_is_the_same_in_any_batch(cpu: OpenCPU, model: str, type: str) -> None:
+def test_a_row_is_the_same_in_any_batch(open_exact: OpenBackend, model: str, type: str) -> None:
     """Alone, among decode rows, as a prompt row, with any number of threads."""
     case, x = Case.random(model, type), random_rows(rng("bits"), 40, 96)
-    alone = [case.run(cpu(), row[None], 1) for row in x]
+    alone = [case.run(open_exact(), row[None], 1) for row in x]
     all_alone = np.vstack([ids for ids, _ in alone]), np.vstack([factors for _, factors in alone])
     for threads in (1, 2, 5):
         for decode in (0, 1, 7, 16):
-            same_bits(case.run(cpu(threads), x, decode), all_alone)
+            same_bits(case.run(open_exact(threads), x, decode), all_alone)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_what_no_router_has_is_refused(
         backend.router(backend.zeros((rows, 4)), matrix, batch, ids, factors, **options)
 
 
-def test_a_program_routes_what_it_finds(cpu: OpenCPU) -> None:
+def test_a_program_routes_what_it_finds(open_exact: OpenBackend) -> None:
     """Recorded once, run with other rows; nothing is done at record."""
-    backend, case = cpu(), Case.random("gpt-oss")
+    backend, case = open_exact(), Case.random("gpt-oss")
     batch = plain_batch(backend, 2, 3)
     rows = batch.limits.tokens
     x, ids, factors = backend.zeros((rows, 96)), backend.zeros((rows, 4), np.int32), backend.zeros((rows, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from plain_forward import Model
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import TensorInfo
 from hotcold.model.config import Config, ModelError
-from hotcold.model.families import FAMILIES
+from hotcold.model.families import FAMILIES, Scales
 
 
 def infos(*names: str, vocab: int = 61, dim: int = 48) -> dict[str, TensorInfo]:
@@ -44,7 +45,7 @@ def test_a_llama() -> None:
     assert config.neurons == (70, 90)
     assert (config.activation, config.threshold, config.gated) == ("silu", 0.0, True)
     assert config.down_layout == "by_output"
-    assert (config.rope.dim, config.rope.base, config.rope.interleaved) == (10, 5000.0, True)
+    assert (config.ropes[0].dim, config.ropes[0].base, config.ropes[0].interleaved) == (10, 5000.0, True)
     assert config.norm_eps == 1e-5
 
 
@@ -59,7 +60,7 @@ def test_what_a_file_may_leave_out() -> None:
             feed_forward_length=np.uint32(100),
         )
     )
-    assert (config.kv_heads, config.head_dim, config.rope.dim, config.rope.base) == (6, 8, 8, 10000.0)
+    assert (config.kv_heads, config.head_dim, config.ropes[0].dim, config.ropes[0].base) == (6, 8, 8, 10000.0)
     assert config.neurons == (100, 100)
 
 
@@ -83,28 +84,102 @@ def test_the_activation_follows_from_the_magic_unless_the_file_says_it(
 
 
 def test_rope_scaling() -> None:
-    assert read(metadata(rope__scaling__type="none")).rope.linear_factor == 1
-    assert read(metadata(rope__scaling__type="linear", rope__scaling__factor=4.0)).rope.linear_factor == 4
-    assert read(metadata(rope__scale_linear=2.0)).rope.linear_factor == 2
+    assert read(metadata(rope__scaling__type="none")).ropes[0].linear_factor == 1
+    assert read(metadata(rope__scaling__type="linear", rope__scaling__factor=4.0)).ropes[0].linear_factor == 4
+    assert read(metadata(rope__scale_linear=2.0)).ropes[0].linear_factor == 2
 
 
-def test_an_attention_window_limits_the_context() -> None:
-    config = read(metadata(attention__sliding_window=32))
-    assert config.context == 32
-    assert config.notes == ("context is 32 of 96 positions: attention beyond its window is not supported",)
-    assert read(metadata(attention__sliding_window=96)).notes == read(metadata()).notes == ()
+def windows(**changes: Any) -> list[int | None]:
+    return [layer.window for layer in read(metadata(**changes)).positions]
+
+
+def test_windows_are_the_familys_unless_the_file_says_which_layers_have_them() -> None:
+    assert windows() == windows(attention__sliding_window=96) == windows(attention__sliding_window=0)
+    assert windows() == [None, None]
+    assert windows(attention__sliding_window=32) == [32, 32]
+    pattern = "attention__sliding_window_pattern"
+    assert windows(**{pattern: 2}, attention__sliding_window=32) == [32, None]
+    assert windows(**{pattern: 0}, attention__sliding_window=32) == [32, 32]
+    assert windows(**{pattern: [False, True]}, attention__sliding_window=32) == [None, 32]
+    assert windows(**{pattern: np.array([1, 0])}, attention__sliding_window=32) == [32, None]
+    assert read(metadata(attention__sliding_window=32)).context == 96
 
 
 @pytest.mark.parametrize(
     ("architecture", "activation", "interleaved"),
-    [("qwen2", "silu", False), ("qwen3", "silu", False), ("falcon", "gelu", False), ("llama", "silu", True)],
+    [
+        ("qwen2", "silu", False),
+        ("qwen3", "silu", False),
+        ("falcon", "gelu_erf", False),
+        ("llama", "silu", True),
+    ],
 )
 def test_a_familys_facts(architecture: str, activation: str, interleaved: bool) -> None:
     layer_norm = architecture == "falcon"
     config = read(Model(architecture, activation=activation, layer_norm=layer_norm).metadata())
     assert (config.architecture, config.activation) == (architecture, activation)
-    assert config.rope.interleaved is interleaved
+    assert config.ropes[0].interleaved is interleaved
     assert (config.family.norm == "layer") is config.family.parallel is layer_norm
+
+
+def of(architecture: str, **changes: Any) -> Config:
+    """A model of a family, with a llama's keys and others (dots are written ``__``)."""
+    keys = {key.replace("llama.", f"{architecture}."): value for key, value in metadata().items()}
+    keys |= {f"{architecture}.{name.replace('__', '.')}": value for name, value in changes.items()}
+    eps = "attention.layer_norm_epsilon"
+    return read(keys | {"general.architecture": architecture, f"{architecture}.{eps}": 1e-5})
+
+
+def test_layers_with_a_window_have_a_rotation_of_their_own() -> None:
+    scaled = {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0, "attention__sliding_window": 8}
+    seen = of("gemma3", block_count=7, feed_forward_length=9, **scaled).positions
+    assert [layer.window for layer in seen] == [8, 8, 8, 8, 8, None, 8]
+    kinds = {(layer.rope.base, layer.rope.linear_factor) for layer in seen if layer.rope}
+    assert kinds == {(5000.0, 8.0), (10000.0, 1.0)}
+    assert [rope.base for rope in of("gemma3", rope__freq_base_swa=70.0, **scaled).ropes] == [70]
+    assert [(rope.base, rope.linear_factor) for rope in of("llama", **scaled).ropes] == [(5000, 8)]
+
+
+#: Of eight layers with a window, as the families' publishers say: the base of each, and whether YaRN holds;
+#: None: no rotation.
+ROTATIONS: dict[str, list[tuple[float, bool] | None]] = {
+    "gemma3": [(1e4, False)] * 5 + [(5000.0, True)] + [(1e4, False)] * 2,
+    "olmo2": ([(5000.0, False)] * 3 + [(5000.0, True)]) * 2,
+    "smallthinker": [None, (5000.0, True), (5000.0, True), (5000.0, True)] * 2,
+}
+
+
+@pytest.mark.parametrize("window", [95, 96, 97, 4096])
+@pytest.mark.parametrize("architecture", ROTATIONS)
+def test_rotations_go_by_the_kind_of_layer_also_where_windows_reach_the_context(
+    architecture: str, window: int
+) -> None:
+    facts: dict[str, Any] = {"block_count": 8, "feed_forward_length": 9}
+    facts |= {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    seen = of(architecture, **facts, attention__sliding_window=window).positions
+    rotations = [layer.rope and (layer.rope.base, layer.rope.yarn is not None) for layer in seen]
+    assert rotations == ROTATIONS[architecture]
+    assert {layer.window for layer in seen} == ({95, None} if window < 96 else {None})
+    without = of(architecture, **facts, attention__sliding_window=0)
+    assert {layer.rope and layer.rope.base for layer in without.positions} == {5000.0}
+
+
+def test_layers_without_positions() -> None:
+    seen = of("smollm3", block_count=5, feed_forward_length=9).positions
+    assert [layer.rope is None for layer in seen] == [False, False, False, True, False]
+    assert of("opt").ropes == ()
+
+
+def test_scales_are_the_files_or_those_that_its_family_implies() -> None:
+    assert of("llama").scales == Scales()
+    assert of("minicpm").scales == Scales(12, pytest.approx(1.4 / 2**0.5), 48 / 256)
+    assert of("minicpm", embedding_scale=3.0, logit_scale=0.0).scales.embedding == 3
+    assert of("gemma3").scales == Scales(pytest.approx(48**0.5))
+    largest = of("gemma3", block_count=62, feed_forward_length=9).scales
+    assert largest.attention == pytest.approx((48 / 6) ** -0.5)
+    four = {"embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0, "attention__scale": 0.015625}
+    assert of("granite", **four).scales == Scales(12, 0.22, 8, 0.015625)
+    assert of("granite", attention__scale=0.0, residual_scale=0.0).scales == Scales()
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -150,13 +225,30 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rope__dimension_count": 0}, "llama.rope.dimension_count is 0"),
     ({"rope__freq_base": 0.0}, "llama.rope.freq_base is 0.0"),
     ({"rope__freq_base": float("inf")}, "llama.rope.freq_base is inf"),
-    ({"rope__scaling__type": "yarn"}, "llama.rope.scaling.type is 'yarn': choose from none, linear"),
+    ({"rope__scaling__type": "ntk"}, "llama.rope.scaling.type is 'ntk': choose from none, linear, yarn"),
+    ({"rope__scaling__type": "yarn"}, "llama.rope.scaling.factor is missing"),
+    ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__yarn_ext_factor": 0.5},
+     "llama.rope.scaling.yarn_ext_factor is 0.5: only 1 is supported"),
+    ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__yarn_beta_slow": 5e-324},
+     "llama.rope.scaling.yarn_beta_slow is 5e-324: above 1e-06 and at most 1e.06 is needed"),
+    ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__yarn_beta_fast": 5e-324},
+     "llama.rope.scaling.yarn_beta_fast is 5e-324: above 1e-06"),
+    ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0,
+      "rope__scaling__yarn_ext_factor": np.array([1, 1])},
+     "llama.rope.scaling.yarn_ext_factor is an array of 2: only 1 is supported"),
     ({"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}, "llama.rope.scaling.factor is 0.0"),
-    ({"expert_count": 8}, "llama.expert_count is 8: this is not supported yet"),
+    ({"expert_count": 8}, "expert_count is 8: this is not supported yet|expert_used_count is missing"),
     ({"attention__causal": False}, "llama.attention.causal is False: this is not supported yet"),
     ({"attention__clamp_kqv": np.array([0, 0])}, "llama.attention.clamp_kqv is an array of 2: this is not"),
     ({"attention__sliding_window": -1}, "llama.attention.sliding_window is -1: a whole number from 0"),
-    ({"logit_scale": 0.5}, "llama.logit_scale is 0.5: this is not supported yet"),
+    ({"logit_scale": -0.5}, "llama.logit_scale is -0.5: above 0"),
+    ({"final_logit_softcapping": 30.0}, "llama.final_logit_softcapping is 30.0: this is not supported yet"),
+    ({"attention__sliding_window": 8, "attention__sliding_window_pattern": np.array([1, 0, 1])},
+     "sliding_window_pattern is an array of 3: a period, or 2 truth values, are needed"),
+    ({"attention__sliding_window": 8, "attention__sliding_window_pattern": np.array([1, 2])},
+     "sliding_window_pattern is an array of 2: a period, or 2 truth values, are needed"),
+    ({"attention__sliding_window": 8, "attention__sliding_window_pattern": 5},
+     "sliding_window_pattern is 5: a whole number from 0 to 2"),
     ({"hotcold__ffn__activation": "swish"}, "hotcold.ffn.activation is 'swish': choose from relu, drelu"),
     ({"hotcold__ffn__activation": np.array([1, 2])}, "hotcold.ffn.activation is an array of 2"),
     ({"hotcold__ffn__threshold": 0.5}, "hotcold.ffn: activation threshold 0.5 with 'silu'"),
@@ -173,11 +265,22 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_no_model_has_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         read(metadata(**changes))
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
 def test_harmless_keys_are_not_refused() -> None:
-    read(metadata(expert_count=0, logit_scale=1.0, attention__sliding_window=4096))
+    read(metadata(expert_count=0, attn_logit_softcapping=0.0, attention__sliding_window=4096))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_a_table_without_a_position_is_refused(rows: int) -> None:
+    """Its first two rows are not used."""
+    keys = Model("opt", layer_norm=True, activation="relu", gated=False).metadata()
+    table = TensorInfo("position_embd.weight", (rows, 48), BLOCK_TYPES["F32"], 0, 0)
+    with pytest.raises(ModelError, match=f"rows of position_embd.weight is {rows}: a whole number from 3"):
+        Config.from_metadata(keys, "GGUF", infos() | {table.name: table})
+    three = replace(table, shape=(3, 48))
+    assert Config.from_metadata(keys, "GGUF", infos() | {table.name: three}).context == 1
 
 
 def test_drelu_needs_a_gate() -> None:

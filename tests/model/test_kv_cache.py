@@ -14,11 +14,13 @@ from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.config import Config, ModelError
 from hotcold.model.families import FAMILIES
 from hotcold.model.kv_cache import KVCache, KVCacheFull
+from hotcold.model.positions import LayerPositions
 from hotcold.model.rope import Rope
 
 CONFIG = Config(
     family=FAMILIES["llama"], layers=3, dim=16, heads=4, kv_heads=2, head_dim=4,
-    neurons=(8,) * 3, vocab=10, context=64, norm_eps=1e-5, rope=Rope(4, 1e4, True), activation="silu",
+    neurons=(8,) * 3, vocab=10, context=64, norm_eps=1e-5,
+    positions=(LayerPositions(Rope(4, 1e4, True), None),) * 3, activation="silu",
     threshold=0.0, gated=True, down_layout="by_output",
 )  # fmt: skip
 
@@ -109,7 +111,9 @@ def test_a_shared_page_is_free_when_its_last_owner_has_left() -> None:
 def test_only_what_somebody_owns_is_shared(shared: list[int]) -> None:
     kv = cache(5)
     kv.allocate("first", 3)
-    with pytest.raises(ValueError, match=r"pages \[.*\] to share: each must be owned, and named once"):
+    with pytest.raises(
+        ValueError, match=r"pages \[.*\] to share: each must be owned or kept, and named once"
+    ):
         kv.allocate("second", 1, shared)
     assert kv.free_pages == 2 and not kv.owns("second")
 

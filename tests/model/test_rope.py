@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hotcold.model.rope import Rope, frequencies, llama3_factors, rope_table
+from hotcold.model.rope import Rope, Yarn, chosen_factors, frequencies, llama3_factors, rope_table
 
 
 def test_a_table_is_exact_at_far_positions() -> None:
@@ -51,3 +51,43 @@ def test_llama3_scaling_by_wavelength() -> None:
         kinds.add(kind)
         assert frequency / factors[i] == pytest.approx(expected, rel=1e-12)
     assert kinds == {"kept", "stretched", "blended"}
+
+
+#: Radians per position that transformers 5.23 computes for base 1000, 16 values, factor 4, 64 original
+#: positions, beta_fast 8 and beta_slow 0.5: with ``truncate``, and without.
+YARN = {
+    True: [1.0, 0.34262842, 0.11114246, 0.032807872, 0.0079056947, 0.0033338037, 0.0014058533, 0.00059284345],
+    False: [1.0, 0.3507551, 0.10637638, 0.027343037, 0.0079056947, 0.0033338037, 0.0014058533, 0.00059284345],
+}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_yarn_is_transformers(whole: bool) -> None:
+    yarn = Yarn(4.0, 64, fast=8.0, slow=0.5, whole=whole)
+    steps = yarn.steps(frequencies(16, 1000.0), 16, 1000.0)
+    np.testing.assert_allclose(steps, YARN[whole], rtol=1e-6)
+    cos, sin = rope_table(Rope(16, 1000.0, True, yarn=yarn, magnitude=1.5), 40)
+    angles = np.arange(40)[:, None] * np.array(YARN[whole])
+    np.testing.assert_allclose(cos, 1.5 * np.cos(angles), atol=1e-4)
+    np.testing.assert_allclose(sin, 1.5 * np.sin(angles), atol=1e-4)
+
+
+@pytest.mark.parametrize("base", [np.nextafter(1, 2), 1e12])
+@pytest.mark.parametrize("turns", [np.nextafter(1e-6, 1), 1e6])
+@pytest.mark.parametrize("whole", [True, False])
+def test_yarn_at_the_ends_of_what_a_file_may_ask_for(base: float, turns: float, whole: bool) -> None:
+    for original in (1, 1 << 24):
+        plain = frequencies(1024, base)
+        steps = Yarn(4.0, original, fast=turns, slow=turns, whole=whole).steps(plain, 1024, base)
+        assert (steps <= plain).all() and (steps >= plain / 4).all()
+
+
+def test_factors_are_chosen_by_the_most_positions_and_for_scaled_layers_alone() -> None:
+    named = {name: np.full(3, i, np.float32) for i, name in enumerate(("rope_freqs", "short", "long"))}
+    both = {"rope_factors_short": named["short"], "rope_factors_long": named["long"]}
+    rope = Rope(6, 100.0, True, original=64)
+    assert chosen_factors(rope, both, 64) is named["short"]
+    assert chosen_factors(rope, both, 65) is named["long"]
+    assert chosen_factors(rope, {"rope_freqs": named["rope_freqs"]}, 65) is named["rope_freqs"]
+    assert chosen_factors(rope, {}, 65) is None
+    assert chosen_factors(Rope(6, 100.0, True, factored=False), both, 65) is None

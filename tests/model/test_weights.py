@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plain_forward import Model, fuse_qkv, transposed
+from plain_forward import Model, forward, fuse_qkv, transposed
+from runner import Runner
 
 from hotcold.formats.blocks import GGML_TYPES, Tensor, quantise
 from hotcold.formats.gguf import GGUFError, GGUFFile, open_gguf
@@ -90,8 +91,8 @@ REFUSED: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "bias of wrong size": (lambda t: t.update({"blk.0.attn_q.bias": zeros(48)}), "attn_q.bias has shape"),
     "head of wrong size": (lambda t: t.update({"output.weight": zeros(60, 48)}), "output.weight has shape"),
     "unknown": (
-        lambda t: t.update({"blk.0.attn_sinks.weight": zeros(6)}),
-        "tensor blk.0.attn_sinks.weight has no place in a llama model",
+        lambda t: t.update({"blk.0.attn_rel_b.weight": zeros(6)}),
+        "tensor blk.0.attn_rel_b.weight has no place in a llama model",
     ),
     "fused and apart": (
         lambda t: t.update({"blk.0.attn_qkv.weight": zeros(100, 48)}), "blk.0.attn_q.weight has no place",
@@ -231,6 +232,18 @@ def test_a_fused_matrix_is_split_as_it_is(load: Callable[..., Weights]) -> None:
     for (tensor, bias), (other, other_bias) in zip(seen, backend.seen, strict=True):
         np.testing.assert_array_equal(tensor.data, other.data)
         np.testing.assert_array_equal(bias, other_bias)
+
+
+def test_the_bias_of_a_fused_gate_is_split_with_the_rows(tmp_path: Path) -> None:
+    """The gate's, then up's."""
+    model = Model("phi3", interleaved=False, neurons=(70,), biases=True)
+    apart = model.tensors()
+    fused = {name: each for name, each in apart.items() if "ffn_gate" not in name}
+    for part in ("weight", "bias"):
+        rows = [apart[f"blk.0.ffn_{name}.{part}"].dequantise() for name in ("gate", "up")]
+        fused[f"blk.0.ffn_up.{part}"] = quantise(np.concatenate(rows), "F32")
+    runner = Runner(model.write(tmp_path / "model.gguf", fused), ReferenceBackend(), cache_type="f32")
+    np.testing.assert_allclose(runner.run([3, 9, 27]), forward(model, apart, [3, 9, 27]), atol=1e-4, rtol=0)
 
 
 def test_falcon_40b_names_the_norm_of_attention_second(load: Callable[..., Weights]) -> None:

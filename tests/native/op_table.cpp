@@ -1,6 +1,8 @@
 // The op table without Python, for processors that are emulated and instruction sets that are forced:
-//     hotcold_op_table [isa]      exit 0: all ops agree with a float64 truth; 1: some do not; 77: this CPU
-//     lacks the isa
+//     hotcold_op_table [isa [dots]]   exit 0: all ops agree with a float64 truth, or only products of
+//     matrices, with "dots"; 1: some do not; 77: this CPU lacks the isa
+// First it prints a number that depends on every bit of the products. With "picked" in the place of
+// "dots" it only prints what was picked for this CPU.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -25,6 +27,7 @@ namespace {
 
 std::mt19937 random_bits(7);
 int failures = 0, checks = 0;
+uint64_t all_bits = 0xcbf29ce484222325;  // FNV-1a
 
 float uniform() { return float(random_bits() % 20001) / 10000.0f - 1.0f; }
 
@@ -161,6 +164,9 @@ double dot(const Weights& w, int64_t r, const std::vector<double>& x) {
 
 void check(const char* what, int type, int64_t n, double got, double want, double size) {
     ++checks;
+    uint64_t bits;
+    std::memcpy(&bits, &got, 8);
+    all_bits = (all_bits ^ bits) * 0x100000001b3;
     if (std::fabs(got - want) <= 2e-5 * size) return;
     if (failures++ < 20)
         std::printf("%s, type %d, size %d: got %g, want %g\n", what, type, int(n), got, want);
@@ -327,6 +333,37 @@ struct CacheRows {
     }
 };
 
+// Rows of a prompt, which share what they read, have the bits of the same rows in decoding.
+void test_prompt_rows(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int length, int head_dim) {
+    const int kv_heads = 2, heads = 6, tokens = std::min(length, kMaxDecodeRows);
+    const int64_t pages = (length + kPage - 1) / kPage;
+    CacheRows keys(type, pages * kv_heads * kPage, head_dim),
+        values(type, pages * kv_heads * kPage, head_dim);
+    const auto q = random_floats(tokens * heads * head_dim);
+    std::vector<float> out[2];
+    for (int decode : {0, 1}) {
+        Step1 s(tokens, decode ? tokens : 0, length);
+        out[decode].resize(q.size());
+        Attention a{};
+        a.q = q.data();
+        a.k_cache = keys.bytes.data();
+        a.v_cache = values.bytes.data();
+        a.out = out[decode].data();
+        a.cache_type = type;
+        a.heads = heads;
+        a.kv_heads = kv_heads;
+        a.head_dim = head_dim;
+        a.scale = 0.3f;
+        Program program(k, pool, s.batch, s.bounds);
+        program.attention(a, pages);
+        program.run();
+    }
+    ++checks;
+    if (std::memcmp(out[0].data(), out[1].data(), q.size() * sizeof(float)) && failures++ < 20)
+        std::printf("attention, type %d, length %d: a prompt row has other bits than a decode row\n",
+                    int(type), length);
+}
+
 // `options`: with a window of 70, a softcap and sinks.
 void test_attention(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int length, int head_dim,
                     int tokens, int decode, bool options = false) {
@@ -411,6 +448,12 @@ void test_norm_rope(const Kernels& k, int64_t n, bool centre, bool interleaved) 
     for (size_t i = 0; i < size_t(n); ++i)
         check("norm", centre, n, out[i],
               (x[i] - mean) / std::sqrt(squares + 1e-5) * weight[i] + (centre ? bias[i] : 0), 1);
+    for (float keep : {0.0f, 0.5f}) {
+        std::vector<float> sum = keep == 0 ? std::vector<float>(size_t(n), NAN) : x;
+        k.add(sum.data(), weight.data(), n, keep, 0.22f);
+        for (size_t i = 0; i < size_t(n); ++i)
+            check("add", centre, n, sum[i], keep * x[i] + 0.22 * weight[i], 1);
+    }
     std::vector<float> head = x;
     const int64_t half = n / 4, p = 2;
     const auto cos = random_floats(3 * half), sin = random_floats(3 * half);
@@ -555,20 +598,33 @@ int main(int argc, char** argv) {
     const std::string isa = argc > 1 ? argv[1] : "";
     const Kernels* k = find_kernels(isa.c_str());
     if (!k) {
-        if (isa != "avx512" && isa != "avx2" && isa != "neon") {
-            std::printf("unknown instruction set %s: choose from avx512, avx2, neon, scalar\n", isa.c_str());
-            return 2;
-        }
-        std::printf("this processor or this build lacks %s\n", isa.c_str());
-        return 77;
+        for (const char* known : {"avx512", "avxvnni", "avxvnni_evex", "avx2", "dotprod", "neon"})
+            if (isa == known) {
+                std::printf("this processor or this build lacks %s\n", known);
+                return 77;
+            }
+        std::printf("unknown instruction set %s: choose from avx512, avxvnni, avx2, dotprod, neon, scalar\n",
+                    isa.c_str());
+        return 2;
     }
+    if (argc > 2 && !std::strcmp(argv[2], "picked")) {
+        std::printf("%s %d:%d\n", k->name, int(fetching.ahead), fetching.into_l2 ? 2 : 1);
+        return 0;
+    }
+    const bool dots = argc > 2 && !std::strcmp(argv[2], "dots");
     auto pool = std::make_shared<Pool>(3);
-    for (Type type : {F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4}) {
+    const Type types[] = {F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4};
+    for (Type type : types) {
         const int64_t unit = block_size(type).weights == 256 ? 256 : 32;
         test_pack(type);
         for (int64_t cols : {32, 64, 96, 256, 512, 544, 768, 1120})
             for (int tokens : {1, 2, 3, 5, 6, 7, 21})  // whole tiles of tokens, and every number left over
                 if (cols % unit == 0) test_linear(*k, pool, type, cols, tokens);
+    }
+    std::printf("products %016llx\n", static_cast<unsigned long long>(all_bits));
+    for (Type type : types) {
+        if (dots) break;
+        const int64_t unit = block_size(type).weights == 256 ? 256 : 32;
         for (bool by_output : {false, true})
             for (Activation a : {kRelu, kDRelu, kRelu2, kSilu, kGelu, kGeluErf, kSwigluOai})
                 for (bool gated : {true, false})
@@ -584,11 +640,14 @@ int main(int argc, char** argv) {
     }
     for (int length : {1, 31, 33, 256, 257, 600})
         for (int head_dim : {8, 40, 64, 80}) {
+            if (dots) break;
             test_attention(*k, pool, F16, length, head_dim, 1, 1);
             if (length > 5) test_attention(*k, pool, F16, length, head_dim, 5, 2);
             if (length > 5) test_attention(*k, pool, F16, length, head_dim, 5, 2, true);
+            if (length > 5) test_prompt_rows(*k, pool, F16, length, head_dim);
             if (head_dim == 64) test_attention(*k, pool, Q8_0, length, head_dim, 1, 1);
             if (head_dim == 64) test_attention(*k, pool, Q8_0, length, head_dim, 1, 1, true);
+            if (head_dim == 64 && length > 5) test_prompt_rows(*k, pool, Q8_0, length, head_dim);
         }
     for (int64_t n : {8, 36, 64, 100, 4096})
         for (bool flag : {false, true}) test_norm_rope(*k, n, flag, flag);

@@ -192,6 +192,46 @@ void test_interrupts(Pool& pool) {
     expect(asked == 0, "a run of two milliseconds was asked whether to go on");
 }
 
+// A thread that takes long, as on a slow core: meanwhile others do all pieces but the one that it is at.
+void test_a_slow_thread_delays_one_piece(Pool& pool) {
+    if (pool.threads() == 1) return;
+    constexpr int64_t pieces = 64;
+    std::atomic<int64_t> done{0};
+    int64_t seen = 0;
+    pool.run({{[] { return pieces; },
+               [&](int64_t piece, const Scratch&) {
+                   for (int ms = 0; piece == 0 && done < pieces - 1 && ms < 20000; ++ms) sleep_ms(1);
+                   if (piece == 0) seen = done;
+                   ++done;
+               }}},
+             nullptr);
+    expect(seen == pieces - 1,
+           "beside a slow thread only " + std::to_string(seen) + " of 63 pieces were done");
+}
+
+// A step whose pieces wait for each other ends only if every thread that slept is woken, whoever opens it:
+// the second step is opened by whoever ended the first.
+void test_all_wake(Pool& pool) {
+    const int64_t all = pool.threads();
+    for (int round = 0; round < 5; ++round) {
+        std::vector<std::atomic<int>> here(2);
+        std::atomic<int> missed{0};
+        const auto meet = [&](std::atomic<int>& n) {
+            ++n;
+            for (int ms = 0; n < all && ms < 20000; ++ms) sleep_ms(1);  // meanwhile others fall asleep
+            missed += n < all;
+        };
+        std::vector<Step> steps;
+        for (auto& n : here)
+            steps.push_back({[=] { return all; }, [&](int64_t, const Scratch&) { meet(n); }});
+        steps.insert(steps.begin() + 1,
+                     {[] { return int64_t(1); }, [](int64_t, const Scratch&) { sleep_ms(2); }});
+        sleep_ms(2);
+        pool.run(steps, nullptr);
+        expect(!missed, "a thread slept through a step");
+    }
+}
+
 // Failures and interrupts at any moment, for the thread sanitizer.
 void test_any_moment(Pool& pool) {
     std::mt19937 random(2);
@@ -220,9 +260,11 @@ int main(int argc, char** argv) {
     test_order(pool);
     test_each_piece_runs_once(pool);
     test_too_many_pieces(pool);
+    test_a_slow_thread_delays_one_piece(pool);
     test_throwing(pool);
     test_failure_drops_the_rest(pool);
     test_interrupts(pool);
+    test_all_wake(pool);
     test_any_moment(pool);
     std::printf("%d threads: %d failed\n", threads, failures);
     return failures ? 1 : 0;

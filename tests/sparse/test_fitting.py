@@ -149,7 +149,7 @@ def test_what_pays_comes_first_whatever_it_reads(
         judged.append(read_ratio)
         return len(judged) in paying
 
-    monkeypatch.setattr(fitting, "_pays", pays)
+    monkeypatch.setattr(fitting, "pays", pays)
     ladder, _, _ = fit(tmp_path, "drelu", type="F16", max_share=0.8)
     assert [each.fit.rank for each in ladder] == ranks and judged == sorted(judged)
 
@@ -177,7 +177,7 @@ def test_when_prediction_pays(
     options: dict[str, Any], read_ratio: float, recall: float, weighted_recall: float, pays: bool
 ) -> None:
     """It reads less than 0.95, finds 0.98 by weight, and misses at most twice what was asked."""
-    assert fitting._pays(FitOptions(**options), read_ratio, recall, weighted_recall) is pays
+    assert fitting.pays(FitOptions(**options), read_ratio, recall, weighted_recall) is pays
 
 
 def test_trained_predictors_that_name_nothing_do_not_pay(tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ def test_the_largest_rank_is_the_most_that_fits(type: str, share: float) -> None
         first, second = (quantise(np.zeros(shape), type) for shape in ((rank, dim), (neurons, rank)))
         return first.nbytes + second.nbytes + np.zeros(neurons, np.float32).nbytes
 
-    ranks = fitting._ranks(neurons, dim, most, type)
+    ranks = fitting.ranks(neurons, dim, most, type)
     assert ranks == sorted(set(ranks)) and all(rank % 32 == 0 for rank in ranks)
     assert ranks[-1] == max(rank for rank in range(32, dim + 1, 32) if nbytes(rank) <= most)
-    assert fitting._ranks(neurons, dim, nbytes(32), type) == [32]
-    assert fitting._ranks(neurons, dim, nbytes(32) - 1, type) == []
+    assert fitting.ranks(neurons, dim, nbytes(32), type) == [32]
+    assert fitting.ranks(neurons, dim, nbytes(32) - 1, type) == []

@@ -55,6 +55,7 @@ def test_without_a_gpu_its_figures_are_0(tmp_path: Path) -> None:
         ({"cpu_gather_gb_s": []}, "gather_gb_s is"), ({"cpu_gather_gb_s": [[1, 2], [3]]}, "list of pairs"),
         ({"machine": 3}, "machine is 3: an object"), ({"vram_bytes": 0}, "gpu_stream_gb_s is 270: 0,"),
         ({"vram_bytes": False}, "vram_bytes is False"), ({"vram_bytes": None}, "vram_bytes is None"),
+        ({"spins": 1}, "spins is 1: true or false"), ({"step_s": -1}, "step_s is -1: a number of 0 or more"),
         ({"cpu_gather_gb_s": [[1, 0]]}, "list of pairs"), ({"cpu_gather_gb_s": [[1, [2]]]}, "list of pairs"),
     ],
 )  # fmt: skip

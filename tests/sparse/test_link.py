@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hotcold.kernels import open_backend
-from hotcold.kernels._cpu import FlagLink, LinkError
+from hotcold.kernels._native import FlagLink, LinkError
 from hotcold.kernels.backend import Backend, Batch, BatchLimits, Chosen, Mailbox, Program
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.reference import ReferenceBackend
@@ -345,7 +345,7 @@ def test_a_forked_process_is_told() -> None:
     """There is no cold side in it; closing it ends, too."""
     code = """
 import os, threading
-from hotcold.kernels._cpu import FlagLink, LinkError, serve
+from hotcold.kernels._native import FlagLink, LinkError, serve
 from hotcold.kernels.reference import ReferenceBackend
 link = FlagLink(5)
 thread = threading.Thread(target=ReferenceBackend().serve, args=(link, [(1, None)]), daemon=True)

@@ -59,6 +59,16 @@ def test_against_sets(seed: int, texts: list[int]) -> None:
             )
 
 
+def test_experts_begin_at_whole_words() -> None:
+    active = np.random.default_rng(2).random((50, 2, 140)) < 0.3
+    firings = Firings((140, 140), experts=2)
+    masks = [packed(active[:, layer, first : first + 70]) for layer in (0, 1) for first in (0, 70)]
+    firings.add(np.hstack(masks))
+    for layer in (0, 1):
+        np.testing.assert_allclose(firings.firing[layer], active[:, layer].mean(0))
+    assert firings.routing is None
+
+
 def counts(folder: Path, layers: int = 12, size: int = 5) -> None:
     for i in range(layers):
         data = (np.arange(size) + 100 * i).astype("<f4").tobytes()

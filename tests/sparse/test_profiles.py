@@ -50,7 +50,8 @@ def test_which_profile_a_model_gets(tmp_path: Path) -> None:
 def test_an_assumed_profile_is_a_power_law_in_every_expert() -> None:
     shape = SHAPES["mixtral-47b"]
     neurons = np.array([shape.experts * 100] * 3)
-    found = power_law_profile(replace(sizes, neurons=neurons, expert_share=shape.expert_share), shape)
+    own = replace(sizes, neurons=neurons, expert_share=shape.expert_share, experts=shape.experts)
+    found = power_law_profile(own, shape)
     expected = 0.25 * power_law(100, shape.scale, shape.exponent)
     assert len(found.firing) == 3 and shape.source in found.source
     for layer in found.firing:

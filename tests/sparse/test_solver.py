@@ -65,19 +65,25 @@ def seconds(model: Model, placement: Placement) -> float:
             assert not hot.any()
             total += dense / cpu + on_cpu.sum()
             continue
-        total += dense / gpu + max(on_gpu[hot].sum(), on_cpu[~hot].sum()) + round_trip * (not hot.all())
+        total += (
+            dense / gpu
+            + hardware.layer_s
+            + max(on_gpu[hot].sum(), on_cpu[~hot].sum())
+            + round_trip * (not hot.all())
+        )
     last = len(placement.hot)
     visits = bool(placement.head or placement.layers)
     visits += bool(placement.head and placement.layers and placement.layers.stop < last)
-    return float(total + visits * round_trip)
+    step = hardware.step_s * bool(placement.head or placement.layers)
+    return float(total + visits * round_trip + step)
 
 
 def bytes_on_gpu(sizes: Sizes, placement: Placement) -> int:
     run, total = placement.layers, sizes.head * placement.head
     for i in run:
-        total += int(sizes.attention[i] + sizes.kv[i] + sizes.predictor[i])
+        total += int(sizes.attention[i] + sizes.kv[i] + sizes.predictor[i]) + sizes.gpu_layer
         total += int(placement.hot[i].sum()) * (int(sizes.neuron_bytes[i]) + INDEX_BYTES)
-    return total + sizes.buffers * bool(run or placement.head)
+    return total + sizes.gpu_step(0, True) * bool(run or placement.head)
 
 
 def least(model: Model, budget: int) -> float:
@@ -187,9 +193,9 @@ def program(model: Model, budget: int) -> tuple[float, float]:
         rows.append(row)
         low.append(least)
 
-    cost[:3] = sizes.head / gpu - sizes.head / cpu, round_trip, round_trip
+    cost[:3] = sizes.head / gpu - sizes.head / cpu, round_trip + hardware.step_s, round_trip
     memory = np.zeros(at)
-    memory[:2] = -sizes.head, -sizes.buffers
+    memory[:2] = -sizes.head, -sizes.gpu_step(0, True)
     need(0, c1=1, c0=-1)
     starts = np.zeros(at)
     for i, (on, parts, on_cpu, on_gpu) in enumerate(groups):
@@ -197,7 +203,8 @@ def program(model: Model, budget: int) -> tuple[float, float]:
         integral[slower] = 0
         constant += dense[i] / cpu
         cost[on], cost[whole], cost[slower] = dense[i] / gpu - dense[i] / cpu + round_trip, -round_trip, 1
-        memory[on], starts[first] = -dense[i], -1
+        cost[on] += hardware.layer_s
+        memory[on], starts[first] = -dense[i] - sizes.gpu_layer, -1
         before = {f"c{groups[i - 1][0]}": 1.0} if i else {}
         need(0, **{f"c{first}": 1.0, f"c{on}": -1.0}, **before)
         need(0, c1=1, **{f"c{on}": -1.0})
@@ -258,7 +265,8 @@ def test_the_objective_of_the_paper() -> None:
     for seed in range(8):
         sizes, profile, hardware = made_up(seed, layers=5, groups=8)
         costs = Costs.expected(sizes, profile, hardware)
-        dense = int((sizes.attention + sizes.kv + sizes.predictor).sum()) + sizes.head + sizes.buffers
+        dense = int((sizes.attention + sizes.kv + sizes.predictor + sizes.gpu_layer).sum())
+        dense += sizes.head + sizes.gpu_step(0, True)
         room = (everything(sizes) - dense) // 2
         placement = paper_placement(sizes, profile, hardware, dense + room)
         assert placement.gpu_bytes(sizes) <= dense + room

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hotcold.kernels._cpu import FlagLink
+from hotcold.kernels._native import FlagLink
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.sparse.timeline import MOMENTS, Span, Timeline
 

@@ -26,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeline",
         type=options.file_path,
         metavar="FILE",
-        help="run one more round and write its Chrome trace: when each of two backends worked and waited. "
-        "Needs --placement or --vram-budget",
+        help="run one more round and write its Chrome trace: when the GPU and the CPU worked and waited",
     )
     options.add_model_options(parser)
     options.add_json_option(parser)
@@ -36,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with phases() as advance:
         benchmark = hotcold.bench(
-            args.model,
+            options.local_model(args.model),
             n_prompt=args.n_prompt,
             n_gen=args.n_gen,
             parallel=args.parallel,

@@ -22,6 +22,8 @@ from hotcold.version import __version__
 #: :data:`FOR_THE_USER` names with a message for the user.
 VERBS: tuple[tuple[str, str], ...] = (
     ("generate", "write text from a prompt"),
+    ("serve", "answer requests over HTTP, as OpenAI's API does"),
+    ("chat", "talk with a model in the terminal"),
     ("info", "describe a model file"),
     ("tokenize", "turn text into token ids"),
     ("perplexity", "measure how well a model predicts a text"),
@@ -31,6 +33,9 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("plan", "decide what a GPU gets, and predict the speed"),
     ("doctor", "describe this machine, and measure its memory"),
     ("convert", "turn a checkpoint into a GGUF file"),
+    ("pull", "download a model from the Hugging Face hub"),
+    ("list", "list the models that were downloaded"),
+    ("remove", "delete a model that was downloaded"),
 )
 
 #: Errors that somebody can mend who does not know this program. All others are its defects.

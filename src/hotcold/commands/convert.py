@@ -1,4 +1,4 @@
-"""Turns a Hugging Face checkpoint (config.json, safetensors and tokenizer files) into a GGUF file."""
+"""Turns a Hugging Face checkpoint (config.json, weights and tokenizer files) into a GGUF file."""
 
 import argparse
 import sys
@@ -34,6 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of the down matrix: by_neuron, for sparse modes, or by_output, which other tools expect "
         "(default: by_neuron where the activation gives zeros)",
     )
+    add(
+        "--dense",
+        action="store_true",
+        help="a file that llama.cpp loads: rows of the down matrix by_output, no predictors",
+    )
+    add(
+        "--predictors",
+        type=options.file_path,
+        metavar="DIR",
+        help="folder of predictors as PowerInfer publishes them (model_0.pt, ...), for the file to keep",
+    )
     add("--name", metavar="TEXT", help="general.name (default: the folder's name)")
     add("--license", metavar="SPDX", help="general.license, such as mit")
     add("--force", action="store_true", help="replace the output file if it exists")
@@ -46,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     settings = ConvertOptions(
         type=args.type.upper(),
         down=args.down,
+        dense=args.dense,
+        predictors=args.predictors,
         name=name,
         license=args.license,
         force=args.force,

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with phases() as advance:
         fitted = hotcold.fit_predictor(
-            args.model,
+            options.local_model(args.model),
             args.file,
             held_out=args.held_out,
             method=args.method,

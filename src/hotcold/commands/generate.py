@@ -2,17 +2,15 @@
 
 import argparse
 import contextlib
-import shutil
 import sys
-import textwrap
 from dataclasses import asdict
 
 from hotcold.commands import options
 from hotcold.commands.cli import EXIT_INTERRUPTED
+from hotcold.commands.figures import figures_of, print_figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece, stream
 from hotcold.engine.request import Request
-from hotcold.engine.session import Session
 from hotcold.engine.statistics import Figures
 from hotcold.engine.text import stop_strings
 
@@ -75,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         note = f"note: stopped at the end of the context, {session.model.context} positions (see -c)"
         print(note, file=sys.stderr)
     figures = Figures.of(session.counters, session.footprint)
-    _print_figures(_figures(request, figures, session))
+    print_figures([session.model.name, f"sparsity {session.sparsity}", *figures_of(request, figures)])
     report = {
         "text": "".join(map(str, pieces)),
         "ids": [id for piece in pieces for id in piece.ids],
@@ -99,30 +97,3 @@ def _write(text: str) -> None:
 
 def _discard(text: str) -> None:
     """With ``--json`` the text is in the report alone."""
-
-
-def _print_figures(figures: list[str]) -> None:
-    """On stderr; where that is a terminal, lines are broken between figures only."""
-    if not sys.stderr.isatty():
-        print(" | ".join(figures), file=sys.stderr)
-        return
-    whole = [figure.replace(" ", "\N{NO-BREAK SPACE}") for figure in figures]
-    line = textwrap.fill("\N{NO-BREAK SPACE}| ".join(whole), shutil.get_terminal_size().columns)
-    print(line.replace("\N{NO-BREAK SPACE}", " "), file=sys.stderr)
-
-
-def _figures(request: Request, figures: Figures, session: Session) -> list[str]:
-    """Those that a run too short does not have are left out."""
-    parts = [session.model.name, f"sparsity {session.sparsity}"]
-    if figures.prompt_tok_s:
-        parts.append(f"prompt {len(request.prompt)} tokens {figures.prompt_tok_s:.1f} tok/s")
-    if request.timings.ttft_s is not None:
-        parts.append(f"first token {request.timings.ttft_s * 1e3:.1f} ms")
-    if figures.tok_s and figures.params_per_token:
-        parts.append(f"generation {len(request.output)} tokens {figures.tok_s:.1f} tok/s")
-        parts.append(f"{figures.gb_s:.2f} GB/s read")
-        parts.append(f"{figures.active_share:.1%} of neurons active")
-        parts.append(f"{options.scaled(figures.params_per_token)} parameters per token")
-    if request.finish_reason == "cancelled":
-        parts.append("interrupted")
-    return parts

@@ -12,6 +12,8 @@ from hotcold.commands import options
 from hotcold.demo import model_path
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf, printable
+from hotcold.model.config import Config, ModelError
+from hotcold.sparse.sizes import placed_by
 
 _WIDTH, _LABEL = 80, 14
 _LONGEST_LIST = 4096  # of numbers per layer, and of names, that are reported
@@ -21,18 +23,19 @@ _DOWN = re.compile(r"blk\.\d+\.ffn_(down|down_t|down_exps)\.weight")
 _NUMBERS = {
     "layers": "block_count", "context": "context_length", "dim": "embedding_length",
     "heads": "attention.head_count", "kv_heads": "attention.head_count_kv", "neurons": "feed_forward_length",
+    "experts": "expert_count", "experts_used": "expert_used_count",
+    "expert_neurons": "expert_feed_forward_length",
 }  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "GGUF file (default: the built-in model)"
-    parser.add_argument("file", nargs="?", type=options.file_path, metavar="FILE", help=about)
+    parser.add_argument("file", nargs="?", type=options.model_file, metavar="FILE", help=options.MODEL_HELP)
     parser.add_argument("--tensors", action="store_true", help="list the tensors as well")
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    with open_gguf(args.file or model_path()) as file:
+    with open_gguf(options.local_model(args.file) or model_path()) as file:
         report = describe(file)
         tensors = list(file.tensors.values()) if args.tensors else []
     if not args.json:
@@ -66,6 +69,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         **numbers,
         "activation": _text(metadata.get("hotcold.ffn.activation")),
         "down_layout": _down_layout(file),
+        "placement": _placement(file),
         **_predictors(file),
         "tokenizer": _text(metadata.get("tokenizer.ggml.model")),
         "tokenizer_pre": _text(metadata.get("tokenizer.ggml.pre")),
@@ -97,6 +101,14 @@ def _down_layout(file: GGUFFile) -> str | None:
     if names and all("ffn_down_t." in name for name in names):
         return "by_neuron"
     return (_text(file.metadata.get("hotcold.ffn.down_layout")) or "by_output") if names else None
+
+
+def _placement(file: GGUFFile) -> str | None:
+    """What may be placed apart; None of what is no model that runs here."""
+    try:
+        return placed_by(Config.from_metadata(file.metadata, file.magic, file.tensors))
+    except ModelError:
+        return None
 
 
 def _predictors(file: GGUFFile) -> dict[str, Any]:
@@ -155,6 +167,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         **{name.replace("_", " "): _per_layer(report[name]) for name in _NUMBERS},
         "activation": report["activation"],
         "down layout": report["down_layout"],
+        "placement": report["placement"],
         "predictors": _predictor_text(report),
         "tokenizer": _tokenizer_text(report),
     }

@@ -10,14 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotcold.commands.progress import LOADING, progress
-from hotcold.engine import files
+from hotcold.commands.progress import DOWNLOADING, LOADING, progress
+from hotcold.engine import files, hub_names
 from hotcold.engine.files import read_text as read_text
+from hotcold.engine.hub import located
 from hotcold.engine.load_options import SPARSITY_MODES, LoadOptions, ModelOptions
+from hotcold.engine.machine import processor as processor
 from hotcold.engine.reports import Setup
-from hotcold.engine.reports import processor as processor
-from hotcold.engine.reports import scaled as scaled
-from hotcold.engine.reports import size as size
+from hotcold.engine.values import scaled as scaled
+from hotcold.engine.values import size as size
 from hotcold.errors import UserError
 from hotcold.kernels import BACKENDS
 from hotcold.model.kv_cache import CACHE_TYPES
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**31 - 1
 _CACHE_TYPE = "f16"
+MODEL_HELP = "GGUF file, or hf:REPO/FILE of the Hugging Face hub (default: the built-in model)"
 
 
 def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
@@ -89,9 +91,34 @@ def new_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def model_file(text: str) -> Path:
+    """A parser of models: paths, and ``hf:OWNER/NAME/FILE.gguf``, whose form is checked at once."""
+    path = file_path(text)
+    if hub_names.is_hub_name(path):
+        hub_name(text)
+    return path
+
+
+def hub_name(text: str) -> hub_names.HubName:
+    """A parser of names on the hub, with or without ``hf:``."""
+    try:
+        return hub_names.parse(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def local_model(model: Path | None) -> Path | None:
+    """Where the model that was given lies; one of the hub is downloaded now, with a progress bar, unless it
+    is in the cache. None stays the built-in one."""
+    if model is None or not hub_names.is_hub_name(model):
+        return model
+    with progress(DOWNLOADING, in_bytes=True) as advance:
+        return located(model, advance, lambda line: print_notes([line]))
+
+
 def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True) -> None:
     add = parser.add_argument_group("model").add_argument
-    add("-m", "--model", type=file_path, metavar="FILE", help="GGUF file (default: the built-in model)")
+    add("-m", "--model", type=model_file, metavar="FILE", help=MODEL_HELP)
     add(
         "-t",
         "--threads",
@@ -154,30 +181,42 @@ def cache_type(args: argparse.Namespace) -> str:
 
 
 def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("hot and cold neurons on two backends").add_argument
-    add(
-        "--placement",
-        type=file_path,
-        metavar="FILE",
-        help="which neurons are hot: a .gpuidx file that hotcold plan wrote",
-    )
+    group = parser.add_argument_group("hot neurons on a GPU, cold ones on the CPU")
+    add = group.add_argument
+    add_gpu_option(group)
     add(
         "--vram-budget",
         type=byte_size,
         metavar="SIZE",
-        help="instead of --placement: as hotcold plan chooses for this much memory, such as 512MiB or 8GiB "
-        "(a bare number is GiB)",
+        help="GPU memory that may be allocated, such as 512MiB or 8GiB; a bare number is GiB (default: what "
+        "is free, minus 1 GiB, or 1/8 where that is less)",
+    )
+    add(
+        "--placement",
+        type=file_path,
+        metavar="FILE",
+        help="what the GPU computes: a .gpuidx file that hotcold plan wrote (default: as hotcold plan "
+        "chooses for the budget)",
     )
     add(
         "--hot-backend",
         choices=BACKENDS,
-        help="computes the hot neurons, and --backend the cold ones; there is no GPU backend yet",
+        help="for checks: computes the hot neurons in a GPU's place",
     )
     add(
         "--hot-threads",
         type=whole_number(1, 1024),
         metavar="N",
         help="threads of the hot backend (default: as many as the other has)",
+    )
+
+
+def add_gpu_option(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME|INDEX|off",
+        help="a part of the GPU's name, or its number in hotcold doctor; off: the CPU alone (default: a "
+        "discrete card, or an integrated GPU that was measured to be faster; never a software driver)",
     )
 
 
@@ -272,6 +311,7 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
         found |= {
             "sparsity": args.sparsity,
             "predictor": args.predictor,
+            "gpu": args.gpu,
             "placement": args.placement,
             "vram_budget": args.vram_budget,
             "hot_backend": args.hot_backend,
@@ -285,8 +325,9 @@ def load_session(args: argparse.Namespace, **more: Any) -> "Session":
     to stderr. ``more`` belongs to :class:`~hotcold.engine.load_options.LoadOptions`."""
     from hotcold.engine.loading import load
 
+    path = local_model(args.model)
     with progress(LOADING, in_bytes=True) as advance:
-        model = load(args.model, LoadOptions.of(model_options(args), **more), advance)
+        model = load(path, LoadOptions.of(model_options(args), **more), advance)
     session = model.session()
     print_notes(session.notes)
     return session

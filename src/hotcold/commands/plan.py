@@ -12,7 +12,7 @@ from hotcold.sparse.sizes import SHAPES
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, path = parser.add_argument, options.file_path
     model = parser.add_mutually_exclusive_group()
-    model.add_argument("-m", "--model", type=path, metavar="FILE", help="GGUF file (default: built in)")
+    model.add_argument("-m", "--model", type=options.model_file, metavar="FILE", help=options.MODEL_HELP)
     shapes = f"a model without a file: {', '.join(SHAPES)}"
     model.add_argument("--shape", choices=SHAPES, metavar="NAME", help=shapes)
     add("--type", type=str.upper, default="Q4_0", metavar="TYPE", help="block type of a --shape (q4_0)")
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     plan = hotcold.plan(
-        args.model,
+        options.local_model(args.model),
         shape=args.shape,
         type=args.type,
         context=args.ctx_size,

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with phases() as advance:
         profile = hotcold.profile(
-            args.model,
+            options.local_model(args.model),
             args.file,
             counts=args.counts_folder,
             tokens=args.tokens,

@@ -4,7 +4,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-LOADING = "loading"  #: the phase that is counted in bytes
+LOADING = "loading"
+DOWNLOADING = "downloading"
+IN_BYTES = (LOADING, DOWNLOADING)  #: phases that are counted in bytes
 
 
 @contextlib.contextmanager
@@ -38,7 +40,7 @@ def phases() -> Iterator[Callable[[str, int, int], None]]:
             if phase != current or advance is None:
                 bars.close()
                 current = phase
-                advance = bars.enter_context(progress(phase, in_bytes=phase == LOADING))
+                advance = bars.enter_context(progress(phase, in_bytes=phase in IN_BYTES))
             advance(done, total)
 
         yield show

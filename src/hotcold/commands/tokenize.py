@@ -8,13 +8,7 @@ from hotcold.commands import options
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "-m",
-        "--model",
-        type=options.file_path,
-        metavar="FILE",
-        help="GGUF file (default: the built-in model)",
-    )
+    add("-m", "--model", type=options.model_file, metavar="FILE", help=options.MODEL_HELP)
     add("-p", "--prompt", default="-", metavar="TEXT", help="the text (default: all of standard input)")
     add("--no-bos", action="store_true", help="add no BOS and no EOS, even where the model expects them")
     add(
@@ -31,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from hotcold.formats.gguf import open_gguf
     from hotcold.model.tokenizer import Tokenizer, TokenizerError
 
-    path = args.model or model_path()
+    path = options.local_model(args.model) or model_path()
     with open_gguf(path) as file, naming(path, TokenizerError):
         tokenizer = Tokenizer.from_metadata(file.metadata)
     text = options.read_text(None) if args.prompt == "-" else args.prompt

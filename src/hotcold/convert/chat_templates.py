@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hotcold.convert.checkpoint import Checkpoint, ConvertError, Settings
+from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.settings import ConvertError, Settings
 from hotcold.formats.files import shown
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 

@@ -1,6 +1,7 @@
 """A checkpoint folder -> one GGUF file, tensor by tensor: memory holds one tensor at a time."""
 
 import math
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,8 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import Array, ConvertError, open_checkpoint
-from hotcold.convert.huggingface import Source, activation, find_layout, model_metadata, sources
+from hotcold.convert.checkpoint import open_checkpoint
+from hotcold.convert.layouts import Layout, activation, find_layout
+from hotcold.convert.metadata import dimensions, model_metadata
+from hotcold.convert.predictors import predictor_metadata, predictor_sources
+from hotcold.convert.settings import ConvertError
+from hotcold.convert.source import Source
+from hotcold.convert.tensor_files import Array
+from hotcold.convert.tensors import sources
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
 from hotcold.formats.files import shown
@@ -25,6 +32,7 @@ FILE_TYPES = {
 
 #: Activations under which most neurons are exactly zero; their down rows are worth keeping together.
 _SPARSE = ("relu", "drelu", "relu2")
+_UNPACKED = re.compile(r"\.bias$|\.ffn_gate_inp(_shexp)?\.|^position_embd\.")
 _CHUNK = 1 << 22  # weights in float32 at a time
 
 Progress = Callable[[int, int], None]
@@ -34,6 +42,8 @@ Progress = Callable[[int, int], None]
 class ConvertOptions:
     type: str = "F16"  #: block type of matrices, one of :data:`FILE_TYPES`; vectors stay F32
     down: str | None = None  #: one of :data:`DOWN_LAYOUTS`; None: by neuron for activations with zeros
+    dense: bool = False  #: a file as llama.cpp has them: rows of down by output, no predictors
+    predictors: Path | None = None  #: folder of predictors as PowerInfer publishes them
     name: str | None = None  #: ``general.name``; None is the folder's
     license: str | None = None  #: ``general.license``, an SPDX identifier
     force: bool = False  #: replace an existing file
@@ -95,36 +105,49 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     layout, config = find_layout(checkpoint.config)
     checkpoint = replace(checkpoint, config=config)
     kind, threshold = activation(config, layout)
-    down_layout = options.down or ("by_neuron" if kind in _SPARSE else "by_output")
-    network = model_metadata(config, layout)
+    notes = _check_dense(options, layout, kind) if options.dense else []
+    by_neuron = kind in _SPARSE and not options.dense
+    down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
+    facts = model_metadata(config, layout)
+    # Before the vocabulary: lists of its size are made where the weights have that many rows.
+    found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
     metadata: dict[str, Any] = {
         "general.architecture": layout.architecture,
         "general.type": "model",
         "general.name": options.name or folder.resolve().name,
         "general.license": options.license or None,
-        **network,
+        **facts,
         "general.file_type": FILE_TYPES[options.type],
         "general.quantization_version": 2 if block_type(options.type).weights > 1 else None,
         "hotcold.ffn.activation": kind,
         "hotcold.ffn.threshold": np.float32(threshold) if threshold else None,
         "hotcold.ffn.down_layout": down_layout,
-        **vocabulary_metadata(checkpoint, config.integer("vocab_size")),
+        **(predictor_metadata(options.predictors) if options.predictors else {}),
+        **vocabulary_metadata(checkpoint, config.integer("vocab_size"), notes),
     }
     metadata = {key: value for key, value in metadata.items() if value is not None}
-    found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
-    types, notes = _choose_types(found, block_type(options.type))
-    context = network[f"{layout.architecture}.context_length"]
-    if context < (trained := config.integer("max_position_embeddings")):
-        seen = f"context is {context} of {trained} positions"
-        notes.append(f"{seen}: attention beyond its window is not supported")
-    if config.text("hidden_act") == "gelu":
-        notes.append("GELU is computed in its tanh form, as llama.cpp does; the checkpoint's is exact")
-    return Plan(metadata, found, types, notes)
+    if options.predictors:
+        given = predictor_sources(options.predictors, checkpoint, dimensions(config))
+        found |= {source.name: source for source in given}
+    types, more = _choose_types(found, block_type(options.type))
+    return Plan(metadata, found, types, notes + more)
+
+
+def _check_dense(options: ConvertOptions, layout: Layout, kind: str) -> list[str]:
+    """Notes on what llama.cpp computes otherwise; ConvertError: it cannot load such a file."""
+    if layout.llama_cpp is None:
+        raise ConvertError(f"--dense: llama.cpp has no architecture {layout.architecture}: leave --dense out")
+    if options.down == "by_neuron" or options.predictors:
+        given = "--down by_neuron" if options.down else "--predictors"
+        raise ConvertError(f"--dense and {given}: llama.cpp loads no such file; give one of the two")
+    if kind == layout.llama_cpp:
+        return []
+    return [f"llama.cpp computes {layout.llama_cpp} for {layout.architecture}; this model needs {kind}"]
 
 
 def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[str, BlockType], list[str]]:
     """The type of each tensor, and notes on those that are not as wanted."""
-    types = {name: wanted if len(source.shape) > 1 else block_type("F32") for name, source in found.items()}
+    types = {name: _type_of(source, wanted) for name, source in found.items()}
     notes: list[str] = []
     head = "output.weight" if "output.weight" in found else "token_embd.weight"
     if wanted.nbytes < wanted.weights:
@@ -139,6 +162,14 @@ def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[
         needed = f"where {wanted.name} needs a multiple of {wanted.weights}"
         notes.append(f"{narrow[0]}{others} F16: {rows}, {needed}")
     return types, notes
+
+
+def _type_of(source: Source, wanted: BlockType) -> BlockType:
+    """Vectors, biases, routers and position tables stay F32, as in llama.cpp's files."""
+    if source.packed:
+        return block_type(source.packed)
+    plain = len(source.shape) < 2 or _UNPACKED.search(source.name)
+    return block_type("F32") if plain else wanted
 
 
 def _check_output(output: Path, plan: Plan, force: bool) -> None:
@@ -169,7 +200,10 @@ class _Stream(dict[str, Any]):
             return _empty(source.shape, type)
         self._progress(self._done, self._total)
         try:
-            tensor = _pack(source.load(), type)
+            values = source.load()
+            tensor = values if isinstance(values, Tensor) else _pack(values, type)
+            if not tensor.is_finite():
+                raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
         except BlockTypeError as error:
             raise ConvertError(f"tensor {shown(source.origin)} as {type.name}: {error}") from None
         self._done += tensor.nbytes
@@ -180,7 +214,7 @@ class _Stream(dict[str, Any]):
 def _pack(values: Array, type: BlockType) -> Tensor:
     """Quantises some rows at a time, so that float32 copies stay small."""
     tensor = _empty(values.shape, type)
-    step = max(1, _CHUNK // values.shape[-1]) if values.ndim > 1 else len(values)
+    step = max(1, _CHUNK // math.prod(values.shape[1:])) if values.ndim > 1 else len(values)
     rows_each = math.prod(values.shape[1:-1])
     for start in range(0, len(values), step):
         chunk = values[start : start + step].astype(np.float32)

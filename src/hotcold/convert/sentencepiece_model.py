@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hotcold.convert.checkpoint import ConvertError
+from hotcold.convert.settings import ConvertError
 from hotcold.formats.files import printable
 from hotcold.model.vocabulary import TokenType
 
@@ -30,6 +30,7 @@ class SentencePieceModel(NamedTuple):
     ids: dict[str, int | None]  #: of unknown, bos, eos and padding
     add_space_prefix: bool
     remove_extra_whitespaces: bool
+    charsmap: bytes  #: its table of replacements, as it is
 
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
@@ -60,7 +61,7 @@ def _model(proto: Any) -> SentencePieceModel:
     pieces = [_piece(piece, index) for index, piece in enumerate(proto.pieces)]
     algorithm = trainer.ModelType.Name(trainer.model_type)
     spaces = normaliser.add_dummy_prefix, normaliser.remove_extra_whitespaces
-    return SentencePieceModel(pieces, algorithm, ids, *spaces)
+    return SentencePieceModel(pieces, algorithm, ids, *spaces, normaliser.precompiled_charsmap)
 
 
 def _piece(piece: Any, index: int) -> Piece:

@@ -151,7 +151,7 @@ def bench(
         parallel: sequences. Those that the model cannot decode together wait for their turn.
         repetitions: rounds to measure, after one that is not counted.
         timeline: a file for the Chrome trace of one more round: when each of two backends worked and waited.
-            It needs ``placement`` or ``vram_budget``.
+            It needs a GPU with a part of the model.
         progress: is told of the phases ``loading`` and ``rounds``.
         options: as of :class:`LLM`, of a model that is still to be loaded.
 
@@ -164,7 +164,7 @@ def bench(
     more = {} if isinstance(source, LoadedModel) else {"sequences": min(parallel, DECODE_ROWS)}
     base = opened(source, options, progress, **more)
     if timeline is not None and base.hot is None:
-        raise UserError("--timeline shows two backends: it needs --placement or --vram-budget")
+        raise UserError("--timeline shows a GPU and the CPU: it needs --gpu, --placement or --vram-budget")
     together = min(parallel, base.limits.sequences)
     lengths = lengths_to_end_together(parallel, n_prompt, n_gen, base.chunk, together)
     need = n_prompt + lengths[0]
@@ -240,7 +240,7 @@ def measure(
     bandwidth = probe.measure(_PROBE_S) if probe else None
     before = engine.session.counters.copy()
     requests = [
-        Request(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True)
+        Request(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True, cache=False)
         for i, length in enumerate(lengths)
     ]
     engine.run(requests)

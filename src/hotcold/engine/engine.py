@@ -13,21 +13,37 @@ from dataclasses import replace
 import numpy as np
 
 from hotcold.engine.events import Event, Finished, Token
+from hotcold.engine.live import Live
+from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import FinishReason, Request
 from hotcold.engine.sampler import Sampler
-from hotcold.engine.scheduler import Scheduler
+from hotcold.engine.scheduler import Scheduler, Step
 from hotcold.engine.session import Session
+from hotcold.engine.statistics import EngineStats, Figures
 from hotcold.errors import UserError
 
 
 class Engine:
-    def __init__(self, session: Session) -> None:
+    """Runs requests on a session. ``max_waiting`` is how many may wait for a row, None any number; ``reuse``:
+    whether a prompt that begins like one before it takes the pages of that (:attr:`Request.cache`)."""
+
+    def __init__(self, session: Session, *, max_waiting: int | None = None, reuse: bool = True) -> None:
         self.session = session
         self.model = model = session.model
-        batch = session.transformer.batch
-        self.scheduler = Scheduler(batch, session.cache, context=model.context, chunk=model.chunk)
+        alike = session.sparsity != "predicted"
+        self.scheduler = Scheduler(
+            session.transformer.batch,
+            session.cache,
+            PrefixCache(session.cache, session.identity, generated=alike) if reuse else None,
+            context=model.context,
+            chunk=model.chunk,
+            alike=alike,
+            max_waiting=max_waiting,
+        )
         self.sampler = Sampler(session.transformer.head)
         self._stop_ids = model.tokenizer.stop_ids
+        self._steps = self._generated = 0
+        self._live: Live | None = None  # made for the first request with a viewer
 
     def check(self, request: Request) -> None:
         """UserError: the prompt leaves no room for one token in the context, or an id is outside the
@@ -47,12 +63,16 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request; :meth:`step` starts it when a row and pages are free. Errors are those of
-        :meth:`check`, and of :meth:`Session.claim`: something else uses the session."""
+        :meth:`check`, a JobError ``queue_full``, and that of :meth:`Session.claim`: something else uses the
+        session."""
         self.check(request)
         self.session.claim(self)
         if request.ignore_eos and self._stop_ids:
             bias = {**request.params.logit_bias, **dict.fromkeys(self._stop_ids, -math.inf)}
             request.params = replace(request.params, logit_bias=bias)
+        if request.viewer is not None:
+            self._live = self._live or Live(self.session)
+            request.viewer.live = self._live
         self.scheduler.add(request)
 
     def step(self) -> list[Event]:
@@ -66,13 +86,44 @@ class Engine:
         step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:
             return _ends(step.ended)
-        self.session.run()  # from the batch to logits
-        tokens = [self._continue(request, row) for row, request in enumerate(step.sampled)]
+        for request in step.started:
+            self._prepare(request)
+        self._run(step)  # from the batch to logits
+        for request, position, row in step.scored:
+            self._score(request, position, row)
+        tokens = [self._continue(request, row) for request, row in step.sampled]
         self.scheduler.advance(step)  # not before: an interrupted step is repeated
         ended = step.ended + self.scheduler.settle()
-        seconds = time.perf_counter() - start
-        self.session.add_seconds(seconds, prompt=bool(step.prompts))
-        return [token for token in tokens if token is not None] + _ends(ended)
+        events: list[Event] = [token for token in tokens if token is not None]
+        self._steps += 1
+        self._generated += len(events)
+        self.session.add_seconds(time.perf_counter() - start, prompt=bool(step.prompts))
+        return events + _ends(ended)
+
+    def stats(self) -> EngineStats:
+        """How it is now, and what it did so far; between two steps."""
+        scheduler, pool = self.scheduler, self.session.cache
+        counters = self.session.counters
+        figures = Figures.of(counters, self.session.footprint)
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            slots=scheduler.batch.limits.sequences,
+            pages=pool.pages,
+            free_pages=pool.free_pages - pool.kept_pages,
+            shared_pages=pool.kept_pages,
+            prompt_tokens=scheduler.prompt_rows,
+            reused_tokens=scheduler.reused,
+            generated_tokens=self._generated,
+            steps=self._steps,
+            preemptions=scheduler.preemptions,
+            prompt_s=counters.prompt_s,
+            decode_s=counters.decode_s,
+            prompt_tok_s=figures.prompt_tok_s,
+            tok_s=figures.tok_s,
+            gb_s=figures.gb_s,
+            active_share=figures.active_share,
+        )
 
     def run(self, requests: Sequence[Request]) -> None:
         """Runs these to their end, beside each other and whatever else is queued; then raises the error of
@@ -113,8 +164,35 @@ class Engine:
         for request in requests:
             self.abort(request)
 
+    def _score(self, request: Request, position: int, row: int) -> None:
+        """Judges the prompt's token at a position by the row of logits before it."""
+        if len(request.prompt_logprobs) == position and request.logprobs is not None:
+            logits, token = self.session.transformer.logits, request.prompt[position]
+            request.prompt_logprobs.append(self.sampler.logprobs(logits, row, token, request.logprobs))
+
+    def _prepare(self, request: Request) -> None:
+        """Tells a constraint what it will be asked next."""
+        prepare = getattr(request.constraint, "prepare", None)
+        if prepare is None:
+            return
+        try:
+            prepare(request.output)
+        except Exception as error:
+            request.error = error
+            request.finish("error")
+
+    def _run(self, step: Step) -> None:
+        watched = None if self._live is None else self._live.due(step.rows)
+        if self._live is None or watched is None:
+            self.session.run()
+            return
+        self.session.run(watched)
+        self._live.take(step.rows)
+
     def _continue(self, request: Request, row: int) -> Token | None:
         """Chooses a request's next token from a row of logits; None where it ends instead."""
+        if request.finished or request.max_tokens == 0:
+            return None
         found = None
         try:
             token = self._sample(request, row)
@@ -134,16 +212,18 @@ class Engine:
             del request.output_logprobs[len(request.output) :]  # of a step that was interrupted
             request.output_logprobs.append(found)
         request.output.append(token)  # the step of this request is done
+        if request.constraint is not None and not request.complete:
+            self._prepare(request)
         return Token(request, token, *found) if found else Token(request, token)
 
     def _sample(self, request: Request, row: int) -> int:
         params, position = request.params, request.length
-        recent = [*request.prompt, *request.output] if params.repeat_penalty != 1 else ()
+        recent = request.recent(params.repeat_last_n) if params.repeat_penalty != 1 else ()
         logits = self.session.transformer.logits
-        if request.constraint is None:
+        if request.constraint is None and not params.counts_tokens:
             return self.sampler.sample(logits, row, params, position, recent)
-        mask, bias = request.constraint(request.output)
-        return self.sampler.sample(logits, row, params, position, recent, mask, bias)
+        mask, bias = request.constraint(request.output) if request.constraint else (None, None)
+        return self.sampler.sample(logits, row, params, position, recent, mask, bias, request.output)
 
 
 def _ends(requests: Sequence[Request]) -> list[Event]:

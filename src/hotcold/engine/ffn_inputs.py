@@ -5,17 +5,19 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from typing import IO, overload
+from typing import IO, Any, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from hotcold.engine.scoring import Scorer
 from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
-from hotcold.kernels.backend import Backend, Batch, Buffer, Floats
+from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen
 from hotcold.model.transformer import FFN
 
-Inputs = Mapping[str, Floats]  #: ``normed`` or ``residual`` -> ``[tokens, D]`` float32
+#: ``normed`` or ``residual`` -> ``[tokens, D]`` float32; ``ids`` -> ``[tokens, k]`` int32: experts
+Inputs = Mapping[str, npt.NDArray[Any]]
 
 
 class FFNInputs(Sequence[Inputs]):
@@ -23,7 +25,7 @@ class FFNInputs(Sequence[Inputs]):
     the process ends. A layer's arrays are mapped when it is asked for, and read-only."""
 
     def __init__(self, model: LoadedModel, names: Collection[str], tokens: int) -> None:
-        self._shape = (tokens, model.config.dim)
+        self._tokens = tokens
         layers = model.config.layers
         nbytes = 4 * tokens * model.config.dim * layers * len(names)
         folder = tempfile.gettempdir()
@@ -52,7 +54,8 @@ class FFNInputs(Sequence[Inputs]):
         found = {}
         for name, file in self.files[layer].items():
             file.flush()
-            found[name] = np.asarray(np.memmap(file, np.float32, mode="r", shape=self._shape))
+            values = np.memmap(file, np.int32 if name == "ids" else np.float32, mode="r")
+            found[name] = np.asarray(values.reshape(self._tokens, -1))
         return found
 
 
@@ -64,7 +67,8 @@ def _close(files: list[dict[str, IO[bytes]]]) -> None:
 
 def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Collection[str]) -> FFNInputs:
     """What each layer's FFN is given for the tokens of the windows but the last ones, by the decode rule of
-    ``exact``. ``names`` are those of ``normed`` and ``residual`` that are wanted.
+    ``exact``. ``names`` are those of ``normed`` and ``residual`` that are wanted, beside what tokens chose of
+    experts, if there are any.
 
     UserError: the folder for temporary files has no room for them; OSError: it could not be written."""
     rows, dim = model.limits.tokens, model.config.dim
@@ -75,15 +79,19 @@ def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Coll
         own = {name: ops.zeros((rows, dim)) for name in names}
         buffers.append(own)
 
-        def run(normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
+        def run(
+            normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
+        ) -> None:
             for name, buffer in own.items():  # added to zeros, since that is an op and can be recorded
                 ops.add(buffer, normed if name == "normed" else residual, batch)
-            ffn(normed, residual, batch, out)
+            ffn(normed, residual, batch, out, chosen)
 
         return run
 
-    inputs = FFNInputs(model, names, sum(len(window) - 1 for window in windows))
-    scorer = Scorer(model.session("exact", wrap=lambda ffns: [*map(watched, backends, ffns)]))
+    chosen_too = [*names, "ids"] if model.config.experts else names
+    inputs = FFNInputs(model, chosen_too, sum(len(window) - 1 for window in windows))
+    session = model.session("exact", wrap=lambda ffns: [*map(watched, backends, ffns)])
+    scorer, routed = Scorer(session), session.transformer.chosen
     zeros = np.zeros((model.limits.decode, dim), np.float32)
     for window in windows:
         for logits in scorer.logits(window):
@@ -91,4 +99,6 @@ def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Coll
                 for name, buffer in layer.items():
                     files[name].write(ops.read(buffer, 0, len(logits)).data)
                     ops.write(buffer, zeros)
+            for ops, chosen, files in zip(backends, routed, inputs.files, strict=False):
+                files["ids"].write(ops.read(chosen.ids, 0, len(logits)).data)
     return inputs

@@ -22,8 +22,11 @@ from hotcold.engine.session import LoadedModel, Session
 from hotcold.engine.values import whole
 from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError
-from hotcold.formats.gguf import open_gguf
+from hotcold.formats.gguf import open_gguf, printable
 from hotcold.kernels.backend import PredictorTensors
+from hotcold.kernels.gpus import OFF
+from hotcold.model.config import Config
+from hotcold.sparse.expert_fitting import fit_experts
 from hotcold.sparse.fitting import INPUTS, Fit, FitOptions, Fitted, fit_layer
 from hotcold.sparse.predictor import write_sidecar
 from hotcold.version import __version__
@@ -146,14 +149,24 @@ def fit_predictor(
     source = source_of(model)
     if not isinstance(source, LoadedModel):
         load_options["context"] = context
+    if method == "trained":
+        _check_experts(file_of(source))
     # Loading as predicted checks a PowerInfer file's own predictors before anything else is done.
     mode, own = "predicted" if method == "trained" else "exact", file_of(source)
-    more = {"sparsity": mode, "predictor": own, "default_context": LONGEST_WINDOW}
+    more = {"sparsity": mode, "predictor": own, "default_context": LONGEST_WINDOW, "gpu": OFF}
     base = opened(source, load_options, progress, **more)
     base.mode(mode, own)
     fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context))
     ladders = _fit(base, settings, fit_to, seen, progress)
     return _measured(base, settings, ladders, to_write)
+
+
+def _check_experts(path: Path) -> None:
+    with open_gguf(path) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+    if config.experts is not None:
+        seen = f"{printable(path.name)} has {config.experts.count} experts in a layer"
+        raise UserError(f"{seen}: trained predictors are taken of layers without experts; use --method svd")
 
 
 def _windows(model: LoadedModel, texts: Sequence[str], tokens: int, length: int) -> tuple[Windows, Windows]:
@@ -185,7 +198,8 @@ def _fit(
     ladders = []
     with open_gguf(model.path) as file:
         for layer, (seen, unseen) in enumerate(zip(*inputs, strict=True)):
-            ladders.append(fit_layer(file, model.config, layer, settings, fit_to=seen, held_out=unseen))
+            fit = fit_experts if model.config.experts else fit_layer
+            ladders.append(fit(file, model.config, layer, settings, fit_to=seen, held_out=unseen))
             if progress:
                 progress("layers", layer + 1, model.config.layers)
     return ladders

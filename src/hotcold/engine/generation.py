@@ -4,14 +4,18 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from hotcold.engine.engine import Engine
+from hotcold.engine.live import Frame
 from hotcold.engine.request import FinishReason, Request, Timings
 from hotcold.engine.sampler import Logprobs
 from hotcold.engine.text import TextStream
 
+SCORED_TOKENS = 256  #: of a prompt, whose log-probabilities make a piece of their own
+
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of a continuation; ``str()`` gives its text. Those before the last one have some text."""
+    """What is new of a continuation; ``str()`` gives its text. Those before the last one have some text, or
+    some ``prompt_logprobs``."""
 
     text: str
     ids: tuple[int, ...]  #: since the piece before; their text may come later, where a part is held back
@@ -22,6 +26,11 @@ class Piece:
     prompt_tokens: int  #: BOS included
     seed: int  #: gives this text again
     timings: Timings  #: up to now
+    reused: int = 0  #: tokens of the prompt that were not computed, since another request had them
+    #: of the next tokens of the prompt, the first of which has none, of a request with ``echo``; the first
+    #: text has the last of them
+    prompt_logprobs: tuple[Logprobs | None, ...] = ()
+    frame: Frame | None = None  #: which neurons fired, of a request with a viewer
 
     def __str__(self) -> str:
         return self.text
@@ -42,6 +51,8 @@ class Generation:
     seed: int  #: gives this text again
     timings: Timings
     error: Exception | None = None  #: where the reason is ``error``: why; the text is what came before it
+    reused: int = 0  #: tokens of the prompt that were not computed, since another request had them
+    prompt_logprobs: tuple[Logprobs | None, ...] = ()  #: of the prompt's tokens, with ``echo``
 
     def __str__(self) -> str:
         return self.text
@@ -53,9 +64,10 @@ class Continuation:
     def __init__(self, engine: Engine, request: Request, stop: Sequence[str] = ()) -> None:
         self.request = request
         self._engine = engine
-        self._text = TextStream(engine.model.tokenizer, request.prompt, stop)
+        self._text = TextStream(engine.model.tokenizer, request.prompt, stop, request.shown)
         self._pushed = 0  # tokens whose text was taken; none follows a stop string
         self._told = 0  # tokens of the pieces so far
+        self._scored = 0  # tokens of the prompt whose log-probabilities pieces had
         self._ended = False
 
     @property
@@ -63,9 +75,15 @@ class Continuation:
         """Whether the last piece was taken."""
         return self._ended
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether so many of the prompt's tokens were scored that they are a piece without text: all of a
+        long prompt as one would hold up whoever reads it."""
+        return len(self.request.prompt_logprobs) - self._scored >= SCORED_TOKENS
+
     def take(self) -> Piece | None:
-        """What is new since the last call; None where there is no text to show and no end. A request whose
-        text has come to a stop string is ended."""
+        """What is new since the last call; None where there is no text to show, no end, and not
+        :attr:`has_scores`. A request whose text has come to a stop string is ended."""
         if self._ended:
             return None
         text = ""
@@ -79,11 +97,13 @@ class Continuation:
         self._ended = self.request.finished
         if self._ended:
             text += self._text.finish()
-        elif not text:
+        elif not text and not self.has_scores:
             return None
-        stop = self._text.stop
+        stop, viewer = self._text.stop, self.request.viewer
         new = slice(self._told, self._pushed)
         self._told = self._pushed
+        prompt_logprobs = tuple(self.request.prompt_logprobs[self._scored :])
+        self._scored += len(prompt_logprobs)
         return Piece(
             text=text,
             ids=tuple(self.request.output[new]),
@@ -94,6 +114,9 @@ class Continuation:
             prompt_tokens=len(self.request.prompt),
             seed=self.request.seed,
             timings=replace(self.request.timings),
+            reused=self.request.reused,
+            prompt_logprobs=prompt_logprobs,
+            frame=None if viewer is None else viewer.frame(self._pushed, last=self._ended),
         )
 
 
@@ -108,7 +131,7 @@ def stream(engine: Engine, request: Request, stop: Sequence[str] = ()) -> Genera
                 if not request.finished:  # it may have ended while another stream was read
                     engine.step()
                 piece = continuation.take()
-                if piece is not None and (request.error is None or piece.text):
+                if piece is not None and (request.error is None or piece.text or piece.prompt_logprobs):
                     yield piece
         finally:
             engine.abort(request)
@@ -156,4 +179,6 @@ def joined(pieces: Sequence[Piece], error: Exception | None = None) -> Generatio
         seed=last.seed,
         timings=last.timings,
         error=error,
+        reused=last.reused,
+        prompt_logprobs=tuple(each for piece in pieces for each in piece.prompt_logprobs),
     )

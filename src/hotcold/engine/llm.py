@@ -8,6 +8,8 @@ from typing import Any, Self, TypeAlias, TypedDict, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.engine.chat import ANSWER_TOKENS, Chat
+from hotcold.engine.chat_answer import Answer, ChatPiece, answer_of, divided
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Generation, Piece, generate, stream
 from hotcold.engine.load_options import LLMOptions, Progress, check_names
@@ -37,6 +39,8 @@ class RequestOptions(TypedDict, total=False):
     min_p: float  #: drop tokens less likely than this times the likeliest (0.05)
     repeat_penalty: float  #: above 1 makes recent tokens less likely (1.0)
     repeat_last_n: int  #: how many tokens are recent; 0 is none, -1 all (64)
+    frequency_penalty: float  #: taken from a logit for each time its token was generated, -2 to 2 (0)
+    presence_penalty: float  #: taken once from logits of tokens that were generated, -2 to 2 (0)
     logit_bias: Mapping[int, float]  #: token id -> number added to its logit; minus infinity forbids it
     seed: int | None  #: 0 or more; the same seed gives the same text. None draws one
     #: states each token's log-probability and those of the likeliest, so many (0 to 20); None states nothing
@@ -50,6 +54,17 @@ class GenerationOptions(RequestOptions, total=False):
     #: one string or several, which end the text where they come up in it, and are no part of it; the last
     #: token is the one that completed such a string
     stop: str | Sequence[str] | None
+
+
+class ChatOptions(GenerationOptions, total=False):
+    """What :meth:`LLM.chat` and :meth:`LLM.stream_chat` take besides the messages; all optional. Here
+    ``max_tokens`` is 512 unless it is given."""
+
+    #: ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}`` each
+    tools: Sequence[Mapping[str, Any]]
+    #: what the model's chat template may ask for, such as ``{"enable_thinking": False}``
+    template_values: Mapping[str, bool | int | float | str]
+    continue_last: bool  #: the last message, an assistant's, is the beginning of the answer (False)
 
 
 class LLM:
@@ -72,6 +87,7 @@ class LLM:
         check_names(options, LLMOptions)
         self._engine: Engine | None = Engine(opened(model, options, progress).session())
         self._shared = isinstance(model, LoadedModel)
+        self._template: Chat | None = None
 
     @property
     def engine(self) -> Engine:
@@ -129,8 +145,8 @@ class LLM:
         those of :meth:`stream`."""
         check_names(options, GenerationOptions)
         stop = stop_strings(options.pop("stop", None))
-        settings = _settings(options)
-        if not _is_one(prompt):
+        settings = settings_of(options)
+        if not is_one(prompt):
             return self._several([*prompt], settings, stop)
         request = settings.request(self._ids(prompt))  # type: ignore[arg-type]
         self.engine.check(request)
@@ -139,16 +155,56 @@ class LLM:
             raise done.error
         return done
 
+    @property
+    def template(self) -> Chat:
+        """The model's chat template, and how it marks thinking and calls of tools."""
+        if self._template is None:
+            self._template = Chat(self.tokenizer, self.model.chat_metadata, self.model.name)
+        return self._template
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Answer:
+        """The answer to the last message of a conversation. Messages are dicts with ``role`` (system, user,
+        assistant, tool) and ``content``; :attr:`Answer.message` is one for the next turn, which reads only
+        what is new.
+
+        >>> messages = [{"role": "user", "content": "Once upon a time there was a fox."}]
+        >>> messages.append(llm.chat(messages).message)
+
+        A model without a chat template continues the text of all messages: see docs/chat.md. ``ValueError``:
+        messages that are no conversation, a template that cannot be rendered, and those of :meth:`stream`."""
+        return answer_of([*self.stream_chat(messages, **options)])
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
+    ) -> Generator[ChatPiece, None, None]:
+        """:meth:`chat`, piece by piece; leaving the loop early cancels the answer.
+
+        >>> for piece in llm.stream_chat(messages):
+        ...     print(piece, end="", flush=True)"""
+        check_names(options, ChatOptions)
+        rest: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, **options}
+        stop = stop_strings(rest.pop("stop", None))
+        tools, values = rest.pop("tools", ()), rest.pop("template_values", None)
+        continue_last = rest.pop("continue_last", False)
+        ids = self.template.ids(messages, tools, kwargs=values, continue_last=continue_last)
+        request = self.request(ids, **rest)
+        request.shown = self.template.shown
+        self.engine.check(request)
+        parts = self.template.stream(self.template.opens_thinking(ids), tools)
+        return divided(stream(self.engine, request, stop), parts)
+
     def request(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Request:
         """A request for ``llm.engine``, for those who run its steps themselves. Stop strings are for them to
         look for: see :class:`~hotcold.engine.text.TextStream`."""
         check_names(options, RequestOptions)
-        return _settings(options).request(self._ids(prompt))
+        return settings_of(options).request(self._ids(prompt))
 
     def close(self) -> None:
         """Frees the model, unless others share it. Using the LLM afterwards is a ValueError."""
         if self._engine is None:
             return
+        if self._template is not None:
+            self._template.close()
         if self._shared:
             self._engine.session.close()
         else:
@@ -162,11 +218,9 @@ class LLM:
         self.close()
 
     def _several(
-        self, prompts: list[Prompt], settings: "_Settings", stop: tuple[str, ...]
+        self, prompts: list[Prompt], settings: "Settings", stop: tuple[str, ...]
     ) -> list[Generation]:
-        for prompt in prompts:
-            if not _is_one(prompt) and len(prompt):
-                raise UserError("a prompt in a list is a list: a text or a sequence of token ids is needed")
+        check_each(prompts)
         done: list[Generation | None] = []
         requests = []
         for i, prompt in enumerate(prompts):
@@ -183,17 +237,7 @@ class LLM:
         return [next(ran) if each is None else each for each in done]
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        try:
-            ids = np.asarray(prompt)
-        except ValueError:  # lists among the numbers
-            ids = np.asarray(prompt, object)
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            seen = str(ids.dtype) if ids.ndim == 1 else f"{ids.dtype} in {ids.ndim} dimensions"
-            raise UserError(f"the prompt holds {seen}: token ids, whole numbers, are needed")
-        found: list[int] = ids.tolist()
-        return found
+        return ids_of(self.tokenizer, prompt)
 
 
 #: What the functions of the package take as a model.
@@ -206,7 +250,7 @@ def source_of(model: Model) -> Source:
 
 
 @dataclass(frozen=True)
-class _Settings:
+class Settings:
     """What requests of one call share, checked."""
 
     params: SamplingParams
@@ -232,17 +276,33 @@ class _Settings:
 _OF_THE_REQUEST = ("max_tokens", "ignore_eos", "logprobs", "constraint")
 
 
-def _settings(options: Mapping[str, Any]) -> _Settings:
+def settings_of(options: Mapping[str, Any]) -> Settings:
+    """Of :class:`RequestOptions`; UserError for a value that is not allowed."""
     rest: dict[str, Any] = dict(options)
     own: dict[str, Any] = {name: rest.pop(name) for name in _OF_THE_REQUEST if name in rest}
     if "max_tokens" in own:
         own["max_tokens"] = whole("max_tokens", own["max_tokens"], 1)
     if own.get("logprobs") is not None:
         own["logprobs"] = whole("logprobs", own["logprobs"], 0, MAX_LOGPROBS, "None states nothing")
-    return _Settings(SamplingParams(**rest), own)
+    return Settings(SamplingParams(**rest), own)
 
 
-def _is_one(prompt: object) -> bool:
+def ids_of(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    """A prompt's token ids; UserError for what is none."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    try:
+        ids = np.asarray(prompt)
+    except ValueError:  # lists among the numbers
+        ids = np.asarray(prompt, object)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        seen = str(ids.dtype) if ids.ndim == 1 else f"{ids.dtype} in {ids.ndim} dimensions"
+        raise UserError(f"the prompt holds {seen}: token ids, whole numbers, are needed")
+    found: list[int] = ids.tolist()
+    return found
+
+
+def is_one(prompt: object) -> bool:
     """Whether this is one prompt: a text, an array, or a sequence that begins with a number."""
     if not isinstance(prompt, str | np.ndarray | Sequence) or isinstance(prompt, bytes | bytearray):
         kind = type(prompt).__name__
@@ -250,3 +310,10 @@ def _is_one(prompt: object) -> bool:
     if isinstance(prompt, str | np.ndarray):
         return True
     return len(prompt) > 0 and isinstance(prompt[0], Real)
+
+
+def check_each(prompts: Sequence[Prompt]) -> None:
+    """UserError: among several prompts is what cannot be one."""
+    for prompt in prompts:
+        if not is_one(prompt) and len(prompt):
+            raise UserError("a prompt in a list is a list: a text or a sequence of token ids is needed")

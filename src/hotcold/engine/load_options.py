@@ -15,7 +15,16 @@ SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 #: Is called with the phase of the work, what of it is done, and the total: of ``loading`` in bytes.
 Progress: TypeAlias = Callable[[str, int, int], None]
 
-_WHOLE_NUMBERS = ("threads", "context", "default_context", "sequences", "chunk", "vram_budget", "hot_threads")
+_WHOLE_NUMBERS = (
+    "threads",
+    "context",
+    "default_context",
+    "sequences",
+    "cache_positions",
+    "chunk",
+    "vram_budget",
+    "hot_threads",
+)
 
 
 class LoadError(UserError):
@@ -33,18 +42,22 @@ class ModelOptions(TypedDict, total=False):
     threads: int | None  #: None takes the cores that affinity and cgroup quota allow
     context: int | None  #: positions of each sequence; None is the model's own, 4096 at most
     backend: str  #: ``cpu``, or ``reference`` (NumPy; slow, for checks)
-    #: made by ``hotcold plan -o``: what the hot backend computes, and ``backend`` the rest
+    #: a GPU's name or a part of it, its number in ``hotcold doctor``, or ``off``; None takes a discrete card
+    gpu: str | int | None
+    #: made by ``hotcold plan -o``: what the GPU computes, and ``backend`` the rest
     placement: str | os.PathLike[str] | None
-    vram_budget: int | None  #: instead: bytes that the hot backend may take, for the placement of ``plan``
-    hot_backend: str | None  #: ``cpu`` or ``reference``; a placement needs it while there is none for GPUs
-    hot_threads: int | None  #: None takes as many as ``threads``
+    #: instead: bytes that may be allocated on the GPU, for the placement of ``plan``; None takes what is free
+    vram_budget: int | None
+    hot_backend: str | None  #: for checks, in the GPU's place: ``cpu`` or ``reference``
+    hot_threads: int | None  #: of that; None takes as many as ``threads``
     cache_type: str  #: of that cache: ``f16``, ``q8_0`` (half as large, lossy) or ``f32``
 
 
 class LLMOptions(ModelOptions, total=False):
     """What :class:`LLM` takes besides the file."""
 
-    sequences: int  #: how many prompts of one ``generate`` call run at the same time; each has a KV cache (1)
+    sequences: int  #: how many prompts of one ``generate`` call run at the same time (1)
+    cache_positions: int | None  #: of the KV cache, which they share; None is ``context`` for each
 
 
 @dataclass
@@ -55,13 +68,17 @@ class LoadOptions:
     context: int | None = None  #: positions of a sequence; None: the model's, ``default_context`` at most
     default_context: int = 4096
     backend: str = "cpu"  #: or ``reference``
-    sequences: int = 1  #: how many run at the same time; each has ``context`` positions of KV cache
+    sequences: int = 1  #: how many run at the same time
+    #: of the KV cache, which they share; None: ``context`` for each, less where memory is short
+    cache_positions: int | None = None
     chunk: int = 128  #: the most prompt rows of one step
-    placement: Path | None = None  #: a .gpuidx: what the hot backend computes, with ``backend`` for the rest
-    vram_budget: int | None = None  #: or bytes that the hot backend may take, for the placement of ``plan``
-    hot_backend: str | None = None  #: as ``backend``
-    hot_threads: int | None = None  #: None: as many as ``backend`` has
+    gpu: str | None = None  #: a part of its name, its number, or ``off``; None: what kernels/gpus.py chooses
+    placement: Path | None = None  #: a .gpuidx: what the GPU computes, with ``backend`` for the rest
+    vram_budget: int | None = None  #: or bytes that may be allocated there, for the placement of ``plan``
+    hot_backend: str | None = None  #: in the GPU's place, as ``backend``
+    hot_threads: int | None = None  #: of that; None: as many as ``backend`` has
     cache_type: str = "f16"  #: what keys and values are rounded to, one of :data:`CACHE_TYPES`
+    also: str | None = None  #: the mode of a second session at the same time, for which a GPU is to have room
 
     @classmethod
     def of(cls, options: Mapping[str, Any], **more: Any) -> Self:
@@ -70,6 +87,8 @@ class LoadOptions:
         for name in ("predictor", "placement"):
             if given.get(name) is not None:
                 given[name] = Path(given[name])
+        if given.get("gpu") is not None:
+            given["gpu"] = str(given["gpu"])
         return cls(**given)
 
     def __post_init__(self) -> None:

@@ -1,28 +1,39 @@
 """From a model file to a model in memory: what fits, where each part lies, and then the weights."""
 
+import gc
+from collections.abc import Container
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotcold.demo import model_path
+from hotcold.engine.chat import chat_metadata
+from hotcold.engine.hub import located
 from hotcold.engine.load_options import LoadError, LoadOptions
-from hotcold.engine.memory import check_memory
-from hotcold.engine.placing import open_devices
+from hotcold.engine.memory import affordable_pages, check_memory
+from hotcold.engine.placing import Decision, ToLoad, decide
 from hotcold.engine.session import LoadedModel
 from hotcold.engine.sparsity_mode import choose_mode
+from hotcold.engine.values import size
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf, printable
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
+from hotcold.kernels.gpu import GPUError, GPUMemoryError
 from hotcold.model.config import Config
+from hotcold.model.devices import Devices
 from hotcold.model.tokenizer import Tokenizer
-from hotcold.model.weights import Progress, check_tensors, load_weights
+from hotcold.model.weights import Progress, Weights, check_tensors, load_weights
 from hotcold.sparse.predictor import find_predictors, predictor_names
+
+_TRIES = 8  # with less of a GPU's memory each time
 
 
 def load(path: Path | None, options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
-    """Loads a GGUF file, or the built-in model; ``progress`` is called with bytes read so far and in all.
+    """Loads a GGUF file, ``hf:...`` of the hub, or the built-in model; ``progress`` is called with bytes read
+    so far and in all.
 
     ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options that do
     not fit it or the machine (LoadError). Weights are read last, when a session has been found to fit."""
-    with open_gguf(path or model_path()) as file:
+    with open_gguf(located(path or model_path())) as file:
         try:
             return _load(file, options, progress)
         except UserError:
@@ -39,28 +50,86 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     mode = choose_mode(options.sparsity, config, file.path, predictor, fingerprint)
     limits, context, chunk = _limits(config, options)
     tokenizer = Tokenizer.from_metadata(file.metadata)
-    used = mode.predictors.path if mode.predictors else None
-    devices, notes = open_devices(file, config, options, limits, used)
-    if "output.weight" not in file.tensors and devices.head is not devices.embedding:
-        weight_bytes += file.tensors["token_embd.weight"].nbytes  # each of the two has the table
     if mode.predictors:
         weight_bytes += mode.predictors.nbytes
-    check_memory(weight_bytes, options.cache_type, config, limits, devices)
+    other = options.also and choose_mode(options.also, config, file.path, predictor, fingerprint)
+    used = mode.predictors or (other.predictors if other else None)
+    pages, notes = _pool(config, options, limits, weight_bytes)
+    model = ToLoad(file, config, options, limits, pages, used.path if used else None)
+    reading = _Reading(model, weight_bytes, progress, factors)
+    decision, devices, weights = _read_where_it_fits(reading)
     return LoadedModel(
         path=file.path,
         fingerprint=fingerprint,
         config=config,
         tokenizer=tokenizer,
-        weights=load_weights(file, config, devices, progress, factors),
+        weights=weights,
         devices=devices,
         limits=limits,
+        pages=pages,
         context=context,
         chunk=chunk,
         cache_type=options.cache_type,
         sparsity=options.sparsity,
         predictor=predictor,
-        notes=(*config.notes, *notes),
+        notes=(*config.notes, *notes, *decision.notes),
+        on_gpu=decision.on_gpu,
+        chat_metadata=chat_metadata(file.metadata),
     )
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What reading the weights takes, whatever the devices."""
+
+    model: ToLoad
+    weight_bytes: int
+    progress: Progress | None
+    factors: Container[str]
+
+    def read(self, decision: Decision) -> tuple[Devices, Weights]:
+        model, tensors, weight_bytes = self.model, self.model.file.tensors, self.weight_bytes
+        devices = decision.open(model.options, model.config.layers)
+        if "output.weight" not in tensors and devices.head is not devices.embedding:
+            weight_bytes += tensors["token_embd.weight"].nbytes  # each of the two has the table
+        check_memory(
+            weight_bytes,
+            model.options.cache_type,
+            model.config,
+            model.limits,
+            model.pages,
+            devices,
+            decision.on_gpu,
+        )
+        return devices, load_weights(model.file, model.config, devices, self.progress, self.factors)
+
+
+def _read_where_it_fits(reading: _Reading) -> tuple[Decision, Devices, Weights]:
+    """With a smaller placement each time that a GPU's memory runs out; on the CPU, where a GPU fails that
+    nobody asked for."""
+    changes: list[str] = []
+    decision = decide(reading.model)
+    while True:
+        try:
+            devices, weights = reading.read(decision)
+            return replace(decision, notes=(*changes, *decision.notes)), devices, weights
+        except GPUMemoryError as error:
+            if decision.on_gpu is None or len(changes) == _TRIES:
+                raise
+            less = _less(error.allocated, decision.on_gpu.planned_bytes)
+            changes.append(f"{error}: now --vram-budget {less} B ({size(less)})")
+        except GPUError as error:
+            if decision.asked:
+                raise
+            less = None
+            changes.append(f"no GPU is used: {error}")
+        gc.collect()  # here, where no traceback holds what was allocated any more
+        decision = Decision() if less is None else decide(reading.model, less)
+
+
+def _less(allocated: int, planned: int) -> int:
+    """The next budget: 95 % of what could be allocated, and half of what was planned at least."""
+    return max(allocated * 19 // 20, planned // 2)
 
 
 def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int]:
@@ -69,6 +138,31 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
     if asked is not None and not 2 <= asked <= most:
         raise LoadError(f"context of {asked} positions (-c): this model allows 2 to {most}")
     context = asked or min(most, options.default_context)
+    if (pool := options.cache_positions) is not None and pool < context:
+        if asked is not None or pool < 2:
+            seen = f"a KV cache of {pool} positions (--cache-positions)"
+            raise LoadError(
+                f"{seen} holds less than one context of {context} (-c): make it as large at least"
+            )
+        context = pool
     chunk = min(options.chunk, context)
     pages, logits = -(-context // PAGE), max(DECODE_ROWS, options.sequences)
     return BatchLimits(DECODE_ROWS + chunk, options.sequences, pages, logits), context, chunk
+
+
+def _pool(
+    config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
+) -> tuple[int, tuple[str, ...]]:
+    """Pages of the KV cache that all sequences share, and what is to be said of them."""
+    if options.cache_positions is not None:
+        return -(-options.cache_positions // PAGE), ()
+    wanted, least = limits.sequences * limits.pages_per_sequence, limits.pages_per_sequence
+    if wanted == least:
+        return wanted, ()
+    room = affordable_pages(weight_bytes, options.cache_type, config, limits)
+    if room is None or room >= wanted:
+        return wanted, ()
+    pages = max(least, room)
+    shared = f"{limits.sequences} requests share a KV cache of {pages * PAGE} positions"
+    full = f"memory does not suffice for the {wanted * PAGE} of as many contexts"
+    return pages, (f"{shared}: {full}, so they may wait for each other",)

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from hotcold.engine.load_options import LoadError
+from hotcold.engine.placing import OnGPU
 from hotcold.kernels.backend import PAGE, BatchLimits
 from hotcold.kernels.cores import cgroups, read_text
+from hotcold.kernels.gpus import STAGING_BYTES
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.kv_cache import KVCache
@@ -44,24 +46,43 @@ def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) 
     return int(limit) - int(usage) + int(counts.get(reclaimable_name, 0))
 
 
+def affordable_pages(weight_bytes: int, cache_type: str, config: Config, limits: BatchLimits) -> int | None:
+    """Of a KV cache beside weights and steps: what takes nine tenths of the memory that is left; None where
+    the system does not say how much that is."""
+    free = available_memory()
+    if free is None:
+        return None
+    left = free - weight_bytes - buffer_bytes(config, limits) - scratch_bytes(config, limits)
+    return max(0, left * 9 // 10) // KVCache.page_bytes(config, cache_type)
+
+
 def check_memory(
     weight_bytes: int,
     cache_type: str,
     config: Config,
     limits: BatchLimits,
+    pages: int,
     devices: Devices,
+    on_gpu: OnGPU | None = None,
     what: str = "the model needs",
 ) -> None:
     """Raises LoadError when weights, KV cache, buffers and scratch are more than this process may still
-    take; ``what`` begins the sentence that says what needs the weights."""
-    pages = limits.sequences * limits.pages_per_sequence
+    take; ``what`` begins the sentence that says what needs the weights. What lies in a GPU's own memory does
+    not count; ``weight_bytes`` may hold the weights there, or none of them."""
     cache_bytes = pages * KVCache.page_bytes(config, cache_type)
-    backends = len(set(devices.parts))
-    step_bytes = buffer_bytes(config, limits, split=backends > 1) + scratch_bytes(config, limits)
-    step_bytes *= backends
+    backends = set(devices.parts)
+    step_bytes = buffer_bytes(config, limits, split=len(backends) > 1) + scratch_bytes(config, limits)
+    if on_gpu is not None and not on_gpu.gpu.shares_memory:
+        cache_bytes -= on_gpu.nbytes["kv"]
+        weight_bytes = max(0, weight_bytes - on_gpu.weight_bytes)
+        step_bytes += min(STAGING_BYTES, on_gpu.weight_bytes)
+    else:
+        step_bytes *= len(backends)
     free = available_memory()
     if free is not None and weight_bytes + cache_bytes + step_bytes > free:
         smaller = "context (-c)" if weight_bytes < free else "or more quantised model"
+        if weight_bytes < free and pages > limits.pages_per_sequence:
+            smaller = f"KV cache (--cache-positions) or {smaller}"
         sizes = (weight_bytes, cache_bytes, step_bytes, free)
         weights, cache, steps, left = (f"{n / 2**30:.2f} GiB" for n in sizes)
         needs = f"{what} {weights}, its KV cache of {pages * PAGE} positions {cache}, steps {steps}"

@@ -1,4 +1,4 @@
-"""What users give as a model: a file, or what was loaded from one."""
+"""What users give as a model: a file, its name on the hub, or what was loaded from one."""
 
 import os
 from collections.abc import Mapping
@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hotcold.demo import model_path
+from hotcold.engine.hub import located
 from hotcold.engine.load_options import LoadOptions, Progress
 from hotcold.engine.loading import load
 from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 
-#: A GGUF file, or what :func:`~hotcold.engine.loading.load` gave; None is the built-in model.
+#: A GGUF file, ``hf:OWNER/NAME/FILE.gguf`` of the hub, or what :func:`~hotcold.engine.loading.load` gave;
+#: None is the built-in model.
 Source: TypeAlias = str | os.PathLike[str] | LoadedModel | None
 
 
-def file_of(model: Source) -> Path:
-    """Where the model lies, or the one that it was loaded from."""
+def file_of(model: Source, progress: Progress | None = None) -> Path:
+    """Where the model lies, or the one that it was loaded from. One of the hub that is not in the cache is
+    downloaded; ``progress`` is told of that as the phase ``downloading``."""
     if isinstance(model, LoadedModel):
         return model.path
-    return model_path() if model is None else Path(model)
+    advance = partial(progress, "downloading") if progress else None
+    return model_path() if model is None else located(model, advance)
 
 
 def opened(
@@ -32,7 +36,7 @@ def opened(
     given = {name: value for name, value in options.items() if value is not None}
     if not isinstance(model, LoadedModel):
         advance = partial(progress, "loading") if progress else None
-        return load(file_of(model), LoadOptions.of(given, **more), advance)
+        return load(file_of(model, progress), LoadOptions.of(given, **more), advance)
     if given:
         fix = "leave it out, or give the model's file"
         raise UserError(f"{min(given)} is for loading, and the model is loaded already: {fix}")

@@ -1,58 +1,263 @@
-"""Which backend computes which part of a model that is being loaded."""
+"""Decides which backend computes which part of a model that is to be loaded."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.machine import measured_hardware
+from hotcold.engine.values import size
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
-from hotcold.kernels.backend import PAGE, BatchLimits
+from hotcold.kernels.backend import PAGE, Backend, BatchLimits
+from hotcold.kernels.gpu import GPU
+from hotcold.kernels.gpus import ENVIRONMENT, OFF, choose_gpu, open_gpu, slack_bytes, wished
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.sparse.baselines import last_layers
 from hotcold.sparse.costs import Costs
-from hotcold.sparse.hardware import DEFAULT, find_hardware
-from hotcold.sparse.placement import read_placement
-from hotcold.sparse.profiles import find_profile
-from hotcold.sparse.sizes import sizes_of_file
+from hotcold.sparse.hardware import DEFAULT, Hardware, find_hardware
+from hotcold.sparse.placement import KINDS, WEIGHTS, Placement, read_placement
+from hotcold.sparse.profiles import Profile, find_profile
+from hotcold.sparse.sizes import Sizes, sizes_of_file
 from hotcold.sparse.solver import Solver
 from hotcold.sparse.split import SplitDevices
 
+_BESIDES_S = 5e-5  # of a handshake, of a step, and of a layer's kernels
+_PAYS = 0.95  # a GPU that nobody asked for is used if a token takes at most this part of the CPU's time
 
-def open_devices(
-    file: GGUFFile, config: Config, options: LoadOptions, limits: BatchLimits, predictors: Path | None
-) -> tuple[Devices, list[str]]:
-    """The backends that the options name, and notes on what was assumed. ``predictors`` is the file with
-    those that the sparsity mode uses, None where it uses none.
 
-    UserError: options that do not go together, or a placement or profile that is not right."""
-    budget, hot, threads = options.vram_budget, options.hot_backend, options.hot_threads
-    if options.placement is not None and budget is not None:
+@dataclass(frozen=True)
+class ToLoad:
+    """A model's file, and how it is to be loaded."""
+
+    file: GGUFFile
+    config: Config
+    options: LoadOptions
+    limits: BatchLimits
+    pages: int  #: of the KV cache
+    predictors: Path | None  #: the file with those that the sparsity mode uses, None where it uses none
+
+    def sizes(self, *, gpu: bool) -> Sizes:
+        limits = self.limits
+        return sizes_of_file(
+            self.file,
+            self.config,
+            limits.pages_per_sequence * PAGE,
+            self.options.cache_type,
+            predictors=self.predictors,
+            chunk=limits.tokens - limits.decode,
+            sequences=limits.sequences,
+            positions=self.pages * PAGE,
+            sessions=2 if self.options.also else 1,
+            gpu=gpu,
+        )
+
+
+@dataclass(frozen=True)
+class OnGPU:
+    """What a GPU gets of a model, and how it works with the CPU."""
+
+    gpu: GPU
+    budget_bytes: int  #: the most that may be allocated
+    nbytes: Mapping[str, int]  #: of that, what the placement takes, by the kinds of its bill
+    layers: range
+    all_layers: int
+    head: bool
+    hot_share: float  #: of the neurons
+    hot_activation_share: float  #: of the firings, by the profile
+    spin: bool  #: shaders wait for the CPU's answers, else each answer submits what follows
+
+    @property
+    def planned_bytes(self) -> int:
+        return sum(self.nbytes.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.nbytes[kind] for kind in WEIGHTS)
+
+    def __str__(self) -> str:
+        parts = f"{len(self.layers)} of {self.all_layers} layers{' and the head' if self.head else ''}"
+        hot = f"{self.hot_share:.1%} of the neurons, {self.hot_activation_share:.1%} of the firings"
+        memory = f"{size(self.planned_bytes)} of {size(self.budget_bytes)}"
+        form = "a shader that waits" if self.spin else "submits"
+        return f"GPU {self.gpu.name} ({self.gpu.driver}): {parts}; {hot}; {memory}; handshakes by {form}"
+
+    def report(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            "name": self.gpu.name,
+            "driver": self.gpu.driver,
+            "kind": self.gpu.kind,
+            "budget_bytes": self.budget_bytes,
+            "planned_bytes": self.planned_bytes,
+            "first_layer": self.layers.start,
+            "layers": len(self.layers),
+            "head": self.head,
+            "hot_share": self.hot_share,
+            "hot_activation_share": self.hot_activation_share,
+            "handshake": "spin" if self.spin else "submit",
+        }
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which backends a model's parts get; without a placement all of them the CPU."""
+
+    notes: tuple[str, ...] = ()  #: what was assumed, and what was left out
+    placement: Placement | None = None
+    on_gpu: OnGPU | None = None  #: None where something else plays the GPU
+    asked: bool = True  #: whether somebody wants a GPU; else a failure is no more than a note
+
+    def open(self, options: LoadOptions, layers: int) -> Devices:
+        """GPUMemoryError: the GPU has no room for this. GPUError: it cannot be used."""
+        cold = open_backend(options.backend, options.threads)
+        if self.placement is None:
+            return Devices.of(cold, layers)
+        return SplitDevices.place(self.placement, cold, self._open_hot(options, cold))
+
+    def _open_hot(self, options: LoadOptions, cold: Backend) -> Backend:
+        if self.on_gpu is not None:
+            backend = open_gpu(self.on_gpu.gpu, self.on_gpu.budget_bytes, spin=self.on_gpu.spin)
+            backend.check_room(self.on_gpu.planned_bytes)  # before gigabytes are read
+            return backend
+        assert options.hot_backend is not None
+        threads = options.hot_threads
+        if threads is None and options.hot_backend == "cpu":
+            threads = cold.threads  # as many: threads that wait offer their cores to the other side's
+        return open_backend(options.hot_backend, threads)
+
+
+def decide(model: ToLoad, most: int | None = None) -> Decision:
+    """What the options ask for. ``most``: bytes to allocate on the GPU, where it had no room for more.
+
+    UserError: options that do not go together, a placement or profile that is not right, or a GPU that is not
+    there."""
+    options = model.options
+    wanted = options.placement is not None or options.vram_budget is not None
+    _check(options, wanted=wanted)
+    if options.hot_backend is not None:
+        if options.placement is not None:
+            found = _read(model, options.placement, gpu=False)
+        else:
+            found = _solve(model, find_hardware(DEFAULT), options.vram_budget or 0, gpu=False)
+        return Decision(found.notes, found.placement)
+    asked = wanted or wished(options.gpu) is not None
+    if options.backend != "cpu" and not asked:
+        return Decision()  # who checks the other backend wants that alone
+    gpu, note = choose_gpu(options.gpu, needed=wanted)
+    if gpu is not None:
+        return _on_gpu(model, gpu, most, asked=asked)
+    if wanted:
+        raise UserError(f"--placement and --vram-budget are for a GPU, and {ENVIRONMENT} is {OFF}")
+    return Decision((note,) if note else ())
+
+
+def _check(options: LoadOptions, *, wanted: bool) -> None:
+    hot = options.hot_backend
+    if options.placement is not None and options.vram_budget is not None:
         raise UserError("--placement and --vram-budget: give one of them")
-    if options.placement is None and budget is None:
-        if hot or threads:
-            raise UserError("--hot-backend and --hot-threads need --placement or --vram-budget")
-        return Devices.of(open_backend(options.backend, options.threads), config.layers), []
-    if hot is None:
-        allowed = " or ".join(BACKENDS)
-        raise UserError(f"a placement needs --hot-backend {allowed}: there is none for GPUs yet")
-    sizes = sizes_of_file(
-        file,
-        config,
-        limits.sequences * limits.pages_per_sequence * PAGE,
-        options.cache_type,
-        predictors=predictors,
-        chunk=limits.tokens - limits.decode,
-    )
-    notes = []
-    if options.placement is not None:
-        placement = read_placement(options.placement, sizes)
+    if hot is None and options.hot_threads is not None:
+        raise UserError(f"--hot-threads needs --hot-backend {' or '.join(BACKENDS)}")
+    if hot is not None and not wanted:
+        raise UserError("--hot-backend and --hot-threads need --placement or --vram-budget")
+    if hot is not None and options.gpu not in (None, OFF):
+        raise UserError(f"--gpu {options.gpu} and --hot-backend {hot}: give one of them")
+    if hot is None and options.gpu == OFF and wanted:
+        raise UserError("--placement and --vram-budget are for a GPU: leave them out, or --gpu off")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A placement, and what it is worth."""
+
+    placement: Placement
+    sizes: Sizes
+    profile: Profile
+    ratio: float  #: time of a token, to that of the CPU alone
+    source: str  #: of the figures that say so
+    notes: tuple[str, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the GPU gets nothing."""
+        return not self.placement.layers and not self.placement.head
+
+
+def _read(model: ToLoad, path: Path, *, gpu: bool) -> _Found:
+    sizes = model.sizes(gpu=gpu)
+    profile = find_profile(sizes, None, model.file.path)
+    return _Found(read_placement(path, sizes), sizes, profile, 0.0, "", ())
+
+
+def _solve(model: ToLoad, hardware: Hardware, budget: int, *, gpu: bool) -> _Found:
+    sizes = model.sizes(gpu=gpu)
+    profile = find_profile(sizes, None, model.file.path)
+    costs = Costs.expected(sizes, profile, hardware)
+    placement = Solver(sizes, profile, costs).solve(budget)
+    ratio = costs.token(placement) / costs.token(last_layers(sizes, 0))
+    source = hardware.source if hardware.machine else f"the preset {hardware.name}"
+    assumed = f"{source}, and {profile.source}"
+    measure = "" if hardware.machine or not gpu else "; hotcold doctor measures this machine"
+    note = f"neurons are placed for {assumed}: hotcold plan takes others (--hardware){measure}"
+    return _Found(placement, sizes, profile, ratio, source, (note,))
+
+
+def _assumed() -> Hardware:
+    """Of a GPU that was not measured: a preset, with what others report of handshakes and kernels."""
+    name = f"{DEFAULT} with {1e6 * _BESIDES_S:.0f} us a layer"
+    preset = find_hardware(DEFAULT)
+    return replace(preset, name=name, handshake_s=_BESIDES_S, step_s=_BESIDES_S, layer_s=_BESIDES_S)
+
+
+def _favourable() -> Hardware:
+    """A machine on which a GPU is always worth its while: for those who ask for one that is not, and for
+    software drivers, which are for checks."""
+    return replace(find_hardware(DEFAULT), name=f"{DEFAULT} without handshakes", handshake_s=1e-9)
+
+
+def _on_gpu(model: ToLoad, gpu: GPU, most: int | None, *, asked: bool) -> Decision:
+    options, measured = model.options, measured_hardware(gpu)
+    unused = f"GPU {gpu.title} is not used"
+    if gpu.shares_memory and not asked and measured is None:
+        shares = "it shares the processor's memory, and need not be faster"
+        return Decision((f"{unused}: {shares}: hotcold doctor measures it, and --gpu {gpu.index} uses it",))
+    budget = gpu.default_budget if options.vram_budget is None else options.vram_budget
+    budget = budget if most is None else min(most, budget)
+    room = max(0, budget - slack_bytes(budget))
+    if options.placement is not None and most is None:
+        found = _read(model, options.placement, gpu=True)
+    elif gpu.kind == "software":
+        found = _solve(model, _favourable(), room, gpu=True)
     else:
-        profile = find_profile(sizes, None, file.path)
-        hardware = find_hardware(DEFAULT)
-        placement = Solver(sizes, profile, Costs.expected(sizes, profile, hardware)).solve(budget or 0)
-        assumed = f"the preset {DEFAULT}, and {profile.source}"
-        notes.append(f"--vram-budget places neurons for {assumed}: hotcold plan takes others (--hardware)")
-    cold = open_backend(options.backend, options.threads)
-    if threads is None and hot == "cpu":
-        threads = cold.threads  # as many: threads that wait offer their cores to the other side's
-    return SplitDevices.place(placement, cold, open_backend(hot, threads)), notes
+        found = _solve(model, measured or _assumed(), room, gpu=True)
+        if not asked and found.ratio > _PAYS:
+            why = f"it is expected not to be faster than the CPU ({found.source})"
+            return Decision((f"{unused}: {why}: --gpu {gpu.index} uses it",))
+        if found.is_empty:
+            slower = f"the CPU alone (--gpu {OFF}) is expected to be faster ({found.source})"
+            found = _solve(model, _favourable(), room, gpu=True)
+            found = replace(found, notes=(slower, *found.notes))
+    if found.is_empty:
+        return Decision((f"{unused}: within {size(budget)} there is room for nothing",))
+    on_gpu = _on(gpu, found, budget, spin=measured is not None and measured.spins)
+    return Decision((str(on_gpu), *found.notes), found.placement, on_gpu, asked)
+
+
+def _on(gpu: GPU, found: _Found, budget: int, *, spin: bool) -> OnGPU:
+    placement = found.placement
+    nbytes = {kind: placement.gpu_bytes(found.sizes, kind) for kind in KINDS}
+    needed = sum(nbytes.values())
+    return OnGPU(
+        gpu=gpu,
+        budget_bytes=max(budget, needed + slack_bytes(needed)),  # a placement that is given may need more
+        nbytes=nbytes,
+        layers=placement.layers,
+        all_layers=len(placement.hot),
+        head=placement.head,
+        hot_share=placement.hot_share,
+        hot_activation_share=placement.share_of(found.profile.firing),
+        spin=spin,
+    )

@@ -10,9 +10,8 @@ from hotcold.engine.files import new_file
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.opening import Source, file_of
 from hotcold.engine.profiling import ModelProfile
-from hotcold.engine.reports import size
 from hotcold.engine.session import LoadedModel
-from hotcold.engine.values import integer, whole
+from hotcold.engine.values import integer, size, whole
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.files import printable
@@ -258,8 +257,6 @@ def _judged(
     costs = Costs.expected(sizes, profile, hardware)
     everything = last_layers(sizes, len(sizes.neurons))
     dense, split = layer_split(sizes, budget)
-    hot = sum(int(mask.sum()) for mask in placement.hot)
-    fired_hot = sum(each[mask].sum() for each, mask in zip(profile.firing, placement.hot, strict=True))
     return Plan(
         model=sizes.name,
         fingerprint=sizes.fingerprint,
@@ -271,8 +268,8 @@ def _judged(
         budget_bytes=budget,
         gpu_bytes=sum(part["gpu_bytes"] for part in parts),
         cpu_bytes=sum(part["cpu_bytes"] for part in parts),
-        hot_share=hot / int(sizes.neurons.sum()),
-        hot_activation_share=float(fired_hot / sum(each.sum() for each in profile.firing)),
+        hot_share=placement.hot_share,
+        hot_activation_share=placement.share_of(profile.firing),
         predicted_tok_s=1 / costs.token(placement),
         cpu_tok_s=1 / costs.token(last_layers(sizes, 0)),
         layer_split_tok_s=1 / Costs.expected(dense, profile, hardware).token(split),

@@ -24,6 +24,7 @@ from hotcold.errors import UserError
 from hotcold.formats.files import printable
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
+from hotcold.kernels.gpus import OFF
 from hotcold.model.config import Config
 from hotcold.sparse.profiler import Firings, import_counts
 from hotcold.sparse.profiles import Profile, write_profile
@@ -41,7 +42,8 @@ class ModelProfile(Profile):
     tokens: int | None  #: that were counted; None where counts were imported
     #: by name, a share for each layer: ``active``, of neurons that fire, on average; ``hottest_fifth``, of
     #: firings that a fifth of the neurons has; and of a text ``overlap``, of a token's neurons that fired for
-    #: the last one too, and ``union_2`` to ``union_64``, of neurons that fire in so many tokens
+    #: the last one too, and ``union_2`` to ``union_64``, of neurons that fire in so many tokens; of experts
+    #: ``most_chosen`` and ``least_chosen``, of tokens that choose the expert for which that is so
     columns: dict[str, list[float]] = field(repr=False)
     setup: Setup | None  #: how the model ran; None where counts were imported
 
@@ -104,7 +106,10 @@ def profile(
         output: where to write the profile; nothing is written without it.
         progress: is told of the phases ``loading`` and ``windows``.
 
-    UserError: a model whose activation gives no zeros; a text that is empty; what does not fit the model."""
+    Of experts it counts how often each is chosen, too, and where the activation gives no zeros, that alone.
+
+    UserError: a model whose activation gives no zeros, and which has no experts; a text that is empty; what
+    does not fit the model."""
     to_write = None if output is None else new_file(output)
     if (text is None) == (counts is None):
         raise UserError("a text and counts: give one of them")
@@ -113,7 +118,7 @@ def profile(
     with open_gguf(file_of(source)) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         name, fingerprint = file.path.stem, file.fingerprint()
-    if config.activation not in SPARSE_ACTIVATIONS:
+    if config.activation not in SPARSE_ACTIVATIONS and (config.experts is None or text is None):
         allowed = ", ".join(SPARSE_ACTIVATIONS)
         raise UserError(f"activation {config.activation} gives no zeros: {allowed} can be profiled")
     if text is None:
@@ -124,10 +129,16 @@ def profile(
     else:
         words = text_of(text)
         options = {"threads": threads, "cache_type": cache_type, "backend": backend}
-        firings, setup = _count(source, words, tokens, context, options, progress)
+        mode = "exact" if config.activation in SPARSE_ACTIVATIONS else "off"
+        firings, setup = _count(source, mode, words, tokens, context, options, progress)
         origin = f"{text.name if isinstance(text, Path) else 'a text'}, {firings.tokens} tokens"
         columns = _skew(firings.firing) | firings.figures()
-        found = ModelProfile(firings.firing, origin, name, fingerprint, firings.tokens, columns, setup)
+        routing = firings.routing
+        if routing is not None:
+            columns |= {"most_chosen": [float(each.max()) for each in routing]}
+            columns |= {"least_chosen": [float(each.min()) for each in routing]}
+        facts = name, fingerprint, firings.tokens, columns, setup
+        found = ModelProfile(firings.firing, origin, *facts, routing=routing)
     if to_write is not None:
         found.write(to_write)
     return found
@@ -135,6 +146,7 @@ def profile(
 
 def _count(
     model: Source,
+    mode: str,
     text: str,
     tokens: int | None,
     context: int | None,
@@ -144,18 +156,21 @@ def _count(
     """Runs the model over the text."""
     if not isinstance(model, LoadedModel):
         options = options | {"context": context}
-    base = opened(model, options, progress, sparsity="exact", default_context=LONGEST_WINDOW)
+    base = opened(model, options, progress, sparsity=mode, default_context=LONGEST_WINDOW, gpu=OFF)
     if base.hot is not None:
         fix = "load it without placement and vram_budget, or give its file"
         raise UserError(f"this model is loaded on two backends, and a profile counts on one: {fix}")
     length = window_length(base.context, context)
-    firings = Firings(base.config.neurons)
+    experts = base.config.experts
+    firings = Firings(base.config.neurons, experts.count if experts else 1)
     rows = base.limits.tokens
     windows = text_windows(base.tokenizer, text, length)
     if tokens is not None:
         windows = evenly(windows, max(1, tokens // length))
-    watched = base.session("exact", wrap=lambda ffns: firings.watch(base.backend, ffns, rows))
+    watched = base.session(mode, wrap=lambda ffns: firings.watch(base.backend, ffns, rows))
     with closing(watched) as session:
+        if session.transformer.chosen:
+            firings.watch_routers([(base.backend, each) for each in session.transformer.chosen])
         scorer = Scorer(session)
         for done, window in enumerate(windows, 1):
             firings.restart()

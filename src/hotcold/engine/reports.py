@@ -1,9 +1,9 @@
-"""What reports of measurements share: what their figures depend on, and how numbers are written."""
+"""What figures of reports depend on."""
 
-import platform
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+
+from hotcold.engine.machine import processor
 
 if TYPE_CHECKING:
     from hotcold.engine.session import Session
@@ -21,6 +21,7 @@ class Setup:
     backend: str
     hot_backend: str | None
     hot_threads: int | None
+    gpu: dict[str, Any] | None  #: which one, and what it has of the model; None where it has nothing
     isa: str | None
     processor: str
     model: str
@@ -37,30 +38,8 @@ class Setup:
             backend=model.backend.name,
             hot_backend=model.hot.name if model.hot else None,
             hot_threads=model.hot.threads if model.hot else None,
+            gpu=model.on_gpu.report() if model.on_gpu else None,
             isa=getattr(model.backend, "isa", None),
             processor=processor(),
             model=model.name,
         )
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
-
-
-def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "B", "T")) -> str:
-    """``7.34 M``."""
-    power = 0
-    while n >= step and power < len(units) - 1:
-        n /= step
-        power += 1
-    return f"{n:.2f} {units[power]}" if power else f"{n:g} {units[0]}".rstrip()
-
-
-def size(n: int) -> str:
-    """``7.34 MiB``."""
-    return scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

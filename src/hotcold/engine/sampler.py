@@ -1,13 +1,14 @@
 """Choosing the next token from its logits.
 
-The steps come in llama.cpp's order: logit bias, repetition penalty, top-k, top-p, min-p, temperature. The
-backend ranks the vocabulary. Where all of it may be drawn from, it ranks as many as the draw turns out to
-need, mostly the first :data:`FIRST_CANDIDATES`. A random number depends on the request's seed and the token's
+The steps come in llama.cpp's order: logit bias, repetition penalty, frequency and presence penalty, top-k,
+top-p, min-p, temperature. With a top-k the backend ranks so many, and the draw goes down the ranks; without
+one nothing is ranked, and it goes by id. A random number depends on the request's seed and the token's
 position alone, so a request gives the same text whatever runs beside it."""
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -18,11 +19,15 @@ from hotcold.engine.values import LARGEST, real, whole
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend, Buffer, Floats, Ints
 
-FIRST_CANDIDATES = 1000  #: that are ranked first where there is no top-k
-_MORE = 8  # times as many are ranked next, if the draw is not decided among them
+_BLOCK = 256  # tokens whose probabilities are summed together, where none are ranked
+_BINS, _BINS_PER_NAT = 8192, 64  # of logits below the largest one; what lies lower is in the last bin
 
 _U64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio, odd
+
+
+class DamagedModelError(UserError):
+    """The model computes what cannot be right, whatever a request asks for."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,9 @@ class SamplingParams:
     min_p: float = 0.05  #: keep those at least this likely, relative to the most likely one; 0 keeps all
     repeat_penalty: float = 1.0  #: divides recent tokens' logits when positive, else multiplies; 1 is none
     repeat_last_n: int = 64  #: how many tokens are recent; 0 is none, -1 all
+    #: taken from a token's logit for each time that it was generated, the prompt not counted; -2 to 2
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0  #: taken once from the logits of tokens that were generated; -2 to 2
     seed: int | None = None  #: of the random numbers, 0 to 2^64 - 1; None: :meth:`with_seed` draws one
     #: token id -> number added to its logit; minus infinity forbids the token
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
@@ -47,12 +55,19 @@ class SamplingParams:
             "min_p": real("min_p", self.min_p, 0, 1, "0 is all"),
             "repeat_penalty": real("repeat_penalty", self.repeat_penalty, 0.01, 100, "1 is none"),
             "repeat_last_n": whole("repeat_last_n", self.repeat_last_n, -1, LARGEST, "0 is none, -1 all"),
+            "frequency_penalty": real("frequency_penalty", self.frequency_penalty, -2, 2, "0 is none"),
+            "presence_penalty": real("presence_penalty", self.presence_penalty, -2, 2, "0 is none"),
             "logit_bias": dict(_bias(id, value) for id, value in self.logit_bias.items()),
         }
         if self.seed is not None:
             checked["seed"] = whole("seed", self.seed, 0, _U64, "leave it out for a random one")
         for name, value in checked.items():  # NumPy's numbers become Python's
             object.__setattr__(self, name, value)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a penalty depends on how often a token was generated."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
 
     def with_seed(self) -> Self:
         """These, with a random seed drawn from the system where there is none."""
@@ -86,51 +101,47 @@ class Sampler:
         row: int,
         params: SamplingParams,
         position: int,
-        recent: Sequence[int] = (),
+        recent: Collection[int] = (),
         allowed: npt.NDArray[np.uint64] | None = None,
         bias: Mapping[int, float] | None = None,
+        generated: Sequence[int] = (),
     ) -> int:
         """The id of the next token, from a row of a buffer of logits ``[R, V]`` float32, and parameters with
         a seed or temperature 0.
 
         The token's ``position`` in its sequence is the key of the random number, with the seed; ``recent`` is
-        the sequence so far, for the repetition penalty; ``allowed`` is a bit mask ``[ceil(V / 64)]`` of ids,
-        and ``bias`` is added to the parameters' own. ``ValueError``: logits that are not numbers, a mask or a
-        bias that does not fit the vocabulary, or nothing allowed."""
+        the sequence so far, or a set of what the repetition penalty is of; ``allowed`` is a bit mask
+        ``[ceil(V / 64)]`` of ids, and ``bias`` is added to the parameters' own; ``generated`` are the
+        answer's tokens so far, for the frequency and the presence penalty. ``ValueError``: logits that are
+        not numbers, a mask or a bias that does not fit the vocabulary, or nothing allowed."""
         logits: Floats = self._backend.read(buffer, row, row + 1)[0]
         words = -(-len(logits) // 64)
         if allowed is not None and (allowed.dtype != np.uint64 or allowed.shape != (words,)):
             raise UserError(f"a mask of {allowed.dtype} {allowed.shape}: uint64 ({words},) is needed")
-        adjusted = _adjustments(logits, params, recent, bias or {})
+        adjusted = _adjustments(logits, params, recent, bias or {}, generated)
         greedy = params.temperature == 0
         if params.seed is None and not greedy:
             raise ValueError("the seed is None: draw one with SamplingParams.with_seed()")
         first = int(logits.argmax())  # the lowest id on a tie; NaN counts as the largest
         best = float(logits[first])
         if not best < math.inf:
-            raise UserError(f"the model's logits contain {best}, not a finite number: its file is damaged")
+            seen = f"the model's logits contain {best}, not a finite number"
+            raise DamagedModelError(f"{seen}: its file is damaged")
         if greedy and not adjusted and allowed is None and best > -math.inf:
             return first
         added = None
         if adjusted:
             added = (np.array([*adjusted], np.int32), np.array([*adjusted.values()], np.float32))
         k = 1 if greedy else min(params.top_k or len(logits), len(logits))
-        totals = None
-        if k == len(logits) > FIRST_CANDIDATES:
-            totals = _totals(logits, added, allowed, params)
-            k = FIRST_CANDIDATES
-        while True:
-            ids, values = self._backend.top_k(buffer, row, k, added, allowed)
-            if not len(ids) or values[0] == -math.inf:
-                raise UserError("no token may be chosen: the logits, their bias or the mask forbid every one")
-            if greedy or params.seed is None:
-                return int(ids[0])
-            if len(ids) < k or k == len(logits):
-                totals = None  # these are all
-            index = draw(values, params, random_uniform(params.seed, position), totals)
-            if index is not None:
-                return int(ids[index])
-            k = min(_MORE * k, len(logits))
+        if params.seed is not None and k == len(logits) and not greedy:
+            uniform = random_uniform(params.seed, position)
+            return draw_by_id(_adjusted(logits, added, allowed), params, uniform)
+        ids, values = self._backend.top_k(buffer, row, k, added, allowed)
+        if not len(ids) or values[0] == -math.inf:
+            raise _nothing_allowed()
+        if greedy or params.seed is None:
+            return int(ids[0])
+        return int(ids[draw(values, params, random_uniform(params.seed, position))])
 
     def logprobs(self, buffer: Buffer, row: int, id: int, top: int) -> Logprobs:
         """Of the token ``id``, and of the ``top`` likeliest, from a row of a buffer of logits ``[R, V]``
@@ -146,37 +157,33 @@ class Sampler:
         return Logprobs(float(values[id] - total), tuple(likeliest))
 
 
-class Totals(NamedTuple):
-    """Sums over all candidates, relative to the most likely one."""
-
-    weights: float  #: exp(logit)
-    heated: float  #: exp(logit / temperature)
+def _nothing_allowed() -> UserError:
+    return UserError("no token may be chosen: the logits, their bias or the mask forbid every one")
 
 
-def _totals(
-    logits: Floats,
-    bias: tuple[Ints, Floats] | None,
-    allowed: npt.NDArray[np.uint64] | None,
-    params: SamplingParams,
-) -> Totals:
-    values = logits.astype(np.float64)
+def _adjusted(
+    logits: Floats, bias: tuple[Ints, Floats] | None, allowed: npt.NDArray[np.uint64] | None
+) -> Floats:
+    """What the backend ranks: float32, minus infinity where a token is not allowed."""
+    if bias is None and allowed is None:
+        return logits
+    values = logits.copy()
     if bias is not None:
-        values[bias[0]] = logits[bias[0]] + bias[1]  # in float32, as they are ranked
+        values[bias[0]] += bias[1]
     if allowed is not None:
         bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: len(logits)]
-        values = values[bits.astype(np.bool_)]
-    best = values.max(initial=-math.inf)
-    if best == -math.inf:
-        return Totals(0.0, 0.0)  # nothing is allowed, as the ranking will show
-    values -= best
-    with np.errstate(over="ignore"):
-        return Totals(float(np.exp(values).sum()), float(np.exp(values / params.temperature).sum()))
+        values[bits == 0] = -math.inf
+    return values
 
 
 def _adjustments(
-    logits: Floats, params: SamplingParams, recent: Sequence[int], bias: Mapping[int, float]
+    logits: Floats,
+    params: SamplingParams,
+    recent: Collection[int],
+    bias: Mapping[int, float],
+    generated: Sequence[int],
 ) -> dict[int, float]:
-    """What to add to single logits, by id, for the logit bias and then the repetition penalty."""
+    """What to add to single logits, by id, for the logit bias and then the penalties."""
     adjusted = dict(params.logit_bias)
     for id, value in bias.items():
         if not value < math.inf:
@@ -186,43 +193,81 @@ def _adjustments(
     if outside:
         raise UserError(f"logit_bias names token {outside[0]}: allowed are the ids 0 to {len(logits) - 1}")
     penalty, n = params.repeat_penalty, params.repeat_last_n
-    if penalty == 1 or n == 0 or not len(recent):
-        return adjusted
-    ids = list(set(recent if n < 0 else recent[-n:]))
-    for id, logit in zip(ids, logits[ids].tolist(), strict=True):
-        value = logit + adjusted.get(id, 0.0)
-        if value > -math.inf:
-            adjusted[id] = (value / penalty if value > 0 else value * penalty) - logit
+    if penalty != 1 and n != 0 and len(recent):
+        last = recent if n < 0 or not isinstance(recent, Sequence) else recent[-n:]
+        ids = list(set(last))
+        for id, logit in zip(ids, logits[ids].tolist(), strict=True):
+            value = logit + adjusted.get(id, 0.0)
+            if value > -math.inf:
+                adjusted[id] = (value / penalty if value > 0 else value * penalty) - logit
+    if params.counts_tokens:
+        for id, count in Counter(generated).items():
+            less = count * params.frequency_penalty + params.presence_penalty
+            adjusted[id] = adjusted.get(id, 0.0) - less
     return adjusted
 
 
-def draw(values: Floats, params: SamplingParams, uniform: float, totals: Totals | None = None) -> int | None:
-    """Draws from candidates by top-p, min-p and temperature: an index into ``values``. ``values`` are ``[k]``
-    logits in descending order, of which the first is finite; ``uniform`` is the random number, in [0, 1).
-
-    With ``totals``, of all candidates, ``values`` are the first of more: None where these do not decide."""
+def draw(values: Floats, params: SamplingParams, uniform: float) -> int:
+    """Draws from ranked candidates by top-p, min-p and temperature: an index into ``values``. ``values`` are
+    ``[k]`` logits in descending order, of which the first is finite; ``uniform`` is the random number, in
+    [0, 1)."""
     logits = values.astype(np.float64)
     logits -= logits[0]
     n = len(logits)
     if params.top_p < 1:
         sums = np.exp(logits).cumsum()
-        total = totals.weights if totals else sums[-1]
-        n = min(n, int(sums.searchsorted(params.top_p * total)) + 1)
+        n = min(n, int(sums.searchsorted(params.top_p * sums[-1])) + 1)
     if params.min_p > 0:
         n = min(n, int(np.count_nonzero(logits >= math.log(params.min_p))))
-    if n == 1:
-        return 0
     with np.errstate(over="ignore"):  # a tiny temperature: minus infinity is right
         sums = np.exp(logits[:n] / params.temperature).cumsum()
-    total = sums[-1]
-    if totals and n == len(logits):  # the candidates that are kept may go on beyond these
-        if params.top_p < 1 or params.min_p > 0:
-            return None
-        total = totals.heated
-    # Where total is the last sum, the product is below it even when rounded, as uniform <= 1 - 2^-53: the
-    # index is below n, and a candidate without probability is never chosen.
-    index = int(sums.searchsorted(uniform * total, side="right"))
-    return index if index < n else None
+    # The product is below the last sum even when rounded, as uniform <= 1 - 2^-53: the index is below n, and
+    # a candidate without probability is never chosen.
+    return int(sums.searchsorted(uniform * sums[-1], side="right"))
+
+
+def draw_by_id(values: Floats, params: SamplingParams, uniform: float) -> int:
+    """Draws from the whole vocabulary by top-p, min-p and temperature: the id at which the sum of the kept
+    ones' probabilities, in the order of ids, exceeds ``uniform``. ``values`` ``[V]`` are logits below
+    infinity. UserError: all are minus infinity."""
+    best = values.max()
+    if best == -math.inf:
+        raise _nothing_allowed()
+    weights = values - best
+    if params.top_p < 1:
+        _leave_top_p(weights, params.top_p)
+    if params.min_p > 0:
+        weights[values < np.float64(best) + math.log(params.min_p)] = -math.inf
+    with np.errstate(over="ignore"):
+        # A lower temperature parts no logits that this does not, and its inverse would not be finite.
+        weights *= np.float32(1 / max(params.temperature, 1e-30))
+    np.exp(weights, out=weights)
+    # A cumulative sum costs as much as all the rest: it is made of blocks, then of the one that was drawn.
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64).cumsum()
+    point = uniform * sums[-1]  # below the last sum, as in draw()
+    block = int(sums.searchsorted(point, side="right"))
+    start = block * _BLOCK
+    inside = weights[start : start + _BLOCK].cumsum(dtype=np.float64)
+    rest = point - (sums[block - 1] if block else 0.0)
+    index = int(inside.searchsorted(rest, side="right"))
+    # A block's own sum may be rounded otherwise: then the last of it that can be drawn is meant.
+    return start + min(index, int(inside.searchsorted(inside[-1])))
+
+
+def _leave_top_p(logits: Floats, top_p: float) -> None:
+    """Sets what top-p leaves out to minus infinity; ``logits`` are relative to the largest one. Only those of
+    the bin in which the sum is reached are sorted."""
+    bins = np.minimum(logits * -_BINS_PER_NAT, _BINS - 1).astype(np.intp)
+    weights = np.exp(logits)
+    sums = np.bincount(bins, weights).cumsum()
+    wanted = top_p * sums[-1]
+    last = int(sums.searchsorted(wanted))
+    ids = np.flatnonzero(bins == last)
+    ids = ids[np.argsort(-logits[ids], kind="stable")]  # ties by lower id
+    inside = weights[ids].cumsum(dtype=np.float64) + (sums[last - 1] if last else 0.0)
+    n = int(inside.searchsorted(wanted)) + 1
+    logits[bins > last] = -math.inf
+    logits[ids[n:]] = -math.inf
 
 
 def random_uniform(seed: int, position: int) -> float:

@@ -1,54 +1,96 @@
-"""Which rows the next step computes: decode rows first, then a chunk of the waiting prompts.
+"""Which rows the next step computes: decode rows first, then a chunk of the prompts that are being read.
 
-A request may begin with pages that others own, which hold a prefix of its prompt: its own rows are those
-after it, so nobody writes to a page that is shared.
+A request starts when there are a row of the page table and the pages of the tokens that it has; those of the
+tokens to come are taken one by one. Where none is left, the request that came last goes back to the front of
+the queue: it keeps its tokens, and their keys and values are computed again. So the oldest request goes on,
+and each that is accepted comes to its end.
 
-A request reserves all the pages that it may ever need when it is admitted, so a running request never dies
-for want of memory; one that does not fit yet waits, in order of arrival.
+Every row from :attr:`Request.computed` to the last token is still to be computed, and the last one gives the
+next token. For a request that decodes this is one row. Rows of a prompt that is scored follow the decode
+rule, as many in a step as there is room for. What was generated before a request lost its pages is read again
+like a prompt where that gives the same bits (``alike``), and follows the decode rule where it does not.
+
+A request may begin with pages that others computed (:class:`PrefixCache`): its own rows are those after them,
+so nobody writes to a page that is shared.
 
 Ctrl-C may come between any two instructions. So nothing is kept twice: a request runs while it is in
 :attr:`Scheduler.running`, which rows are free follows from that, and which pages are free from the cache's
 list of owners. What an interrupt left undone, :meth:`Scheduler.settle` and the next
 :meth:`Scheduler.schedule` do."""
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from operator import attrgetter
 
 import numpy as np
 
+from hotcold.engine.job import JobError
+from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import Request
-from hotcold.errors import UserError
 from hotcold.kernels.backend import PAGE, Batch
 from hotcold.model.kv_cache import PagePool
+
+_LONGEST_RETRY_S = 60.0
+
+_arrival = attrgetter("arrival")
 
 
 @dataclass(slots=True)
 class Step:
-    """The rows of one step: which request owns how many, and whose next token its logits choose."""
+    """The rows of one step: which requests own them, and what their logits are for."""
 
-    decode: list[Request] = field(default_factory=list)  #: one row each
-    prompts: list[tuple[Request, int]] = field(default_factory=list)  #: and where in the prompt its rows end
-    sampled: list[Request] = field(default_factory=list)  #: in the order of the logits rows
+    decode: list[tuple[Request, int]] = field(default_factory=list)  #: and the position after its rows
+    rows: list[Request] = field(default_factory=list)  #: who owns each decode row
+    prompts: list[tuple[Request, int]] = field(default_factory=list)  #: as ``decode``
+    sampled: list[tuple[Request, int]] = field(
+        default_factory=list
+    )  #: and the row of logits for the next token
+    #: of prompts: the request, the position that its next token has, and the row of logits that judges it
+    scored: list[tuple[Request, int, int]] = field(default_factory=list)
+    started: list[Request] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)  #: before it
 
 
 class Scheduler:
     """Fills a :class:`Batch` in place from running requests, and admits waiting ones as rows and pages allow.
-    ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step."""
 
-    def __init__(self, batch: Batch, cache: PagePool, *, context: int, chunk: int) -> None:
+    ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step, ``max_waiting``
+    the most requests that may wait for a row. ``alike``: rows of a prompt and rows that decode give the same
+    bits."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        cache: PagePool,
+        prefixes: PrefixCache | None = None,
+        *,
+        context: int,
+        chunk: int,
+        alike: bool = True,
+        max_waiting: int | None = None,
+    ) -> None:
         self.batch = batch
         self.cache = cache
-        self.context = context
+        self.prefixes = prefixes
+        self._pool_is_small = cache.pages * PAGE < context
+        self.context = min(context, cache.pages * PAGE)
         self.chunk = chunk
-        #: called with the number of pages that a waiting request lacks: whoever keeps prefixes for later
-        #: gives up as many, where it can; if still too few are free, the request waits for another to end
-        self.reclaim: Callable[[int], object] = lambda pages: None
+        self.alike = alike
+        self.max_waiting = max_waiting
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.preemptions = 0
+        self.prompt_rows = (
+            0  #: that were computed; those of scored prompts and of tokens read again among them
+        )
+        self.reused = 0  #: positions that were not
+        self._arrivals = 0
+        self._deadlines = False  # whether any request has had one
+        self._ended_at = 0.0
+        self._seconds_per_end = 1.0
         self._steps_of_one = np.arange(chunk, dtype=np.int32)
 
     @property
@@ -57,25 +99,35 @@ class Scheduler:
         return sum(not request.finished for request in {*self.running, *self.waiting})
 
     def check(self, request: Request) -> None:
-        """Raises UserError when a prompt leaves no room for one token, or can never fit in the cache."""
+        """Raises JobError when a prompt leaves no room for one token in the context, or in the cache."""
         prompt = len(request.prompt)
         if prompt >= self.context:
             fix = "shorten the prompt, or enlarge the context (-c) as far as the model allows"
-            seen = f"the prompt has {prompt} tokens and the context holds {self.context}"
-            raise UserError(f"{seen}, one of them for the answer: {fix}")
-        if (pages := self._pages_for(request)) > self.cache.pages:
-            raise UserError(f"the request may need {pages} pages of KV cache, which has {self.cache.pages}")
+            holder = "the context"
+            if self._pool_is_small:
+                fix, holder = "shorten the prompt, or enlarge the KV cache", "the KV cache"
+            seen = f"the prompt has {prompt} tokens and {holder} holds {self.context}"
+            raise JobError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
 
     def add(self, request: Request) -> None:
+        """Queues a request. JobError: too many wait already, or it is too long."""
         if request.finished or request in self.running or request in self.waiting:
             raise ValueError("this request was added before: make another one")
         self.check(request)
+        room = self.batch.limits.sequences - len(self.running)
+        if self.max_waiting is not None and len(self.waiting) - room >= self.max_waiting:
+            wait = max(math.ceil(self._seconds_per_end), 1)
+            seen = f"{len(self.running)} requests run and {len(self.waiting)} wait"
+            raise JobError(f"{seen}, as many as may: try again in {wait} s", "queue_full", float(wait))
         request.timings.added = time.perf_counter()
+        request.arrival = self._arrivals
+        self._arrivals += 1
+        self._deadlines |= request.deadline is not None
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
         """Forgets a finished request and gives its row and pages back; harmless when it is already gone."""
-        if request in self.waiting:
+        while request in self.waiting:
             self.waiting.remove(request)
         self.cache.release(request)
         self.settle()
@@ -84,111 +136,241 @@ class Scheduler:
         """Ends requests that have all their tokens, and forgets those that ended; returns these."""
         ended = []
         for request in self.running:
-            if not request.finished and self._is_complete(request):
-                request.context_full = len(request.output) < request.max_tokens
+            if request.finish_reason is None:
+                tokens = len(request.output)
+                going_on = tokens < request.max_tokens or not request.complete
+                if going_on and len(request.prompt) + tokens < self.context:
+                    continue
+                request.context_full = not request.complete
                 request.finish("length")
-            if request.finished:
-                self.cache.release(request)
-                ended.append(request)
+            self.cache.release(request)
+            ended.append(request)
         if ended:
             self.running = [request for request in self.running if not request.finished]
+            now = time.perf_counter()
+            if self._ended_at:
+                each = min((now - self._ended_at) / len(ended), _LONGEST_RETRY_S)
+                self._seconds_per_end += 0.2 * (each - self._seconds_per_end)
+            self._ended_at = now
         return ended
 
     def schedule(self) -> Step:
         """Fills the batch with the next step's rows. Nothing advances: an interrupted step is scheduled
         again."""
-        step = Step(ended=self.settle())
-        self._admit()
-        batch = self.batch
+        step = Step()
+        if self._deadlines:
+            self._end_late_ones(step)
+        step.ended += self.settle()
+        self._grow()
+        if self.waiting:
+            self._admit(step)
+        decoding, reading = [], []
         for request in self.running:
-            if request.decoding and (row := len(step.decode)) < batch.limits.decode:
-                position = request.length - 1
-                batch.tokens[row] = request.output[-1]
-                batch.positions[row] = position
-                batch.sequence[row] = request.row
-                batch.slots[row] = request.pages[position // PAGE] * PAGE + position % PAGE
-                batch.lengths[request.row] = position + 1
-                batch.logits_rows[row] = row
-                step.decode.append(request)
-        step.sampled += step.decode
-        rows = n_decode = len(step.decode)
-        if n_decode < len(self.running):
-            rows = self._put_prompts(n_decode, step)
+            if self._decodes(request):
+                decoding.append(request)
+            else:
+                reading.append(request)
+        rows = n_decode = self._put_decode_rows(decoding, step)
+        if reading:
+            rows = self._put_prompts(n_decode, sorted(reading, key=_arrival), step)
         sequences = max((request.row for request in self.running), default=-1) + 1
-        batch.counts[:] = (rows, n_decode, len(step.sampled), sequences)
+        self.batch.counts[:] = (rows, n_decode, len(step.sampled) + len(step.scored), sequences)
         return step
 
     def advance(self, step: Step) -> None:
-        """Records which prompt rows are in the cache; when the step's tokens are chosen, since the whole
-        prompt in the cache without a first token would be a state of its own."""
-        for request, end in step.prompts:
+        """Records which rows are in the cache; after the step's tokens are chosen, since all rows in the
+        cache without a next token would be a state of its own."""
+        for request, end in step.decode:
+            if request.computed < len(request.prompt):
+                self.prompt_rows += end - request.computed
             request.computed = end
+            if end % PAGE == 0:
+                self._keep(request)
+        for request, end in step.prompts:
+            self.prompt_rows += end - request.computed
+            request.computed = end
+            self._keep(request)
         if len(self.running) > self.batch.limits.decode:  # those served go to the end of the queue
-            self.running = sorted(self.running, key=set(step.decode).__contains__)
+            served = {request for request, _ in step.decode}
+            self.running = sorted(self.running, key=served.__contains__)
 
-    def _is_complete(self, request: Request) -> bool:
-        return len(request.output) >= request.max_tokens or request.length >= self.context
+    def _keep(self, request: Request) -> None:
+        if self.prefixes is not None:
+            self.prefixes.keep(request)
 
-    def _pages_for(self, request: Request) -> int:
-        positions = min(len(request.prompt) + request.max_tokens, self.context)
-        return -(-positions // PAGE)
+    def _decodes(self, request: Request) -> bool:
+        """Whether its next row follows the decode rule."""
+        if request.computed < len(request.prompt):
+            return request.scored
+        return not self.alike or request.computed == request.length - 1 or request.scored
 
-    def _admit(self) -> None:
+    def _end_late_ones(self, step: Step) -> None:
+        now = time.perf_counter()
+        for request in (*self.running, *self.waiting):
+            if request.deadline is not None and now >= request.deadline and not request.finished:
+                seen = (
+                    f"{len(request.output)} tokens were generated" if request.output else "it had not begun"
+                )
+                request.error = JobError(f"the request's time is over: {seen}", "deadline")
+                request.finish("error")
+                if request not in self.running:
+                    step.ended.append(request)
+        if any(request.finished for request in self.waiting):
+            self.waiting = deque(request for request in self.waiting if not request.finished)
+
+    # --- pages ----------------------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        """Sees to it that each running request has a page for its last token."""
+        lacking = [each for each in self.running if each.length > len(each.pages) * PAGE]
+        for request in sorted(lacking, key=_arrival):
+            while request in self.running and request.length > len(request.pages) * PAGE:
+                if not self.cache.extend(request):
+                    self._make_room()
+
+    def _make_room(self) -> None:
+        """Sends the request that came last back to the front of the queue."""
+        for request in self.waiting:  # what an interrupt left
+            if request not in self.running:
+                self.cache.release(request)
+        if self.cache.free_pages:
+            return
+        youngest = max(self.running, key=_arrival)
+        if not (self.waiting and self.waiting[0] is youngest):
+            self.waiting.appendleft(youngest)
+        self.running = [request for request in self.running if request is not youngest]
+        self.cache.release(youngest)
+        youngest.preempted += 1
+        self.preemptions += 1
+
+    def _admit(self, step: Step) -> None:
         while self.waiting:
             request = self.waiting[0]
             if request.finished:
                 self.cache.release(request)
-            elif request not in self.running and not self._start(request):
-                return
+            elif request not in self.running:
+                if not self._start(request):
+                    return
+                step.started.append(request)
             self.waiting.popleft()
 
     def _start(self, request: Request) -> bool:
-        """Gives a request a row and its pages; False where not enough are free."""
+        """Gives a request a row and the pages of its tokens; False where not enough are free. Each request
+        that runs has a page left over, so that none is sent back at once."""
+        if len(self.running) == self.batch.limits.sequences:
+            return False
         self.cache.release(request)  # those of an attempt that was interrupted
-        pages = self._pages_for(request)
-        rows = set(range(self.batch.limits.sequences)) - {other.row for other in self.running}
-        if not rows:
+        shared = self.prefixes.find(request) if self.prefixes is not None else []
+        pages = -(-request.length // PAGE) - len(shared)
+        if not self.cache.fits(pages + len(self.running), shared):
             return False
-        shared = self._prefix_pages(request)
-        if (lacking := pages - len(shared) - self.cache.free_pages) > 0:
-            self.reclaim(lacking)
-            shared = self._prefix_pages(request)  # it may be among what was given up
-        if pages - len(shared) > self.cache.free_pages:
-            return False
-        request.row = min(rows)
-        request.reused = request.computed = len(shared) * PAGE
-        request.pages = self.cache.allocate(request, pages - len(shared), shared)
-        self.batch.pages[request.row, :pages] = request.pages
+        request.row = min(set(range(self.batch.limits.sequences)) - {other.row for other in self.running})
+        request.computed = request.kept = 0
+        request.pages = self.cache.allocate(request, pages, shared)
+        self._skip(request, len(shared))
+        request.timings.started = request.timings.started or time.perf_counter()
         self.running.append(request)
         return True
 
-    def _prefix_pages(self, request: Request) -> list[int]:
-        """Pages to begin with: full ones, and not all of the prompt, whose last row gives the first token."""
-        found: list[int] = []
-        for owner in takewhile(self.cache.owns, request.prefix):
-            found += self.cache.pages_of(owner)
-        return found[: (len(request.prompt) - 1) // PAGE]
+    def _skip(self, request: Request, pages: int) -> None:
+        """Goes on behind a request's first pages, which others computed."""
+        skipped = pages * PAGE - request.computed
+        if not request.preempted:
+            request.reused += skipped
+        self.reused += skipped
+        request.computed = pages * PAGE
+        request.kept = pages
+        self.batch.pages[request.row, :pages] = request.pages[:pages]
 
-    def _put_prompts(self, row: int, step: Step) -> int:
+    # --- rows -----------------------------------------------------------------------------------------
+
+    def _put_decode_rows(self, requests: Sequence[Request], step: Step) -> int:
+        """Adds one row of each request, and of those that have more as many as there is room for; returns the
+        number of rows of the step."""
+        batch = self.batch
+        limits, row, logits = batch.limits, 0, 0
+        more = [each for each in requests if each.computed < each.length - 1]
+        extra: dict[Request, int] = {}
+        if more:
+            spare = min(limits.decode - len(requests), limits.logits - len(self.running))
+            more.sort(key=_arrival)
+            wanted = [each.length - 1 - each.computed for each in more]
+            extra = dict(zip(more, divided(max(spare, 0), wanted), strict=True))
+        for request in requests[: limits.decode]:
+            position, last, prompt = request.computed, request.length - 1, len(request.prompt)
+            for _ in range(1 + extra.get(request, 0) if more else 1):
+                page = request.pages[position // PAGE]
+                batch.tokens[row] = (
+                    request.output[position - prompt] if position >= prompt else request.prompt[position]
+                )
+                batch.positions[row] = position
+                batch.sequence[row] = request.row
+                if position % PAGE == 0:
+                    batch.pages[request.row, position // PAGE] = page
+                batch.slots[row] = page * PAGE + position % PAGE
+                if position == last:
+                    batch.logits_rows[logits] = row
+                    step.sampled.append((request, logits))
+                    logits += 1
+                elif len(request.prompt_logprobs) <= position + 1 < prompt:
+                    batch.logits_rows[logits] = row
+                    step.scored.append((request, position + 1, logits))
+                    logits += 1
+                step.rows.append(request)
+                row += 1
+                position += 1
+            batch.lengths[request.row] = position
+            step.decode.append((request, position))
+        return row
+
+    def _put_prompts(self, row: int, requests: Sequence[Request], step: Step) -> int:
         """Adds prompt rows of as many requests as fit; returns the number of rows of the step."""
         batch = self.batch
-        left = min(self.chunk, batch.limits.tokens - row)
-        for request in self.running:
-            if request.decoding or left == 0:
+        for request in requests:
+            self._look_again(request)
+        ends = [each.length if self.alike else len(each.prompt) for each in requests]
+        wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]
+        given = divided(min(self.chunk, batch.limits.tokens - row), wanted)
+        logits = len(step.sampled) + len(step.scored)
+        for request, rows in zip(requests, given, strict=True):
+            if not rows:
                 continue
-            start = request.computed
-            rows = min(left, len(request.prompt) - start)
-            span = slice(row, row + rows)
+            start, end = request.computed, request.computed + rows
+            span, first, last = slice(row, row + rows), start // PAGE, -(-end // PAGE)
+            batch.pages[request.row, first:last] = request.pages[first:last]
             positions = batch.positions[span]
             np.add(self._steps_of_one[:rows], start, out=positions)
-            batch.tokens[span] = request.prompt[start : start + rows]
+            batch.tokens[span] = request.tokens(start, end)
             batch.sequence[span] = request.row
             batch.slots[span] = batch.pages[request.row, positions // PAGE] * PAGE + positions % PAGE
-            batch.lengths[request.row] = start + rows
-            step.prompts.append((request, start + rows))
+            batch.lengths[request.row] = end
+            step.prompts.append((request, end))
             row += rows
-            left -= rows
-            if start + rows == len(request.prompt):
-                batch.logits_rows[len(step.sampled)] = row - 1
-                step.sampled.append(request)
+            if end == request.length:
+                batch.logits_rows[logits] = row - 1
+                step.sampled.append((request, logits))
+                logits += 1
         return row
+
+    def _look_again(self, request: Request) -> None:
+        """Others may have computed what comes next since the request started, if they began alike."""
+        if self.prefixes is None:
+            return
+        first = request.computed // PAGE
+        found = self.prefixes.find(request, first)
+        if found != request.pages[first : first + len(found)]:  # or it was interrupted behind this
+            self.cache.share(request, first, found)
+        if found:
+            self._skip(request, first + len(found))
+
+
+def divided(rows: int, wanted: Sequence[int]) -> list[int]:
+    """How many rows each request gets, in order of arrival: the first gets half of them at least, and the
+    others go to those that want least. So neither a long prompt nor the short ones after it stand still."""
+    given = [min(wanted[0], -(-rows // 2)), *[0] * (len(wanted) - 1)]
+    left = rows - given[0]
+    for i in sorted(range(len(wanted)), key=lambda i: wanted[i] - given[i]):
+        more = min(wanted[i] - given[i], left)
+        given[i] += more
+        left -= more
+    return given

@@ -3,15 +3,16 @@
 import math
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.engine.memory import check_memory
+from hotcold.engine.placing import OnGPU
 from hotcold.engine.sparsity_mode import SparsityMode, choose_mode
 from hotcold.engine.statistics import Counters, Footprint
 from hotcold.errors import UserError
@@ -31,7 +32,7 @@ from hotcold.model.kv_cache import KVCache
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import FFN, Transformer
 from hotcold.model.weights import Weights
-from hotcold.sparse.hybrid_ffn import HybridFFN, hybrid_ffns
+from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN, hybrid_ffns
 from hotcold.sparse.predictor import load_predictors
 from hotcold.sparse.split import ColdSide
 from hotcold.sparse.timeline import Timeline
@@ -55,26 +56,28 @@ class Session:
     step reads, and ``counters`` what the steps so far did. Made by :meth:`LoadedModel.session`."""
 
     def __init__(self, model: "LoadedModel", mode: SparsityMode, wrap: Wrap = list) -> None:
-        self.model = model
+        self.model, self._mode = model, mode
         self.sparsity, self.notes = mode.name, [*model.notes, *mode.notes]
         config, limits, devices = model.config, model.limits, model.devices
         extra = mode.predictors.nbytes if mode.predictors else 0
-        check_memory(extra, model.cache_type, config, limits, devices, "the predictors of a session need")
+        what = "the predictors of a session need"
+        check_memory(extra, model.cache_type, config, limits, model.pages, devices, model.on_gpu, what)
         predictors = self._load_predictors(mode)
         self._counters = Counters(np.zeros((config.layers, len(FFN_COUNTS)), np.int64))
         self.footprint = self._footprint(mode, predictors)
-        self.cache = KVCache(devices, config, limits.sequences * limits.pages_per_sequence, model.cache_type)
+        self.cache = KVCache(devices, config, model.pages, model.cache_type)
         self._user: weakref.ref[User] | None = None
-        self._ffns = self._make_ffns(mode, predictors)
-        self._cold_side: ColdSide | None = None
-        if model.hot is not None:
-            self._cold_side = ColdSide(model.backend, model.hot, self._ffns, limits, config.dim)
-            weakref.finalize(self, self._cold_side.close)
+        self._mode = mode
+        self.predictors = predictors  #: of each layer; None where none is used
+        # Which experts a step reads, and so how many rows, is known to the FFNs alone.
+        self._ffns = self._make_ffns(count=mode.name != "off" or config.experts is not None)
+        self._watched: Watched | None = None
+        self._cold_side = _cold_side(self, model, self._ffns)
         ffns = wrap([*self._ffns])
         self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.cache)
-        # What a dense step of one token reads, [layers, 5]; the other modes' FFNs count for themselves.
+        # What a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
-        if mode.name == "off":
+        if mode.name == "off" and config.experts is None:
             runs = [layer.ffn.runs for layer in model.weights.layers]
             rows = np.outer(config.neurons, (1, config.gated, 1, 1))
             self._dense_rows = np.column_stack([rows, runs]).astype(np.int64)
@@ -91,18 +94,29 @@ class Session:
         self.cache.clear()
         self._user = weakref.ref(user)
 
-    def run(self) -> None:
-        """Runs the step that the batch describes, and counts what it read."""
+    def watched(self) -> "Watched":
+        """The same FFNs once more, which also report what fired; made when first asked for. GPUMemoryError:
+        a GPU has no room for them."""
+        if self._watched is None:
+            self._watched = Watched(self.model, self._make_ffns(count=True), self.transformer)
+        return self._watched
+
+    def run(self, watched: "Watched | None" = None) -> None:
+        """Runs the step that the batch describes, and counts what it read; with what :meth:`watched` gave,
+        that then has what fired for the decode rows."""
         batch, counters = self.transformer.batch, self._counters
+        programs = None if watched is None else watched.programs
         rows, decode_rows = int(batch.counts[0]), int(batch.counts[1])
         if rows > decode_rows:
-            self.transformer.run()
+            self.transformer.run(programs)
             counters.prompt_tokens += rows - decode_rows
             return
         start = time.perf_counter()
-        self.transformer.run()
+        self.transformer.run(programs)
         counters.run_s += time.perf_counter() - start
         counters.decode_steps += 1
+        if watched is not None:
+            watched.steps += 1
         counters.decode_tokens += rows
         last = batch.positions[0] if rows == 1 else batch.positions[:rows].sum()
         counters.kv_positions += rows + int(last)
@@ -110,11 +124,20 @@ class Session:
             counters.rows += self._dense_rows if rows == 1 else self._dense_rows * (1, 1, 1, rows, 1)
 
     @property
+    def identity(self) -> tuple[str, ...]:
+        """What decides about the bits of keys and values beside the tokens."""
+        model, mode = self.model, self._mode
+        predictors = (str(mode.predictors.path), *map(str, mode.used)) if mode.predictors else ()
+        return model.fingerprint, mode.name, model.cache_type, model.devices.identity, *predictors
+
+    @property
     def counters(self) -> Counters:
         """What the steps so far did; what FFNs counted themselves is read from their backends now."""
         if self._dense_rows is None:
             for row, ffn in zip(self._counters.rows, self._ffns, strict=True):
                 row[:] = ffn.counts()
+            if self._watched is not None:
+                self._counters.rows += self._watched.counts().sum(0)
         return self._counters
 
     def add_seconds(self, seconds: float, *, prompt: bool) -> None:
@@ -139,6 +162,8 @@ class Session:
         """Ends the cold side's thread, where there is one. Nothing can be run any more."""
         if self._cold_side is not None:
             self._cold_side.close()
+        if self._watched is not None:
+            self._watched.close()
 
     def _load_predictors(self, mode: SparsityMode) -> list[PredictorWeights | None]:
         """One of each layer; None where the mode uses none."""
@@ -149,30 +174,37 @@ class Session:
             loaded = load_predictors(file, model.config, model.devices, model.fingerprint)
         return [each if use else None for each, use in zip(loaded, mode.used, strict=True)]
 
-    def _make_ffns(self, mode: SparsityMode, predictors: list[PredictorWeights | None]) -> list[HybridFFN]:
-        model, off = self.model, mode.name == "off"
+    def _make_ffns(self, *, count: bool) -> list[HybridFFN]:
+        model, mode = self.model, self._mode
         return hybrid_ffns(
             model.devices,
             [layer.ffn for layer in model.weights.layers],
             model.limits.tokens,
-            skip=not off,
-            count=not off,
-            predictors=predictors,
+            skip=mode.name != "off",
+            count=count,
+            predictors=self.predictors,
             predictor_input=mode.predictors.input if mode.predictors else "normed",
         )
 
     def _footprint(self, mode: SparsityMode, predictors: list[PredictorWeights | None]) -> Footprint:
         weights, config = self.model.weights, self.model.config
-        read: list[Matrix] = [weights.head]  # each whole, by every step
+        read: list[Matrix] = [weights.head]  # each whole, by every step, as shared experts are
         for layer in weights.layers:
-            read += (layer.q, layer.k, layer.v, layer.o)
+            read += layer.matrices
+        shared = [layer.shared.ffn for layer in weights.layers if layer.shared]
         norms = _norm_values(weights, config)
         read_predictors = [each for each in predictors if each is not None]
         params = int(np.dot(mode.predictors.params, mode.used)) if mode.predictors else 0
         row_bytes = (layer.ffn.row_bytes for layer in weights.layers)
         return Footprint(
-            step_bytes=sum(each.nbytes for each in (*read, *read_predictors)) + 4 * norms,
-            step_params=sum(math.prod(each.shape) for each in read) + norms + params,
+            step_bytes=weights.head.nbytes
+            + sum(layer.dense_bytes for layer in weights.layers)
+            + sum(each.nbytes for each in read_predictors)
+            + 4 * norms,
+            step_params=sum(math.prod(each.shape) for each in read)
+            + sum((2 + config.gated) * config.dim * each.neurons for each in shared)
+            + norms
+            + params,
             token_bytes=weights.embedding.nbytes // config.vocab,
             neurons=config.neurons,
             dim=config.dim,
@@ -180,6 +212,57 @@ class Session:
             row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
             kv_bytes=KVCache.page_bytes(config, self.model.cache_type) // PAGE,
         )
+
+
+class Watched:
+    """FFNs that report what fired, and a model's programs with them. They share the session's weights, masks
+    of candidates excepted, its buffers and its cache, and give the same bits."""
+
+    def __init__(self, model: "LoadedModel", ffns: list[HybridFFN], transformer: Transformer) -> None:
+        rows = model.limits.tokens
+        self.steps = 0  #: without prompt rows, that these ran
+        self._ffns = ffns
+        self._cold = model.backend
+        for ffn in ffns:
+            if isinstance(ffn, SplitFFN):
+                ffn.cold_fired = self._cold.zeros((rows, ffn.weights.cold.words), np.uint64)
+                if ffn.weights.hot is not None:
+                    ffn.fired = ffn.backend.zeros((rows, ffn.weights.hot.words), np.uint64)
+            else:
+                ffn.fired = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
+        self._cold_side = _cold_side(self, model, ffns)
+        self.programs = transformer.record([*ffns])
+
+    def fired(self, rows: int) -> list[npt.NDArray[np.uint64]]:
+        """Of each layer the masks of the last step's first rows, ``[rows, words]``: of a split layer those of
+        its hot neurons, then, from a whole word on, of its cold ones, each in ascending order."""
+        return [self._masks(ffn, rows) for ffn in self._ffns]
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """``[2, layers, 5]`` as in FFNStats, of steps without prompt rows: by the backend of each layer, and
+        of split layers by the cold one."""
+        cold = np.array([ffn.cold_counts() for ffn in self._ffns])
+        return np.array([np.array([ffn.counts() for ffn in self._ffns]) - cold, cold])
+
+    def close(self) -> None:
+        if self._cold_side is not None:
+            self._cold_side.close()
+
+    def _masks(self, ffn: HybridFFN, rows: int) -> npt.NDArray[np.uint64]:
+        parts = [] if ffn.fired is None else [ffn.backend.read(ffn.fired, 0, rows)]
+        if isinstance(ffn, SplitFFN):
+            parts.append(self._cold.read(ffn.cold_fired, 0, rows))
+        return parts[0] if len(parts) == 1 else np.hstack(parts)
+
+
+def _cold_side(owner: object, model: "LoadedModel", ffns: list[HybridFFN]) -> ColdSide | None:
+    """Of a split model; it ends with its owner."""
+    if model.hot is None:
+        return None
+    chosen = model.config.experts.chosen if model.config.experts else 0
+    side = ColdSide(model.backend, model.hot, ffns, model.limits, model.config.dim, chosen)
+    weakref.finalize(owner, side.close)
+    return side
 
 
 def _norm_values(weights: Weights, config: Config) -> int:
@@ -191,6 +274,7 @@ def _norm_values(weights: Weights, config: Config) -> int:
     total = values(weights.norm, config.dim)
     for layer in weights.layers:
         total += values(layer.attn_norm, config.dim) + values(layer.ffn_norm, config.dim)
+        total += values(layer.attn_post_norm, config.dim) + values(layer.ffn_post_norm, config.dim)
         total += values(layer.q_norm, config.head_dim) + values(layer.k_norm, config.head_dim)
     return total
 
@@ -206,12 +290,16 @@ class LoadedModel:
     weights: Weights
     devices: Devices
     limits: BatchLimits  #: of the steps of every session
+    pages: int  #: of the KV cache of every session, which its sequences share
     context: int  #: the most positions of a sequence
     chunk: int  #: the most prompt rows of a step
     cache_type: str
     sparsity: str  #: the mode that was asked for, ``auto`` perhaps
     predictor: Path | None  #: the file with predictors, where there is one
     notes: tuple[str, ...]  #: of loading: what was assumed, and what runs a slower way
+    on_gpu: OnGPU | None  #: what a GPU has, where there is one
+    #: what the file says of its chat template, for :class:`~hotcold.engine.chat.Chat`
+    chat_metadata: Mapping[str, Any] = field(default_factory=dict)
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property

@@ -30,7 +30,9 @@ def choose_mode(
         return SparsityMode("off")
     if activation not in SPARSE_ACTIVATIONS:
         if requested == "auto":
-            return SparsityMode("off", (f"sparsity auto is off: activation {activation} gives no zeros",))
+            whole = ", so chosen experts are computed whole" if config.experts else ""
+            seen = f"sparsity auto is off: activation {activation} gives no zeros"
+            return SparsityMode("off", (seen + whole,))
         seen = f"--sparsity {requested}: activation {activation} gives no zeros"
         raise LoadError(f"{seen}, so no neuron can be left out: use off or auto")
     if requested == "exact":

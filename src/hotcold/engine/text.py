@@ -11,6 +11,10 @@ from hotcold.model.tokenizer import Tokenizer
 MAX_STOPS = 16  #: stop strings of one request
 MAX_STOP_LENGTH = 1024  #: characters of each
 
+#: Tokens of a prompt that a decoder must have seen: the last three bytes say whether a character has begun,
+#: and the last token whether text has.
+_TAIL = 64
+
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """One stop string or several as a tuple; UserError for what is no text, an empty one, or too many."""
@@ -32,12 +36,19 @@ class TextStream:
     text, the longest of those that end there; it is no part of the text. Where tokens are cut does not
     matter. After :attr:`stop` is set, tokens are refused.
 
-    ``prompt`` is what the tokens continue, so that the text keeps its first space."""
+    ``prompt`` is what the tokens continue, so that the text keeps its first space. Control tokens
+    that are ``shown`` add their names to the text, others nothing."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Iterable[int] = (), stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        shown: Iterable[int] = (),
+    ) -> None:
         self.stop: str | None = None  #: the stop string that ended the text
-        self._decoder = tokenizer.stream_decoder()
-        for id in prompt:
+        self._decoder = tokenizer.stream_decoder(shown)
+        for id in prompt[-_TAIL:]:  # a long prompt would take long
             self._decoder.push(id)
         self._prefixes = [_Prefix(each) for each in stop]
         self._held = ""
@@ -76,22 +87,28 @@ class TextStream:
 
 class _Prefix:
     """The longest prefix of a string that the characters so far end with, by Knuth, Morris and Pratt (1977):
-    each character costs constant time on average, whatever the string."""
+    each character costs constant time on average, whatever the string. The table of shorter prefixes grows
+    with the longest prefix that was met: what a stream costs before its first character is nothing."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.length = 0  #: of the prefix
-        self._shorter = [0] * len(text)  # by length - 1: the longest proper prefix that is a suffix too
-        length = 0
-        for i, character in enumerate(text[1:], 1):
-            while length and text[length] != character:
-                length = self._shorter[length - 1]
-            length += text[length] == character
-            self._shorter[i] = length
+        self._shorter: list[int] = []  # by length - 1: the longest proper prefix that is a suffix too
 
     def push(self, character: str) -> bool:
         """Whether the string is complete; then nothing may follow."""
         while self.length and self.text[self.length] != character:
             self.length = self._shorter[self.length - 1]
         self.length += self.text[self.length] == character
+        if self.length > len(self._shorter):  # by one
+            self._shorter.append(self._next_shorter())
         return self.length == len(self.text)
+
+    def _next_shorter(self) -> int:
+        i = len(self._shorter)
+        if i == 0:
+            return 0
+        character, length = self.text[i], self._shorter[-1]
+        while length and self.text[length] != character:
+            length = self._shorter[length - 1]
+        return length + (self.text[length] == character)

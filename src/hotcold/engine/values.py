@@ -1,4 +1,4 @@
-"""Numbers that users give: Python's or NumPy's, within bounds that an error names."""
+"""Numbers that users give, within bounds that an error names; and numbers as users read them."""
 
 import numbers
 from typing import Any
@@ -33,3 +33,17 @@ def real(name: str, value: Any, low: float, high: float, hint: str = "") -> floa
 
 def _is(kind: type, value: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "B", "T")) -> str:
+    """``7.34 M``."""
+    power = 0
+    while n >= step and power < len(units) - 1:
+        n /= step
+        power += 1
+    return f"{n:.2f} {units[power]}" if power else f"{n:g} {units[0]}".rstrip()
+
+
+def size(n: int) -> str:
+    """``7.34 MiB``."""
+    return scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

@@ -8,7 +8,7 @@ import hashlib
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,9 +16,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.formats import gguf_split
 from hotcold.formats import gguf_values as values
 from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Tensor, block_type
 from hotcold.formats.files import FileError, RegularFile, naming, printable, replacing
+from hotcold.formats.gguf_split import Split
 from hotcold.formats.gguf_values import Cursor, GGUFError
 from hotcold.formats.stored import StoredTensor
 
@@ -40,42 +42,38 @@ class TensorInfo:
     type: BlockType  #: perhaps one that can only be listed
     offset: int  #: of the first byte in the file
     nbytes: int  #: without padding
+    part: int = 0  #: which file of a split model
 
 
 class GGUFFile:
-    """An open file: metadata and the list of tensors. Made by :func:`open_gguf`.
+    """An open model file, or all files of a split one: metadata and the list of tensors. Made by
+    :func:`open_gguf`.
 
     ``magic`` is ``GGUF``, or ``PWRI`` for PowerInfer's files. ``metadata`` holds numbers, str, list[str]
-    or one-dimensional NumPy arrays of the stored type; ``tensors`` are in file order."""
+    or one-dimensional NumPy arrays of the stored type, of a split model the first file's; ``tensors`` are in
+    file order. ``path`` is of the first file, ``size`` of all."""
 
-    def __init__(self, path: Path, file: RegularFile) -> None:
-        self.path = path
-        self.size = file.size
-        self._file = file
-        self.magic, self.version, self.metadata, self.tensors = _read_header(Cursor(file.read, file.size))
-        _check_layout(self.tensors, file.size)
-        _refuse_shard(self.metadata)
+    def __init__(self, first: "_Part", others: "Iterable[_Part]" = ()) -> None:
+        self.path, self.magic, self.version = first.path, first.magic, first.version
+        self.metadata, self.tensors = first.metadata, dict(first.tensors)
+        self._parts = [first]
+        for part in others:
+            _join(self.tensors, part, first)
+            self._parts.append(part)
+        self.size = sum(part.file.size for part in self._parts)
 
     def load(self, name: str) -> Tensor:
         """Reads a tensor into memory of its own, at each call. ``GGUFError``: no such tensor, a type that is
         not supported, no memory, or the file has changed."""
-        with naming(self.path, GGUFError):
-            info = self._info(name)
-            try:
-                return Tensor(block_type(info.type), info.shape, self._read(info))
-            except BlockTypeError as error:
-                raise GGUFError(f"tensor {name}: {error}") from None
+        info, kind = self._supported(name)
+        return Tensor(kind, info.shape, self._read(info))
 
     def stored(self, name: str) -> StoredTensor:
         """The tensor where it lies, to be read while the file is open; errors as in :meth:`load`."""
-        with naming(self.path, GGUFError):
-            info = self._info(name)
-            try:
-                kind = block_type(info.type)
-            except BlockTypeError as error:
-                raise GGUFError(f"tensor {name}: {error}") from None
+        info, kind = self._supported(name)
         rows, row_bytes = kind.data_shape(info.shape)
-        return StoredTensor(kind, info.shape, self._file, info.offset, rows, row_bytes, self._named)
+        part = self._parts[info.part]
+        return StoredTensor(kind, info.shape, part.file, info.offset, rows, row_bytes, part.named)
 
     def load_integers(self, name: str) -> npt.NDArray[np.signedinteger[Any]]:
         """Reads a tensor of type I8, I16, I32 or I64 as an array of its shape; errors as in :meth:`load`."""
@@ -83,30 +81,32 @@ class GGUFFile:
             info = self._info(name)
             if info.type.name not in ("I8", "I16", "I32", "I64"):
                 raise GGUFError(f"tensor {name} is {info.type.name}: I8, I16, I32 or I64 is needed")
-            integers: npt.NDArray[np.signedinteger[Any]] = self._read(info).view(f"<i{info.type.nbytes}")
-            return integers.reshape(info.shape)
+        integers: npt.NDArray[np.signedinteger[Any]] = self._read(info).view(f"<i{info.type.nbytes}")
+        return integers.reshape(info.shape)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that identify the weights; sidecar files carry them.
 
         The start of the SHA-256 over every tensor's name, type and shape, in order of names, and for tensors
         of the FFN (``.ffn_`` in the name) eight samples of 64 bytes, evenly spaced from first to last byte.
-        Metadata and the order in the file do not matter."""
+        Metadata, the order in the file, and how a model is split do not matter."""
         digest = hashlib.sha256()
         for name in sorted(self.tensors):
             info = self.tensors[name]
             digest.update(f"{name} {info.type.name} {'x'.join(map(str, info.shape))}\n".encode())
             if ".ffn_" in name:
                 length = min(_SAMPLE_BYTES, info.nbytes)
-                with naming(self.path, GGUFError):
+                part = self._parts[info.part]
+                with naming(part.path, GGUFError):
                     for i in range(_SAMPLES):
                         at = info.offset + i * (info.nbytes - length) // (_SAMPLES - 1)
-                        digest.update(self._file.read(at, length))
+                        digest.update(part.file.read(at, length))
         return digest.hexdigest()[:16]
 
     def close(self) -> None:
         """Closes the file; loading raises afterwards. Also done when the object is collected."""
-        self._file.close()
+        for part in self._parts:
+            part.file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -114,31 +114,80 @@ class GGUFFile:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _named(self, error: FileError) -> GGUFError:
-        return GGUFError(f"{printable(str(self.path), 4096)}: {error}")
-
     def _info(self, name: str) -> TensorInfo:
         if name not in self.tensors:
             raise GGUFError(f"has no tensor '{printable(name, 80)}' among its {len(self.tensors)}")
         return self.tensors[name]
 
+    def _supported(self, name: str) -> tuple[TensorInfo, BlockType]:
+        with naming(self.path, GGUFError):
+            info = self._info(name)
+            try:
+                return info, block_type(info.type)
+            except BlockTypeError as error:
+                raise GGUFError(f"tensor {name}: {error}") from None
+
     def _read(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
-        try:
-            data = np.empty(info.type.data_shape(info.shape), np.uint8)
-        except MemoryError:
-            raise GGUFError(f"tensor {info.name}: no memory for its {info.nbytes} bytes") from None
-        self._file.read_into(data.data.cast("B"), info.offset)
-        return data
+        part = self._parts[info.part]
+        with naming(part.path, GGUFError):
+            try:
+                data = np.empty(info.type.data_shape(info.shape), np.uint8)
+            except MemoryError:
+                raise GGUFError(f"tensor {info.name}: no memory for its {info.nbytes} bytes") from None
+            part.file.read_into(data.data.cast("B"), info.offset)
+            return data
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Opens a GGUF or PowerInfer file and checks its header; no tensor is read.
+    """Opens a GGUF or PowerInfer file and checks its header; no tensor is read. Of a split model the first
+    file is given, and the others are found beside it.
 
-    ``GGUFError``: not a regular file, cannot be opened, or its header is not right. Tensors of a type that
-    Hotcold only knows by name are listed; :meth:`GGUFFile.load` refuses them."""
-    path = Path(path)
-    with naming(path, GGUFError):
-        return GGUFFile(path, RegularFile(path))
+    ``GGUFError``: not a regular file, cannot be opened, its header is not right, or files of a split model
+    are missing or of another one. Tensors of a type that Hotcold only knows by name are listed;
+    :meth:`GGUFFile.load` refuses them."""
+    first = _Part(Path(path), 0)
+    split = first.split
+    if split is None:
+        return GGUFFile(first)
+    with naming(first.path, GGUFError):
+        others = gguf_split.other_parts(first.path, split)
+    file = GGUFFile(first, (_Part(other, number, split) for number, other in enumerate(others, 1)))
+    if len(file.tensors) != split.tensors:
+        seen = f"the {split.parts} files have {len(file.tensors)} tensors together"
+        with naming(first.path, GGUFError):
+            raise GGUFError(f"{seen}, and split.tensors.count is {split.tensors}: download them again")
+    return file
+
+
+class _Part:
+    """One file, its header read and checked: a model, or the part ``number`` of one."""
+
+    def __init__(self, path: Path, number: int, first: Split | None = None) -> None:
+        self.path = path
+        with naming(path, GGUFError):
+            self.file = RegularFile(path)
+            cursor = Cursor(self.file.read, self.file.size)
+            self.magic, self.version, metadata, tensors = _read_header(cursor)
+            _check_layout(tensors, self.file.size)
+            self.split = Split.of(metadata)
+            if first is not None:
+                gguf_split.check_part(self.split, first, number)
+        self.metadata = {} if number else metadata  # of other parts nothing is used
+        self.tensors = {name: replace(info, part=number) for name, info in tensors.items()}
+
+    def named(self, error: FileError) -> GGUFError:
+        return GGUFError(f"{printable(str(self.path), 4096)}: {error}")
+
+
+def _join(tensors: dict[str, TensorInfo], part: _Part, first: _Part) -> None:
+    """Adds the tensors of one more part: names of their own, and no more than the first part says."""
+    with naming(part.path, GGUFError):
+        if twice := part.tensors.keys() & tensors.keys():
+            raise GGUFError(f"tensor {min(twice)} is in an earlier file of the model as well: damaged")
+        tensors |= part.tensors
+        most = first.split.tensors if first.split else 0
+        if len(tensors) > most:
+            raise GGUFError(f"brings the tensors to {len(tensors)}: split.tensors.count is {most}; damaged")
 
 
 # --- the header ---
@@ -179,13 +228,6 @@ def _read_metadata(cursor: Cursor, n: int) -> tuple[dict[str, Any], int]:
         if key == "general.alignment":
             alignment = values.check_alignment(kind, metadata[key])
     return metadata, alignment
-
-
-def _refuse_shard(metadata: Mapping[str, Any]) -> None:
-    shards = metadata.get("split.count", 0)
-    if not isinstance(shards, int) or shards > 1:
-        what = f"one of {printable(str(shards), 20)} shards of a split model"
-        raise GGUFError(f"{what}: one file is needed; join them first (llama-gguf-split --merge)")
 
 
 def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]:

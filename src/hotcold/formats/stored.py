@@ -44,6 +44,10 @@ class StoredTensor:
         whole = Tensor(self.type, (self.rows, self.row_bytes // self.type.nbytes * self.type.weights), data)
         return whole.take_columns(self.chosen) if self.by_column else whole.take_rows(self.chosen)
 
+    def flat(self) -> "StoredTensor":
+        """The same rows as a matrix; of a whole tensor."""
+        return replace(self, shape=(self.rows, self.shape[-1]))
+
     @contextmanager
     def descriptor(self) -> Iterator[int]:
         """Of the file, for reads at positions elsewhere: see :meth:`RegularFile.descriptor`."""
@@ -51,10 +55,14 @@ class StoredTensor:
             yield number
 
     def take_rows(self, chosen: Index | slice) -> "StoredTensor":
-        """The tensor of these rows, still in the file; ``chosen`` has their numbers, ascending."""
+        """The tensor of these rows, still in the file; ``chosen`` has their numbers, ascending. Of rows that
+        were chosen already it may be a slice."""
+        shape = self.shape[1:]
+        if self.chosen is not None and not self.by_column and isinstance(chosen, slice):
+            rows = self.chosen[chosen]
+            return replace(self, shape=(len(rows), *shape), chosen=rows)
         if self.chosen is not None:
             raise ValueError("rows or columns of this tensor were chosen already: choose once")
-        shape = self.shape[1:]
         if isinstance(chosen, slice):
             start, stop, _ = chosen.indices(self.rows)
             offset = self.offset + start * self.row_bytes

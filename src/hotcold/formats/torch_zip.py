@@ -6,15 +6,15 @@ one dimension, bare or alone in a list or dict. No size is believed: entries lie
 inside their entry."""
 
 import pickletools
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.errors import UserError
 from hotcold.formats.files import RegularFile, naming, shown
+from hotcold.formats.torch_entries import TorchFileError as TorchFileError
+from hotcold.formats.torch_entries import read_archive
 
 MAX_ENTRIES = 1024
 MAX_PICKLE = 1 << 16  #: bytes; a tensor's has some 300
@@ -36,24 +36,15 @@ _VECTOR = (
 _PLAIN = (
     f"{_VECTOR} STOP", f"EMPTY_LIST {_VECTOR} APPEND STOP", f"EMPTY_DICT BINUNICODE {_VECTOR} SETITEM STOP"
 )  # fmt: skip
-_END, _ENTRY, _LOCAL = struct.Struct("<4s4H2IH"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s22x2H")
-
-
-class TorchFileError(UserError):
-    """A file that is not as ``torch.save`` writes a vector, or too large."""
 
 
 def read_vector(path: Path) -> npt.NDArray[Any]:
     """The tensor's numbers ``[N]``, in their type; TorchFileError in one line for anything else."""
     with naming(path, TorchFileError):
         file = RegularFile(path)
-        entries = _entries(file)
-        name = next((name for name in entries if name.endswith("/data.pkl")), "")
-        at, nbytes = entries.get(name, (0, 0))
-        if not 0 < nbytes <= MAX_PICKLE:
-            raise TorchFileError(f"has {nbytes} bytes of data.pkl: 1 to {MAX_PICKLE} are allowed")
-        dtype, key, length, offset, size, stride = _parse(file.read(at, nbytes))
-        at, nbytes = entries.get(f"{name.removesuffix('.pkl')}/{key}", (0, 0))
+        pickle, storages = read_archive(file, MAX_ENTRIES, MAX_PICKLE)
+        dtype, key, length, offset, size, stride = _parse(pickle)
+        at, nbytes = storages.get(key, (0, 0))
         held = min(length, nbytes // dtype.itemsize)
         if not 0 <= offset <= offset + size <= held:
             raise TorchFileError(
@@ -63,29 +54,6 @@ def read_vector(path: Path) -> npt.NDArray[Any]:
             seen = f"its tensor has {size} elements at stride {shown(stride)}"
             raise TorchFileError(f"{seen}: 1 to {MAX_VECTOR // dtype.itemsize} at stride 1 are allowed")
         return np.frombuffer(file.read(at + offset * dtype.itemsize, size * dtype.itemsize), dtype)
-
-
-def _entries(file: RegularFile) -> dict[str, tuple[int, int]]:
-    """Where each entry's bytes are, and how many (PKWARE's APPNOTE.TXT, sections 4.3.7, 4.3.12, 4.3.16)."""
-    end = file.read(file.size - _END.size, _END.size) if file.size >= _END.size else b""
-    if not end.startswith(b"PK\5\6"):
-        raise TorchFileError("is no zip, or cut short: torch.save of version 1.6 or later is needed")
-    count, nbytes, start = _END.unpack(end)[4:7]
-    if count > MAX_ENTRIES or nbytes > count << 10 or start + nbytes > file.size:
-        raise TorchFileError(f"its zip lists {count} entries in {nbytes} bytes at {start}: it is damaged")
-    listing, found, at = file.read(start, nbytes), {}, 0
-    for _ in range(count):
-        entry = _ENTRY.unpack(listing[at : at + _ENTRY.size].ljust(_ENTRY.size, b"\0"))
-        name = listing[at + _ENTRY.size :][: entry[10]].decode("ascii", "replace")
-        size, offset = entry[9], entry[16]
-        if entry[4] or entry[3] & 1:
-            raise TorchFileError(f"entry {shown(name)} is compressed or encrypted: torch.save does neither")
-        local = _LOCAL.unpack(file.read(offset, _LOCAL.size)) if offset + _LOCAL.size <= file.size else [b""]
-        data = offset + _LOCAL.size + sum(local[1:])
-        if entry[0] != b"PK\1\2" or local[0] != b"PK\3\4" or data + size > file.size:
-            raise TorchFileError(f"entry {shown(name)} is damaged, or reaches past the end of the file")
-        found[name], at = (data, size), at + _ENTRY.size + sum(entry[10:13])
-    return found
 
 
 def _parse(pickle: bytes) -> tuple[np.dtype[Any], str, int, int, int, int]:

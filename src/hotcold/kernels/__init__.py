@@ -8,7 +8,8 @@ BACKENDS = ("cpu", "reference")
 
 def open_backend(name: str, threads: int | None = None) -> Backend:
     """One of :data:`BACKENDS`; ``threads`` None takes what affinity and cgroup quota allow. ValueError: an
-    unknown name, or a thread count that the backend cannot use (``reference``: any)."""
+    unknown name, or a thread count that the backend cannot use (``reference``: any). Those of GPUs are opened
+    by :func:`hotcold.kernels.gpus.open_gpu`."""
     if name == "cpu":
         from hotcold.kernels.cpu import CPUBackend
 

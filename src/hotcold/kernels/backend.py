@@ -23,7 +23,7 @@ from hotcold.formats.blocks import BlockType, Tensor
 from hotcold.formats.stored import AnyTensor
 
 if TYPE_CHECKING:
-    from hotcold.kernels._cpu import Link
+    from hotcold.kernels._native import Link
 
 #: What :meth:`Backend.zeros` makes: values ``[rows, ...]`` that only the backend's own methods see. Others
 #: neither index it nor ask for its shape.
@@ -46,7 +46,7 @@ GATED_ACTIVATIONS = ("drelu", "swiglu_oai")
 SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
 
 ROUTER_SCORES = ("softmax", "sigmoid")
-MAX_EXPERTS = 1024  #: of a router
+MAX_EXPERTS = 1024  #: of a layer
 MAX_CHOSEN = 32  #: experts of one token
 
 
@@ -199,6 +199,13 @@ def mask_words(ends: Sequence[int]) -> list[int]:
     for first, end in pairwise((0, *ends)):
         begins.append(begins[-1] - (first - end) // 64)
     return begins
+
+
+def mask_bits(ends: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Which bit of a row of a mask is each neuron's, ``[N]``."""
+    padding = 64 * np.array(mask_words(ends)[:-1]) - np.array((0, *ends[:-1]))
+    bits: npt.NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(padding, np.diff((0, *ends)))
+    return bits
 
 
 def scale_run(type: BlockType) -> int:
@@ -376,7 +383,8 @@ class Backend(Protocol):
         ``position_embd``). Table ``(V, D)``, out ``[T, D]``."""
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
-        """Normalises the last axis of x (``[T, D]`` or ``[T, H, head_dim]``) into out; out may be x."""
+        """Normalises the last axis of x (``[T, D]`` or ``[T, H, head_dim]``) into out; out may be x. A weight
+        of ``H * head_dim`` values normalises the last two together (OLMo 2, arXiv 2501.00656)."""
 
     def linear(
         self,
@@ -494,8 +502,9 @@ class Backend(Protocol):
         A softmax over the chosen logits alone (Mixtral, arXiv 2401.04088; gpt-oss) is ``softmax`` with
         ``normalise``. With E = k = 1, ``sigmoid`` gives the gate of a shared expert (Qwen2-MoE)."""
 
-    def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
-        """``x[t] += y[t]``; both ``[T, D]``."""
+    def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
+        """``x[t] = keep * x[t] + scale * y[t]``; both ``[T, D]``, and y may be x. What has a factor of 0 is
+        not read, as in BLAS: NaN does not stay where something is cleared or replaced."""
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
         """``out[r] = x[logits_rows[r]]``; x ``[T, D]``, out ``[R, D]``."""

@@ -2,9 +2,10 @@
 
 import math
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import (
@@ -32,6 +33,24 @@ def own_weights(weights: object, kind: type[_W]) -> _W:
     if not isinstance(weights, kind):
         raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
     return weights
+
+
+def check_write(values: npt.NDArray[Any], row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuses values that a buffer cannot hold from this row on."""
+    if values.dtype != dtype:
+        raise TypeError(f"values of {values.dtype}: this buffer holds {dtype}")
+    most = shape[0] - row
+    if values.shape[1:] != shape[1:] or len(values) > most or row < 0:
+        seen = f"values of shape {values.shape} from row {row} on"
+        raise ValueError(f"{seen}: this buffer has room for {most} rows of {shape[1:]}")
+
+
+def check_read(start: int, stop: int | None, rows: int) -> int:
+    """Where rows of a buffer that has so many end; refuses those that it lacks."""
+    end = rows if stop is None else stop
+    if not 0 <= start <= end <= rows:
+        raise ValueError(f"rows {start} to {stop} of a buffer that has {rows}")
+    return end
 
 
 def check_skip(skip: bool, activation: str) -> None:
@@ -81,6 +100,9 @@ def _by_output(tensors: FFNTensors) -> tuple[int, int]:
 
 def _check_experts(what: str, rows: int, tensors: FFNTensors | PredictorTensors) -> None:
     experts, k, ends = tensors.experts, tensors.chosen, tensors.expert_ends
+    _check_room(what, experts)
+    if k > MAX_CHOSEN:
+        raise ValueError(f"{what} k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
     if experts < 1 or not 1 <= k <= experts:
         raise ValueError(f"{what} of {experts} experts of which {k} are chosen: 1 to all of them are needed")
     if ends is None:
@@ -88,6 +110,11 @@ def _check_experts(what: str, rows: int, tensors: FFNTensors | PredictorTensors)
             raise ValueError(f"{what} of {rows} rows: not as many for each of {experts} experts")
     elif len(ends) != experts or ends[-1] != rows or any(a > b for a, b in pairwise((0, *ends))):
         raise ValueError(f"{what}: ends of experts {ends} must be {experts} and ascend to {rows}")
+
+
+def _check_room(what: str, experts: int) -> None:
+    if experts > MAX_EXPERTS:
+        raise ValueError(f"{what} of {experts} experts: up to {MAX_EXPERTS} are allowed")
 
 
 def check_chosen(chosen: Chosen | None, experts: int) -> None:
@@ -140,8 +167,7 @@ def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap
 
 def check_router(experts: int, k: int, score: str, selection_bias: Buffer | None) -> None:
     """Refuses more experts than kernels have room for, and a choice that does not exist."""
-    if experts > MAX_EXPERTS:
-        raise ValueError(f"router of {experts} experts: up to {MAX_EXPERTS} are allowed")
+    _check_room("router", experts)
     if not 1 <= k <= min(experts, MAX_CHOSEN):
         raise ValueError(f"router k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
     if score not in ROUTER_SCORES:

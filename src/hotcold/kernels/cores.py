@@ -1,15 +1,31 @@
-"""How many threads are worth starting: what affinity, physical cores and the CPU quotas of cgroups leave."""
+"""How many threads are worth starting: what affinity, the fast ones of the physical cores and the CPU quotas
+of cgroups leave."""
 
+import ctypes
 import os
+import platform
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+#: A core counts as slow below this share of the fastest one's speed. Small cores lie below it (Cortex-A55
+#: beside A76: 0.52 and less), those that only run at lower clocks above (Zen 5c beside Zen 5: 0.65): these
+#: help with prompts, and memory does not care.
+_FAST_SHARE = 0.6
 
 
 class Cores(NamedTuple):
     cpus: Collection[int]  #: logical CPUs of the affinity
     physical: int  #: cores of those; two threads of one core wait for the same units
+    fast_cpus: Collection[int]  #: those of the faster kind, where a processor has two
+    fast: int  #: cores of those
     quota: int | None  #: CPUs' worth of time, rounded up: the smallest of the cgroups around this process
+
+    @property
+    def wanted(self) -> int:
+        """Threads: as many as there are fast cores to keep busy, at least 1."""
+        return max(1, min(self.fast, self.quota or self.fast))
 
 
 def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> Cores:
@@ -19,17 +35,33 @@ def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> C
             cpus = os.sched_getaffinity(0)
         else:
             cpus = range(getattr(os, "process_cpu_count", os.cpu_count)() or 1)
-    topology = root / "sys/devices/system/cpu"
-    cores = {_core(topology / f"cpu{cpu}/topology/thread_siblings_list", cpu) for cpu in cpus}
+    fast = _fast_cpus(root, cpus)
     groups = cgroups(root / "proc/self/cgroup", root / "sys/fs/cgroup", "cpu")
     quotas = [quota for version, folder in groups if (quota := _quota(version, folder))]
-    return Cores(cpus, len(cores), min(quotas, default=None))
+    return Cores(cpus, _count_cores(root, cpus), fast, _count_cores(root, fast), min(quotas, default=None))
 
 
 def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
-    """Cores that this process may keep busy, at least 1; parameters of :func:`find_cores`."""
-    _, physical, quota = find_cores(root, cpus)
-    return max(1, min(physical, quota or physical))
+    """:attr:`Cores.wanted`; parameters of :func:`find_cores`."""
+    return find_cores(root, cpus).wanted
+
+
+@contextmanager
+def on_fast_cores(threads: int, cores: Cores) -> Iterator[None]:
+    """Threads that the calling one starts meanwhile stay on the fast cores, where that many have room there.
+
+    The calling one stays free. Systems without affinity, or that refuse it, place threads themselves."""
+    if not hasattr(os, "sched_setaffinity") or not threads <= cores.fast < cores.physical:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, cores.fast_cpus)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, before)
 
 
 def cache_bytes(cpus: Collection[int], root: Path = Path("/")) -> int:
@@ -65,14 +97,55 @@ def read_text(path: Path) -> str:
         return ""
 
 
+def _count_cores(root: Path, cpus: Collection[int]) -> int:
+    topology = root / "sys/devices/system/cpu"
+    return len({_core(topology / f"cpu{cpu}/topology/thread_siblings_list", cpu) for cpu in cpus})
+
+
+def _fast_cpus(root: Path, cpus: Collection[int]) -> Collection[int]:
+    """All of them where they are alike, or nothing tells."""
+    if platform.system() == "Darwin":
+        return list(cpus)[: _sysctl("hw.perflevel0.physicalcpu") or len(cpus)]
+    speeds = _speeds(root, cpus)
+    least = _FAST_SHARE * max(speeds, default=0)
+    fast = [cpu for cpu, speed in zip(cpus, speeds, strict=True) if speed >= least]
+    return cpus if len(fast) == len(cpus) else fast
+
+
+def _speeds(root: Path, cpus: Collection[int]) -> list[int]:
+    """Of each CPU, in any unit: Intel's two kinds, else the capacity that Arm's have, else the clock."""
+    kinds = [ranges_of(read_text(root / f"sys/devices/cpu_{kind}/cpus")) for kind in ("core", "atom")]
+    if all(kinds):
+        return [int(any(first <= cpu <= last for first, last in kinds[0])) for cpu in cpus]
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        texts = [read_text(root / f"sys/devices/system/cpu/cpu{cpu}" / name).strip() for cpu in cpus]
+        if all(text.isdecimal() for text in texts):
+            return [int(text) for text in texts]
+    return [1] * len(cpus)
+
+
+def _sysctl(name: str) -> int:
+    """A whole number of macOS; 0 where it has none of this name."""
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    found = ctypes.CDLL(None).sysctlbyname(
+        name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
+    )
+    return value.value if found == 0 else 0
+
+
+def ranges_of(text: str) -> list[tuple[int, int]]:
+    """Of a list of CPUs, as "0-3,8"; empty where it makes no sense."""
+    try:
+        ends = [part.split("-") for part in text.strip().split(",")]
+        return [(int(each[0]), int(each[-1])) for each in ends]
+    except ValueError:
+        return []
+
+
 def _core(siblings: Path, cpu: int) -> str:
     """The same text for each CPU of one core: the list of them, as "0,4" or "0-1"."""
     text = read_text(siblings).strip()
-    try:
-        ranges = [part.split("-") for part in text.split(",")]
-        return text if any(int(ends[0]) <= cpu <= int(ends[-1]) for ends in ranges) else str(cpu)
-    except ValueError:
-        return str(cpu)
+    return text if any(first <= cpu <= last for first, last in ranges_of(text)) else str(cpu)
 
 
 def _quota(version: int, folder: Path) -> int | None:

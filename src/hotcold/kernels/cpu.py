@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.formats.stored import AnyTensor
-from hotcold.kernels import _cpu, checks, host_memory
+from hotcold.kernels import _native, checks, host_memory
 from hotcold.kernels.backend import (
     DECODE_ROWS,
     Backend,
@@ -35,10 +35,12 @@ from hotcold.kernels.backend import (
     RopeTable,
     Rows,
 )
-from hotcold.kernels.cores import available_cores
+from hotcold.kernels.cores import find_cores, on_fast_cores
 from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
+from hotcold.kernels.fetching import default_fetching, use_fetching
+from hotcold.kernels.memory_nodes import memory_nodes
 
-ISAS = ("avx512", "avx2", "neon", "scalar")
+ISAS = ("avx512", "avxvnni", "avx2", "dotprod", "neon", "scalar")
 ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
 MAX_THREADS = 1024
 MOST_ROWS = 1 << 20  #: of a step; pieces of work are counted in 32 bits
@@ -47,14 +49,14 @@ _INT32_MAX = 2**31 - 1
 
 def supported_isas() -> tuple[str, ...]:
     """The instruction sets that this build has kernels for and this processor can run, best first."""
-    return tuple(isa for isa in ISAS if _cpu.has_isa(isa))
+    return tuple(isa for isa in ISAS if _native.has_isa(isa))
 
 
 def default_isa() -> str:
     """What :data:`ISA_VARIABLE` names, else the best instruction set. UserError: this machine lacks it."""
     forced = os.environ.get(ISA_VARIABLE)
     if not forced:
-        return _cpu.best_isa()
+        return _native.best_isa()
     if forced not in supported_isas():
         raise UserError(f"{ISA_VARIABLE} is {forced!r}: this machine has {', '.join(supported_isas())}")
     return forced
@@ -63,10 +65,10 @@ def default_isa() -> str:
 class _Recorder:
     """A program under construction, with the arrays and weights that its pointers lead to."""
 
-    def __init__(self, isa: str, pool: _cpu.Pool, batch: Batch) -> None:
+    def __init__(self, isa: str, pool: _native.Pool, batch: Batch) -> None:
         self.batch = batch
         arrays = [batch.counts, batch.tokens, batch.positions, batch.sequence, batch.slots]
-        self.native = _cpu.Program(isa, pool, [*arrays, batch.pages, batch.lengths, batch.logits_rows])
+        self.native = _native.Program(isa, pool, [*arrays, batch.pages, batch.lengths, batch.logits_rows])
         self.kept: list[object] = [pool, batch]
 
     def run(self) -> None:
@@ -90,14 +92,17 @@ class CPUBackend:
     program_rows: tuple[int, ...] = ()  # ops read the row count, so one program serves every size
 
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
-        threads = available_cores() if threads is None else threads
+        cores = find_cores()
+        threads = cores.wanted if threads is None else threads
         if not 1 <= threads <= MAX_THREADS:
             raise UserError(f"threads {threads}: choose from 1 to {MAX_THREADS}")
         if isa is not None and isa not in supported_isas():
             raise UserError(f"ISA {isa!r}: this machine has {', '.join(supported_isas())}")
         self.isa = isa or default_isa()
+        use_fetching(default_fetching())
         try:
-            self._pool = _cpu.Pool(threads)
+            with on_fast_cores(threads, cores):
+                self._pool = _native.Pool(threads)
         except ValueError as error:  # some could not be started
             raise UserError(str(error)) from None
         self._packer = Packer(self._pool)
@@ -130,7 +135,7 @@ class CPUBackend:
         finally:
             self._recording, self._recorder = False, None
 
-    def _op(self, batch: Batch, append: Callable[[_cpu.Program], None], *kept: object) -> None:
+    def _op(self, batch: Batch, append: Callable[[_native.Program], None], *kept: object) -> None:
         """Appends one op to the program being recorded, or runs it at once."""
         recorder = self._recorder_of(batch)
         append(recorder.native)
@@ -162,12 +167,12 @@ class CPUBackend:
 
     # The two sides of a hybrid model
 
-    def link(self, timeout_seconds: float) -> _cpu.Link:
+    def link(self, timeout_seconds: float) -> _native.Link:
         self._pool.share_cores()
-        return _cpu.FlagLink(timeout_seconds)
+        return _native.FlagLink(timeout_seconds)
 
     def mailboxes(
-        self, link: _cpu.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
+        self, link: _native.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
     ) -> dict[int, Mailbox]:
         return host_memory.mailboxes(link, limits, dim, words, experts)
 
@@ -183,7 +188,7 @@ class CPUBackend:
         args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
         self._op(batch, lambda p: p.collect(*args, out), out, box)
 
-    def serve(self, link: _cpu.Link, layers: Sequence[tuple[int, Program]]) -> None:
+    def serve(self, link: _native.Link, layers: Sequence[tuple[int, Program]]) -> None:
         own = []
         for layer, program in layers:
             if not isinstance(program, _Recorder):
@@ -192,7 +197,7 @@ class CPUBackend:
                 )
             own.append((layer, program.native))
         self._pool.share_cores()
-        _cpu.serve(link, own)
+        _native.serve(link, own)
 
     # Ops; the extension refuses buffers that are not exactly right
 
@@ -315,8 +320,8 @@ class CPUBackend:
             selection_bias,
         )
 
-    def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
-        self._op(batch, lambda p: p.add(x, y), x, y)
+    def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
+        self._op(batch, lambda p: p.add(x, y, keep, scale), x, y)
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
         self._op(batch, lambda p: p.gather(x, out), x, out)
@@ -333,7 +338,7 @@ class CPUBackend:
         k = min(k, logits.shape[1])
         ids, values = np.empty(k, np.int32), np.empty(k, np.float32)
         bias_ids, biases = bias or (None, None)
-        n = _cpu.top_k(logits[row], bias_ids, biases, allowed, ids, values)
+        n = _native.top_k(logits[row], bias_ids, biases, allowed, ids, values)
         return ids[:n], values[:n]
 
 
@@ -342,15 +347,15 @@ class ReadProbe:
 
     def __init__(self, backend: CPUBackend, nbytes: int = 256 << 20) -> None:
         self._backend = backend
-        self._memory = _cpu.Arena().take(nbytes)
+        self._memory = _native.Arena(memory_nodes()).take(nbytes)
         # Unwritten pages all map to one page of zeros: write each.
-        rows = _cpu.WeightRows(self._memory, 0, nbytes // 256, 256, nbytes // 256 // 4, 0)
+        rows = _native.WeightRows(self._memory, 0, nbytes // 256, 256, nbytes // 256 // 4, 0)
         rows.pack(np.ones((256, nbytes // 256), np.uint8), backend._pool)
 
     def measure(self, seconds: float = 0.2, backend: CPUBackend | None = None) -> float:
         """GB/s (10^9 bytes), all threads of the pool together, or of another backend's pool."""
         backend = backend or self._backend
-        return _cpu.read_bandwidth(backend.isa, backend._pool, self._memory, seconds)
+        return _native.read_bandwidth(backend.isa, backend._pool, self._memory, seconds)
 
 
 def _bits(cache: Buffer) -> Buffer:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hotcold.formats.stored import AnyTensor, StoredTensor
-from hotcold.kernels import _cpu
+from hotcold.kernels import _native
 from hotcold.kernels.backend import (
     ACTIVATIONS,
     SPARSE_ACTIVATIONS,
@@ -23,11 +23,12 @@ from hotcold.kernels.backend import (
     panel_bytes,
     scale_run,
 )
+from hotcold.kernels.memory_nodes import memory_nodes
 
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    rows: _cpu.WeightRows
+    rows: _native.WeightRows
     shape: tuple[int, int]
     nbytes: int
     bias: Floats | None
@@ -35,7 +36,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True)
 class PackedFFN:
-    native: _cpu.FfnWeights
+    native: _native.FfnWeights
     neurons: int
     words: int
     experts: int
@@ -62,13 +63,13 @@ class PackedPredictor:
 class Packer:
     """Makes weights of tensors, on the threads of a pool."""
 
-    def __init__(self, pool: _cpu.Pool) -> None:
+    def __init__(self, pool: _native.Pool) -> None:
         self._pool = pool
-        self._arena = _cpu.Arena()
+        self._arena = _native.Arena(memory_nodes())
 
     def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> PackedMatrix:
         rows, cols = tensor.shape
-        size = _cpu.row_size(tensor.type.id, cols)
+        size = _native.row_size(tensor.type.id, cols)
         packed = self._packed(self._arena.take(rows * size), 0, size, tensor)
         nbytes = rows * size + (0 if bias is None else bias.nbytes)
         return PackedMatrix(packed, (rows, cols), nbytes, bias)
@@ -105,7 +106,7 @@ class Packer:
         rows = gate.rows if gate else None, up_rows, down_rows, gate_bias, up_bias, down_bias
         row_bytes = (sizes[0], sizes[1], *(panel_bytes(down.type, dim) if panels else (sizes[2], 0)))
         return PackedFFN(
-            native=_cpu.FfnWeights(*rows, *kind, *numbers, tensors.ends, tensors.chosen),
+            native=_native.FfnWeights(*rows, *kind, *numbers, tensors.ends, tensors.chosen),
             neurons=neurons,
             words=mask_words(tensors.ends)[-1],
             experts=tensors.experts,
@@ -115,32 +116,34 @@ class Packer:
             activation=tensors.activation,
         )
 
-    def _packed(self, memory: _cpu.Memory, offset: int, stride: int, tensor: AnyTensor) -> _cpu.WeightRows:
-        rows = _cpu.WeightRows(memory, offset, stride, tensor.shape[0], tensor.shape[1], tensor.type.id)
+    def _packed(
+        self, memory: _native.Memory, offset: int, stride: int, tensor: AnyTensor
+    ) -> _native.WeightRows:
+        rows = _native.WeightRows(memory, offset, stride, tensor.shape[0], tensor.shape[1], tensor.type.id)
         self._fill(rows, tensor)
         return rows
 
     def _down_rows(
-        self, memory: _cpu.Memory, offset: int, stride: int, tensors: FFNTensors
-    ) -> _cpu.WeightRows:
+        self, memory: _native.Memory, offset: int, stride: int, tensors: FFNTensors
+    ) -> _native.WeightRows:
         """Rows by neuron; of a float type by output, without any change of a value."""
         if tensors.down_layout == "by_neuron":
             return self._packed(memory, offset, stride, tensors.down)
         neurons, dim = tensors.up.shape
-        rows = _cpu.WeightRows(memory, offset, stride, neurons, dim, tensors.down.type.id)
+        rows = _native.WeightRows(memory, offset, stride, neurons, dim, tensors.down.type.id)
         for first, down in _expert_downs(tensors):
             self._fill(rows.part(first, down.shape[1]), down, by_output=True)
         return rows
 
-    def _panels(self, tensors: FFNTensors) -> _cpu.WeightRows:
+    def _panels(self, tensors: FFNTensors) -> _native.WeightRows:
         neurons, dim = tensors.up.shape
         sizes = dim, neurons, tensors.down.type.id
-        panels = _cpu.WeightRows.panels(self._arena.take(_cpu.panels_size(*sizes)), *sizes)
+        panels = _native.WeightRows.panels(self._arena.take(_native.panels_size(*sizes)), *sizes)
         for first, down in _expert_downs(tensors):
             self._fill(panels.part(first, down.shape[1]), down, by_output=True)
         return panels
 
-    def _fill(self, rows: _cpu.WeightRows, tensor: AnyTensor, *, by_output: bool = False) -> None:
+    def _fill(self, rows: _native.WeightRows, tensor: AnyTensor, *, by_output: bool = False) -> None:
         # Of chosen ones, the extension takes those that become rows.
         direct = isinstance(tensor, StoredTensor) and (tensor.chosen is None or tensor.by_column == by_output)
         if not (direct and hasattr(os, "pread")):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import checks, host_memory
-from hotcold.kernels._cpu import FlagLink, Link
+from hotcold.kernels._native import FlagLink, Link
 from hotcold.kernels.backend import (
     DECODE_ROWS,
     PAGE,
@@ -182,10 +182,13 @@ class ReferenceBackend:
         """RMSNorm, arXiv 1910.07467: ``x / sqrt(mean(x^2) + eps) * weight``; LayerNorm, arXiv 1607.06450,
         subtracts the mean first."""
         values = _rows("x", x, batch, x.shape[1:], rows=rows)
-        _check("norm weight", norm.weight, (x.shape[-1],))
-        if norm.bias is not None:
-            _check("norm bias", norm.bias, (x.shape[-1],))
         target = _rows("out", out, batch, x.shape[1:], rows=rows)
+        if norm.weight.size != x.shape[-1]:
+            values, target = (each.reshape(len(each), -1) for each in (values, target))  # views
+        width = values.shape[-1]
+        _check("norm weight", norm.weight, (width,))
+        if norm.bias is not None:
+            _check("norm bias", norm.bias, (width,))
         if norm.centre:
             values = values - values.mean(axis=-1, keepdims=True)
         variance = np.mean(values * values, axis=-1, keepdims=True)
@@ -365,9 +368,10 @@ class ReferenceBackend:
             picked = picked / np.maximum(picked.sum(axis=-1, keepdims=True), np.float32(1e-20))
         target[:] = picked * np.float32(scale)
 
-    def add(self, x: Buffer, y: Buffer, batch: Batch) -> None:
-        rows = _rows("x", x, batch, x.shape[1:])
-        rows += _rows("y", y, batch, x.shape[1:])
+    def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
+        rows, more = (_rows(what, each, batch, x.shape[1:]) for what, each in (("x", x), ("y", y)))
+        parts = [np.float32(f) * values for f, values in ((keep, rows), (scale, more)) if f]
+        rows[:] = sum(parts, np.float32(0)) if len(parts) < 2 else parts[0] + parts[1]
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
         _rows("x", x, batch, x.shape[1:])

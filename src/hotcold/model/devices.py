@@ -33,6 +33,11 @@ class Devices:
         starts = [i for i, part in enumerate(parts) if i == 0 or part is not parts[i - 1]]
         return [range(*ends) for ends in pairwise([*starts, len(parts)])]
 
+    @property
+    def identity(self) -> str:
+        """Says which kind of backend computes what."""
+        return ",".join(part.name for part in self.parts)
+
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         return self.layers[layer].ffn_weights(tensors)
 

@@ -1,9 +1,37 @@
 """Model families as data: what a GGUF file implies by its architecture's name and does not state.
 
-What a file does state (biases, gating, q/k norms, fused q/k/v, a tied head, shapes) is read from the file. A
-new family is an entry here, and its layout in ``convert/``; nothing else asks for a family by name."""
+What a file does state (biases, gating, q/k norms, fused q/k/v, sinks, scales, a tied head, shapes) is read
+from the file. A new family is an entry here, and its layout in ``convert/``; nothing else asks for a family
+by name."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Every:
+    """Which layers are the exception: the last of each so many, or the first (``first``)."""
+
+    period: int
+    first: bool = False
+
+    def __contains__(self, layer: int) -> bool:
+        return layer % self.period == (0 if self.first else self.period - 1)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What a family multiplies by; keys of a file are stronger (:meth:`Config.from_metadata`)."""
+
+    embedding: float = 1.0
+    residual: float = 1.0  #: what attention and FFN add to the residual stream
+    logits: float = 1.0  #: logits are divided by it, as GGUF's ``logit_scale`` of these families has it
+    attention: float | None = None  #: of scores; None: one over the root of the head's length
+
+
+#: Of layers, D and H.
+ImpliedScales = Callable[[int, int, int], Scales]
 
 
 @dataclass(frozen=True)
@@ -12,17 +40,87 @@ class Family:
     activation: str = "silu"  #: of the FFN, where an ordinary GGUF file has no ``hotcold.ffn.activation``
     powerinfer_activation: str = "relu"  #: of PowerInfer's files (magic ``PWRI``), whose models are ReLU-fied
     norm: str = "rms"  #: RMSNorm, or ``layer``: LayerNorm
+    norm_eps: float | None = None  #: where a file may leave it out (PowerInfer's OPT)
+    norms: str = "before"  #: attention and the FFN; ``after``: what they add is normalised; or ``both``
+    qk_norm: str = (
+        "head"  #: q and k norms, where a file has them, are over each head; or ``all`` heads at once
+    )
     rope_interleaved: bool = False  #: rotary pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
+    #: Positions are a learned table, whose row for position 0 this is; None: rotary ones
+    learned_positions: int | None = None
+    unrotated: Every | None = None  #: layers without any positions (NoPE)
+    #: Layers that see all positions, where a file has a sliding window; None: none of them
+    full_attention: Every | None = None
+    window_base: float | None = (
+        None  #: rotary base of layers with a window, unless a file has one; None: as others
+    )
+    window_scaled: bool = True  #: rotary scalings and factors hold for layers with a window, too
+    #: YaRN's first and last interpolated pair are whole numbers, as in the paper's code
+    yarn_whole: bool = True
     parallel: bool = False  #: attention and FFN both read the layer's input, not one after the other
+    fused_gate: bool = False  #: rows of the gate, then of up, lie in ``ffn_up``
+    scales: ImpliedScales = lambda layers, dim, heads: Scales()
+    ffn_norm: str = "ffn_norm"  #: the tensor of the norm before the FFN
+    #: Layers that see all positions are not rotated, where others have a window
+    full_unrotated: bool = False
+    experts_normalised: bool = True  #: factors of a token's experts add up to 1, unless a file denies it
+    router_early: bool = False  #: the router reads a layer's input, not normed; else what the FFN reads
+
+
+def _minicpm(layers: int, dim: int, heads: int) -> Scales:
+    """Those of MiniCPM 1B and 2B (arXiv 2404.06395), whose first files have no keys for them."""
+    return Scales(embedding=12, residual=1.4 / math.sqrt(layers), logits=dim / 256)
+
+
+def _gemma3(layers: int, dim: int, heads: int) -> Scales:
+    """Gemma 3 27B, which its number of layers tells, scales scores by D / H; arXiv 2503.19786."""
+    attention = (dim / heads) ** -0.5 if layers == 62 else None
+    return Scales(embedding=math.sqrt(dim), attention=attention)
 
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("llama", rope_interleaved=True),  # Llama 2 and 3, Mistral
+        Family("llama", rope_interleaved=True),  # Llama 2 and 3, Mistral; ReluLLaMA, ProSparse
         Family("bamboo", activation="drelu", powerinfer_activation="drelu", rope_interleaved=True),
         Family("qwen2"),
         Family("qwen3"),
-        Family("falcon", activation="gelu", norm="layer", parallel=True),
+        Family("falcon", activation="gelu_erf", norm="layer", parallel=True),
+        Family("opt", activation="relu", norm="layer", norm_eps=1e-5, learned_positions=2),
+        Family("minicpm", rope_interleaved=True, scales=_minicpm),
+        Family("nemotron", activation="relu2", norm="layer"),
+        Family("arcee", activation="relu2", rope_interleaved=True),
+        Family("jais2", activation="relu2", norm="layer"),
+        Family(
+            "gemma3",
+            activation="gelu",
+            norms="both",
+            full_attention=Every(6),
+            window_base=10000.0,
+            window_scaled=False,
+            scales=_gemma3,
+        ),
+        Family("phi3", fused_gate=True),  # Phi-3, Phi-3.5 and Phi-4
+        # OLMo 2, and OLMo 3, which has windows
+        Family("olmo2", norms="after", qk_norm="all", full_attention=Every(4), window_scaled=False),
+        Family("granite", rope_interleaved=True),
+        Family("smollm3", rope_interleaved=True, unrotated=Every(4)),
+        Family("qwen2moe", experts_normalised=False),
+        Family("qwen3moe"),
+        Family(
+            "smallthinker",
+            activation="relu",
+            full_attention=Every(4, first=True),
+            full_unrotated=True,
+            router_early=True,
+        ),
+        # As transformers has it; llama.cpp rounds YaRN's pairs here, too, which moves its logits a little.
+        Family(
+            "gpt-oss",
+            activation="swiglu_oai",
+            full_attention=Every(2),
+            yarn_whole=False,
+            ffn_norm="post_attention_norm",
+        ),
     )
 }

@@ -1,6 +1,7 @@
 """Rotary position tables (RoFormer, arXiv 2104.09864), with the scalings that GGUF files ask for."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,35 @@ from hotcold.kernels.backend import Floats
 
 Doubles = npt.NDArray[np.float64]
 
+#: Tensors with what a file divides each frequency by, ``[rotary_dim / 2]``: Llama 3's, and LongRoPE's (arXiv
+#: 2402.13753) for sequences of up to as many positions as a model was first trained on, and for longer ones.
+FACTORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """Frequencies that turn often in the trained context are kept, those that turn seldom divided by
+    ``factor``, those between interpolated (arXiv 2309.00071)."""
+
+    factor: float
+    original: int  #: positions that the model was first trained on
+    fast: float = 32.0  #: turns within them from which on a frequency is kept
+    slow: float = 1.0  #: turns up to which one is divided
+    whole: bool = True  #: the pairs where these are reached are rounded outwards
+
+    def steps(self, steps: Doubles, dim: int, base: float) -> Doubles:
+        """Of ``steps``, radians per position of each pair, ``[dim / 2]``."""
+        low, high = (
+            dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (self.fast, self.slow)
+        )
+        if self.whole:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = min(max(low, 0), dim - 1), min(high, dim - 1)
+        divided = np.clip((np.arange(len(steps)) - low) / max(high - low, 0.001), 0, 1)
+        result: Doubles = steps * (1 - divided) + steps / self.factor * divided
+        return result
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -17,6 +47,10 @@ class Rope:
     base: float  #: wavelengths are ``2 pi base^(2i / dim)``
     interleaved: bool  #: as in :class:`~hotcold.kernels.backend.RopeTable`
     linear_factor: float = 1.0  #: positions are divided by this (arXiv 2306.15595)
+    yarn: Yarn | None = None
+    magnitude: float = 1.0  #: of what is rotated
+    factored: bool = True  #: a file's factors (:data:`FACTORS`) apply
+    original: int = 0  #: positions that the model was first trained on; beyond them LongRoPE's others apply
 
 
 def frequencies(dim: int, base: float) -> Doubles:
@@ -35,6 +69,17 @@ def llama3_factors(steps: Doubles, factor: float, low: float, high: float, origi
     return factors
 
 
+def chosen_factors(rope: Rope, factors: Mapping[str, Floats], positions: int) -> Floats | None:
+    """Those of a file's factors, by name, that hold where sequences may have so many positions.
+
+    LongRoPE's choice is made once, by the most positions of a sequence, so that a sequence has one rotation
+    throughout: its keys are not rotated again when it grows."""
+    if not rope.factored:
+        return None
+    long = "rope_factors_long" if positions > rope.original else "rope_factors_short"
+    return factors.get("rope_freqs", factors.get(long))
+
+
 def rope_table(rope: Rope, positions: int, factors: Floats | None = None) -> tuple[Floats, Floats]:
     """Cosines and sines of positions 0..``positions`` - 1, ``[positions, dim / 2]`` each.
 
@@ -43,5 +88,8 @@ def rope_table(rope: Rope, positions: int, factors: Floats | None = None) -> tup
     steps = frequencies(rope.dim, rope.base) / rope.linear_factor
     if factors is not None:
         steps = steps / factors.astype(np.float64)
+    if rope.yarn is not None:
+        steps = rope.yarn.steps(steps, rope.dim, rope.base)
     angles = np.arange(positions, dtype=np.float64)[:, None] * steps
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    cos, sin = (rope.magnitude * turn(angles) for turn in (np.cos, np.sin))
+    return cos.astype(np.float32), sin.astype(np.float32)

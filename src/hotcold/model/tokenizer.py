@@ -4,7 +4,6 @@
 text, whole UTF-8 characters. The algorithm in between is chosen by ``tokenizer.ggml.model``."""
 
 import codecs
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -12,6 +11,7 @@ from hotcold.errors import UserError
 from hotcold.formats.files import shown
 from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind
 from hotcold.model.spm import SentencePieceBPE
+from hotcold.model.unicode import check_unicode
 from hotcold.model.unigram import Unigram
 from hotcold.model.vocabulary import PREFIX, Defaults, TokenizerError, TokenType, Vocabulary, read_vocabulary
 
@@ -40,8 +40,6 @@ _ALGORITHMS: dict[
     "t5": (Unigram, lambda _: Defaults((None, 1, 2), add_eos=True, space_prefix=True, scores=True)),
 }  # fmt: skip
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
 
 class Tokenizer:
     """A vocabulary of ``vocab_size`` tokens and how text maps onto it. ``bos_id``, ``eos_id``, ``stop_ids``,
@@ -63,6 +61,8 @@ class Tokenizer:
         fences = sorted(self._fences, key=lambda id: len(tokens[id].encode()), reverse=True)
         self._special = [(tokens[id], id) for id in fences if tokens[id]]
         self._user_defined = [(text, id) for text, id in self._special if id in user_defined]
+        #: id -> name of the tokens that add nothing to a text
+        self.control_names = {id: text for text, id in self._special if id in self._silent}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
@@ -82,24 +82,34 @@ class Tokenizer:
         ``add_bos`` True or False decide about BOS and leave EOS out; None follows the file for both. With
         ``parse_special`` the name of a control token, such as ``</s>``, becomes that token: only for text
         that the program wrote, since from a user it is an injection. User-defined tokens always match."""
-        if surrogate := _SURROGATE.search(text):
-            seen = f"a lone surrogate, U+{ord(surrogate[0]):04X}, at character {surrogate.start()}"
-            raise UserError(f"the text has {seen}: only valid Unicode is allowed (was the input UTF-8?)")
+        check_unicode(text)
         ids: list[int] = []
         if self.add_bos if add_bos is None else add_bos:
             if self.bos_id is None:
                 raise UserError("add_bos is True but this vocabulary has no BOS token: leave it out")
             ids.append(self.bos_id)
-        prefix = space = " " if self._space_prefix else ""
-        for fragment in self._fragments(text, self._special if parse_special else self._user_defined):
-            if isinstance(fragment, int):
-                ids.append(fragment)
-                prefix = space
-            else:
-                ids += self._algorithm.encode_ordinary(prefix + fragment)
-                prefix = ""
+        ids += self.encode_parts(self.cut_special(text) if parse_special else [text])
         if add_bos is None and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
+        return ids
+
+    def cut_special(self, text: str) -> list[str | int]:
+        """The text in parts: ids of the special tokens that it names, control tokens too, and strings."""
+        return self._fragments(text, self._special)
+
+    def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
+        """Token ids of text in parts, with neither BOS nor EOS: an id is taken as it is, in a string only
+        user-defined tokens are special."""
+        ids: list[int] = []
+        prefix = space = " " if self._space_prefix else ""
+        for part in parts:
+            for fragment in [part] if isinstance(part, int) else self._fragments(part, self._user_defined):
+                if isinstance(fragment, int):
+                    ids.append(fragment)
+                    prefix = space
+                else:
+                    ids += self._algorithm.encode_ordinary(prefix + fragment)
+                    prefix = ""
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -111,9 +121,10 @@ class Tokenizer:
         stream = StreamDecoder(self)
         return b"".join(map(stream.next_bytes, ids)).decode(errors="replace")
 
-    def stream_decoder(self) -> "StreamDecoder":
-        """A decoder for tokens that come one by one. For a continuation push the prompt's tokens first."""
-        return StreamDecoder(self)
+    def stream_decoder(self, shown: Iterable[int] = ()) -> "StreamDecoder":
+        """A decoder for tokens that come one by one. For a continuation push the prompt's tokens first. Of
+        control tokens, those ``shown`` add their names."""
+        return StreamDecoder(self, shown)
 
     def piece(self, id: int) -> bytes:
         """The bytes of one token, as in the middle of a text, or the name of a control token."""
@@ -144,8 +155,9 @@ class StreamDecoder:
     Text comes in whole characters: bytes that may be the start of one are held back until the rest has come.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._silent = tokenizer._silent.difference(shown)
         self._at_start = tokenizer._space_prefix
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -162,7 +174,7 @@ class StreamDecoder:
         piece = tokenizer.piece(id)
         if id in tokenizer._fences:  # text starts anew
             self._at_start = tokenizer._space_prefix
-            return b"" if id in tokenizer._silent else piece
+            return b"" if id in self._silent else piece
         if self._at_start:
             self._at_start = False
             return piece.removeprefix(b" ")

@@ -36,15 +36,19 @@ class Costs:
     cpu: SideCosts
     gpu: SideCosts
     handshake: float  #: from the GPU to the CPU and back, with what is sent
+    step: float = 0.0  #: on the GPU besides, where it has a part
 
     @classmethod
     def expected(cls, sizes: Sizes, profile: Profile, hardware: Hardware) -> Self:
-        """A neuron is read when it fires, or always where that streams faster than rows are gathered."""
+        """A neuron is read when it fires, or always where that streams faster than rows are gathered; where
+        routing was counted, whenever its expert is chosen."""
         cpu_stream, gpu_stream = hardware.cpu_stream_gb_s, hardware.gpu_stream_gb_s
 
         def neurons(layer: int, stream: float, rows: float) -> Array:
-            sometimes = np.minimum(profile.firing[layer] / rows, 1 / stream) * (1 - sizes.always_read)
-            always = sizes.always_read * sizes.expert_share / stream
+            routed = profile.routed(sizes, layer)
+            most = 1 / stream if profile.routing is None else routed / stream
+            sometimes = np.minimum(profile.firing[layer] / rows, most) * (1 - sizes.always_read)
+            always = sizes.always_read * routed / stream
             return np.asarray(sizes.neuron_bytes[layer] / 1e9 * (sometimes + always))
 
         layers = range(len(sizes.neurons))
@@ -57,10 +61,11 @@ class Costs:
             ),
             gpu=SideCosts(
                 neurons=[neurons(i, gpu_stream, hardware.gpu_rows_gb_s) for i in layers],
-                dense=sizes.dense / gpu_stream / 1e9,
+                dense=sizes.dense / gpu_stream / 1e9 + hardware.layer_s,
                 head=sizes.head / gpu_stream / 1e9,
             ),
             handshake=hardware.handshake_s + 8 * sizes.dim / (hardware.link_pinned_gb_s * 1e9),
+            step=hardware.step_s,
         )
 
     def token(self, placement: Placement) -> float:
@@ -75,8 +80,10 @@ class Costs:
         return float(total)
 
     def ends(self, start: Array, stop: Array, head: bool) -> Array:
-        """Seconds of the head, and of visits to the GPU: two where layers of the CPU lie between the run
-        ``start`` to ``stop`` and a head on the GPU."""
+        """Seconds of the head, of a step on the GPU, and of visits to it: two where layers of the CPU lie
+        between the run ``start`` to ``stop`` and a head on the GPU."""
         some = stop > start
         visits = 1.0 * (some | head) + (some & head & (stop < len(self.cpu.dense)))
-        return np.asarray((self.gpu if head else self.cpu).head + self.handshake * visits)
+        return np.asarray(
+            (self.gpu if head else self.cpu).head + self.step * (some | head) + self.handshake * visits
+        )

@@ -33,7 +33,7 @@ _PRIOR = 0.1  # of theirs, which keeps slopes finite
 _NEURONS_TOGETHER = 128  # regressed at a time, so that temporaries stay in the cache
 _RIDGE = 1e-4  # of the mean variance, added to C for directions that the text never took
 
-# When prediction pays; :func:`_pays` says how they are used.
+# When prediction pays; :func:`pays` says how they are used.
 _MOST_READ = 0.95
 _LEAST_WEIGHTED_RECALL = 0.98
 _SLACK = 2
@@ -85,7 +85,7 @@ class Fitted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Activity:
+class Activity:
     """What a layer's neurons do for the tokens of a text; all ``[T, N]``."""
 
     fires: Bools  #: the gate does
@@ -93,7 +93,7 @@ class _Activity:
     weight: Floats  #: |h| times the norm of the down row
 
     @classmethod
-    def of(cls, ffn: ReferenceFFN, normed: Floats) -> "_Activity":
+    def of(cls, ffn: ReferenceFFN, normed: Floats) -> "Activity":
         fires, h = ffn.coefficients(normed)
         norms = np.linalg.norm(ffn.down.values, axis=1 if ffn.down_layout == "by_neuron" else 0)
         return cls(fires, h != 0, np.abs(h) * norms)
@@ -117,14 +117,14 @@ def fit_layer(
     assert isinstance(ffn, ReferenceFFN)  # without experts
     most_bytes = options.max_share * ffn.nbytes
     x = fit_to[INPUTS[options.method]]
-    activity = _Activity.of(ffn, fit_to["normed"])
-    held_out_activity = _Activity.of(ffn, held_out["normed"])
+    activity = Activity.of(ffn, fit_to["normed"])
+    held_out_activity = Activity.of(ffn, held_out["normed"])
     if options.method == "trained":
         unfitted = iter([read_predictor(file, config, layer)])
     else:
         unfitted = _truncations(ffn, x, most_bytes, options.stored_type)
     found = []
-    for tensors in (_stored(each, options.stored_type) for each in unfitted):
+    for tensors in (stored(each, options.stored_type) for each in unfitted):
         predictor = reference.predictor_weights(tensors)
         if predictor.nbytes > most_bytes:
             continue
@@ -142,7 +142,7 @@ def fit_layer(
     return sorted(found, key=lambda each: (not each.fit.pays, each.fit.read_ratio))
 
 
-def _stored(tensors: PredictorTensors, type: str | None) -> PredictorTensors:
+def stored(tensors: PredictorTensors, type: str | None) -> PredictorTensors:
     """With factors of the type that they are stored in; None leaves them as they are."""
     if type is None:
         return tensors
@@ -207,20 +207,12 @@ def _truncations(
 ) -> Iterator[PredictorTensors]:
     """The SVD cut to several ranks, in F32, none of which takes more than ``most_bytes`` as ``type``."""
     neurons, dim = ffn.up.shape
-    covariance = np.cov(x, rowvar=False)
-    ridge = _RIDGE * covariance.trace() / dim + 1e-12
-    root = np.linalg.cholesky(covariance + ridge * np.eye(dim))
-    parts = [ffn.gate or ffn.up]
-    if ffn.activation == "drelu":
-        parts.append(ffn.up)
-    target = np.zeros((neurons, dim))
-    for part in parts:
-        rows = part.values @ root  # their lengths are the standard deviations
-        target += rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-12)
+    root = root_of(x)
+    target = cut_to(ffn, root)
     vectors = np.linalg.eigh(target.T @ target)[1][:, ::-1]
     first = np.linalg.solve(root.T, vectors).T
     second = target @ vectors
-    for rank in _ranks(neurons, dim, most_bytes, type):
+    for rank in ranks(neurons, dim, most_bytes, type):
         yield PredictorTensors(
             first=quantise(first[:rank], "F32"),
             second=quantise(second[:, :rank], "F32"),
@@ -229,7 +221,27 @@ def _truncations(
         )
 
 
-def _ranks(neurons: int, dim: int, most_bytes: float, type: str | None) -> list[int]:
+def root_of(x: Floats) -> npt.NDArray[np.float64]:
+    """L of the covariance of inputs ``[T, D]``, ``(D, D)``."""
+    covariance = np.cov(x, rowvar=False)
+    dim = len(covariance)
+    ridge = _RIDGE * covariance.trace() / dim + 1e-12
+    return np.linalg.cholesky(covariance + ridge * np.eye(dim))
+
+
+def cut_to(ffn: ReferenceFFN, root: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """What of an FFN is cut, ``(N, D)``: its gates, each in units of its standard deviation."""
+    parts = [ffn.gate or ffn.up]
+    if ffn.activation == "drelu":
+        parts.append(ffn.up)
+    target = np.zeros(ffn.up.shape)
+    for part in parts:
+        rows = part.values @ root  # their lengths are the standard deviations
+        target += rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-12)
+    return target
+
+
+def ranks(neurons: int, dim: int, most_bytes: float, type: str | None) -> list[int]:
     """Parts of the largest rank that fits, ascending; none where not even one step does."""
     block = block_type(type or "F32")
     step_bytes = RANK_STEP * block.row_bytes(dim) + neurons * block.row_bytes(RANK_STEP)
@@ -244,7 +256,7 @@ def _judged(
     predictor: ReferencePredictor,
     ffn: ReferenceFFN,
     candidates: Bools,
-    truth: _Activity,
+    truth: Activity,
     options: FitOptions,
 ) -> Fit:
     """What ``candidates`` ``[T, N]`` cost and find on the text of ``truth``."""
@@ -253,8 +265,8 @@ def _judged(
     weighted_recall = float((truth.weight * found).sum() / (truth.weight.sum() or 1))
     everyone = np.ones_like(candidates)
     predicted_bytes = len(candidates) * predictor.nbytes
-    predicted_bytes += _rows_read(ffn, candidates, candidates & truth.fires, found)
-    read_ratio = float(predicted_bytes / _rows_read(ffn, everyone, truth.fires, truth.active))
+    predicted_bytes += rows_read(ffn, candidates, candidates & truth.fires, found)
+    read_ratio = float(predicted_bytes / rows_read(ffn, everyone, truth.fires, truth.active))
     return Fit(
         rank=predictor.first.shape[0],
         nbytes=predictor.nbytes,
@@ -264,11 +276,11 @@ def _judged(
         recall=recall,
         weighted_recall=weighted_recall,
         read_ratio=read_ratio,
-        pays=_pays(options, read_ratio, recall, weighted_recall),
+        pays=pays(options, read_ratio, recall, weighted_recall),
     )
 
 
-def _rows_read(ffn: ReferenceFFN, gates: Bools, ups: Bools, downs: Bools) -> int:
+def rows_read(ffn: ReferenceFFN, gates: Bools, ups: Bools, downs: Bools) -> int:
     """Bytes of the rows that tokens read, each token for itself; without a gate, up is read in its place."""
     gate, up, down, scales = ffn.row_bytes
     if ffn.gate is None:
@@ -277,7 +289,7 @@ def _rows_read(ffn: ReferenceFFN, gates: Bools, ups: Bools, downs: Bools) -> int
     return int(gates.sum() * gate + ups.sum() * up + downs.sum() * down + runs * scales)
 
 
-def _pays(options: FitOptions, read_ratio: float, recall: float, weighted_recall: float) -> bool:
+def pays(options: FitOptions, read_ratio: float, recall: float, weighted_recall: float) -> bool:
     """Whether `--sparsity auto` is to use a predictor: it saves bytes, and the text hardly changes by it.
 
     Three things are needed. It reads less than 0.95 of what `exact` reads. Neurons that it finds do 0.98 of

@@ -1,7 +1,7 @@
 """What a machine reads, and how fast: measured (``measuring.py``), or a preset, from published data."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,13 @@ class Hardware:
     cpu_gather_gb_s: list[list[float]]  #: of scattered runs: pairs of their bytes and the bandwidth
     gpu_stream_gb_s: float
     gpu_rows_gb_s: float  #: of rows that a mask picks
-    link_pinned_gb_s: float
-    link_pageable_gb_s: float
+    link_pinned_gb_s: float  #: of the slower direction
+    link_pageable_gb_s: float  #: to the GPU
     handshake_s: float  #: from the GPU to the CPU and back, without what is sent
     machine: dict[str, Any] | None = None  #: what doctor adds: when, where, and all that it measured
+    spins: bool = False  #: of its two forms the faster one: a shader waits, or answers submit
+    step_s: float = 0.0  #: what a step takes on the GPU besides: to be submitted and waited for
+    layer_s: float = 0.0  #: what a layer takes on the GPU besides: its kernels begin and end
 
     def __post_init__(self) -> None:
         for name in ("name", "source"):
@@ -41,6 +44,10 @@ class Hardware:
         vram = self.vram_bytes
         self._check("vram_bytes", _zero(vram) or _positive(vram), "a number above 0, or 0 without a GPU,")
         self._check("cpu_stream_gb_s", _positive(self.cpu_stream_gb_s), "a number above 0")
+        self._check("spins", isinstance(self.spins, bool), "true or false")
+        for name in ("step_s", "layer_s"):
+            value = getattr(self, name)
+            self._check(name, _zero(value) or _positive(value), "a number of 0 or more")
         pairs = _positive_pairs(self.cpu_gather_gb_s)
         self._check("cpu_gather_gb_s", pairs, "a list of pairs of numbers above 0")
         for name in _OF_THE_GPU:
@@ -78,9 +85,11 @@ def find_hardware(name: str) -> Hardware:
     try:
         file = None if name in PRESETS else RegularFile(Path(name))
         data = json.loads(file.read(0, min(file.size, 1 << 20))) if file else PRESETS[name]
-        names = [field.name for field in fields(Hardware)][:-1]
-        if not isinstance(data, dict) or data.keys() - {"machine"} != set(names):
-            raise UserError(f"an object with exactly {', '.join(names)} is needed; machine may be added")
+        names = [field.name for field in fields(Hardware) if field.default is MISSING]
+        more = [field.name for field in fields(Hardware) if field.default is not MISSING]
+        if not isinstance(data, dict) or data.keys() - set(more) != set(names):
+            seen = f"an object with exactly {', '.join(names)} is needed"
+            raise UserError(f"{seen}; {', '.join(more)} may be added")
         return Hardware(**data)
     except (ValueError, RecursionError) as error:
         raise UserError(f"hardware {shown(name)}: {error}; presets: {', '.join(PRESETS)}") from None

@@ -11,6 +11,7 @@ from hotcold.kernels.backend import (
     Backend,
     Batch,
     Buffer,
+    Chosen,
     FFNStats,
     FFNWeights,
     Mailbox,
@@ -32,6 +33,13 @@ class Prediction:
     mask: Buffer
     #: what is read: the ``residual`` stream before the FFN's norm (PowerInfer), or the ``normed`` input
     input: str = "residual"
+    #: of split experts, with a mask of its own: then ``predictor`` and ``mask`` are those of the hot neurons
+    cold: tuple[PredictorWeights, Buffer] | None = None
+
+    @property
+    def cold_mask(self) -> Buffer:
+        """Whose last words are the cold neurons'."""
+        return self.mask if self.cold is None else self.cold[1]
 
     def __post_init__(self) -> None:
         if self.input not in PREDICTOR_INPUTS:
@@ -56,16 +64,34 @@ class HybridFFN:
         """What it has counted so far, in the order of :data:`FFN_COUNTS`; zeros where it does not count."""
         return _read_counts(self.backend, self.stats)
 
-    def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
-        """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``."""
-        self._predict(normed, residual, batch)
-        self._compute(normed, self.weights, batch, out, self.prediction and self.prediction.mask)
+    def cold_counts(self) -> npt.NDArray[np.int64]:
+        """The part of :meth:`counts` that another backend computed."""
+        return np.zeros(len(FFN_COUNTS), np.int64)
 
-    def _predict(self, normed: Buffer, residual: Buffer, batch: Batch) -> None:
-        if (p := self.prediction) is not None:
-            self.backend.predict(residual if p.input == "residual" else normed, p.predictor, batch, p.mask)
+    def __call__(
+        self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
+    ) -> None:
+        """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``. ``chosen``: where there are experts."""
+        self._predict(normed, residual, batch, chosen)
+        mask = self.prediction and self.prediction.mask
+        self._compute(normed, self.weights, batch, out, mask, chosen)
 
-    def _compute(self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, mask: Buffer) -> None:
+    def _predict(self, normed: Buffer, residual: Buffer, batch: Batch, chosen: Chosen | None) -> None:
+        if (p := self.prediction) is None:
+            return
+        x = residual if p.input == "residual" else normed
+        for predictor, mask in [(p.predictor, p.mask), *([p.cold] if p.cold else [])]:
+            self.backend.predict(x, predictor, batch, mask, chosen)
+
+    def _compute(
+        self,
+        x: Buffer,
+        weights: FFNWeights,
+        batch: Batch,
+        out: Buffer,
+        mask: Buffer,
+        chosen: Chosen | None,
+    ) -> None:
         self.backend.ffn(
             x,
             weights,
@@ -76,6 +102,7 @@ class HybridFFN:
             fired=self.fired,
             stats=self.stats,
             accumulate=True,
+            chosen=chosen,
         )
 
 
@@ -118,12 +145,25 @@ class SplitWeights:
         return sum(half.runs for half in self.halves)
 
 
+@dataclass(frozen=True)
+class SplitPredictor:
+    """Of a split layer of experts: in masks each half's experts begin at whole words, so each has its own."""
+
+    hot: PredictorWeights
+    cold: PredictorWeights
+
+    @property
+    def nbytes(self) -> int:
+        return self.hot.nbytes + self.cold.nbytes
+
+
 class SplitFFN(HybridFFN):
     """Hot neurons on this backend and, at the same time, cold ones on another (arXiv 2312.12456, section 5).
 
     ``out`` gets the hot part, then the cold one, whichever is first. :meth:`connect` is called before."""
 
     weights: SplitWeights
+    cold_fired: Buffer | None = None  #: as ``fired``, which is the hot neurons'; a buffer of the cold side
 
     @property
     def cold_words(self) -> int:
@@ -138,15 +178,21 @@ class SplitFFN(HybridFFN):
 
     def counts(self) -> npt.NDArray[np.int64]:
         """Of both sides together."""
-        return super().counts() + _read_counts(self._cold, self._cold_stats)
+        return super().counts() + self.cold_counts()
 
-    def __call__(self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
+    def cold_counts(self) -> npt.NDArray[np.int64]:
+        return _read_counts(self._cold, self._cold_stats)
+
+    def __call__(
+        self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
+    ) -> None:
         """As in :class:`HybridFFN`; belongs to the hot side's program."""
-        self._predict(normed, residual, batch)
+        self._predict(normed, residual, batch, chosen)
         mask = self.prediction and self.prediction.mask
-        self.backend.post(self._box, normed, mask, batch)
+        cold_mask = self.prediction and self.prediction.cold_mask
+        self.backend.post(self._box, normed, cold_mask, batch, chosen)
         if self.weights.hot is not None:
-            self._compute(normed, self.weights.hot, batch, out, mask)
+            self._compute(normed, self.weights.hot, batch, out, mask, chosen)
         self.backend.collect(self._box, batch, out)
 
     def _compute_cold(self) -> None:
@@ -158,7 +204,9 @@ class SplitFFN(HybridFFN):
             box.y,
             skip=self.skip,
             mask=box.mask,
+            fired=self.cold_fired,
             stats=self._cold_stats,
+            chosen=box.chosen,
         )
 
 
@@ -177,20 +225,20 @@ def hybrid_ffns(
 
     ``rows`` are the most of a step (``BatchLimits.tokens``). A layer without a predictor computes every gate.
     ValueError: there are predictors, but not one per layer; or the input has no such name."""
-    masks: dict[tuple[Backend, int], Buffer] = {}
+    masks: dict[tuple[Backend, int, bool], Buffer] = {}
 
-    def mask(ops: Backend, parts: Sequence[FFNWeights]) -> Buffer:
-        """Each part begins with a whole word."""
-        words = sum(part.words for part in parts)
-        if (ops, words) not in masks:
-            masks[ops, words] = ops.zeros((rows, words), np.uint64)
-        return masks[ops, words]
+    def mask(ops: Backend, words: int, *, cold: bool = False) -> Buffer:
+        if (ops, words, cold) not in masks:
+            masks[ops, words, cold] = ops.zeros((rows, words), np.uint64)
+        return masks[ops, words, cold]
 
     def prediction(ops: Backend, layer: FFNWeights, predictor: PredictorWeights | None) -> Prediction | None:
         if predictor is None:
             return None
-        parts = layer.halves if isinstance(layer, SplitWeights) else [layer]
-        return Prediction(predictor, mask(ops, parts), predictor_input)
+        if isinstance(predictor, SplitPredictor) and isinstance(layer, SplitWeights) and layer.hot:
+            cold = predictor.cold, mask(ops, layer.cold.words, cold=True)
+            return Prediction(predictor.hot, mask(ops, layer.hot.words), predictor_input, cold)
+        return Prediction(predictor, mask(ops, layer.words), predictor_input)
 
     ffns: list[HybridFFN] = []
     backends = Devices.of(backend, len(weights)).layers

@@ -1,5 +1,7 @@
-"""Measures what decoding gets of a machine's memory: streams, and the rows of neurons that a mask picks."""
+"""Measures what decoding gets of a machine's memory, and of a GPU's: streams, and the rows of neurons that a
+mask picks."""
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,14 +14,19 @@ from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, Tensor, block_type
 from hotcold.kernels.backend import (
     FFN_COUNTS,
+    Backend,
     Batch,
     BatchLimits,
+    Buffer,
     FFNStats,
     FFNTensors,
     FFNWeights,
     Masks,
+    Program,
 )
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.kernels.gpu import GPU, LinkSpeed
+from hotcold.kernels.gpus import open_gpu
 from hotcold.kernels.reference_ffn import pack_mask
 
 #: Block type and dim of the neurons that are gathered; the first are streamed as well.
@@ -32,6 +39,8 @@ _CACHE_MULTIPLE = 4  # so many times the caches are read before anything is read
 _MEMORY_SHARE = 4  # a buffer takes at most this part of the available memory: filling it takes twice its size
 _MOST_NEURONS = 1 << 16  # of a layer: the widest models have about as many, and a backend has a limit
 _WORD = 64  # neurons in one word of a mask
+_OF_A_LAYER = 3  # times the kernels of an FFN: about as many has a layer
+_LINK_BYTES = 64 << 20  # are copied at a time
 _TURNS = 10  # one neuron in ten is read at a time
 
 
@@ -82,37 +91,80 @@ class NeuronProbe:
     """FFNs that are read whole, or a tenth of one layer at a time, by turns: no neuron is due again before
     all the others were. ``run_bytes`` is the mean length of what lies together."""
 
-    def __init__(self, backend: CPUBackend, plan: ProbePlan) -> None:
+    def __init__(self, backend: Backend, plan: ProbePlan) -> None:
         self.plan = plan
         random = np.random.default_rng(0)
         self._layers = [_layer(backend, plan, width) for width in plan.widths]
         self._masks = [_tenths(width, random) for width in plan.widths]
-        self._x = np.zeros((1, plan.dim), np.float32)
-        self._out = np.zeros((1, plan.dim), np.float32)
+        self._x, self._out = (backend.zeros((1, plan.dim)) for _ in range(2))
         self._calls = 0
 
     def measure(self, seconds: float, backend: CPUBackend, *, dense: bool) -> float:
         """GB/s (10^9 bytes) on the threads of ``backend``, of calls until ``seconds`` are over."""
         stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
-        batch = Batch(BatchLimits(1, 1, 1, 1))
-        batch.counts[:] = 1, 1, 0, 1
+        batch = _one_row()
         start = time.perf_counter()
         elapsed = 0.0
         while elapsed <= seconds:
-            self._read_next(backend, batch, stats, dense=dense)
+            turn, layer = divmod(self._calls, len(self._layers))
+            self._calls += 1
+            mask = None if dense else self._masks[layer][turn % _TURNS][None]
+            self._read(backend, layer, batch, stats, mask)
             elapsed = time.perf_counter() - start
-        read = backend.read(stats.counts)[0, :3]
-        return float(read @ self._layers[0].row_bytes[:3] / elapsed / 1e9)
+        return self._bytes_read(backend, stats) / elapsed / 1e9
 
-    def _read_next(self, backend: CPUBackend, batch: Batch, stats: FFNStats, *, dense: bool) -> None:
-        turn, layer = divmod(self._calls, len(self._layers))
-        self._calls += 1
-        mask = None if dense else self._masks[layer][turn % _TURNS][None]
+    def measure_passes(self, seconds: float, backend: Backend, *, dense: bool) -> list[float]:
+        """The same of :data:`RUNS` runs, whose passes over all layers are one program each: where a call is a
+        long way."""
+        stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
+        batch = _one_row()
+        layers = range(len(self._layers))
+        masks: list[tuple[int, Buffer | None]] = [(layer, None) for layer in layers]
+        if not dense:
+            turns = [(layer, turn) for turn in range(_TURNS) for layer in layers]
+            masks = [(layer, _uploaded(backend, self._masks[layer][turn][None])) for layer, turn in turns]
+
+        def read_all() -> None:
+            for layer, mask in masks:
+                self._read(backend, layer, batch, stats, mask)
+
+        program = backend.record(read_all)
+        program.run()  # the first time takes longer
+        read = self._bytes_read(backend, stats)
+        return [read / _seconds_of_a_run(program, seconds / RUNS) / 1e9 for _ in range(RUNS)]
+
+    def _read(self, backend: Backend, layer: int, batch: Batch, stats: FFNStats, mask: Buffer | None) -> None:
         weights = self._layers[layer]
-        backend.ffn(self._x, weights, batch, self._out, skip=not dense, mask=mask, stats=stats)
+        backend.ffn(self._x, weights, batch, self._out, skip=mask is not None, mask=mask, stats=stats)
+
+    def _bytes_read(self, backend: Backend, stats: FFNStats) -> float:
+        return float(backend.read(stats.counts)[0, :3] @ self._layers[0].row_bytes[:3])
 
 
-def _layer(backend: CPUBackend, plan: ProbePlan, width: int) -> FFNWeights:
+def _seconds_of_a_run(program: Program, seconds: float) -> float:
+    """The mean of runs until ``seconds`` are over."""
+    start = time.perf_counter()
+    runs, elapsed = 0, 0.0
+    while elapsed <= seconds:
+        program.run()
+        runs += 1
+        elapsed = time.perf_counter() - start
+    return elapsed / runs
+
+
+def _one_row() -> Batch:
+    batch = Batch(BatchLimits(1, 1, 1, 1))
+    batch.counts[:] = 1, 1, 0, 1
+    return batch
+
+
+def _uploaded(backend: Backend, mask: Masks) -> Buffer:
+    buffer = backend.zeros(mask.shape, mask.dtype)
+    backend.write(buffer, mask)
+    return buffer
+
+
+def _layer(backend: Backend, plan: ProbePlan, width: int) -> FFNWeights:
     """All weights are 0: through the biases gates fire and down rows are added."""
     rows = Tensor(plan.type, (width, plan.dim), np.zeros((width, plan.row_bytes), np.uint8))
     ones = np.ones(width, np.float32)
@@ -188,3 +240,30 @@ def _bandwidth(access: _Access, backend: CPUBackend, seconds: float) -> Bandwidt
         least_gb_s=speeds[0],
         most_gb_s=speeds[-1],
     )
+
+
+@dataclass(frozen=True)
+class GPUSpeed:
+    """What was measured on a GPU: medians of :data:`RUNS` runs; GB/s are 10^9 bytes."""
+
+    stream_gb_s: float  #: of an FFN of Q4_0 that is read whole
+    rows_gb_s: float  #: of one of which a tenth of the neurons is read
+    layer_s: float  #: of a layer that is too small to take any time: see :data:`_OF_A_LAYER`
+    link: LinkSpeed
+
+
+def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: Callable[[int, int], None]) -> GPUSpeed:
+    """From ``nbytes`` of the device's memory, in ``seconds`` of reading. GPUError: it cannot be used."""
+    backend = open_gpu(gpu, None)
+    probe = NeuronProbe(backend, ProbePlan.of(*SHAPES[0], nbytes))
+
+    stream = statistics.median(probe.measure_passes(seconds / 2, backend, dense=True))
+    advance(1, 3)
+    rows = statistics.median(probe.measure_passes(seconds / 2, backend, dense=False))
+    advance(2, 3)
+    small = ProbePlan(block_type("Q4_0"), 256, (_WORD,) * 32)  # reading it takes next to no time
+    speeds = NeuronProbe(backend, small).measure_passes(seconds / 10, backend, dense=True)
+    ffn_s = small.nbytes / 1e9 / statistics.median(speeds) / len(small.widths)
+    link = backend.link_speed(min(nbytes, _LINK_BYTES), RUNS)
+    advance(3, 3)
+    return GPUSpeed(stream, rows, _OF_A_LAYER * ffn_s, link)

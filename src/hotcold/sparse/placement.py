@@ -17,6 +17,10 @@ from hotcold.sparse.sizes import Sizes
 
 INDEX_BYTES = 4  #: on the GPU, of a hot neuron's number
 
+#: Of the bill's rows, and those of them that a file has.
+KINDS = ("attention", "kv", "predictor", "neurons", "head", "embedding", "buffers")
+WEIGHTS = ("attention", "predictor", "neurons", "head")
+
 _KEY = "hotcold.placement."
 _INDEX = "generic.gpu_index"  # ``general.architecture`` of a .gpuidx
 _I32 = next(type for type in GGML_TYPES.values() if type.name == "I32")
@@ -32,6 +36,16 @@ class Placement:
     layers: range  #: whose attention, keys and values, and predictors it has
     head: bool
 
+    @property
+    def hot_share(self) -> float:
+        """Of all neurons."""
+        return float(np.concatenate(self.hot).mean())
+
+    def share_of(self, firing: Sequence[npt.NDArray[Any]]) -> float:
+        """What part of the firings hot neurons have; ``firing`` as in a profile, per layer ``[N]``."""
+        hot = sum(float(each[mask].sum()) for each, mask in zip(firing, self.hot, strict=True))
+        return hot / sum(float(each.sum()) for each in firing)
+
     def bill(self, sizes: Sizes) -> list[dict[str, Any]]:
         """Where every byte goes: ``kind``, ``layer`` or None, ``gpu_bytes``, ``cpu_bytes``; ``hot_share``."""
         rows: list[dict[str, Any]] = []
@@ -40,17 +54,22 @@ class Placement:
             rows.append({"kind": kind, "layer": layer, "gpu_bytes": gpu, "cpu_bytes": cpu, **more})
 
         for i, mask in enumerate(self.hot):
-            on_gpu = i in self.layers
+            has = i in self.layers
             for kind in ("attention", "kv", "predictor"):
                 nbytes = int(getattr(sizes, kind)[i])
-                add(kind, i, nbytes * on_gpu, nbytes * (not on_gpu))
+                add(kind, i, nbytes * has, nbytes * (not has))
             hot, nbytes = int(mask.sum()), int(sizes.neuron_bytes[i])
             gpu, cpu = hot * (nbytes + INDEX_BYTES), (len(mask) - hot) * nbytes
             add("neurons", i, gpu, cpu, hot_share=hot / len(mask))
         add("head", None, sizes.head * self.head, sizes.head * (not self.head))
         # A tied head that is on the CPU is the embedding table.
         add("embedding", None, 0, sizes.embedding * (self.head or not sizes.tied))
-        add("buffers", None, sizes.buffers * bool(self.head or self.layers), sizes.buffers)
+        on_gpu = sizes.gpu_layer * len(self.layers)
+        if self.head or self.layers:
+            on_gpu += sizes.gpu_step(
+                max((int(self.hot[i].sum()) for i in self.layers), default=None), self.head
+            )
+        add("buffers", None, on_gpu, sizes.buffers)
         return rows
 
     def gpu_bytes(self, sizes: Sizes, kind: str = "") -> int:

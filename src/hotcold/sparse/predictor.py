@@ -132,10 +132,11 @@ def _check_layer(parts: Sequence[TensorInfo], dim: int, neurons: int) -> None:
 def read_predictor(file: GGUFFile, config: Config, layer: int) -> PredictorTensors:
     """One layer's predictor, after :func:`check_predictors`; PredictorError if a weight is not finite."""
     first, second, *own = (_finite(file.load(name), name) for name in _names(file, layer))
+    experts, chosen = (config.experts.count, config.experts.chosen) if config.experts else (1, 1)
+    relu, threshold = True, np.full(config.neurons[layer], _threshold(file), np.float32)
     if own:
-        return PredictorTensors(first, second, own[0].dequantise(), bool(file.metadata[_KEY + "relu"]))
-    threshold = np.full(config.neurons[layer], _threshold(file), np.float32)
-    return PredictorTensors(first, second, threshold, relu=True)
+        relu, threshold = bool(file.metadata[_KEY + "relu"]), own[0].dequantise()
+    return PredictorTensors(first, second, threshold, relu, experts=experts, chosen=chosen)
 
 
 def write_sidecar(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.torch_zip import read_vector
-from hotcold.kernels.backend import Backend
+from hotcold.kernels.backend import Backend, Chosen, equal_ends, mask_bits, mask_words
 from hotcold.sparse.sidecar import SidecarError
 
 Doubles = npt.NDArray[np.float64]
@@ -22,12 +22,18 @@ _ONES = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshap
 
 
 class Firings:
-    """Counts masks of all layers side by side; of the masks themselves it keeps the last 63 tokens'."""
+    """Counts masks of all layers side by side; of the masks themselves it keeps the last 63 tokens'. Of
+    layers of experts it also counts how often each is chosen."""
 
-    def __init__(self, neurons: Sequence[int]) -> None:
-        words = -(-np.array(neurons) // 64)
+    def __init__(self, neurons: Sequence[int], experts: int = 1) -> None:
+        ends = [equal_ends(n, experts) for n in neurons]
+        words = np.array([mask_words(each)[-1] for each in ends])
         self.tokens = 0
         self._neurons = neurons
+        self._words = words
+        self._bits = [mask_bits(each) for each in ends]
+        self._chosen: list[tuple[Backend, Chosen]] = []
+        self._routed = np.zeros((len(neurons), experts), np.int64)
         self._start = words.cumsum() - words  # each layer's first word
         self._counts = np.zeros(64 * words.sum(), np.int64)  # by bit of all words
         self._run = np.zeros((0, words.sum()), np.uint64)  # the last tokens' masks
@@ -38,14 +44,20 @@ class Firings:
 
     def watch(self, backend: Backend, ffns: list[Any], rows: int) -> list[Any]:
         """Gives each :class:`HybridFFN` a mask for ``rows`` rows, which :meth:`step` then reads."""
-        for ffn, n in zip(ffns, self._neurons, strict=True):
-            ffn.fired = backend.zeros((rows, -(-n // 64)), np.uint64)
+        for ffn, words in zip(ffns, self._words.tolist(), strict=True):
+            ffn.fired = backend.zeros((rows, words), np.uint64)
         self._backend = backend
         self._masks = [ffn.fired for ffn in ffns]
         return ffns
 
+    def watch_routers(self, chosen: Sequence[tuple[Backend, Chosen]]) -> None:
+        """What the rows of each layer choose, which :meth:`step` then reads."""
+        self._chosen = [*chosen]
+
     def step(self, rows: int) -> None:
         self.add(np.hstack([self._backend.read(mask, 0, rows) for mask in self._masks]))
+        for counts, (backend, chosen) in zip(self._routed, self._chosen, strict=bool(self._chosen)):
+            counts += np.bincount(backend.read(chosen.ids, 0, rows).ravel(), minlength=len(counts))
 
     def restart(self) -> None:
         """What follows does not continue the text."""
@@ -73,7 +85,12 @@ class Firings:
     def firing(self) -> list[Doubles]:
         """By layer, ``[N]``: the share of tokens for which each neuron fired."""
         starts = (64 * self._start).tolist()
-        return [self._counts[at : at + n] / self.tokens for at, n in zip(starts, self._neurons, strict=True)]
+        return [self._counts[at + bits] / self.tokens for at, bits in zip(starts, self._bits, strict=True)]
+
+    @property
+    def routing(self) -> list[Doubles] | None:
+        """By layer, ``[E]``: the share of tokens that chose each expert; None without experts."""
+        return [counts / self.tokens for counts in self._routed] if self._chosen else None
 
     def figures(self) -> dict[str, list[float]]:
         """By layer: ``overlap``, the share of a token's neurons that fired for the last one too; ``union_2``

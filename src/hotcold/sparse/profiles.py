@@ -1,7 +1,7 @@
 """How often each neuron of a model fires: profiles, their files (docs/formats.md), and assumed ones."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,15 @@ _ASSUMED_SOURCE = "10 % fire, 26 % of them 80 % of all (assumed)"
 class Profile:
     firing: Sequence[npt.NDArray[Any]]  #: per layer ``[N]``: share of tokens for which each neuron fires
     source: str
+    #: per layer ``[E]``: share of tokens that choose each expert; None: nobody counted
+    routing: Sequence[npt.NDArray[Any]] | None = field(default=None, kw_only=True)
+
+    def routed(self, sizes: Sizes, layer: int) -> npt.NDArray[Any]:
+        """Share of tokens for which a router leaves each of a layer's neurons, ``[N]``."""
+        n = int(sizes.neurons[layer])
+        if self.routing is None:
+            return np.full(n, sizes.expert_share)
+        return np.repeat(self.routing[layer], n // sizes.experts)
 
 
 def find_profile(sizes: Sizes, path: Path | None, model: Path | None) -> Profile:
@@ -36,7 +45,9 @@ def find_profile(sizes: Sizes, path: Path | None, model: Path | None) -> Profile
     if path is not None:
         return read_profile(path, sizes)
     if sizes.always_read == 1:
-        return Profile([np.ones(n) for n in sizes.neurons], "no zeros: all neurons")
+        of_experts = "" if sizes.experts == 1 else " of an expert, which are chosen alike (assumed)"
+        firing = [np.full(n, sizes.expert_share) for n in sizes.neurons]
+        return Profile(firing, f"no zeros: all neurons{of_experts}")
     return power_law_profile(sizes, _ASSUMED, _ASSUMED_SOURCE)
 
 
@@ -44,8 +55,8 @@ def power_law_profile(sizes: Sizes, shape: Shape, source: str = "") -> Profile:
     """The shape's power law in every layer and expert; ``source``, if given, in place of the shape's."""
     firing = []
     for n in sizes.neurons.tolist():
-        of_an_expert = power_law(n // shape.experts, shape.scale, shape.exponent)
-        firing.append(np.tile(sizes.expert_share * of_an_expert, shape.experts))
+        of_an_expert = power_law(n // sizes.experts, shape.scale, shape.exponent)
+        firing.append(np.tile(sizes.expert_share * of_an_expert, sizes.experts))
     return Profile(firing, f"a power law in every layer; {source or shape.source}")
 
 
@@ -57,7 +68,11 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
         firing = [read_numbers(file, f"blk.{i}.profile", n) for i, n in enumerate(neurons)]
         if not any(each.any() for each in firing):
             raise SidecarError("no neuron fires in it: make another")
-        return Profile(firing, printable(f"{path.name}: {file.metadata.get(f'{_KEY}source')}"))
+        routing = None
+        if sizes.experts > 1 and "blk.0.routing" in file.tensors:
+            routing = [read_numbers(file, f"blk.{i}.routing", sizes.experts) for i in range(len(neurons))]
+        source = printable(f"{path.name}: {file.metadata.get(f'{_KEY}source')}")
+        return Profile(firing, source, routing=routing)
 
 
 def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:
@@ -65,4 +80,5 @@ def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> Non
     metadata = {"general.type": "profile", f"{_KEY}source": profile.source}
     metadata |= {_KEY + name: value for name, value in facts.items()}
     tensors = {f"blk.{i}.profile": quantise(each, "F16") for i, each in enumerate(profile.firing)}
+    tensors |= {f"blk.{i}.routing": quantise(each, "F16") for i, each in enumerate(profile.routing or ())}
     write_gguf(path, metadata, tensors)

@@ -6,6 +6,7 @@ figure 5) and 2406.05955 publish it. The power law ``min(1, scale * rank ** -exp
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +18,8 @@ from hotcold.formats.blocks import BLOCK_TYPES, BlockType, block_type
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
 from hotcold.model.config import Config
-from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.model.kv_cache import KVCache
+from hotcold.model.step_memory import GPU_LAYER_BYTES, GPUStep, buffer_bytes, scratch_bytes
 from hotcold.model.weights import check_tensors
 from hotcold.sparse.predictor import check_predictors, predictor_names
 
@@ -25,8 +27,9 @@ Ints = npt.NDArray[np.int64]
 
 _CHUNK = 128  # prompt rows that the buffers of a step hold, if nobody says otherwise
 
-#: Of a layer's tensors; all others are attention.
-_FFN_TENSOR = re.compile(r"ffn_(gate|up)\.|ffn_down(_t)?\.weight")
+#: Of a layer's tensors; all others, routers and shared experts among them, are attention.
+_FFN_TENSOR = re.compile(r"ffn_(gate|up)(_exps)?\.|ffn_down(_t)?\.weight|ffn_down_exps\.")
+_FIRST = re.compile(r"predictor\.first|fc1\.")
 _PREDICTOR_TENSOR = re.compile(r"predictor\.|fc[12]\.")
 
 
@@ -106,13 +109,23 @@ class Sizes:
     head: int  #: with the norm before it
     embedding: int
     tied: bool  #: head and embedding are one tensor
-    buffers: int  #: of a step, on each device with a part in it
-    block_neurons: int = 1  #: neurons with down weights in one block: in many files blocks lie along neurons
+    buffers: int  #: of a step, on the CPU
+    #: of a step, on a GPU: by the most hot neurons of one of its layers, None without any, and whether it
+    #: has the head
+    gpu_step: Callable[[int | None, bool], int]
+    gpu_layer: int = 0  #: what a layer takes on a GPU beyond its weights, keys and values
+    block_neurons: int = 1  #: that cannot be placed apart: in many files blocks of down lie along neurons
+    experts: int = 1  #: of a layer, whose neurons lie one expert after another
 
     @property
     def dense(self) -> Ints:
         """What a layer reads for each token, all of it on one side."""
         return self.attention + self.kv + self.predictor
+
+    @property
+    def gpu_dense(self) -> Ints:
+        """What a layer takes of a GPU without any hot neuron."""
+        return self.dense + self.gpu_layer
 
 
 def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Sizes:
@@ -138,6 +151,8 @@ def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Size
         embedding=table,
         tied=False,
         buffers=_published_buffer_bytes(shape),
+        gpu_step=lambda hot, head: _published_buffer_bytes(shape),
+        experts=shape.experts,
     )
 
 
@@ -149,40 +164,56 @@ def sizes_of_file(
     *,
     predictors: Path | None = None,
     chunk: int = _CHUNK,
+    sequences: int = 1,
+    positions: int | None = None,
+    sessions: int = 1,
+    gpu: bool = True,
 ) -> Sizes:
     """Of a model as it will run: with the predictors in a file, the model's own or a sidecar, or without any.
-    ``chunk`` is the most prompt rows of a step. Errors as in loading."""
+    ``chunk`` is the most prompt rows of a step, ``context`` the most positions of each of so many sequences,
+    and ``positions`` those of the KV cache, None as many as they have together; each of so many sessions has
+    one.
+    Without ``gpu`` another backend plays its part, whose steps take what they take on the CPU. Errors as in
+    loading."""
+    KVCache.page_bytes(config, cache)  # ModelError: the type's blocks do not fit the model's heads
     powerinfer = predictor_names(file)
     check_tensors(file, config, powerinfer)
     fingerprint = file.fingerprint()
     tensors = {name: info.nbytes for name, info in file.tensors.items() if name not in powerinfer}
-    always_read = 1.0
+    always_read, rank = 1.0, 0
     if config.activation in SPARSE_ACTIVATIONS:
         always_read = 1 / (2 + config.gated)  # gates, or ups where there are none
         if predictors is not None:
             with open_gguf(predictors) as beside:
                 check_predictors(beside, config, fingerprint)
                 tensors |= {name: info.nbytes for name, info in beside.tensors.items()}
+                rank = max(info.shape[0] for name, info in beside.tensors.items() if _FIRST.search(name))
             always_read = 0.0
     layers = _LayerBytes.of(tensors, config.layers)
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
     neurons = np.array(config.neurons, np.int64)
+    limits = BatchLimits(DECODE_ROWS + chunk, sequences, -(-context // PAGE), max(DECODE_ROWS, sequences))
+    buffers = buffer_bytes(config, limits, split=True) + scratch_bytes(config, limits)
+    gpu_step = GPUStep(config, limits, _ffn_types(file), rank)
     return Sizes(
         name=file.path.stem,
         fingerprint=fingerprint,
         always_read=always_read,
-        expert_share=1.0,
+        expert_share=1.0 if config.experts is None else config.experts.chosen / config.experts.count,
         dim=config.dim,
         attention=layers.attention,
-        kv=_kv_bytes(config, context, cache),
+        kv=sessions * _kv_bytes(config, positions or sequences * limits.pages_per_sequence * PAGE, cache),
         predictor=layers.predictor,
         neuron_bytes=-(-layers.ffn // neurons),
         neurons=neurons,
         head=layers.outside - (0 if tied else embedding),
         embedding=embedding,
         tied=tied,
-        buffers=_buffer_bytes(config, chunk, context),
+        buffers=buffers,
+        gpu_step=lambda hot, head: sessions * (gpu_step.nbytes(hot, head) if gpu else buffers),
+        gpu_layer=GPU_LAYER_BYTES if gpu else 0,
         block_neurons=_block_neurons(file, config),
+        experts=1 if config.experts is None else config.experts.count,
     )
 
 
@@ -215,23 +246,40 @@ class _LayerBytes:
         return cls(attention, predictor, ffn, outside)
 
 
+def _ffn_types(file: GGUFFile) -> tuple[BlockType, BlockType, BlockType]:
+    """Of the first layer's gate, up and down."""
+    found = {}
+    for name, info in file.tensors.items():
+        if match := re.match(r"blk\.0\.ffn_(gate|up|down)(_t|_exps)?\.weight", name):
+            found[match[1]] = block_type(info.type)
+    return found.get("gate", found["up"]), found["up"], found["down"]
+
+
 def _block_neurons(file: GGUFFile, config: Config) -> int:
     if config.down_layout != "by_output":
         return 1
+    if config.experts is not None:
+        return config.experts.neurons  # an expert is on one side, whole
     downs = [info for name, info in file.tensors.items() if name.endswith(".ffn_down.weight")]
     return max((block_type(info.type).weights for info in downs), default=1)
 
 
-def _kv_bytes(dims: Dimensions, context: int, cache: str) -> Ints:
+def placed_by(config: Config) -> str:
+    """What of a model a placement on two devices may divide, and why no less."""
+    if config.experts is None and config.activation in SPARSE_ACTIVATIONS:
+        return "neurons"
+    zeros = "" if config.activation in SPARSE_ACTIVATIONS else f": {config.activation} gives no zeros"
+    if config.experts is None:
+        return "layers" + zeros
+    if config.down_layout == "by_neuron":
+        return "experts" + zeros if zeros else "neurons inside experts"
+    return "experts" + (zeros or ": their down lies by output")
+
+
+def _kv_bytes(dims: Dimensions, positions: int, cache: str) -> Ints:
     """Of whole pages, by layer."""
     row = 2 * dims.kv_heads * BLOCK_TYPES[cache.upper()].row_bytes(dims.head_dim)
-    return np.full(dims.layers, -(-context // PAGE) * PAGE * row)
-
-
-def _buffer_bytes(config: Config, chunk: int, context: int) -> int:
-    """As loading counts them."""
-    limits = BatchLimits(DECODE_ROWS + chunk, 1, -(-context // PAGE), DECODE_ROWS)
-    return buffer_bytes(config, limits, split=True) + scratch_bytes(config, limits)
+    return np.full(dims.layers, -(-positions // PAGE) * PAGE * row)
 
 
 def _published_buffer_bytes(shape: Shape) -> int:

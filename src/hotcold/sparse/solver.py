@@ -37,7 +37,7 @@ class _Groups:
         """Neurons whose down weights share a block stay together."""
         sums = np.add.reduceat(firing, np.arange(0, len(firing), block_neurons))
         by_block = np.repeat(sums, block_neurons)[: len(firing)]
-        starts = np.arange(0, len(firing), max(GROUP, block_neurons))
+        starts = np.arange(0, len(firing), -(-GROUP // block_neurons) * block_neurons)
         return cls(np.argsort(-by_block, kind="stable"), np.append(starts, len(firing)))
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class _Tables:
             seconds = costs.gpu.dense[i] + costs.handshake + np.maximum(hot, cold)
             useful = int(seconds[:-1].argmin()) + 1
             split_seconds[i, :useful] = seconds[:useful]
-            nbytes = sizes.dense[i] + each.edges * float(sizes.neuron_bytes[i] + INDEX_BYTES)
+            nbytes = sizes.gpu_dense[i] + each.edges * float(sizes.neuron_bytes[i] + INDEX_BYTES)
             split_bytes[i, : len(nbytes)] = nbytes
             whole_bytes[i] = nbytes[-1]
             whole_seconds[i] = costs.gpu.dense[i] + hot[-1]
@@ -189,12 +189,18 @@ class Solver:
 
         on_cpu = self._costs.cpu.layers
         outside = on_cpu.sum() - inside(on_cpu) + self._costs.ends(start, stop, head)
-        room = budget - self._sizes.head * head - self._sizes.buffers * ((stop > start) | head)
+        room = budget - self._sizes.head * head - self._step_bytes(stop > start, head)
         least = inside(np.minimum(self._split_bound, self._whole_bound))
         bound = outside + (least - np.outer(room, self._price)).max(1)
-        fits = inside(self._sizes.dense) <= room
+        fits = inside(self._sizes.gpu_dense) <= room
         columns = _Runs(bound, start, stop, np.full(len(stop), head), outside, room)
         return _Runs(*(column[fits] for column in columns))
+
+    def _step_bytes(self, layers: Array, head: bool) -> Array:
+        """Of a step on the GPU, by whether it has layers: as if all neurons of one were hot."""
+        most = max(map(int, self._sizes.neurons))
+        alone = self._sizes.gpu_step(None, True) if head else 0
+        return np.where(layers, self._sizes.gpu_step(most, head), alone)
 
     def _bounds(self, layers: Array, run: _Run) -> Array:
         """Seconds of a token that no placement can beat in which the first 0, 1, 2, ... of ``layers``, which

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Self
 
 import numpy as np
@@ -20,7 +21,7 @@ from hotcold.kernels.backend import (
     PredictorWeights,
 )
 from hotcold.model.devices import Devices
-from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN, SplitWeights
+from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN, SplitPredictor, SplitWeights
 from hotcold.sparse.placement import Placement
 
 Bools = npt.NDArray[np.bool_]
@@ -31,33 +32,58 @@ ANSWER_TIMEOUT_S = 30.0
 
 def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
     """The neurons of a mask ``[N]``, in ascending order, in the file's own blocks; without the bias of down.
-    ``ValueError``: neurons whose down weights share blocks are not all on one side."""
+    ``UserError``: neurons whose down weights share blocks, or by output an expert's, are not all on one side.
+    """
     index = np.flatnonzero(chosen)
 
     def vector(values: Floats | None) -> Floats | None:
         return None if values is None else values[index]
 
-    by_neuron = tensors.down_layout == "by_neuron"
     return replace(
         tensors,
         gate=None if tensors.gate is None else tensors.gate.take_rows(index),
         up=tensors.up.take_rows(index),
-        down=tensors.down.take_rows(index) if by_neuron else _columns(tensors.down, chosen),
+        down=_down(tensors, chosen),
         gate_bias=vector(tensors.gate_bias),
         up_bias=vector(tensors.up_bias),
         down_bias=None,
+        expert_ends=_ends(tensors, chosen) if tensors.experts > 1 else None,
     )
+
+
+def _ends(tensors: FFNTensors | PredictorTensors, chosen: Bools) -> tuple[int, ...]:
+    """Where the neurons of a mask that are each expert's end."""
+    return tuple(int(n) for n in np.append(0, np.cumsum(chosen))[list(tensors.ends)])
+
+
+def take_scores(tensors: PredictorTensors, chosen: Bools) -> PredictorTensors:
+    """The scores of some neurons, of experts."""
+    index = np.flatnonzero(chosen)
+    second, ends = tensors.second.take_rows(index), _ends(tensors, chosen)
+    return replace(tensors, second=second, threshold=tensors.threshold[index], expert_ends=ends)
 
 
 def split_predictor(tensors: PredictorTensors, hot: Bools) -> PredictorTensors:
     """The same scores, those of hot neurons first, then, from a whole word of the mask on, the cold ones'.
-    What fills up the word has a threshold that no score reaches."""
+    What fills up the word has a threshold that no score reaches. Not for experts."""
     filler = np.full(-int(hot.sum()) % 64, -1)
     order = np.concatenate([np.flatnonzero(hot), filler, np.flatnonzero(~hot)])
     second = tensors.second.take_rows(order)
     second.data[order < 0] = 0
     threshold = np.where(order < 0, np.float32(np.inf), tensors.threshold[order])
     return PredictorTensors(tensors.first, second, threshold, tensors.relu)
+
+
+def _down(tensors: FFNTensors, chosen: Bools) -> AnyTensor:
+    if tensors.down_layout == "by_neuron":
+        return tensors.down.take_rows(np.flatnonzero(chosen))
+    if tensors.experts == 1:
+        return _columns(tensors.down, chosen)
+    of_experts = chosen.reshape(tensors.experts, -1)
+    if (of_experts != of_experts[:, :1]).any():
+        seen = "the placement divides an expert, whose down weights lie by output"
+        raise UserError(f"{seen}: make it with this version's hotcold plan")
+    return tensors.down.take_rows(np.flatnonzero(np.repeat(of_experts[:, 0], tensors.up.shape[1])))
 
 
 def _columns(tensor: AnyTensor, chosen: Bools) -> AnyTensor:
@@ -80,6 +106,11 @@ class SplitDevices(Devices):
         layers = tuple(hot if i in placement.layers else cold for i in range(len(placement.hot)))
         return cls(cold, layers, hot if placement.head else cold, placement.hot, hot=hot)
 
+    @property
+    def identity(self) -> str:
+        masks = sha256(b"".join(np.packbits(mask).tobytes() for mask in self.masks)).hexdigest()
+        return f"{super().identity},{masks}"
+
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         if not self._is_split(layer):
             return super().ffn_weights(layer, tensors)
@@ -93,9 +124,18 @@ class SplitDevices(Devices):
         return SplitWeights(hot, cold)
 
     def predictor_weights(self, layer: int, tensors: PredictorTensors) -> PredictorWeights:
-        if self._is_split(layer):
-            tensors = split_predictor(tensors, self.masks[layer])
-        return super().predictor_weights(layer, tensors)
+        mask = self.masks[layer]
+        if not self._is_split(layer):
+            return super().predictor_weights(layer, tensors)
+        if tensors.experts == 1:
+            return super().predictor_weights(layer, split_predictor(tensors, mask))
+        if not mask.any():
+            return super().predictor_weights(layer, tensors)
+        hot, cold = (
+            super(SplitDevices, self).predictor_weights(layer, take_scores(tensors, each))
+            for each in (mask, ~mask)
+        )
+        return SplitPredictor(hot, cold)
 
     def _is_split(self, layer: int) -> bool:
         return self.layers[layer] is self.hot and not self.masks[layer].all()
@@ -105,12 +145,19 @@ class ColdSide:
     """The cold halves of split layers, which a thread of its own computes when they are posted."""
 
     def __init__(
-        self, cold: Backend, hot: Backend, ffns: Sequence[HybridFFN], limits: BatchLimits, dim: int
+        self,
+        cold: Backend,
+        hot: Backend,
+        ffns: Sequence[HybridFFN],
+        limits: BatchLimits,
+        dim: int,
+        chosen: int = 0,
     ) -> None:
+        """``chosen``: experts of each row, 0 where there are none."""
         split = {i: ffn for i, ffn in enumerate(ffns) if isinstance(ffn, SplitFFN)}
         self.link = hot.link(ANSWER_TIMEOUT_S)
         words = {layer: ffn.cold_words for layer, ffn in split.items()}
-        boxes = hot.mailboxes(self.link, limits, dim, words)
+        boxes = hot.mailboxes(self.link, limits, dim, words, chosen)
         programs = [(layer, ffn.connect(cold, boxes[layer])) for layer, ffn in split.items()]
         # As a daemon, it does not keep a process that forgot to close from ending.
         serving = (self.link, programs)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hotcold.kernels.backend import Backend
 
 if TYPE_CHECKING:
-    from hotcold.kernels._cpu import Link
+    from hotcold.kernels._native import Link
 
 SIDES = ("hot", "cold")
 #: What a link records, in the order of csrc/link.h, and then what :meth:`Timeline.stage` adds.

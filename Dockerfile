@@ -1,0 +1,37 @@
+# A server in a container; docs/deploy.md says how it is started. What it needs beyond this file is a model.
+#
+#     docker build -t hotcold .
+#     docker run -p 127.0.0.1:8080:8080 -v hotcold-models:/models -e HOTCOLD_API_KEY=... hotcold
+
+FROM python:3.12-slim-bookworm AS build
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /build
+COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
+COPY csrc csrc
+COPY src src
+# cmake and ninja come as wheels; every instruction set is compiled, and chosen when it runs.
+RUN pip wheel --no-cache-dir --wheel-dir /wheels '.[serve]'
+
+FROM python:3.12-slim-bookworm
+# libvulkan1 finds a GPU's driver where the container is given one.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libvulkan1 \
+    && rm -rf /var/lib/apt/lists/*
+RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
+    pip install --no-cache-dir --no-index --find-links /wheels 'hotcold[serve]'
+RUN useradd --uid 10001 --home-dir /models --create-home --shell /usr/sbin/nologin hotcold
+USER 10001
+# Downloaded models (-m hf:...) are kept here: give it a volume.
+ENV HOTCOLD_CACHE=/models PYTHONDONTWRITEBYTECODE=1
+VOLUME /models
+WORKDIR /models
+EXPOSE 8080
+# /health needs no key. It says 503 while the model loads, which may take minutes and a download first.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/health', timeout=4)"]
+# SIGTERM, which `docker stop` sends, lets running requests finish: give it more time than --drain.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["hotcold"]
+CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]

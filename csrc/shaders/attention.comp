@@ -1,0 +1,252 @@
+// Attention of rows to one split of 256 positions, for the query heads that share a kv head: what
+// attention_merge.comp merges. A group works on up to 4 queries at a time, the components of its vectors:
+// heads of one row, or of ROWS neighbouring rows of one sequence. An invocation is a position where scores
+// are summed, and two values of an output in a quarter of the split where values are.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "activation.glsl"
+#include "batch.glsl"
+#include "cache.glsl"
+#include "half.glsl"
+
+layout(local_size_x = 256) in;
+layout(constant_id = 2) const uint ROWS = 1;
+layout(constant_id = 3) const uint HEADS = 4;  // of a row that are worked on together: ROWS * HEADS <= 4
+layout(constant_id = 4) const uint SOFTCAP = 0;
+layout(std430, binding = 1) readonly buffer Q { float q[]; };
+layout(std430, binding = 2) readonly buffer KCache { uint k_cache[]; };
+layout(std430, binding = 2) readonly buffer KCache4 { uvec4 k_cache4[]; };
+layout(std430, binding = 3) readonly buffer VCache { uint v_cache[]; };
+// [row, head, split, HEAD_DIM + 2]: sums of values, the largest score, the sum of exponentials
+layout(std430, binding = 4) writeonly buffer Partials { float partials[]; };
+layout(push_constant) uniform Push {
+    uint first_row, end_row;  // of this pass
+    uint heads, kv_heads, most_splits, window;  // window 0: none
+    float scale, softcap;
+};
+
+const uint SPLIT = 256, QUARTER = 64, PAIRS = (HEAD_DIM + 1) / 2;
+
+shared vec4 queries[HEAD_DIM];
+shared vec4 weights[SPLIT];
+shared vec4 folded[SPLIT];
+shared vec4 parts[2][SPLIT];
+shared uint rows[SPLIT];  // of the caches
+
+// A value of the caches by its 16-bit place, and by its row.
+uint half_at(bool keys, uint at) {
+    return (keys ? k_cache[at / 2] : v_cache[at / 2]) >> (at & 1) * 16 & 0xffffu;
+}
+
+float block_scale(bool keys, uint row, uint block) {
+    return CACHE == CACHE_Q8_0 ? half_value(half_at(keys, 17 * (row * (HEAD_DIM / 32) + block))) : 1.0;
+}
+
+// Values 2 pair and 2 pair + 1 of a row; of a width that is odd the last pair has no second one.
+vec2 pair_at(bool keys, uint row, uint pair, float scale) {
+    if (CACHE == CACHE_Q8_0) {
+        const uint codes = half_at(keys, 17 * (row * (HEAD_DIM / 32) + pair / 16) + 1 + pair % 16);
+        const int first = int(codes << 24) >> 24, second = int(codes << 16) >> 24;
+        precise vec2 values = vec2(first, second) * scale;
+        return values;
+    }
+    const uint at = row * HEAD_DIM + 2 * pair, next = 2 * pair + 1 < HEAD_DIM ? at + 1 : at;
+    if (CACHE == CACHE_F32) {
+        if (keys) return uintBitsToFloat(uvec2(k_cache[at], k_cache[next]));
+        return uintBitsToFloat(uvec2(v_cache[at], v_cache[next]));
+    }
+    if (HEAD_DIM % 2 == 0) {
+        const uint word = keys ? k_cache[at / 2] : v_cache[at / 2];
+        return vec2(half_value(word & 0xffffu), half_value(word >> 16));
+    }
+    return vec2(half_value(half_at(keys, at)), half_value(half_at(keys, next)));
+}
+
+vec2 halves_of(uint word) { return vec2(half_value(word & 0xffffu), half_value(word >> 16)); }
+
+// Four signed bytes.
+vec4 codes_of(uint word) { return vec4(ivec4(word << 24, word << 16, word << 8, word) >> 24); }
+
+// Values 8 octet to 8 octet + 7 of a row of keys whose width is a multiple of 8. Each invocation reads a row
+// of its own: the more it takes at once, the less often a line of the device's cache is asked for.
+void eight_keys(uint row, uint octet, out vec4 first, out vec4 second) {
+    const uint at = row * (HEAD_DIM / 8) + octet;
+    if (CACHE == CACHE_F32) {
+        first = uintBitsToFloat(k_cache4[2 * at]);
+        second = uintBitsToFloat(k_cache4[2 * at + 1]);
+    }
+    if (CACHE == CACHE_F16) {
+        const uvec4 words = k_cache4[at];
+        first = vec4(halves_of(words.x), halves_of(words.y));
+        second = vec4(halves_of(words.z), halves_of(words.w));
+    }
+    if (CACHE == CACHE_Q8_0) {
+        const float scale = block_scale(true, row, octet / 4);
+        const uint place = 17 * (row * (HEAD_DIM / 32) + octet / 4) + 1 + octet % 4 * 4, word = place / 2;
+        uvec2 codes = uvec2(k_cache[word], k_cache[word + 1]);
+        if (place % 2 == 1) codes = codes >> 16 | uvec2(codes.y, k_cache[word + 2]) << 16;
+        precise vec4 a = codes_of(codes.x) * scale, b = codes_of(codes.y) * scale;
+        first = a;
+        second = b;
+    }
+}
+
+// Scores of the queries, plus their values d to d + 3 times those of a key.
+vec4 plus_products(vec4 score, uint d, vec4 keys) {
+    for (uint i = 0; i < 4; ++i) {
+        precise vec4 product = queries[d + i] * keys[i];
+        precise vec4 sum = score + product;
+        score = sum;
+    }
+    return score;
+}
+
+// Sums of each query's values times a key's.
+vec4 dots(uint row) {
+    vec4 score = vec4(0.0);
+    if (HEAD_DIM % 8 == 0) {
+        for (uint octet = 0; octet < HEAD_DIM / 8; ++octet) {
+            vec4 first, second;
+            eight_keys(row, octet, first, second);
+            score = plus_products(score, 8 * octet, first);
+            score = plus_products(score, 8 * octet + 4, second);
+        }
+        return score;
+    }
+    for (uint pair = 0; pair < PAIRS; ++pair) {
+        const vec2 key = pair_at(true, row, pair, 1.0);
+        precise vec4 product = queries[2 * pair] * key.x;
+        precise vec4 sum = score + product;
+        score = sum;
+        if (2 * pair + 1 < HEAD_DIM) {
+            product = queries[2 * pair + 1] * key.y;
+            sum = score + product;
+            score = sum;
+        }
+    }
+    return score;
+}
+
+vec4 exponentials(vec4 x) {
+    return vec4(exponential(x.x), exponential(x.y), exponential(x.z), exponential(x.w));
+}
+
+// Whether each query sees a position.
+bvec4 sees(uvec4 first, uvec4 end, uint i) {
+    return bvec4(uvec4(greaterThanEqual(uvec4(i), first)) & uvec4(lessThan(uvec4(i), end)));
+}
+
+// Sums, or maxima, over the group as tree.glsl has them, of four values at a time.
+vec4 fold(vec4 value, bool largest) {
+    const uint i = gl_LocalInvocationIndex;
+    folded[i] = value;
+    barrier();
+    for (uint apart = SPLIT / 2; apart > 0; apart /= 2) {
+        if (i < apart) {
+            const vec4 a = folded[i], b = folded[i + apart];
+            precise vec4 sum = a + b;
+            folded[i] = largest ? mix(a, b, greaterThan(b, a)) : sum;
+        }
+        barrier();
+    }
+    const vec4 all = folded[0];
+    barrier();
+    return all;
+}
+
+uint first_seen(uint row) {
+    const uint length = of_row(POSITIONS, row) + 1;
+    return window != 0 && length > window ? length - window : 0;
+}
+
+// Sums of weights and values by quarters of the positions; a pair of the output at a time.
+void sum_values(uvec4 first, uvec4 end, uint from, uint until, uvec4 to) {
+    const uint i = gl_LocalInvocationIndex, lane = i % QUARTER, quarter = i / QUARTER * QUARTER;
+    const uint begin = max(from, quarter), stop = min(until, quarter + QUARTER);
+    for (uint pair = lane; pair - lane < PAIRS; pair += QUARTER) {
+        precise vec4 one = vec4(0.0), other = vec4(0.0);
+        for (uint j = begin; j < stop && pair < PAIRS; ++j) {
+            const vec2 v = pair_at(false, rows[j], pair, block_scale(false, rows[j], pair / 16));
+            const bvec4 seen = sees(first, end, j);
+            precise vec4 first_product = weights[j] * v.x, second_product = weights[j] * v.y;
+            precise vec4 first_sum = one + first_product, second_sum = other + second_product;
+            one = mix(one, first_sum, seen);
+            other = mix(other, second_sum, seen);
+        }
+        parts[0][i] = one;
+        parts[1][i] = other;
+        barrier();
+        if (i < 2 * QUARTER && pair < PAIRS) {  // the first two quarters: a value of the pair each
+            const uint which = i / QUARTER, value = 2 * pair + which;
+            precise vec4 sum = parts[which][lane] + parts[which][lane + QUARTER];
+            sum = sum + parts[which][lane + 2 * QUARTER];
+            sum = sum + parts[which][lane + 3 * QUARTER];
+            for (uint k = 0; k < 4; ++k)
+                if (first[k] < end[k] && value < HEAD_DIM) partials[to[k] + value] = sum[k];
+        }
+        barrier();
+    }
+}
+
+// Heads of rows [row, row + count), which see splits of one sequence from the same one on. Positions count
+// from the split's first one.
+void attend(uint row, uint count, uint head, uint split, uint number) {
+    const uint i = gl_LocalInvocationIndex, group = heads / kv_heads, kv_head = gl_WorkGroupID.y;
+    uvec4 first = uvec4(0), end = uvec4(0), query = uvec4(0), to;
+    uint from = SPLIT, until = 0;
+    for (uint k = 0; k < ROWS * HEADS; ++k) {
+        const uint of = row + k / HEADS, one = head + k % HEADS;
+        if (k / HEADS >= count || one >= group) continue;
+        query[k] = of * heads + kv_head * group + one;
+        to[k] = ((query[k] - first_row * heads) * most_splits + number) * (HEAD_DIM + 2);
+        first[k] = max(first_seen(of), split * SPLIT) - split * SPLIT;
+        end[k] = min(max(of_row(POSITIONS, of) + 1, split * SPLIT) - split * SPLIT, SPLIT);
+        if (first[k] >= end[k]) continue;
+        from = min(from, first[k]);
+        until = max(until, end[k]);
+    }
+    if (from >= until) return;
+    for (uint d = i; d < HEAD_DIM; d += SPLIT) {
+        vec4 values = vec4(0.0);
+        for (uint k = 0; k < ROWS * HEADS; ++k)
+            if (first[k] < end[k]) values[k] = q[query[k] * HEAD_DIM + d];
+        queries[d] = values;
+    }
+    if (i >= from && i < until) {
+        const uint position = split * SPLIT + i;
+        const uint at = batch[of_row(SEQUENCE, row) * PAGES_PER_SEQUENCE + batch[PAGES] + position / PAGE];
+        rows[i] = (at * kv_heads + kv_head) * PAGE + position % PAGE;
+    }
+    barrier();
+    precise vec4 score = vec4(0.0);
+    if (i >= from && i < until) {
+        score = dots(rows[i]) * scale;
+        if (SOFTCAP == 1) {
+            score = score / softcap;
+            for (uint k = 0; k < ROWS * HEADS; ++k) score[k] = hyperbolic_tangent(score[k]);
+            score = score * softcap;
+        }
+    }
+    const bvec4 seen = sees(first, end, i);
+    const vec4 largest = fold(mix(vec4(uintBitsToFloat(0xff800000u)), score, seen), true);
+    precise vec4 above = score - largest;
+    const vec4 weight = mix(vec4(0.0), exponentials(above), seen);
+    weights[i] = weight;
+    const vec4 sum = fold(weight, false);
+    if (i < 4 && first[i] < end[i]) {
+        partials[to[i] + HEAD_DIM] = largest[i];
+        partials[to[i] + HEAD_DIM + 1] = sum[i];
+    }
+    sum_values(first, end, from, until, to);
+}
+
+void main() {
+    const uint begin = first_row + gl_WorkGroupID.z * ROWS, limit = min(end_row, N_TOKENS);
+    for (uint row = begin, next; row < min(begin + ROWS, limit); row = next) {
+        const uint split = first_seen(row) / SPLIT;
+        for (next = row + 1; next < min(begin + ROWS, limit); ++next)
+            if (of_row(SEQUENCE, next) != of_row(SEQUENCE, row) || first_seen(next) / SPLIT != split) break;
+        for (uint head = 0; head < heads / kv_heads; head += HEADS)
+            attend(row, next - row, head, split + gl_WorkGroupID.x, gl_WorkGroupID.x);
+    }
+}

@@ -1,0 +1,11 @@
+// The step's numbers, binding 0 of every shader: hotcold/kernels/vulkan/recording.py lays them out.
+layout(std430, set = 0, binding = 0) readonly buffer BatchBuffer { uint batch[]; };
+
+const uint TOKENS = 5, POSITIONS = 6, SEQUENCE = 7, SLOTS = 8, PAGES = 9, LENGTHS = 10, LOGITS_ROWS = 11;
+#define N_TOKENS batch[0]
+#define N_DECODE batch[1]
+#define N_LOGITS batch[2]
+#define STEP batch[4]
+#define PAGES_PER_SEQUENCE batch[12]
+
+uint of_row(uint array, uint row) { return batch[batch[array] + row]; }

@@ -1,0 +1,108 @@
+// Dots of weight rows with the rows of a tile: gates, ups, and down by output where all of it is read.
+//
+// A workgroup takes NEURONS weight rows of a tile, and LANES invocations for each: one for every chunk of a
+// row, whose blocks it sums; the chunks' sums are added in order. Neighbours are of neighbouring rows, as in
+// gemv.comp.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "ffn.glsl"
+#include "activation.glsl"
+#include "ffn_stages.glsl"
+
+layout(local_size_x = 256) in;
+layout(constant_id = 2) const uint TYPE = 0;
+layout(constant_id = 3) const uint STAGE = GATE;
+layout(constant_id = 4) const uint LISTED = 0;  // 1, 2: rows are those of the tile's first or second list
+layout(constant_id = 5) const bool MASKED = false;
+layout(constant_id = 6) const bool SKIP = false;
+layout(constant_id = 7) const uint ACTIVATION = RELU;
+layout(constant_id = 8) const uint LANES = 32;  // no fewer than a row's chunks
+layout(std430, binding = 3) readonly buffer MaskBuffer { uint mask[]; };
+#include "ffn_lists.glsl"
+layout(std430, binding = 6) readonly buffer WeightBuffer { uint weights[]; };
+layout(std430, binding = 6) readonly buffer WeightBuffer4 { uvec4 weights4[]; };
+layout(std430, binding = 7) readonly buffer CodeBuffer { uvec4 x4[]; };
+layout(std430, binding = 7) readonly buffer FactorBuffer { uvec2 x_factors[]; };
+layout(std430, binding = 7) readonly buffer InputBuffer { float x_values[]; };
+layout(std430, binding = 7) readonly buffer InputBuffer4 { vec4 x_values4[]; };
+layout(std430, binding = 8) buffer ValueBuffer { float values[]; };
+
+uint input_rows[TILE];
+uint inputs;
+#define T TILE
+#define INPUTS inputs
+#define INPUT_ROWS x_rows
+uint input_row(uint t) { return input_rows[t]; }
+#include "dot.glsl"
+
+const uint NEURONS = 256 / LANES;  // at most 32
+
+shared float partial[TILE * 256];
+shared uint fires;      // a bit for each of these neurons
+shared uint listed_at;  // the place of the first of them in the second list
+
+// The number of an expert's row at a place among those that are computed.
+uint row_at(uint tile, uint place) { return LISTED == 0 ? place : lists[list_at(LISTED - 1, tile, place)]; }
+
+void finish(Tile tile, Expert e, uint t, uint i, float total) {
+    const uint choice = choice_of(tile, t), at = choice * (STAGE == OUTPUT ? dim : most) + i;
+    const uint bias = bias_of(STAGE);
+    precise float v = total;
+    if (bias != 0) v = v + table_float(bias + e.begin + i);
+    if (STAGE == OUTPUT) {
+        values[at] = v;
+        return;
+    }
+    const bool named = !MASKED || (mask_word(row_of(choice), e, i / 32) >> i % 32 & 1) != 0;
+    if (STAGE == GATE) {
+        if (SKIP && named && v > threshold) atomicOr(fires, 1u << gl_LocalInvocationID.x % NEURONS);
+        values[at] = v;
+        return;
+    }
+    v = STAGE == UP ? coefficient(ACTIVATION, values[at], v, threshold, limit, alpha)
+                    : activate(ACTIVATION, v, threshold);
+    if (!named) v = 0;
+    if (v != 0) atomicOr(bits[choice * bit_words + i / 32], 1u << i % 32);
+    values[at] = v;
+}
+
+void main() {
+    const uint own = gl_LocalInvocationID.x, number = gl_WorkGroupID.y, begin = gl_WorkGroupID.x * NEURONS;
+    const Tile tile = tile_of(number);
+    if (tile.count == 0) return;
+    const Expert e = expert_of(tile.expert);
+    const uint neurons = e.end - e.begin, every = STAGE != OUTPUT ? neurons : neurons > 0 ? dim : 0;
+    const uint count = LISTED == 0 ? every : lists[LISTED == 1 ? number : most_tiles + number];
+    if (begin >= count) return;
+    fill_code_pairs(TYPE, own, 256);
+    if (own == 0) fires = 0;
+
+    inputs = tile.count;
+    [[unroll]] for (uint t = 0; t < TILE; ++t) {  // of known places, which registers have
+        const uint choice = choice_of(tile, min(t, inputs - 1));
+        input_rows[t] = STAGE == OUTPUT ? choice : row_of(choice);
+    }
+    const uint columns = STAGE == OUTPUT ? neurons : dim, chunk = own / NEURONS;
+    const uint i = row_at(number, min(begin + own % NEURONS, count - 1));
+    const uint row = (STAGE == OUTPUT ? e.outputs : e.begin) + i - first;  // of the part that is bound
+    const bool within = begin + own % NEURONS < count && row < rows;
+    const Layout m = layout_of(rows, columns);
+    float sums[TILE];
+    [[unroll]] for (uint t = 0; t < TILE; ++t) sums[t] = 0;
+    if (within && chunk < m.chunks) chunk_dots(m, columns, row, chunk, sums);
+    [[unroll]] for (uint t = 0; t < TILE; ++t) partial[t * 256 + own] = sums[t];
+    barrier();
+    if (within)  // an invocation for each choice, or for every LANES-th
+        for (uint t = chunk; t < tile.count; t += LANES) {
+            precise float total = partial[t * 256 + own % NEURONS];
+            for (uint c = 1; c < m.chunks; ++c)
+                total = total + partial[t * 256 + c * NEURONS + own % NEURONS];
+            finish(tile, e, t, i, total);
+        }
+    if (STAGE != GATE || !SKIP) return;
+    barrier();
+    if (own == 0 && fires != 0) listed_at = atomicAdd(lists[most_tiles + number], bitCount(fires));
+    barrier();
+    if (own < NEURONS && (fires >> own & 1) != 0)
+        lists[list_at(1, number, listed_at + bitCount(fires & (1u << own) - 1))] = i;
+}

@@ -1,0 +1,48 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// Many rows of input against all rows of a matrix: out[t] (+)= w x[t] + bias, to the bits of gemv.comp.
+layout(local_size_x = 256) in;
+#include "batch.glsl"
+#include "counts.glsl"
+
+layout(constant_id = 0) const uint TYPE = 2;
+layout(constant_id = 1) const uint TILE_INPUTS = 32;
+
+layout(std430, binding = 1) readonly buffer Weights { uint weights[]; };
+layout(std430, binding = 1) readonly buffer Weights4 { uvec4 weights4[]; };
+layout(std430, binding = 2) readonly buffer X4 { uvec4 x4[]; };
+layout(std430, binding = 2) readonly buffer XFactors { uvec2 x_factors[]; };
+layout(std430, binding = 2) readonly buffer XValues { float x_values[]; };
+layout(std430, binding = 2) readonly buffer XValues4 { vec4 x_values4[]; };
+layout(std430, binding = 3) readonly buffer Bias { float bias[]; };
+layout(std430, binding = 4) buffer Out { float result[]; };
+
+layout(push_constant) uniform Push {
+    uint rows, columns;           // of the matrix that is bound
+    uint input_rows;              // of x: there is room for so many
+    uint count;                   // which number of the batch says how many there are (counts.glsl)
+    uint out_columns, out_first;  // where row 0 of the matrix goes
+    uint flags;                   // 1: add the bias, 2: add to what is there, 4: nothing below 0
+    uint start;                   // the first row of the matrix of this dispatch
+};
+
+#define INPUT_ROWS input_rows
+uint weight_row(uint o) { return o; }
+uint input_row(uint j) { return j; }
+
+void store(uint o, uint j, float v) {
+    precise float total = v;
+    if ((flags & 1) != 0) total = total + bias[out_first + o];
+    if ((flags & 4) != 0 && total < 0) total = 0;
+    const uint at = j * out_columns + out_first + o;
+    if ((flags & 2) != 0) total = result[at] + total;
+    result[at] = total;
+}
+
+#include "gemm.glsl"
+
+void main() {
+    const uint inputs = min(count_of(count), input_rows), first_input = gl_WorkGroupID.y * TILE_INPUTS;
+    if (first_input >= inputs) return;
+    gemm_tile(layout_of(rows, columns), columns, start + gl_WorkGroupID.x * 64, rows, first_input, inputs);
+}

@@ -1,0 +1,68 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// A few rows of input against all rows of a matrix: out[t] (+)= w x[t] + bias.
+//
+// A group has ROWS rows of weights, of each of which LANES invocations take a chunk: 8 and 32, or 32 and 8
+// where rows are short. Neighbours are of neighbouring rows: 8 of them read the same input, which comes from
+// the cache once, and 4 times 16 bytes of a row lie together: two whole sectors of 32 bytes; the rest of
+// the row's line is read by the group's other invocations at the same time. A row a subgroup would read whole
+// lines, but 8 times as much input, which from 4 rows of input on is more than the weights.
+layout(local_size_x = 256) in;
+#include "batch.glsl"
+#include "counts.glsl"
+
+layout(constant_id = 0) const uint TYPE = 2;
+layout(constant_id = 1) const uint T = 1;
+layout(constant_id = 2) const uint LANES = 32;  // no fewer than a row's chunks
+const uint ROWS = 256 / LANES;
+
+layout(std430, binding = 1) readonly buffer Weights { uint weights[]; };
+layout(std430, binding = 1) readonly buffer Weights4 { uvec4 weights4[]; };
+layout(std430, binding = 2) readonly buffer X4 { uvec4 x4[]; };
+layout(std430, binding = 2) readonly buffer XFactors { uvec2 x_factors[]; };
+layout(std430, binding = 2) readonly buffer XValues { float x_values[]; };
+layout(std430, binding = 2) readonly buffer XValues4 { vec4 x_values4[]; };
+layout(std430, binding = 3) readonly buffer Bias { float bias[]; };
+layout(std430, binding = 4) buffer Out { float result[]; };
+
+layout(push_constant) uniform Push {
+    uint rows, columns;           // of the matrix that is bound
+    uint input_rows;              // of x: there is room for so many
+    uint count;                   // which number of the batch says how many there are (counts.glsl)
+    uint out_columns, out_first;  // where row 0 of the matrix goes
+    uint flags;                   // 1: add the bias, 2: add to what is there, 4: nothing below 0
+};
+
+#define INPUT_ROWS input_rows
+uint first_input = 0;
+uint input_row(uint t) { return min(first_input + t, input_rows - 1); }
+#include "dot.glsl"
+
+shared float partial[T * 256];
+
+void main() {
+    const uint i = gl_LocalInvocationID.x, first = gl_WorkGroupID.x * ROWS;
+    const uint row = first + i % ROWS, chunk = i / ROWS;
+    const uint inputs = min(count_of(count), input_rows);
+    const Layout m = layout_of(rows, columns);
+    fill_code_pairs(TYPE, i, 256);
+    for (; first_input < inputs; first_input += T) {  // once, but where there are many rows of logits
+        float sums[T];
+        [[unroll]] for (uint t = 0; t < T; ++t) sums[t] = 0;
+        if (row < rows && chunk < m.chunks) chunk_dots(m, columns, row, chunk, sums);
+        if (first_input > 0) barrier();
+        [[unroll]] for (uint t = 0; t < T; ++t) partial[t * 256 + i] = sums[t];
+        barrier();
+        for (uint k = i; k < T * ROWS; k += 256) {
+            const uint t = k / ROWS, token = first_input + t, o = first + k % ROWS;
+            if (o >= rows || token >= inputs) continue;
+            precise float total = 0;
+            for (uint c = 0; c < m.chunks; ++c) total = total + partial[t * 256 + c * ROWS + k % ROWS];
+            if ((flags & 1) != 0) total = total + bias[out_first + o];
+            if ((flags & 4) != 0 && total < 0) total = 0;
+            const uint at = token * out_columns + out_first + o;
+            if ((flags & 2) != 0) total = result[at] + total;
+            result[at] = total;
+        }
+    }
+}

@@ -1,0 +1,23 @@
+// float16 by integers, which every device computes alike: some drivers flush small values, some fold a
+// product into a conversion, which then rounds once and not twice.
+
+// The value of the low 16 bits.
+float half_value(uint h) {
+    const uint magnitude = h & 0x7fffu, sign = (h & 0x8000u) << 16;
+    if (magnitude < 0x400u) {
+        precise float small = float(magnitude) * 5.96046448e-8;
+        return uintBitsToFloat(floatBitsToUint(small) | sign);
+    }
+    return uintBitsToFloat((magnitude << 13) + (magnitude < 0x7c00u ? 0x38000000u : 0x70000000u) | sign);
+}
+
+// Of a float32's bits, to the nearest, ties to even.
+uint half_of(uint bits) {
+    const uint sign = bits >> 16 & 0x8000u, a = bits & 0x7fffffffu;
+    if (a > 0x7f800000u) return sign | 0x7e00u;
+    if (a >= 0x477ff000u) return sign | 0x7c00u;
+    if (a >= 0x38800000u) return sign | (a - 0x38000000u + 0xfffu + (a >> 13 & 1u)) >> 13;
+    if (a < 0x33000000u) return sign;  // at most half of the smallest
+    const uint shift = 126u - (a >> 23), m = a & 0x7fffffu | 0x800000u;
+    return sign | (m + (1u << shift - 1u) - 1u + (m >> shift & 1u)) >> shift;
+}

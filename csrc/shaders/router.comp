@@ -1,0 +1,104 @@
+// Which experts a row goes to, and their factors, from the router's logits [row, EXPERTS]; a group for a row.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "activation.glsl"
+#include "batch.glsl"
+#include "tree.glsl"
+
+layout(local_size_x = 256) in;
+layout(constant_id = 0) const uint EXPERTS = 1;
+layout(constant_id = 1) const uint CHOSEN = 1;
+layout(constant_id = 2) const uint SOFTMAX = 0;
+layout(constant_id = 3) const uint SELECTION_BIAS = 0;
+layout(constant_id = 4) const uint NORMALISE = 0;
+layout(std430, binding = 1) readonly buffer Logits { float logits[]; };
+layout(std430, binding = 2) readonly buffer SelectionBias { float selection_bias[]; };
+layout(std430, binding = 3) writeonly buffer Ids { uint ids[]; };
+layout(std430, binding = 4) writeonly buffer Factors { float factors[]; };
+layout(push_constant) uniform Push { float scale; };
+
+const float LEAST_SCORES = 1e-20;  // csrc/kernels.h kLeastScores
+
+shared float scores[EXPERTS];
+shared uint ranks[EXPERTS];
+shared uint best[CHOSEN];
+shared float total;
+
+// Integers that rank as floats do, NaN last. None is -0: sums begin with +0.
+uint rank_of(float x) {
+    const uint bits = floatBitsToUint(x), magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return 0u;
+    return bits == magnitude ? bits | 0x80000000u : ~bits;
+}
+
+void write_scores(uint begin) {
+    const uint first = gl_LocalInvocationIndex;
+    if (SOFTMAX == 0) {
+        for (uint e = first; e < EXPERTS; e += 256) scores[e] = sigmoid(logits[begin + e]);
+        barrier();
+        return;
+    }
+    float most = uintBitsToFloat(0xff800000u);
+    for (uint e = first; e < EXPERTS; e += 256) most = logits[begin + e] > most ? logits[begin + e] : most;
+    most = group_max(most);
+    for (uint e = first; e < EXPERTS; e += 256) {
+        precise float above = logits[begin + e] - most;
+        scores[e] = exponential(above);
+    }
+    barrier();
+    if (first == 0) {
+        precise float sum = 0.0;
+        for (uint e = 0; e < EXPERTS; ++e) sum = sum + scores[e];
+        total = sum;
+    }
+    barrier();
+    for (uint e = first; e < EXPERTS; e += 256) {
+        precise float score = scores[e] / total;
+        scores[e] = score;
+    }
+    barrier();
+}
+
+// Sets ranks to 1 for the chosen, whom fewer than CHOSEN others rank above, ties by lower id; else to 0.
+void choose(uint begin) {
+    const uint first = gl_LocalInvocationIndex;
+    for (uint e = first; e < EXPERTS; e += 256) {
+        precise float rank = scores[e];
+        if (SELECTION_BIAS == 1) rank = rank + selection_bias[e];
+        ranks[e] = rank_of(SELECTION_BIAS == 1 ? rank : logits[begin + e]);
+    }
+    barrier();
+    uint chosen = 0;  // a bit for each of this invocation's experts
+    for (uint e = first; e < EXPERTS; e += 256) {
+        uint above = 0;
+        for (uint other = 0; other < EXPERTS; ++other)
+            if (ranks[other] > ranks[e] || ranks[other] == ranks[e] && other < e) ++above;
+        if (above < CHOSEN) chosen |= 1u << e / 256;
+    }
+    barrier();
+    for (uint e = first; e < EXPERTS; e += 256) ranks[e] = chosen >> e / 256 & 1u;
+    barrier();
+}
+
+void main() {
+    const uint row = gl_WorkGroupID.x, first = gl_LocalInvocationIndex;
+    if (row >= N_TOKENS) return;
+    write_scores(row * EXPERTS);
+    choose(row * EXPERTS);
+    for (uint e = first; e < EXPERTS; e += 256) {
+        if (ranks[e] == 0u) continue;
+        uint lower = 0;
+        for (uint other = 0; other < e; ++other) lower += ranks[other];
+        best[lower] = e;
+    }
+    barrier();
+    precise float sum = NORMALISE == 1 ? 0.0 : 1.0;
+    for (uint i = 0; i < CHOSEN && NORMALISE == 1; ++i) sum = sum + scores[best[i]];
+    if (sum < LEAST_SCORES) sum = LEAST_SCORES;  // NaN stays NaN
+    for (uint i = first; i < CHOSEN; i += 256) {
+        precise float factor = scores[best[i]] / sum;
+        factor = factor * scale;
+        ids[row * CHOSEN + i] = best[i];
+        factors[row * CHOSEN + i] = factor;
+    }
+}

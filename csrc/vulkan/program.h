@@ -1,0 +1,130 @@
+// What a step does on a device: recorded once, submitted for every step.
+#pragma once
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "batch.h"
+#include "vulkan/commands.h"
+#include "vulkan/pipeline.h"
+#include "vulkan/vulkan_link.h"
+
+namespace hc::vulkan {
+
+struct Range {
+    std::shared_ptr<Memory> memory;
+    uint64_t offset, bytes;
+    bool written;
+};
+
+// The step's numbers: the host's arrays, and where shaders see them, behind a header.
+struct BatchPlace {
+    static constexpr size_t kHeader = 16;
+    std::shared_ptr<Memory> memory;
+    Batch batch{};
+    BatchBounds bounds{};
+    std::array<int32_t, kHeader> header{};
+    std::vector<std::pair<const int32_t*, size_t>> arrays;  // in their order behind the header
+    uint64_t words() const;
+};
+
+class Program;
+
+class Recorder {
+  public:
+    explicit Recorder(std::shared_ptr<Heap> heap) : heap_(std::move(heap)) {}
+
+    // All of these throw std::invalid_argument for what is not right.
+    void batch(BatchPlace place);
+    void dispatch(std::shared_ptr<Pipeline> pipeline, std::vector<Range> ranges, std::vector<uint8_t> push,
+                  std::array<uint32_t, 3> groups);
+    void copy(Range source, Range target);
+    void cut();
+    // The host fills it with zeros before each run, once the device has done what came before.
+    void clear(std::shared_ptr<Memory> memory);
+    // After what fills a layer's mailbox, and before what reads its answer.
+    void post(std::shared_ptr<VulkanLink> link, int layer);
+    void collect(std::shared_ptr<VulkanLink> link, int layer);
+    std::shared_ptr<Program> finish();
+
+  private:
+    friend class Program;
+    struct Dispatch {
+        std::shared_ptr<Pipeline> pipeline;
+        std::vector<Range> ranges;
+        std::vector<uint8_t> push;
+        std::array<uint32_t, 3> groups;
+    };
+    struct Copy {
+        Range source, target;
+    };
+    struct Cut {};
+    struct Post {
+        int layer;
+        Dispatch flag;  // in the bounded spin
+    };
+    struct Collect {
+        int layer;
+        Dispatch wait;
+    };
+    using Step = std::variant<Dispatch, Copy, Cut, Post, Collect>;
+    static const Dispatch* dispatch_of(const Step&);
+    void check_range(const Range&) const;
+    void take_link(std::shared_ptr<VulkanLink>, int layer);
+    Dispatch of_link(const std::shared_ptr<Pipeline>&, const std::shared_ptr<Memory>& read,
+                     const std::shared_ptr<Memory>& written, int layer, bool writes_batch) const;
+
+    std::shared_ptr<Heap> heap_;
+    BatchPlace batch_;
+    std::shared_ptr<VulkanLink> link_;
+    std::vector<Step> steps_;
+    std::vector<std::shared_ptr<Memory>> cleared_;
+};
+
+class Program {
+  public:
+    explicit Program(Recorder recorder);
+    ~Program();
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
+
+    // Takes the batch to the device, submits, and waits. What `check` throws ends the wait alone: the next
+    // run first waits until the device is idle.
+    void run(const CheckInterrupt& check = {});
+
+  private:
+    class Writer;
+    // What is submitted, and, where a timeline is wanted, when the device was where.
+    struct Recorded {
+        LinkedStep step;  // of one round, where there is no link
+        Owned<VkQueryPool> times;
+    };
+    // Of a collect; those of all rounds come first, then those of the whole.
+    enum Time : uint32_t { kPosted = 0, kWaits = 1, kGoesOn = 2, kTimes = 3 };
+
+    void make_sets();
+    void make_times(Recorded&);
+    void record(Recorded&);
+    void record_rounds(Recorded&, int left_out);
+    void record_whole(Recorded&);
+    void run_once(const CheckInterrupt&);
+    void run_linked(const CheckInterrupt&);
+    void mark_times(const Recorded&, bool spun, size_t seen);
+    void take_batch();
+
+    std::shared_ptr<Device> device_;
+    Recorder recorded_;
+    std::shared_ptr<Memory> upload_;  // the batch, as the host writes it
+    Owned<VkDescriptorPool> sets_pool_;
+    std::vector<VkDescriptorSet> sets_;  // of the dispatches, in order
+    Commands commands_;
+    Recorded step_;
+    std::unique_ptr<Recorded> timed_;  // once it is wanted
+    std::mutex mutex_;                 // of run()
+    uint64_t last_ = 0;                // what the timeline tells when an interrupted run is done, or 0
+};
+
+}  // namespace hc::vulkan

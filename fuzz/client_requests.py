@@ -1,0 +1,66 @@
+"""Fuzz target: bodies of requests to the server. Anything but APIError is a failure, and so is a job that
+does not fit the model.
+
+An input has an object of JSON a line, which together are the body; lines that are no JSON are left out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hotcold.demo import model_path
+from hotcold.engine.tool_calls import HERMES
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.tokenizer import Tokenizer
+from hotcold.server.protocol import chat, completion, native, tokens
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
+
+CORPUS = "client_requests"
+
+with open_gguf(model_path()) as file:
+    TOKENIZER = Tokenizer.from_metadata(file.metadata)
+FACTS = Facts("fable", TOKENIZER, context=256, tool_format=HERMES)
+PARSERS: list[Callable[..., Any]] = [
+    chat.parse,
+    completion.parse,
+    native.parse,
+    tokens.parse_tokenize,
+    tokens.parse_detokenize,
+]
+
+
+def one_input(data: bytes) -> bool:
+    """Whether some route takes it."""
+    body: dict[str, Any] = {}
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):  # the server's reader says so before
+            found = json.loads(line)
+            if not isinstance(found, dict):
+                taken_by_any(found)
+            else:
+                body |= found
+    return taken_by_any(body)
+
+
+def taken_by_any(body: Any) -> bool:
+    return sum(taken(parse, body) for parse in PARSERS) > 0
+
+
+def taken(parse: Callable[..., Any], body: Any) -> bool:
+    try:
+        call = parse(body, FACTS)
+        if isinstance(call, tokens.TokenizeCall | tokens.DetokenizeCall):
+            json.dumps(call.answer(), allow_nan=False)
+            return True
+        jobs = call.jobs([1]) if isinstance(call, chat.ChatCall) else call.jobs(call.encode())
+    except APIError as error:
+        assert 400 <= error.status < 500 and error.message.isprintable()
+        json.dumps(error.body(), allow_nan=False)
+        return False
+    assert 1 <= len(jobs) <= 64
+    for job in jobs:
+        assert all(0 <= id < TOKENIZER.vocab_size for id in job.prompt) and job.max_tokens >= 0
+    return True

@@ -1,0 +1,102 @@
+"""Talks with a model in the terminal. Answers go to stdout, notes and figures to stderr; piped input is one
+message a line. /help lists what can be done in a conversation."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from hotcold.commands import options
+from hotcold.commands.chat_commands import run_command
+from hotcold.commands.chat_terminal import Terminal, say
+from hotcold.commands.cli import EXIT_INTERRUPTED
+from hotcold.commands.conversation import Conversation
+from hotcold.commands.interrupts import Interrupts
+from hotcold.commands.line_input import LineInput
+from hotcold.engine.chat import ANSWER_TOKENS
+from hotcold.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="how the model is to behave")
+    parser.add_argument(
+        "-n",
+        "--n-predict",
+        "--predict",
+        type=options.whole_number(1),
+        metavar="N",
+        help=f"the most tokens of an answer (default: {ANSWER_TOKENS}, or a quarter of a small context)",
+    )
+    parser.add_argument("--load", type=options.file_path, metavar="FILE", help="go on with what /save wrote")
+    parser.add_argument(
+        "--history",
+        type=options.file_path,
+        metavar="FILE",
+        help="keep the lines that are typed in this file (default: they are forgotten)",
+    )
+    parser.add_argument("--no-figures", action="store_true", help="print no line of figures after answers")
+    options.add_model_options(parser)
+    options.add_sampling_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = options.sampling_params(args)
+    conversation = Conversation(args.system_prompt or "")
+    if args.load is not None:
+        conversation.load(args.load)
+    session = options.load_session(args)
+    with Interrupts() as interrupts:
+        lines = LineInput(interrupts, _history(args.history))
+        max_tokens = args.n_predict or min(ANSWER_TOKENS, max(1, session.model.context // 4))
+        terminal = Terminal(session, conversation, params, interrupts, max_tokens=max_tokens)
+        terminal.figures = not args.no_figures
+        try:
+            terminal.chat.check()
+            terminal.greet(lines.interactive)
+            return _talk(terminal, lines)
+        finally:
+            lines.close()
+            terminal.close()
+
+
+def _history(path: Path | None) -> Path | None:
+    """UserError: the lines could not be written there at the end."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise UserError(f"--history {path}: a file in a folder that exists is needed")
+    return path
+
+
+def _talk(terminal: Terminal, lines: LineInput) -> int:
+    """Reads and answers until the end; the exit code."""
+    asked_to_quit = False
+    while True:
+        try:
+            text = lines.read()
+        except KeyboardInterrupt:
+            if not lines.interactive:
+                return EXIT_INTERRUPTED
+            print()
+            if lines.typed():
+                continue
+            if asked_to_quit:
+                return 0
+            say("(Ctrl-C once more, Ctrl-D or /quit ends)")
+            asked_to_quit = True
+            continue
+        asked_to_quit = False
+        if text is None:
+            if lines.interactive:
+                print()
+            return 0
+        if not text.strip():
+            continue
+        try:
+            if text.startswith("/") and "\n" not in text:
+                if not run_command(terminal, text):
+                    return 0
+            else:
+                terminal.ask(text)
+            if lines.interactive:
+                print()
+        except (UserError, OSError) as error:
+            say(f"error: {error}")
+        sys.stdout.flush()

@@ -1,0 +1,156 @@
+"""The commands of a conversation: lines that begin with a slash."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from hotcold.commands.chat_terminal import Terminal, say
+from hotcold.engine.values import whole
+from hotcold.errors import UserError
+from hotcold.formats.files import printable
+from hotcold.model.chat_messages import TemplateValue, check_values
+
+
+@dataclass(frozen=True)
+class _Command:
+    usage: str
+    what: str
+    run: Callable[[Terminal, str], None]  #: is given what follows the name
+
+
+def run_command(terminal: Terminal, line: str) -> bool:
+    """Runs ``/name argument``; False for ``/quit``. UserError: there is no such command, or it cannot be
+    done now."""
+    name, _, argument = line.strip().partition(" ")
+    name = name.removeprefix("/").lower()
+    if name in ("quit", "exit", "bye"):
+        return False
+    if name not in COMMANDS:
+        close = get_close_matches(name, [*COMMANDS, "quit"], n=1)
+        hint = f"; did you mean /{close[0]}?" if close else ": /help lists all"
+        raise UserError(f"there is no command /{printable(name, 40)}{hint}")
+    COMMANDS[name].run(terminal, argument.strip())
+    return True
+
+
+def _help(_terminal: Terminal, _argument: str) -> None:
+    for command in COMMANDS.values():
+        say(f"{command.usage:<18}{command.what}")
+    say(f"{'/quit':<18}end, as Ctrl-D does")
+    say('A \\ at the end of a line, or """ before and after, make several lines one')
+    say("message. Ctrl-C stops an answer, which stays as far as it came.")
+
+
+def _clear(terminal: Terminal, _argument: str) -> None:
+    terminal.conversation.clear()
+    say("the conversation begins anew")
+
+
+def _undo(terminal: Terminal, _argument: str) -> None:
+    text = terminal.conversation.undo()
+    if text is None:
+        raise UserError("there is nothing to take back")
+    say(f"taken back: {printable(text, 60)}")
+
+
+def _retry(terminal: Terminal, _argument: str) -> None:
+    terminal.again()
+
+
+def _more(terminal: Terminal, _argument: str) -> None:
+    terminal.more()
+
+
+def _system(terminal: Terminal, argument: str) -> None:
+    if argument:
+        terminal.conversation.set_system("" if argument == "-" else argument)
+    system = terminal.conversation.system
+    say(f"system: {printable(system)}" if system else "there is no system message")
+
+
+def _save(terminal: Terminal, argument: str) -> None:
+    terminal.conversation.save(_path(argument))
+    say(f"written: {printable(argument, 4096)}")
+
+
+def _load(terminal: Terminal, argument: str) -> None:
+    terminal.conversation.load(_path(argument))
+    say(f"{len(terminal.conversation.messages)} messages")
+
+
+def _stats(terminal: Terminal, _argument: str) -> None:
+    terminal.stats()
+
+
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise UserError("name a file: /save FILE, /load FILE")
+    return Path(text).expanduser()
+
+
+_NUMBERS = {
+    "temp": "temperature",
+    "top-p": "top_p",
+    "min-p": "min_p",
+    "repeat-penalty": "repeat_penalty",
+    "top-k": "top_k",
+    "repeat-last-n": "repeat_last_n",
+    "seed": "seed",
+}
+_WHOLE = ("top-k", "repeat-last-n", "seed")
+
+
+def _set(terminal: Terminal, argument: str) -> None:
+    """``/set`` alone shows all; names are those of the options, or what the template asks for."""
+    name, _, text = argument.partition(" ")
+    name, text = name.lstrip("-").replace("_", "-"), text.strip()
+    if not name:
+        for each, field in _NUMBERS.items():
+            value = getattr(terminal.params, field)
+            say(f"{each:<18}{'drawn anew' if value is None else value}")
+        say(f"{'n':<18}{terminal.max_tokens}")
+        for each, value in terminal.values.items():
+            say(f"{each:<18}{value}")
+    elif name in ("n", "n-predict"):
+        terminal.max_tokens = whole("n", _number(name, text, is_whole=True), 1)
+    elif name == "seed" and text == "-1":
+        terminal.set_params(seed=None)
+    elif name in _NUMBERS:
+        terminal.set_params(**{_NUMBERS[name]: _number(name, text, is_whole=name in _WHOLE)})
+    else:
+        _set_value(terminal, argument.partition(" ")[0], text)
+
+
+def _set_value(terminal: Terminal, name: str, text: str) -> None:
+    if name not in (terminal.chat.template or ""):
+        allowed = ", ".join([*_NUMBERS, "n"])
+        raise UserError(f"there is no setting {printable(name, 40)!r}: allowed are {allowed}")
+    words: dict[str, TemplateValue] = {"true": True, "false": False}
+    terminal.values |= check_values({name: words.get(text.lower(), text)})
+
+
+def _number(name: str, text: str, *, is_whole: bool) -> float | int:
+    try:
+        value = int(text) if is_whole else float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        kind = "a whole number" if is_whole else "a number"
+        raise UserError(f"{name} is {printable(text, 40)!r}: {kind} is needed, as in /set {name} 1")
+    return value
+
+
+COMMANDS = {
+    "help": _Command("/help", "list these commands", _help),
+    "clear": _Command("/clear", "begin anew; the system message stays", _clear),
+    "undo": _Command("/undo", "take back your last message and what came after it", _undo),
+    "retry": _Command("/retry", "another answer to your last message", _retry),
+    "more": _Command("/more", "go on with the last answer", _more),
+    "system": _Command("/system [TEXT]", "show or set how the model is to behave; - takes it away", _system),
+    "save": _Command("/save FILE", "write the conversation as JSON", _save),
+    "load": _Command("/load FILE", "go on with one that was written", _load),
+    "set": _Command("/set [NAME VALUE]", "show or change temp, top-k, n, seed and others", _set),
+    "stats": _Command("/stats", "what the last answer took, and how full the context is", _stats),
+}

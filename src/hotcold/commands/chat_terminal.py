@@ -1,0 +1,203 @@
+"""A conversation with a loaded model: what is asked and answered, printed as it comes."""
+
+import os
+import sys
+from dataclasses import replace
+
+from hotcold.commands.conversation import Conversation
+from hotcold.commands.figures import figures_of, print_figures
+from hotcold.commands.interrupts import Interrupts
+from hotcold.engine.chat import Chat, ChatStream, Part
+from hotcold.engine.engine import Engine
+from hotcold.engine.generation import stream
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.session import Session
+from hotcold.engine.statistics import Figures
+from hotcold.errors import UserError
+from hotcold.model.chat_messages import TemplateValue
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def say(text: str) -> None:
+    """What the program says, and not the model."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Terminal:
+    def __init__(
+        self,
+        session: Session,
+        conversation: Conversation,
+        params: SamplingParams,
+        interrupts: Interrupts,
+        *,
+        max_tokens: int,
+    ) -> None:
+        model = session.model
+        self.session, self.conversation, self.params = session, conversation, params
+        self.max_tokens = max_tokens
+        self.values: dict[str, TemplateValue] = {}  #: what the template is told
+        self.figures = True  #: whether a line of them follows each answer
+        self.chat = Chat(model.tokenizer, model.chat_metadata, model.name)
+        self._engine = Engine(session)
+        self._interrupts = interrupts
+        self._last: list[str] = []  # figures of the last answer
+        self._used = 0  # positions that it took
+        self._left_out = 0  # the message that the last prompt began with, beside the system's
+        self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+    def greet(self, interactive: bool) -> None:
+        if self.chat.template_note:
+            say(f"note: {self.chat.template_note}")
+        if interactive:
+            session = self.session
+            say(f"{session.model.name}, sparsity {session.sparsity}, context {session.model.context}")
+            say("/help lists commands, Ctrl-C stops an answer, Ctrl-D ends\n")
+
+    def ask(self, text: str) -> None:
+        """A message of the user and the answer to it. UserError: it cannot be answered; then it was not
+        said."""
+        before = list(self.conversation.messages)
+        self.conversation.messages.append({"role": "user", "content": text})
+        try:
+            self._answer()
+        except UserError:
+            self.conversation.messages = before
+            raise
+
+    def again(self) -> None:
+        """Another answer in the place of the last one. UserError: nothing was asked."""
+        messages = self.conversation.messages
+        if self.conversation.answered:
+            self.conversation.messages = messages[:-1]
+        if not self.conversation.messages or self.conversation.messages[-1]["role"] != "user":
+            self.conversation.messages = messages
+            raise UserError("there is nothing to answer yet")
+        try:
+            self._answer()
+        except UserError:
+            self.conversation.messages = messages
+            raise
+
+    def more(self) -> None:
+        """Goes on with the last answer. UserError: there is none."""
+        if not self.conversation.answered:
+            raise UserError("there is no answer to go on with")
+        self._answer(go_on=True)
+
+    def stats(self) -> None:
+        say(f"{self._used} of {self.session.model.context} positions of the context are in use")
+        if self._last:
+            print_figures(self._last)
+
+    def close(self) -> None:
+        self.chat.close()
+
+    def _answer(self, go_on: bool = False) -> None:
+        messages = self.conversation.messages
+        ids = self._prompt(go_on)
+        request = Request(ids, self.params, max_tokens=self.max_tokens, shown=self.chat.shown)
+        self._engine.check(request)
+        divide = self.chat.stream(self.chat.opens_thinking(ids))
+        before = self.session.counters.copy()
+        printer = Printer(self._colour, fresh=not go_on)
+        try:
+            self._print(request, divide, printer)
+        finally:
+            printer.end()
+            said = {"role": "assistant", "content": printer.content}
+            if printer.reasoning:
+                said["reasoning_content"] = printer.reasoning
+            if go_on:
+                said["content"] = messages[-1]["content"] + printer.content
+                self.conversation.messages = [*messages[:-1], {**messages[-1], **said}]
+            else:
+                self.conversation.messages = [*messages, said]
+        figures = Figures.of(self.session.counters.since(before), self.session.footprint)
+        self._last, self._used = figures_of(request, figures), request.length
+        if self.figures:
+            print_figures(self._last)
+        if request.context_full:
+            say(f"note: the context of {self.session.model.context} positions is full: /clear, or see -c")
+        elif request.finish_reason == "length":
+            say(f"note: cut after {self.max_tokens} tokens: /more goes on, /set n sets another length")
+
+    def _prompt(self, go_on: bool) -> list[int]:
+        """Tokens of as many of the last messages as leave room for an answer in the context; what is left out
+        is told once."""
+        messages, context = self.conversation.messages, self.session.model.context
+        first = 1 if self.conversation.system else 0
+        turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "user"]
+        starts = [first, *turns[1:]]
+        if self._left_out not in starts:
+            self._left_out = first
+        for start in starts[starts.index(self._left_out) :]:
+            kept = messages[:first] + messages[start:]
+            ids = self.chat.ids(kept, kwargs=self.values, continue_last=go_on)
+            if len(ids) + min(self.max_tokens, context // 4) <= context:
+                break
+        if len(ids) >= context:
+            fix = "/clear makes room, and -c a larger context"
+            raise UserError(f"the last message makes {len(ids)} tokens, and the context has {context}: {fix}")
+        if start != self._left_out:
+            self._left_out = start
+            say(f"note: the first {start - first} messages no longer fit in the context and are left out")
+        return ids
+
+    def _print(self, request: Request, divide: ChatStream, printer: "Printer") -> None:
+        """Ctrl-C ends the answer, which stays as far as it came."""
+        try:
+            with self._interrupts.heard():
+                for piece in stream(self._engine, request):
+                    printer.show(divide.push(piece.text))
+        except KeyboardInterrupt:
+            self._engine.abort(request)
+        printer.show(divide.finish())
+
+    def set_params(self, **values: object) -> None:
+        """UserError: a value that is not allowed."""
+        self.params = replace(self.params, **values)  # type: ignore[arg-type]
+
+
+class Printer:
+    """Shows parts of an answer: thinking in dim letters where the terminal has them, else not at all."""
+
+    def __init__(self, colour: bool, fresh: bool) -> None:
+        self.content = ""
+        self.reasoning = ""
+        self._colour = colour
+        self._dim = False
+        self._fresh = fresh  # spaces at the beginning are not shown
+        self._shown = ""  # the last character
+
+    def show(self, parts: list[Part]) -> None:
+        for part in parts:
+            if part.kind == "reasoning":
+                self.reasoning += part.text
+                if self._colour:
+                    self._write(part.text, dim=True)
+            elif part.kind == "content":
+                self.content += part.text
+                self._write(part.text, dim=False)
+
+    def end(self) -> None:
+        if self._dim:
+            print(_PLAIN, end="")
+        if self._shown != "\n":
+            print()
+        sys.stdout.flush()
+
+    def _write(self, text: str, dim: bool) -> None:
+        if self._fresh or dim != self._dim:
+            text = text.lstrip()
+        if not text:
+            return
+        if dim != self._dim:
+            gap = "" if self._fresh else "\n\n"
+            print(_DIM if dim else f"{_PLAIN}{gap}", end="")
+            self._dim = dim
+        self._fresh = False
+        self._shown = text[-1]
+        print(text, end="", flush=True)

@@ -1,0 +1,74 @@
+"""A conversation as its user sees it: turns that can be taken back, repeated, written to a file and read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hotcold.engine.files import read_text
+from hotcold.errors import UserError
+from hotcold.formats.files import naming, printable, replacing
+from hotcold.model.chat_messages import Message, check_messages
+
+
+class Conversation:
+    """``messages`` are those for :meth:`hotcold.LLM.chat`: perhaps one of role ``system``, then turns."""
+
+    def __init__(self, system: str = "") -> None:
+        self.messages: list[Message] = []
+        self._file: Path | None = None  # that may be written again
+        self.set_system(system)
+
+    @property
+    def system(self) -> str:
+        """Empty where there is none."""
+        first = self.messages[0] if self.messages else {"role": "user"}
+        return str(first["content"]) if first["role"] == "system" else ""
+
+    def set_system(self, text: str) -> None:
+        """The message that comes first; an empty one takes it away."""
+        if self.system:
+            del self.messages[0]
+        if text:
+            self.messages.insert(0, {"role": "system", "content": text})
+
+    def clear(self) -> None:
+        """Forgets everything but the system message."""
+        del self.messages[1 if self.system else 0 :]
+
+    def undo(self) -> str | None:
+        """Takes the last message of the user back, and what came after it; returns it, None if there is
+        none."""
+        for i in reversed(range(len(self.messages))):
+            if self.messages[i]["role"] == "user":
+                text = str(self.messages[i]["content"])
+                del self.messages[i:]
+                return text
+        return None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the last message is an answer."""
+        return bool(self.messages) and self.messages[-1]["role"] == "assistant"
+
+    def save(self, path: Path) -> None:
+        """Writes the messages as JSON. UserError: there is such a file already, and it is not the one that
+        was written or read before."""
+        if path.exists() and path != self._file:
+            raise UserError(f"{printable(str(path), 4096)} exists already: choose another name")
+        text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
+        with naming(path, UserError), replacing(path) as file:
+            file.write(text.encode() + b"\n")
+        self._file = path
+
+    def load(self, path: Path) -> None:
+        """Reads what :meth:`save` wrote in place of this conversation. UserError: it is no conversation."""
+        if not path.is_file():
+            raise UserError(f"{printable(str(path), 4096)} is no file: /save writes one")
+        try:
+            found: Any = json.loads(read_text(path))
+            messages = check_messages(found["messages"])
+        except (KeyError, TypeError, RecursionError):
+            raise UserError(f"{printable(str(path), 4096)} is no conversation: /save writes one") from None
+        except ValueError as error:
+            raise UserError(f"{printable(str(path), 4096)} is no conversation: {error}") from None
+        self.messages, self._file = messages, path

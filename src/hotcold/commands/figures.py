@@ -1,0 +1,37 @@
+"""What an answer took, in a line."""
+
+import shutil
+import sys
+import textwrap
+
+from hotcold.commands import options
+from hotcold.engine.request import Request
+from hotcold.engine.statistics import Figures
+
+
+def print_figures(figures: list[str]) -> None:
+    """On stderr; where that is a terminal, lines are broken between figures only."""
+    if not sys.stderr.isatty():
+        print(" | ".join(figures), file=sys.stderr)
+        return
+    whole = [figure.replace(" ", "\N{NO-BREAK SPACE}") for figure in figures]
+    line = textwrap.fill("\N{NO-BREAK SPACE}| ".join(whole), shutil.get_terminal_size().columns)
+    print(line.replace("\N{NO-BREAK SPACE}", " "), file=sys.stderr)
+
+
+def figures_of(request: Request, figures: Figures) -> list[str]:
+    """Those that a run too short does not have are left out."""
+    parts = []
+    if figures.prompt_tok_s:
+        reused = f" ({request.reused} reused)" if request.reused else ""
+        parts.append(f"prompt {len(request.prompt)} tokens{reused} {figures.prompt_tok_s:.1f} tok/s")
+    if request.timings.ttft_s is not None:
+        parts.append(f"first token {request.timings.ttft_s * 1e3:.1f} ms")
+    if figures.tok_s and figures.params_per_token:
+        parts.append(f"generation {len(request.output)} tokens {figures.tok_s:.1f} tok/s")
+        parts.append(f"{figures.gb_s:.2f} GB/s read")
+        parts.append(f"{figures.active_share:.1%} of neurons active")
+        parts.append(f"{options.scaled(figures.params_per_token)} parameters per token")
+    if request.finish_reason == "cancelled":
+        parts.append("interrupted")
+    return parts

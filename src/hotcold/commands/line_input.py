@@ -1,0 +1,83 @@
+"""What a user types: messages of one line or several, and commands."""
+
+import contextlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from hotcold.commands.interrupts import Interrupts
+
+PROMPT, MORE = "> ", ". "
+_QUOTES = '"""'
+_HISTORY = 2000  # lines kept in the file
+
+
+class LineInput:
+    """Reads messages from standard input; in a terminal with a prompt, and lines can be edited. With
+    ``history``, a file, lines of former conversations are in reach, and those of this one are added to it."""
+
+    def __init__(self, interrupts: Interrupts, history: Path | None = None) -> None:
+        self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        self._interrupts = interrupts
+        self._readline = _readline() if self.interactive else None
+        self._history = history
+        if self._readline is not None and history is not None and history.exists():
+            self._readline.read_history_file(history)
+
+    def read(self) -> str | None:
+        """The next message; None where there will be none. A backslash at the end of a line, or three quotes
+        at its beginning until the next three, make several lines one message. KeyboardInterrupt: Ctrl-C; what
+        was typed is gone."""
+        line = self._line(PROMPT)
+        if line is None:
+            return None
+        if line.lstrip().startswith(_QUOTES):
+            return self._quoted(line.lstrip().removeprefix(_QUOTES))
+        lines = [line]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            more = self._line(MORE)
+            if more is None:
+                break
+            lines.append(more)
+        return "\n".join(lines)
+
+    def typed(self) -> bool:
+        """Whether the line that Ctrl-C ended had something in it."""
+        return self._readline is not None and bool(self._readline.get_line_buffer())
+
+    def close(self) -> None:
+        """Writes the history, where one is asked for."""
+        if self._readline is not None and self._history is not None:
+            self._readline.write_history_file(self._history)
+
+    def _quoted(self, line: str) -> str:
+        lines: list[str] = []
+        more: str | None = line
+        while more is not None:
+            before, quotes, _ = more.partition(_QUOTES)
+            lines.append(before)
+            if quotes:
+                break
+            more = self._line(MORE)
+        return "\n".join(lines).strip("\n")
+
+    def _line(self, prompt: str) -> str | None:
+        with self._interrupts.heard():
+            if self.interactive:
+                with contextlib.suppress(EOFError):
+                    return input(prompt)
+                return None
+            line = sys.stdin.readline()
+            return line.removesuffix("\n") if line else None
+
+
+def _readline() -> ModuleType | None:
+    """It makes ``input`` edit lines; some systems do without."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
+    readline.set_history_length(_HISTORY)
+    return readline

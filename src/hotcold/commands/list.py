@@ -1,0 +1,50 @@
+"""Lists the GGUF models in the cache of the Hugging Face tools: their names for -m, sizes, revisions."""
+
+import argparse
+
+from hotcold.commands import options
+from hotcold.engine.hub_cache import Cached, cache_folder, cached
+from hotcold.engine.hub_names import HubName
+from hotcold.formats.files import printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    about = "OWNER/NAME: those of one repository (default: all)"
+    parser.add_argument("name", nargs="?", type=options.hub_name, metavar="REPO", help=about)
+    options.add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    found = [each for each in cached() if args.name is None or each.repo == args.name.repo]
+    if not args.json:
+        lines = [_line(each) for each in found]
+        print("\n".join(lines) if lines else _nothing(args.name))
+    report = {
+        "folder": str(cache_folder()),
+        "models": [
+            {
+                "model": f"hf:{each.repo}/{each.file}" if each.file else None,
+                "repo": each.repo,
+                "files": each.files,
+                "bytes": each.nbytes,
+                "commit": each.commit or None,
+                "refs": list(each.refs),
+                "path": str(each.path),
+            }
+            for each in found
+        ],
+    }
+    return options.end(args, report)
+
+
+def _nothing(name: HubName | None) -> str:
+    of = f" of {name.repo}" if name else ""
+    return f"no models{of} in {printable(str(cache_folder()), 4096)}"
+
+
+def _line(model: Cached) -> str:
+    size = f"{options.size(model.nbytes):>11}"
+    if not model.file:
+        return f"{size}  {'':<12}  {model.repo}: what is left of a download; pull goes on, remove deletes it"
+    named = f" ({', '.join(model.refs)})" if model.refs else ""
+    return f"{size}  {model.commit[:12]}  {printable(f'hf:{model.repo}/{model.file}{named}', 2000)}"

@@ -1,0 +1,28 @@
+"""Deletes a downloaded model, or all models of a repository, from the cache of the Hugging Face tools.
+
+Files there that are no GGUF models stay."""
+
+import argparse
+
+from hotcold.commands import options
+from hotcold.engine import hub_cache
+from hotcold.formats.files import printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    about = "as hotcold list shows it, or OWNER/NAME for all of a repository"
+    parser.add_argument("name", type=options.hub_name, metavar="REPO[:FILE]", help=about)
+    options.add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    gone = hub_cache.remove(args.name)
+    nbytes = sum(each.nbytes for each in gone)
+    if not args.json:
+        for each in gone:
+            what = (
+                f"hf:{each.repo}/{each.file} at {each.commit[:12]}" if each.file else "a download's remains"
+            )
+            print(f"removed {printable(what, 2000)}, {options.size(each.nbytes)}")
+    report = {"removed": [each.file for each in gone], "bytes": nbytes}
+    return options.end(args, report)

@@ -1,0 +1,176 @@
+"""Serves a model over HTTP, with OpenAI's API and llama.cpp's. SIGTERM and Ctrl-C let running requests
+finish; a second signal ends the server at once. Exit codes: 0 stopped, 2 a mistake (a port in use, say, or a
+model that cannot be loaded), 70 the engine's process has died."""
+
+import argparse
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
+
+from hotcold.commands import options
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.opening import file_of
+from hotcold.errors import UserError
+from hotcold.formats.gguf import open_gguf
+
+if TYPE_CHECKING:
+    from hotcold.server.run import Listening
+    from hotcold.server.settings import Settings
+
+_NEEDED = ("starlette", "uvicorn", "prometheus_client", "jinja2", "llguidance")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("server").add_argument
+    add(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="where to listen (127.0.0.1: this machine alone)",
+    )
+    add(
+        "--port",
+        type=options.whole_number(0, 65535),
+        default=8080,
+        metavar="N",
+        help="8080 by default; 0 takes one that is free",
+    )
+    add(
+        "--api-key-file",
+        type=options.file_path,
+        metavar="FILE",
+        help="keys that clients must send, one a line (default: the one in $HOTCOLD_API_KEY, if any)",
+    )
+    add(
+        "--public-without-key",
+        action="store_true",
+        help="allow an address that other machines reach although no key is needed",
+    )
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that clients call this server by; may be repeated (default: localhost, this machine's "
+        "name, and addresses)",
+    )
+    add(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="a web page that may use the server, such as https://chat.example.org; may be repeated "
+        "(default: those of this machine)",
+    )
+    add("-a", "--alias", metavar="NAME", help="the model's name for clients (default: its file's)")
+    add("--log-disable", action="store_true", help="no line on stderr for each request")
+    _add_request_options(parser)
+    options.add_model_options(parser)
+
+
+def _add_request_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("requests").add_argument
+    add(
+        "-np",
+        "--parallel",
+        type=options.whole_number(1, 256),
+        default=4,
+        metavar="N",
+        help="how many run at the same time (4); each may have all of -c",
+    )
+    add(
+        "--max-waiting",
+        type=options.whole_number(0, 100_000),
+        default=64,
+        metavar="N",
+        help="how many may wait for that; others are refused with status 429 (64)",
+    )
+    add(
+        "--cache-positions",
+        type=options.whole_number(1),
+        metavar="N",
+        help="positions of the cache that requests share (default: -np times -c, or what memory allows)",
+    )
+    add(
+        "-to",
+        "--timeout",
+        type=options.whole_number(1, 86_400),
+        default=600,
+        metavar="S",
+        help="the most seconds of a request, waiting included (600)",
+    )
+    add(
+        "--drain",
+        type=options.whole_number(0, 86_400),
+        default=30,
+        metavar="S",
+        help="the most seconds that running requests get after SIGTERM (30)",
+    )
+    add(
+        "--max-connections",
+        type=options.whole_number(1, 100_000),
+        default=512,
+        metavar="N",
+        help="at the same time (512)",
+    )
+    add(
+        "--max-body",
+        type=_body_size,
+        default=4 << 20,
+        metavar="SIZE",
+        help="of a request, such as 512KiB (4MiB)",
+    )
+
+
+def _body_size(text: str) -> int:
+    """A size with its unit: elsewhere a bare number is GiB, which nobody means here."""
+    found = 0 if text[-1:].isdigit() else options.byte_size(text)
+    if not 1 << 10 <= found <= 1 << 30:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1KiB to 1GiB, such as 512KiB")
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        raise UserError(f"serve needs the extra: pip install 'hotcold[serve]' (there is no {missing[0]})")
+    found = options.model_options(args)
+    more = {"sequences": args.parallel, "cache_positions": args.cache_positions}
+    LoadOptions.of(found, **more)  # UserError before anything is opened
+    settings = _settings(args)
+    model = options.local_model(args.model)
+    with open_gguf(file_of(model)):  # what is no model is told before anything is started
+        pass
+
+    from hotcold.engine.async_llm import AsyncLLM
+    from hotcold.server.run import serve
+
+    llm = AsyncLLM(model, max_waiting=args.max_waiting, **more, **found)
+    return serve(llm, settings, args.alias, _say_ready)
+
+
+def _settings(args: argparse.Namespace) -> "Settings":
+    from hotcold.server import settings
+
+    return settings.Settings(
+        host=args.host,
+        port=args.port,
+        keys=settings.api_keys(args.api_key_file),
+        public_without_key=args.public_without_key,
+        allow_hosts=tuple(map(settings.check_host, args.allow_host)),
+        cors_origins=tuple(map(settings.check_origin, args.cors_origin)),
+        log=not args.log_disable,
+        timeout_s=args.timeout,
+        drain_s=args.drain,
+        connections=args.max_connections,
+        body_bytes=args.max_body,
+    )
+
+
+def _say_ready(listening: "Listening") -> None:
+    options.print_notes(listening.service.llm.info.notes)
+    facts = listening.service.facts
+    print(
+        f"{facts.name} at {listening.url} ({facts.slots} at a time, {facts.context} positions each)",
+        flush=True,
+    )
+    sys.stdout.flush()

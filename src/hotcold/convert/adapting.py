@@ -1,0 +1,277 @@
+"""What a family's ``config.json`` says, under Llama's keys, and what GGUF has keys of its own for.
+
+A function of the first kind returns the keys that change: other names of the publishers, values that they
+left to the class, and ``windows``, whether each layer's attention has the sliding window. What a GGUF file
+cannot express is refused with the value that it must have."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.settings import Settings
+
+Facts = dict[str, Any]
+
+
+def _refuse_others(config: Settings, **needed: Any) -> None:
+    """ConvertError where a key is there and has another value."""
+    for key, value in needed.items():
+        if key in config and config.values[key] != value:
+            raise config.error(key, str(value).lower() if isinstance(value, bool) else repr(value))
+
+
+def _windows(config: Settings, implied: Sequence[bool]) -> list[bool]:
+    """Of each layer: as ``layer_types`` says, else as the class implies."""
+    if "layer_types" not in config:
+        return list(implied)
+    types, layers = config.values["layer_types"], config.integer("num_hidden_layers")
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
+        raise config.error("layer_types", f"a list of {layers}, each {' or '.join(known)}")
+    return [kind == "sliding_attention" for kind in types]
+
+
+def _everywhere(config: Settings) -> list[bool]:
+    return [True] * config.integer("num_hidden_layers")
+
+
+def mistral(config: Settings) -> Facts:
+    return {"windows": _everywhere(config)} if "sliding_window" in config else {}
+
+
+def qwen(config: Settings) -> Facts:
+    if "sliding_window" not in config or not config.flag("use_sliding_window", False):
+        return {"sliding_window": None}
+    layers = config.integer("num_hidden_layers")
+    first = config.values.get("max_window_layers", 28)
+    if type(first) is not int or first < 0:
+        raise config.error("max_window_layers", "a number of layers")
+    return {"windows": _windows(config, [i >= first for i in range(layers)])}
+
+
+def qwen2_moe(config: Settings) -> Facts:
+    _refuse_others(config, norm_topk_prob=False)
+    return _qwen_moe(config) | {
+        "qkv_bias": config.flag("qkv_bias", True),
+        "shared_width": config.integer("shared_expert_intermediate_size"),
+    }
+
+
+def qwen3_moe(config: Settings) -> Facts:
+    if not config.flag("norm_topk_prob", False):
+        raise config.error("norm_topk_prob", "true")
+    return _qwen_moe(config)
+
+
+def _qwen_moe(config: Settings) -> Facts:
+    _refuse_others(config, decoder_sparse_step=1, mlp_only_layers=[])
+    experts = "num_experts" if "num_experts" in config else "num_local_experts"
+    return qwen(config) | {
+        "num_local_experts": config.integer(experts),
+        "moe_intermediate_size": config.integer("moe_intermediate_size"),
+    }
+
+
+def smallthinker(config: Settings) -> Facts:
+    layers, width = config.integer("num_hidden_layers"), config.integer("moe_ffn_hidden_size")
+    every = [1] * layers
+    # llama.cpp's files have one rule: without a window each layer rotates, with one those that have it.
+    spaced = [int(i % 4 != 0) for i in range(layers)]
+    windows, rotates = config.values.get("sliding_window_layout"), config.values.get("rope_layout")
+    if not isinstance(windows, list | None):
+        raise config.error("sliding_window_layout", f"a list of {layers}")
+    windows = windows if windows and any(windows) else None
+    if windows is not None and windows != spaced:
+        raise config.error("sliding_window_layout", f"{[0] * layers} or {spaced}")
+    if (rotates or every) != (every if windows is None else spaced):
+        raise config.error("rope_layout", str(every if windows is None else spaced))
+    _refuse_others(config, norm_topk_prob=True)
+    return {
+        "hidden_act": "relu",
+        "intermediate_size": width,
+        "moe_intermediate_size": width,
+        "num_local_experts": config.integer("moe_num_primary_experts"),
+        "num_experts_per_tok": config.integer("moe_num_active_primary_experts"),
+        "sliding_window": config.integer("sliding_window_size", 4096) if windows else None,
+        "windows": [bool(window) for window in windows or [0] * layers],
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+    }
+
+
+#: What the class has where config.json is silent.
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096
+}  # fmt: skip
+
+
+def gpt_oss(config: Settings) -> Facts:
+    _refuse_others(config, swiglu_limit=7.0, swiglu_alpha=1.702, attention_bias=True)
+    layers, hidden_act = config.integer("num_hidden_layers"), config.text("hidden_act", "silu")
+    facts: Facts = {
+        # config.json says silu; the class computes what OpenAI's code does.
+        "hidden_act": "swiglu_oai" if hidden_act == "silu" else hidden_act,
+        "attention_bias": True,
+        "moe_intermediate_size": config.integer("intermediate_size"),
+        "num_experts_per_tok": config.integer("num_experts_per_tok", config.integer("experts_per_token", 4)),
+        "windows": _windows(config, [i % 2 == 0 for i in range(layers)]),
+    }
+    if "rope_scaling" not in config and "rope_parameters" not in config:
+        facts["rope_scaling"] = _GPT_OSS_ROPE
+    if "quantization_config" in config:
+        stored = config.section("quantization_config")
+        if stored.text("quant_method", "") != "mxfp4":
+            raise stored.error("quant_method", "mxfp4")
+        facts |= {"quantization_config": None, "mxfp4": True}
+    return facts
+
+
+def falcon(config: Settings) -> Facts:
+    for key, needed in (("alibi", False), ("parallel_attn", True)):
+        if config.flag(key, needed) is not needed:
+            raise config.error(key, str(needed).lower())
+    grouped, heads = config.flag("new_decoder_architecture", False), config.integer("num_attention_heads")
+    shared = config.flag("multi_query", True) and not grouped
+    two_norms = grouped and config.integer("num_ln_in_parallel_attn", 2) == 2
+    return {
+        "num_key_value_heads": 1 if shared else config.integer("num_kv_heads", heads),
+        "intermediate_size": config.integer("ffn_hidden_size", 4 * config.integer("hidden_size")),
+        "max_position_embeddings": config.integer("max_position_embeddings", 2048),
+        "hidden_act": config.text("activation", "gelu"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+        "one_norm": not two_norms,
+        "two_norms": two_norms,
+    }
+
+
+def falcon_keys(config: Settings) -> Facts:
+    return {"tensor_data_layout": "jploski"}  # llama.cpp's name of how q, k and v follow one another
+
+
+def opt(config: Settings) -> Facts:
+    width = config.integer("hidden_size")
+    needed = {"_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
+    _refuse_others(config, do_layer_norm_before=True, word_embed_proj_dim=width, **needed)
+    return {
+        "intermediate_size": config.integer("ffn_dim"),
+        "hidden_act": config.text("activation_function", "relu"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+        "enable_bias": config.flag("enable_bias", True),
+        "layer_norm_eps": 1e-5,
+        "learned_positions": True,
+    }
+
+
+def nemotron(config: Settings) -> Facts:
+    share = config.section("rope_parameters").number("partial_rotary_factor", 0.5)
+    return {
+        "partial_rotary_factor": config.number("partial_rotary_factor", config.number("rope_percent", share)),
+        "norm_eps": config.number("norm_eps", config.number("layer_norm_eps", 1e-5)),
+    }
+
+
+def jais2(config: Settings) -> Facts:
+    return {"attention_bias": config.flag("attention_bias", True), "mlp_bias": config.flag("mlp_bias", True)}
+
+
+def minicpm(config: Settings) -> Facts:
+    _refuse_others(config, num_experts=0)
+    return {"tie_word_embeddings": config.flag("tie_word_embeddings", True)}
+
+
+def minicpm_keys(config: Settings) -> Facts:
+    width, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
+    return {
+        "embedding_scale": np.float32(config.number("scale_emb", 1)),
+        "residual_scale": np.float32(config.number("scale_depth", 1) / math.sqrt(layers)),
+        "logit_scale": np.float32(width / config.number("dim_model_base", 1)),
+    }
+
+
+def granite_keys(config: Settings) -> Facts:
+    keys = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    return {key: np.float32(config.number(theirs, 1)) for key, theirs in keys.items()}
+
+
+#: What the class has where config.json is silent.
+_GEMMA3 = {
+    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+def gemma3(config: Settings) -> Facts:
+    """Also of the vision models, whose ``text_config`` leaves out what the class implies."""
+    text = Settings(config.path, {**config.values, **config.section("text_config").values})
+    _refuse_others(text, use_bidirectional_attention=False, attn_logit_softcapping=None)
+    facts: Facts = {**text.values, **{key: text.integer(key, value) for key, value in _GEMMA3.items()}}
+    period, layers = text.integer("sliding_window_pattern", 6), facts["num_hidden_layers"]
+    windows = _windows(Settings(config.path, facts), [bool((i + 1) % period) for i in range(layers)])
+    return facts | {
+        "rms_norm_eps": text.number("rms_norm_eps", 1e-6),
+        "hidden_act": text.text("hidden_activation", text.text("hidden_act", "gelu_pytorch_tanh")),
+        "tie_word_embeddings": text.flag("tie_word_embeddings", True),
+        "query_pre_attn_scalar": text.number("query_pre_attn_scalar", 256),
+        "rope_theta": text.number("rope_theta", 1e6) if "rope_parameters" not in text else None,
+        "windows": windows,
+    }
+
+
+def gemma3_keys(config: Settings) -> Facts:
+    local = config.section("rope_parameters").section("sliding_attention").number("rope_theta", 10000)
+    keys = {"rope.freq_base_swa": np.float32(config.number("rope_local_base_freq", local))}
+    if (scalar := config.number("query_pre_attn_scalar")) != config.integer("head_dim"):
+        keys["attention.scale"] = np.float32(scalar**-0.5)
+    if "final_logit_softcapping" in config:
+        keys["final_logit_softcapping"] = np.float32(config.number("final_logit_softcapping"))
+    return keys
+
+
+def phi3_keys(config: Settings) -> Facts:
+    # llama.cpp's files tell Phi-4 by a window of 0.
+    return {} if "sliding_window" in config else {"attention.sliding_window": 0}
+
+
+def olmo3(config: Settings) -> Facts:
+    layers = config.integer("num_hidden_layers")
+    return {
+        "sliding_window": config.integer("sliding_window", 4096),
+        "windows": _windows(config, [(i + 1) % 4 != 0 for i in range(layers)]),
+    }
+
+
+def smollm3(config: Settings) -> Facts:
+    _refuse_others(config, use_sliding_window=False)
+    layers, period = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
+    rotates = config.values.get("no_rope_layers") or [int((i + 1) % period != 0) for i in range(layers)]
+    needed = [int((i + 1) % 4 != 0) for i in range(layers)]
+    if rotates != needed:
+        raise config.error("no_rope_layers", str(needed))
+    return {"tie_word_embeddings": config.flag("tie_word_embeddings", True), "sliding_window": None}
+
+
+def expert_keys(config: Settings) -> Facts:
+    keys = {
+        "expert_count": config.integer("num_local_experts"),
+        "expert_used_count": config.integer("num_experts_per_tok"),
+    }
+    if "moe_intermediate_size" in config:
+        keys["expert_feed_forward_length"] = config.integer("moe_intermediate_size")
+    if "shared_width" in config:
+        keys["expert_shared_feed_forward_length"] = config.integer("shared_width")
+    if keys["expert_used_count"] > keys["expert_count"]:
+        raise config.error("num_experts_per_tok", f"at most {keys['expert_count']}")
+    return keys
+
+
+def smallthinker_keys(config: Settings) -> Facts:
+    # llama.cpp's numbers: 1 softmax, 2 sigmoid
+    softmax = config.flag("moe_primary_router_apply_softmax", False)
+    return expert_keys(config) | {"expert_gating_func": 1 if softmax else 2}

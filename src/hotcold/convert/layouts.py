@@ -1,0 +1,232 @@
+"""Hugging Face layouts: the names, shapes and activations of each family's checkpoints, as data.
+
+GGUF names are those of llama.cpp's files; ``adapting`` brings ``config.json`` under Llama's keys."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hotcold.convert import adapting
+from hotcold.convert.settings import ConvertError, Settings
+from hotcold.model.config import MAX_LAYERS, MAX_VOCAB
+from hotcold.model.experts import MAX_EXPERTS
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A weight with its bias: HF's name, GGUF's name, and the shape in letters of ``metadata.dimensions``.
+
+    ``{}`` in a name is the layer; a second one in HF's is the expert, of which GGUF has one tensor for all.
+    ``heads`` is the letter that counts the rows' heads where rotary positions apply to them, or ``groups``
+    where q, k and v come in groups. ``bias`` and ``when`` say whether the bias exists, and the two: a bool,
+    or the key of one.
+    """
+
+    source: str
+    target: str
+    shape: str
+    heads: str = ""
+    bias: bool | str = False
+    when: bool | str = True
+
+    @property
+    def each_expert(self) -> bool:
+        return self.source.count("{}") == 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    architecture: str  #: GGUF's
+    implementation: str  #: its class
+    activations: Mapping[str, str]  #: hidden_act -> ours
+    rules: tuple[Rule, ...]
+    #: config.json's facts under Llama's keys, where the publishers chose others or left them to the class
+    adapt: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
+    #: what GGUF has keys for beyond those of every model, without the architecture's name
+    extra: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
+    llama_cpp: str | None = "silu"  #: the activation of this architecture there; None: llama.cpp lacks it
+    eps: str = "rms_norm_eps"  #: config.json's key
+    layer_norm: bool = False
+    interleaved: bool = False  #: in this architecture's GGUF files rotary pairs are neighbours
+    #: Norms scale by weight + 1 (Gemma up to 3, Nemotron): GGUF files hold the sum, and readers add nothing.
+    norms_less_one: bool = False
+    #: Which layers have no window where the file is silent: a period, and whether they begin it or end it.
+    full_attention: tuple[int, bool] | None = None
+    yarn_truncates: bool = True  #: YaRN's first and last interpolated pair are whole numbers
+    prefixes: Mapping[str, str] = field(default_factory=dict)  #: other beginnings of names -> the rules'
+    ignored: tuple[str, ...] = ()  #: beginnings of names that belong to other parts than the text's
+
+
+def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
+    """Those of ``layouts.json``, where ``bias`` and ``when`` may also name one of ``flags``."""
+    groups = json.loads(Path(__file__).with_name("layouts.json").read_bytes())
+    rules = (Rule(*row) for name in names for row in groups[name])
+    return tuple(
+        replace(rule, bias=flags.get(str(rule.bias), rule.bias), when=flags.get(str(rule.when), rule.when))
+        for rule in rules
+    )
+
+
+_SILU = {"silu": "silu"}
+_RELU = _SILU | {"relu": "relu"}
+# FATReLU (arXiv 2402.13516) is a ReLU whose threshold is hidden_act_param.
+_FATRELU = _RELU | {"fatrelu": "relu"}
+_TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu")
+_GELU = {"gelu": "gelu_erf", **_TANH, "relu": "relu"}
+_RELU2 = {"relu2": "relu2"}
+
+_PLAIN: dict[str, bool | str] = {
+    "norm_bias": False, "qkv_bias": "attention_bias", "o_bias": "attention_bias", "qk_norm": False,
+    "gated": True, "dense": True,
+}  # fmt: skip
+_LLAMA = _rules("llama", **_PLAIN)
+_NO_BIAS = _PLAIN | {"qkv_bias": False, "o_bias": False}
+_UNGATED = _PLAIN | {"gated": False}
+_NORM_BIAS = _UNGATED | {"norm_bias": True}
+_EXPERTS = _PLAIN | {"gated": False, "dense": False}
+_MIXTRAL = _rules("llama", "mixtral", **_NO_BIAS | _EXPERTS)
+_GEMMA3 = Layout(
+    "gemma3",
+    "Gemma3ForCausalLM",
+    _TANH,
+    _rules("gemma3"),
+    adapting.gemma3,
+    adapting.gemma3_keys,
+    llama_cpp="gelu",
+    norms_less_one=True,
+    full_attention=(6, False),
+    prefixes={
+        "language_model.model.": "model.",
+        "model.language_model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+    },
+    ignored=(
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    ),
+)
+
+#: config.json's model_type -> its layout
+LAYOUTS = {
+    "llama": Layout("llama", "LlamaForCausalLM", _FATRELU, _LLAMA, interleaved=True),
+    "sparsellama": Layout("llama", "SparseLlamaForCausalLM", _FATRELU, _LLAMA, interleaved=True),  # ProSparse
+    # Bamboo's code, which TurboSparse-Mistral has too, applies hidden_act to gate and up alike.
+    "bamboo": Layout(
+        "bamboo", "BambooForCausalLM", {"relu": "drelu"}, _LLAMA, llama_cpp=None, interleaved=True
+    ),
+    "mistral": Layout(
+        "llama", "MistralForCausalLM", _RELU, _rules("llama", **_NO_BIAS), adapting.mistral, interleaved=True
+    ),
+    "minicpm": Layout(
+        "minicpm", "MiniCPMForCausalLM", _FATRELU, _LLAMA, adapting.minicpm, adapting.minicpm_keys,
+        interleaved=True,
+    ),
+    "mixtral": Layout(
+        "llama", "MixtralForCausalLM", _SILU, _MIXTRAL, adapting.mistral, adapting.expert_keys,
+        interleaved=True,
+    ),
+    "turbosparsemixtral": Layout(
+        "llama", "TurboSparseMixtralForCausalLM", {"relu": "drelu"}, _MIXTRAL, adapting.mistral,
+        adapting.expert_keys, interleaved=True,
+    ),
+    "qwen2": Layout(
+        "qwen2", "Qwen2ForCausalLM", _SILU, _rules("llama", **_NO_BIAS | {"qkv_bias": True}), adapting.qwen
+    ),
+    "qwen3": Layout(
+        "qwen3", "Qwen3ForCausalLM", _SILU, _rules("llama", **_PLAIN | {"qk_norm": True}), adapting.qwen
+    ),
+    "qwen2_moe": Layout(
+        "qwen2moe", "Qwen2MoeForCausalLM", _SILU,
+        _rules("llama", "qwen3moe", "qwen2moe", **_EXPERTS | {"qkv_bias": "qkv_bias", "o_bias": False}),
+        adapting.qwen2_moe, adapting.expert_keys,
+    ),
+    "qwen3_moe": Layout(
+        "qwen3moe", "Qwen3MoeForCausalLM", _SILU, _rules("llama", "qwen3moe", **_EXPERTS | {"qk_norm": True}),
+        adapting.qwen3_moe, adapting.expert_keys,
+    ),
+    "smallthinker": Layout(
+        "smallthinker", "SmallThinkerForCausalLM", {"relu": "relu"},
+        _rules("llama", "smallthinker", **_NO_BIAS | _EXPERTS), adapting.smallthinker,
+        adapting.smallthinker_keys, llama_cpp="relu", full_attention=(4, True),
+    ),
+    "gpt_oss": Layout(
+        "gpt-oss", "GptOssForCausalLM", {"swiglu_oai": "swiglu_oai"}, _rules("gpt-oss"), adapting.gpt_oss,
+        adapting.expert_keys, llama_cpp="swiglu_oai", full_attention=(2, False), yarn_truncates=False,
+    ),
+    "opt": Layout(
+        "opt", "OPTForCausalLM", _GELU, _rules("opt"), adapting.opt, llama_cpp=None, eps="layer_norm_eps",
+        layer_norm=True, prefixes={"decoder.": "model.decoder."},
+    ),
+    "falcon": Layout(
+        "falcon", "FalconForCausalLM", _GELU, _rules("falcon"), adapting.falcon, adapting.falcon_keys,
+        llama_cpp="gelu", eps="layer_norm_epsilon", layer_norm=True,
+    ),
+    "nemotron": Layout(
+        "nemotron", "NemotronForCausalLM", _RELU2, _rules("llama", **_NORM_BIAS), adapting.nemotron,
+        llama_cpp="relu2", eps="norm_eps", layer_norm=True, norms_less_one=True,
+    ),
+    "arcee": Layout(
+        "arcee", "ArceeForCausalLM", _RELU2, _rules("llama", **_UNGATED), llama_cpp="relu2", interleaved=True
+    ),
+    "jais2": Layout(
+        "jais2", "Jais2ForCausalLM", _RELU2, _rules("llama", **_NORM_BIAS), adapting.jais2,
+        llama_cpp="relu2", eps="layer_norm_eps", layer_norm=True,
+    ),
+    "gemma3_text": _GEMMA3,
+    "gemma3": replace(_GEMMA3, implementation="Gemma3ForConditionalGeneration"),
+    "phi3": Layout("phi3", "Phi3ForCausalLM", _SILU, _rules("phi3"), adapting.mistral, adapting.phi3_keys),
+    "olmo2": Layout("olmo2", "Olmo2ForCausalLM", _SILU, _rules("olmo2")),
+    "olmo3": Layout(
+        "olmo2", "Olmo3ForCausalLM", _SILU, _rules("olmo2"), adapting.olmo3, full_attention=(4, False)
+    ),
+    "granite": Layout(
+        "granite", "GraniteForCausalLM", _SILU, _LLAMA, extra=adapting.granite_keys, interleaved=True
+    ),
+    "smollm3": Layout("smollm3", "SmolLM3ForCausalLM", _SILU, _LLAMA, adapting.smollm3, interleaved=True),
+}  # fmt: skip
+
+
+#: Sizes that lists are made of, and the largest of each that the engine takes.
+_LARGEST = {
+    "num_hidden_layers": MAX_LAYERS,
+    "vocab_size": MAX_VOCAB,
+    **dict.fromkeys(("num_local_experts", "num_experts", "moe_num_primary_experts"), MAX_EXPERTS),
+}
+
+
+def _check_sizes(config: Settings) -> None:
+    """Before anything of such a size is made; whether they are integers is seen where they are read."""
+    text = config.values.get("text_config")
+    for part in (config, Settings(config.path, text if isinstance(text, dict) else {})):
+        for key, largest in _LARGEST.items():
+            if type(value := part.values.get(key)) is int and value > largest:
+                raise part.error(key, f"at most {largest}")
+
+
+def find_layout(config: Settings) -> tuple[Layout, Settings]:
+    """The layout of a ``config.json``, and its facts under Llama's keys."""
+    model_type = config.text("model_type")
+    if model_type not in LAYOUTS:
+        raise config.error("model_type", f"one of {', '.join(LAYOUTS)}")
+    layout = LAYOUTS[model_type]
+    if config.values.get("architectures") not in (None, [layout.implementation]):
+        raise config.error("architectures", f"[{layout.implementation!r}]")
+    _check_sizes(config)
+    config = Settings(config.path, {**config.values, **layout.adapt(config)})
+    if "quantization_config" in config:
+        raise ConvertError(f"{config.path} describes quantised weights: convert the original checkpoint")
+    own_head = not config.flag("tie_word_embeddings", False)
+    return layout, Settings(config.path, {**config.values, "own_head": own_head})
+
+
+def activation(config: Settings, layout: Layout) -> tuple[str, float]:
+    """The FFN's activation, and the threshold that a gate must exceed."""
+    hidden_act = config.text("hidden_act")
+    if hidden_act not in layout.activations:
+        raise config.error("hidden_act", f"one of {', '.join(layout.activations)}")
+    threshold = config.number("hidden_act_param") if hidden_act == "fatrelu" else 0.0
+    return layout.activations[hidden_act], threshold

@@ -1,0 +1,215 @@
+"""A checkpoint's shape and arithmetic as GGUF metadata, by the keys that llama.cpp's files have."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.layouts import Layout
+from hotcold.convert.settings import Settings, is_number
+from hotcold.convert.tensor_files import Array
+from hotcold.model.rope import frequencies, llama3_factors
+
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+
+
+def dimensions(config: Settings) -> dict[str, int]:
+    """D model dim, H heads, G kv heads, d head_dim, Q, K, F rows of query, of key, of query, key and value, N
+    neurons, U rows of gate and up, V vocabulary, L layers; E experts, M neurons of each, S of a shared one, P
+    learned positions, where there are any. Raises :class:`ConvertError` where they do not fit together."""
+    dim, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
+    if "head_dim" not in config and dim % heads:
+        raise config.error("num_attention_heads", f"a divisor of hidden_size {dim} (or a head_dim)")
+    head_dim, neurons = config.integer("head_dim", dim // heads), config.integer("intermediate_size")
+    if head_dim % 2:
+        raise config.error("head_dim", "an even number (rotary positions turn pairs)")
+    sizes = {
+        "D": dim,
+        "H": heads,
+        "G": kv_heads,
+        "d": head_dim,
+        "Q": heads * head_dim,
+        "K": kv_heads * head_dim,
+        "F": (heads + 2 * kv_heads) * head_dim,
+        "N": neurons,
+        "U": 2 * neurons,
+        "V": config.integer("vocab_size"),
+        "L": config.integer("num_hidden_layers"),
+    }
+    if "num_local_experts" in config:
+        sizes |= {
+            "E": config.integer("num_local_experts"),
+            "M": config.integer("moe_intermediate_size", neurons),
+        }
+    if "shared_width" in config:
+        sizes |= {"S": config.integer("shared_width"), "1": 1}
+    if "learned_positions" in config:
+        # OPT's table begins with two rows that no position has.
+        sizes["P"] = config.integer("max_position_embeddings") + 2
+    return sizes
+
+
+def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
+    sizes = dimensions(config)
+    eps = np.float32(config.number(layout.eps))
+    metadata: dict[str, Any] = {
+        "vocab_size": sizes["V"],
+        "context_length": config.integer("max_position_embeddings"),
+        "embedding_length": sizes["D"],
+        "block_count": sizes["L"],
+        "feed_forward_length": sizes["N"],
+        "attention.head_count": sizes["H"],
+        "attention.head_count_kv": sizes["G"],
+        f"attention.layer_norm_{'' if layout.layer_norm else 'rms_'}epsilon": eps,
+        **_windows(config, layout),
+    }
+    rope: dict[str, Any] = {} if "P" in sizes else _rope_metadata(config, layout)
+    # In the order of files that were written before, so that they can be made again byte for byte.
+    first = "rope.dimension_count"
+    metadata |= {first: rope[first]} if rope else {}
+    if "head_dim" in config:
+        metadata["attention.key_length"] = metadata["attention.value_length"] = sizes["d"]
+    metadata |= rope
+    metadata |= layout.extra(config)
+    return {f"{layout.architecture}.{key}": value for key, value in metadata.items()}
+
+
+def _windows(config: Settings, layout: Layout) -> dict[str, Any]:
+    windows: list[bool] = config.values.get("windows", [])
+    if not any(windows):
+        return {}
+    keys: dict[str, Any] = {"attention.sliding_window": config.integer("sliding_window")}
+    period, first = layout.full_attention or (len(windows) + 1, False)
+    if windows != [i % period != (0 if first else period - 1) for i in range(len(windows))]:
+        keys["attention.sliding_window_pattern"] = windows
+    return keys
+
+
+@dataclass(frozen=True)
+class Rope:
+    theta: float
+    kind: str  #: one of ``_KINDS``
+    dim: int  #: values of a head that turn
+    settings: Settings  #: of the scaling
+    config: Settings
+
+    @property
+    def original(self) -> int:
+        """Positions that the model was trained for before its context was made longer."""
+        key = "original_max_position_embeddings"
+        return self.settings.integer(key, self.config.integer(key, self._context))
+
+    @property
+    def stretched(self) -> float:
+        """What longrope (arXiv 2402.13753) multiplies queries and keys by, for the context it grew to."""
+        if self.original < 2:
+            key = "original_max_position_embeddings"
+            raise (self.settings if key in self.settings else self.config).error(key, "an integer above 1")
+        return math.sqrt(1 + math.log(self.growth) / math.log(self.original))
+
+    @property
+    def _context(self) -> int:
+        return self.config.integer("max_position_embeddings")
+
+    @property
+    def growth(self) -> float:
+        """Of a longrope model's context."""
+        return max(self._context / self.original, 1.0)
+
+
+def rope_of(config: Settings) -> Rope:
+    """Newer files say all of it in ``rope_parameters``, some for each kind of attention."""
+    parameters = config.section("rope_parameters")
+    if "full_attention" in parameters:
+        parameters = parameters.section("full_attention")
+    scaling = config.section("rope_scaling") if "rope_scaling" in config else parameters
+    theta = config.number("rope_theta", parameters.number("rope_theta", 10000.0))
+    key = "rope_type" if "rope_type" in scaling else "type"
+    kind = scaling.text(key, "default")
+    kind = {"su": "longrope"}.get(kind, kind)
+    if kind not in _KINDS:
+        raise scaling.error(key, f"one of {', '.join(_KINDS)}")
+    head_dim = dimensions(config)["d"]
+    share = config.number("partial_rotary_factor", parameters.number("partial_rotary_factor", 1))
+    dim = int(head_dim * share)
+    if share > 1 or dim % 2 or dim < 2:
+        raise config.error("partial_rotary_factor", f"a share of head_dim {head_dim} that is an even number")
+    return Rope(theta, kind, dim, scaling, config)
+
+
+def _rope_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
+    rope = rope_of(config)
+    keys: dict[str, Any] = {"rope.dimension_count": rope.dim, "rope.freq_base": np.float32(rope.theta)}
+    if rope.kind == "linear":
+        keys["rope.scaling.type"] = "linear"
+        keys["rope.scaling.factor"] = np.float32(rope.settings.number("factor"))
+    if rope.kind == "yarn":
+        keys |= _yarn(rope, layout)
+    if rope.kind == "longrope":
+        keys["rope.scaling.type"] = "longrope"
+        keys["rope.scaling.original_context_length"] = rope.original
+        factor = rope.settings.number("attention_factor", rope.stretched)
+        keys["rope.scaling.attn_factor"] = np.float32(factor)
+    return keys
+
+
+def _yarn(rope: Rope, layout: Layout) -> dict[str, Any]:
+    """arXiv 2309.00071; where the file is silent about the temperature, readers have the paper's."""
+    settings = rope.settings
+    if settings.flag("truncate", True) is not layout.yarn_truncates:
+        raise settings.error("truncate", str(layout.yarn_truncates).lower())
+    factor = settings.number("factor")
+    keys: dict[str, Any] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": np.float32(factor),
+        "rope.scaling.original_context_length": rope.original,
+    }
+    for key in ("beta_fast", "beta_slow"):
+        if key in settings:
+            keys[f"rope.scaling.yarn_{key}"] = np.float32(settings.number(key))
+    if "attention_factor" in settings:
+        keys["rope.scaling.yarn_attn_factor"] = np.float32(settings.number("attention_factor"))
+    elif "mscale" in settings and "mscale_all_dim" in settings:
+        grown = [
+            1 + 0.1 * settings.number(key) * math.log(max(factor, 1)) for key in ("mscale", "mscale_all_dim")
+        ]
+        keys["rope.scaling.yarn_attn_factor"] = np.float32(grown[0] / grown[1])
+    return keys
+
+
+def rope_tables(config: Settings) -> Mapping[str, Array]:
+    """GGUF's tensors of what each frequency is divided by, ``[rotary dim / 2]``: Llama 3's, or longrope's."""
+    if "learned_positions" in config:
+        return {}
+    rope = rope_of(config)
+    if rope.kind == "llama3":
+        return {"rope_freqs.weight": _llama3_factors(rope)}
+    if rope.kind == "longrope":
+        return {
+            f"rope_factors_{kind}.weight": _longrope_factors(rope, f"{kind}_factor")
+            for kind in ("long", "short")
+        }
+    return {}
+
+
+def _llama3_factors(rope: Rope) -> Array:
+    settings = rope.settings
+    low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
+    if not low < high:
+        raise settings.error("high_freq_factor", f"a number above low_freq_factor {low:g}")
+    factor, original = settings.number("factor"), settings.number("original_max_position_embeddings")
+    steps = frequencies(rope.dim, rope.theta)
+    return llama3_factors(steps, factor, low, high, original).astype(np.float32)
+
+
+def _longrope_factors(rope: Rope, key: str) -> Array:
+    values, half = rope.settings.values.get(key), rope.dim // 2
+    numbers = values if isinstance(values, list) else []
+    if len(numbers) != half or not all(is_number(n) for n in numbers):
+        raise rope.settings.error(key, f"a list of {half} numbers above 0")
+    return np.array(numbers, np.float32)

@@ -1,0 +1,107 @@
+"""JSON files of strangers, whose values are checked as they are read."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hotcold.errors import UserError
+from hotcold.formats.files import shown
+
+_V = TypeVar("_V")
+
+MAX_JSON = 64 << 20  #: bytes
+MAX_DEPTH = 100  #: of lists and objects in one another
+
+_LEAST, _MOST = 2.0**-126, 2.0**127  #: of float32, without subnormal numbers
+
+
+class ConvertError(UserError):
+    """A checkpoint that cannot be converted, or options that do not fit it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A JSON object whose values are checked as they are read; errors name file, key and value."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the key has a value; ``null`` counts as absent."""
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._typed(key, default, int, "an integer from 1 to 2^31 - 1")
+        if not 1 <= value < 1 << 31:
+            raise self.error(key, "an integer from 1 to 2^31 - 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value: Any = self.values[key] if key in self else default
+        if not is_number(value):
+            raise self.error(key, "a finite number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        return self._typed(key, default, bool, "true or false")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        return self._typed(key, default, str, "a string")
+
+    def section(self, key: str) -> "Settings":
+        return Settings(self.path, self._typed(key, {}, dict, "an object"))
+
+    def token(self, key: str) -> int | None:
+        """A token id; of a list the first one counts, and -1 means that there is none."""
+        value = self.values.get(key)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if value in (None, -1):
+            return None
+        if type(value) is not int or not 0 <= value < 1 << 31:
+            raise self.error(key, "a token id")
+        return value
+
+    def error(self, key: str, needed: str) -> ConvertError:
+        seen = f"is {shown(self.values[key])}" if key in self else "is missing"
+        return ConvertError(f"{self.path}: {key} {seen}: {needed} is needed")
+
+    def _typed(self, key: str, default: _V | None, kind: type[_V], needed: str) -> _V:
+        value = self.values[key] if key in self else default
+        if type(value) is not kind:
+            raise self.error(key, needed)
+        return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is above 0 and finite, in GGUF's float32 as well; JSON has integers of any length."""
+    return type(value) in (int, float) and _LEAST <= value <= _MOST
+
+
+def _check_depth(path: Path, values: Any) -> None:
+    """So that whoever follows or prints a value need not count how deep it goes."""
+    level = [values]
+    for _ in range(MAX_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise ConvertError(f"{path}: the JSON is nested too deeply")
+
+
+def read_settings(path: Path) -> Settings:
+    """Reads a JSON object of at most :data:`MAX_JSON` bytes; :class:`ConvertError` when it is not one."""
+    if path.stat().st_size > MAX_JSON:
+        raise ConvertError(f"{path} is larger than {MAX_JSON >> 20} MiB: too large for a configuration")
+    try:
+        values = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ConvertError(f"{path}: the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise ConvertError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConvertError(f"{path} holds a JSON {type(values).__name__}: an object is needed")
+    _check_depth(path, values)
+    return Settings(path, values)

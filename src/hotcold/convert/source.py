@@ -1,0 +1,62 @@
+"""A tensor of a GGUF file that is to be written, and where it comes from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from hotcold.convert.checkpoint import Checkpoint, Rearrange
+from hotcold.convert.settings import ConvertError
+from hotcold.convert.tensor_files import Array
+from hotcold.formats.blocks import Tensor
+
+
+@dataclass(frozen=True)
+class Source:
+    """A GGUF tensor, its shape in NumPy order, and the checkpoint's names for it."""
+
+    name: str
+    shape: tuple[int, ...]
+    origins: tuple[str, ...]
+    #: as :meth:`Checkpoint.load`, in GGUF's order; or blocks as they are to be written
+    load: Callable[[], Array | Tensor] = field(compare=False)
+    packed: str | None = None  #: the block type that ``load`` gives, where it gives blocks
+
+    @property
+    def origin(self) -> str:
+        return self.origins[0]
+
+
+def loaded(
+    checkpoint: Checkpoint,
+    target: str,
+    origins: Sequence[str],
+    shape: tuple[int, ...],
+    rearrange: Rearrange = lambda values: values,
+    result: tuple[int, ...] | None = None,
+) -> Source:
+    """One tensor of this shape, or several, stacked; ``result`` is the shape in GGUF's order."""
+    for name in origins:
+        check_shape(checkpoint, name, shape)
+    result = result or shape
+    if len(origins) == 1:
+        return Source(target, result, tuple(origins), partial(checkpoint.load, origins[0], rearrange))
+
+    def load() -> Array:
+        """One part at a time, so that memory holds the tensor and one part."""
+        first = checkpoint.load(origins[0], rearrange)
+        stacked = np.empty((len(origins), *first.shape), first.dtype)
+        for place, name in enumerate(origins):
+            stacked[place] = checkpoint.load(name, rearrange) if place else first
+        return stacked
+
+    return Source(target, (len(origins), *result), tuple(origins), load)
+
+
+def check_shape(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) -> None:
+    if name not in checkpoint.files:
+        raise ConvertError(f"{checkpoint.folder} has no tensor {name!r}: the checkpoint is not complete")
+    if (shape := checkpoint.shape(name)) != expected:
+        seen = f"tensor {name!r} has shape {list(shape)}: config.json implies {list(expected)}"
+        raise ConvertError(f"{checkpoint.folder}: {seen}")

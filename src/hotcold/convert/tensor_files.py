@@ -1,0 +1,137 @@
+"""The files that hold a checkpoint's tensors: safetensors, or PyTorch's own, of which nothing is executed."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy.typing as npt
+
+from hotcold.convert.settings import ConvertError, Settings, read_settings
+from hotcold.formats.files import printable, shown
+from hotcold.formats.torch_entries import TorchFileError
+from hotcold.formats.torch_state import TorchState
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class TensorFile(Protocol):
+    """A file of named tensors of which each is read when it is needed."""
+
+    def names(self) -> Iterable[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def dtype(self, name: str) -> str: ...  # safetensors' name
+    def read(self, name: str) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in the file that has it, under its name there."""
+
+    file: TensorFile
+    name: str
+
+
+class Safetensors:
+    def __init__(self, path: Path) -> None:
+        self._file = open_safetensors(path)
+
+    def names(self) -> Iterable[str]:
+        names: list[str] = self._file.keys()
+        return names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        return str(self._file.get_slice(name).get_dtype())
+
+    def read(self, name: str) -> Array:
+        values: Array = self._file.get_tensor(name)
+        return values
+
+
+class _Torch:
+    def __init__(self, path: Path) -> None:
+        try:
+            self._state = TorchState(path)
+        except TorchFileError as error:
+            raise ConvertError(str(error)) from None
+
+    def names(self) -> Iterable[str]:
+        return self._state.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._state.tensors[name].shape
+
+    def dtype(self, name: str) -> str:
+        return self._state.tensors[name].dtype
+
+    def read(self, name: str) -> Array:
+        import ml_dtypes
+
+        values = self._state.read(name)
+        return values.view(ml_dtypes.bfloat16) if self.dtype(name) == "BF16" else values
+
+
+_Open: TypeAlias = Callable[[Path], TensorFile]
+#: The file of a whole checkpoint, the index of one in shards, and how either is opened; the first counts.
+_KINDS: tuple[tuple[str, str, _Open], ...] = (
+    ("model.safetensors", "model.safetensors.index.json", Safetensors),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json", _Torch),
+)
+
+
+def open_tensors(folder: Path) -> dict[str, Stored]:
+    """Where each tensor is; ConvertError: a file is missing, or damaged."""
+    for single, index, open_file in _KINDS:
+        if (folder / single).is_file():
+            return stored_in(open_file(folder / single))
+        if (folder / index).is_file():
+            return _open_shards(folder, read_settings(folder / index), open_file, Path(single).suffix)
+    wanted = " nor ".join(single for single, _, _ in _KINDS)
+    raise ConvertError(f"{folder} has neither {wanted}, nor an index of either in shards: it has no weights")
+
+
+def open_torch_file(path: Path) -> dict[str, Stored]:
+    return stored_in(_Torch(path))
+
+
+def stored_in(file: TensorFile) -> dict[str, Stored]:
+    return {name: Stored(file, name) for name in file.names()}
+
+
+def open_safetensors(path: Path) -> Any:
+    """The file as the safetensors library opens it, which reads and checks the header alone."""
+    try:
+        import ml_dtypes  # noqa: F401  (gives NumPy the type bfloat16)
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ConvertError(f"{error}: conversion needs pip install 'hotcold[convert]'") from None
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise ConvertError(f"{path} is not a whole safetensors file: {printable(str(error))}") from None
+
+
+def _open_shards(folder: Path, index: Settings, open_file: _Open, suffix: str) -> dict[str, Stored]:
+    shards: dict[str, TensorFile] = {}
+    names: dict[str, set[str]] = {}
+    tensors: dict[str, Stored] = {}
+    for name, shard in index.section("weight_map").values.items():
+        # A shard is a plain name beside the index: a path could lead anywhere.
+        if not isinstance(shard, str) or not shard.endswith(suffix) or Path(shard).name != shard:
+            seen = f"{shown(name)} is in {shown(shard)}"
+            raise ConvertError(f"{index.path}: {seen}: a {suffix} file name is needed")
+        listed = f"which {index.path.name} lists"
+        if shard not in shards:
+            if not (folder / shard).is_file():
+                raise ConvertError(f"{folder} has no {shard}, {listed}: download it as well")
+            shards[shard] = open_file(folder / shard)
+            names[shard] = set(shards[shard].names())
+        if name not in names[shard]:
+            raise ConvertError(f"{folder / shard} has no tensor {shown(name)}, {listed} in it")
+        tensors[name] = Stored(shards[shard], name)
+    if not tensors:
+        raise index.error("weight_map", "an object of tensor names and files")
+    return tensors

@@ -1,0 +1,110 @@
+"""Every GGUF tensor of a checkpoint, checked by its header and loaded when it is written."""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+
+from hotcold.convert.checkpoint import Checkpoint, Rearrange
+from hotcold.convert.gpt_oss import expert_sources
+from hotcold.convert.layouts import Layout, Rule
+from hotcold.convert.metadata import dimensions, rope_tables
+from hotcold.convert.settings import ConvertError, Settings
+from hotcold.convert.source import Source, loaded
+from hotcold.convert.tensor_files import Array
+from hotcold.formats.files import shown
+
+#: Tensors that hold nothing which config.json does not say.
+_REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attention\.masked_bias$|^model\.decoder\.version$")
+
+
+def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[Source]:
+    """Every GGUF tensor in file order. ConvertError where one is missing, of another shape or not known."""
+    checkpoint = checkpoint.renamed(layout.prefixes, layout.ignored)
+    config, sizes = checkpoint.config, dimensions(checkpoint.config)
+    if layout.architecture == "gpt-oss" and down_layout == "by_neuron":
+        # Its blocks of MXFP4 lie along the neurons: turned, they would have to be quantised again.
+        raise ConvertError("down layout by_neuron is not possible for gpt-oss: by_output is needed")
+    rules = [rule for rule in layout.rules if _holds(config, rule.when)]
+    each = [rule for rule in rules if "{}" in rule.target]
+    first, *last = (rule for rule in rules if rule not in each)
+    found = [*_of_rule(checkpoint, layout, first, 0, sizes, down_layout)]
+    for layer in range(sizes["L"]):
+        for rule in each:
+            found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
+        if layout.architecture == "gpt-oss":
+            found += expert_sources(checkpoint, layer, sizes)
+    for rule in last:
+        found += _of_rule(checkpoint, layout, rule, 0, sizes, down_layout)
+    _refuse_others(checkpoint, {origin for source in found for origin in source.origins})
+    for name, table in rope_tables(config).items():
+        found.append(Source(name, table.shape, ("rope_scaling",), partial(np.copy, table)))
+    return found
+
+
+def _of_rule(
+    checkpoint: Checkpoint, layout: Layout, rule: Rule, layer: int, sizes: Mapping[str, int], down_layout: str
+) -> Iterator[Source]:
+    rearrange = _rearrangement(rule, layout, sizes, down_layout)
+    parts = {"weight": rule.shape} | ({"bias": rule.shape[0]} if _holds(checkpoint.config, rule.bias) else {})
+    for part, letters in parts.items():
+        shape = tuple(sizes[letter] for letter in letters)
+        experts = range(sizes["E"]) if rule.each_expert else [0]  # a name without a place for it ignores it
+        origins = [f"{rule.source.format(layer, expert)}.{part}" for expert in experts]
+        if rule.each_expert:
+            shape = shape[1:]
+        results = {np.transpose: shape[::-1], _only_row: shape[1:]}
+        result = results.get(rearrange, shape)
+        norm = part == "weight" and len(letters) == 1  # no other weight is a vector
+        change = plus_one if norm and layout.norms_less_one else rearrange
+        yield loaded(checkpoint, f"{rule.target.format(layer)}.{part}", origins, shape, change, result)
+
+
+def _holds(config: Settings, condition: bool | str) -> bool:
+    return config.flag(condition, False) if isinstance(condition, str) else condition
+
+
+def _rearrangement(rule: Rule, layout: Layout, sizes: Mapping[str, int], down_layout: str) -> Rearrange:
+    if rule.shape == "1D":
+        return _only_row
+    if rule.heads == "groups":
+        return partial(ungroup_heads, kv_heads=sizes["G"], head_dim=sizes["d"])
+    if rule.heads and layout.interleaved:
+        return partial(interleave_rotary, heads=sizes[rule.heads])
+    if rule.shape[-2:] in ("DN", "DM", "DS") and down_layout == "by_neuron":
+        return np.transpose
+    return lambda values: values
+
+
+def _only_row(values: Array) -> Array:
+    row: Array = values[0]
+    return row
+
+
+def plus_one(values: Array) -> Array:
+    """In float32, where halves would round it."""
+    return values.astype(np.float32) + np.float32(1)
+
+
+def _refuse_others(checkpoint: Checkpoint, used: set[str]) -> None:
+    if not checkpoint.config.flag("own_head", True):
+        used.add("lm_head.weight")
+    others = [name for name in checkpoint.files if name not in used and not _REDUNDANT.search(name)]
+    if others:
+        seen = f"tensors that this layout does not have ({len(others)}, such as {shown(others[0])})"
+        raise ConvertError(f"{checkpoint.folder} has {seen}: leaving them out would give another model")
+
+
+def interleave_rotary(values: Array, heads: int) -> Array:
+    """Rows of q or k from Hugging Face's half-split order to GGUF ``llama``'s interleaved one. Within each
+    head row i of the first half and row i of the second, which turn together, become neighbours."""
+    paired = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
+    return paired.swapaxes(1, 2).reshape(values.shape)
+
+
+def ungroup_heads(values: Array, kv_heads: int, head_dim: int) -> Array:
+    """Rows of a fused q, k, v from groups (heads of q, the k and the v they share) to q, then k, then v."""
+    groups = values.reshape(kv_heads, -1, head_dim, *values.shape[1:])
+    parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])

@@ -1,0 +1,224 @@
+"""``tokenizer.json`` of the tokenizers library, where GGUF can express what it describes.
+
+Three kinds: a byte-level BPE; a BPE of characters that falls back on bytes, which is SentencePiece's, its
+scores lost; and a unigram model."""
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.sentencepiece_model import Piece
+from hotcold.convert.settings import ConvertError, Settings
+from hotcold.formats.files import shown
+from hotcold.model.bpe import IGNORES_MERGES, PRE_TOKENIZERS
+from hotcold.model.spm import SPACE
+from hotcold.model.vocabulary import TokenType
+
+#: How a Split keeps the matches of its expression apart from what lies between them.
+_CUTS = ({"behavior": "Isolated", "invert": False}, {"behavior": "Removed", "invert": True})
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+_SPACED = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+_SINGLE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+_MAX_SCORE = 1e30  # of float32, with room; integers of JSON may have any length
+_UNMADE = -1e9  # the score of tokens that no merge makes: they come last
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A vocabulary as it was trained: tokens by id, and the ``tokenizer.ggml.`` keys of how it works."""
+
+    keys: dict[str, Any]
+    tokens: dict[int, Piece]
+    scored: bool = False  #: whether the kind needs scores
+
+
+def trained_vocabulary(tokenizer: Settings) -> Trained:
+    """ConvertError: GGUF cannot express what the file describes, or it is damaged."""
+    model = tokenizer.section("model")
+    # The first files of this library had no type.
+    kind = model.text("type", "Unigram" if isinstance(model.values.get("vocab"), list) else "BPE")
+    if kind not in ("BPE", "Unigram"):
+        raise ConvertError(f"{tokenizer.path} is {shown(kind)}: BPE, Unigram or tokenizer.model is needed")
+    if kind == "Unigram":
+        return _unigram(tokenizer, model)
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if model.values.get(key):
+            raise model.error(key, "null")
+    ids = _vocab(tokenizer, model)
+    merges = model.values.get("merges")
+    if not isinstance(merges, list):
+        raise model.error("merges", "a list of pairs")
+    pairs = [_merge(tokenizer, merge) for merge in merges]
+    if model.flag("byte_fallback", False):
+        return _with_fallback(tokenizer, model, ids, pairs)
+    # llama.cpp leaves NFC out as well: hardly any text is not in it.
+    if tokenizer.values.get("normalizer") not in (None, {"type": "NFC"}):
+        raise tokenizer.error("normalizer", "null or NFC")
+    pre = _pre_kind(tokenizer, model.flag("ignore_merges", False))
+    tokens = {id: Piece(text, 0.0, TokenType.NORMAL) for id, text in ids.items()}
+    return Trained({"model": "gpt2", "pre": pre, "merges": [" ".join(pair) for pair in pairs]}, tokens)
+
+
+def _vocab(tokenizer: Settings, model: Settings) -> dict[int, str]:
+    tokens: dict[int, str] = {}
+    for text, id in model.section("vocab").values.items():
+        if type(id) is not int or id < 0 or id in tokens:
+            seen = f"token {shown(text)} has id {shown(id)}"
+            raise ConvertError(f"{tokenizer.path}: {seen}: one of its own is needed")
+        tokens[id] = text
+    return tokens
+
+
+def _with_fallback(
+    tokenizer: Settings, model: Settings, ids: dict[int, str], merges: list[tuple[str, str]]
+) -> Trained:
+    """SentencePiece merges the pair whose token has the highest score, this library the one of the first
+    merge: so a token's score is how early it is made."""
+    rank: dict[str, int] = {}
+    for place, (left, right) in enumerate(merges):
+        rank.setdefault(left + right, place)
+    unknown = model.values.get("unk_token")
+    tokens = {}
+    for id, text in ids.items():
+        type = TokenType.BYTE if _BYTE.fullmatch(text) else TokenType.NORMAL
+        score = -float(rank[text]) if text in rank else 0.0 if len(text) == 1 else _UNMADE
+        tokens[id] = Piece(text, score, TokenType.UNKNOWN if text == unknown else type)
+    keys = {
+        "model": "llama",
+        "pre": "default",
+        "add_space_prefix": _space_prefix(tokenizer),
+        "unknown_token_id": next((id for id, text in ids.items() if text == unknown), None),
+    }
+    return Trained(keys, tokens, scored=True)
+
+
+def _space_prefix(tokenizer: Settings) -> bool:
+    """Whether a text gets a space before it; ConvertError where more than spaces is changed."""
+    prefix, spaced = False, False
+    for step in _flat(tokenizer.values.get("normalizer"), "normalizers"):
+        if step == {"type": "Prepend", "prepend": SPACE}:
+            prefix = True
+        elif step == _SPACED:
+            spaced = True
+        else:
+            raise tokenizer.error("normalizer", f"null, or steps that make {SPACE!a} of spaces")
+    for step in _flat(tokenizer.values.get("pre_tokenizer"), "pretokenizers"):
+        match step:
+            case {"type": "Metaspace", "replacement": "\u2581", **more}:
+                old = "always" if more.get("add_prefix_space", True) else "never"
+                prefix, spaced = prefix or more.get("prepend_scheme", old) != "never", True
+            case {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}:
+                pass  # of spaces that are none any more
+            case _:
+                raise tokenizer.error("pre_tokenizer", "null or Metaspace")
+    if not spaced:
+        raise tokenizer.error("normalizer", f"one that makes {SPACE!a} of spaces")
+    return prefix
+
+
+def _unigram(tokenizer: Settings, model: Settings) -> Trained:
+    vocab, unknown = model.values.get("vocab"), model.values.get("unk_id")
+    if not isinstance(vocab, list) or type(unknown) is not int or not 0 <= unknown < len(vocab):
+        raise model.error("unk_id", "the id of the unknown token, and a list of tokens")
+    tokens = {}
+    for id, entry in enumerate(vocab):
+        match entry:
+            case [str(text), float() | int() as score] if abs(score) < _MAX_SCORE:
+                byte = TokenType.BYTE if _BYTE.fullmatch(text) else TokenType.NORMAL
+                tokens[id] = Piece(text, float(score), TokenType.UNKNOWN if id == unknown else byte)
+            case _:
+                raise ConvertError(
+                    f"{tokenizer.path}: token {id} is {shown(entry)}: a text and a score are needed"
+                )
+    steps = _flat(tokenizer.values.get("normalizer"), "normalizers")
+    tables = [step.get("precompiled_charsmap") for step in steps if step.get("type") == "Precompiled"]
+    others = [step for step in steps if step.get("type") not in ("Precompiled", "Strip") and step != _SINGLE]
+    if others:
+        raise tokenizer.error("normalizer", "a precompiled table, or that and single spaces")
+    spaces = {**tokenizer.values, "normalizer": None}
+    keys: dict[str, Any] = {
+        "model": "t5",
+        "pre": "default",
+        "add_space_prefix": _space_prefix(Settings(tokenizer.path, spaces)),
+        "remove_extra_whitespaces": _SINGLE in steps or any(step.get("type") == "Strip" for step in steps),
+        "unknown_token_id": unknown,
+    }
+    if tables and tables[0]:
+        try:
+            keys["precompiled_charsmap"] = np.frombuffer(base64.b64decode(tables[0], validate=True), np.uint8)
+        except (TypeError, ValueError, binascii.Error):
+            raise tokenizer.error("normalizer", "a table in base64") from None
+    return Trained(keys, tokens, scored=True)
+
+
+def _flat(step: Any, key: str) -> list[dict[str, Any]]:
+    """Steps in their order, sequences unrolled."""
+    if not isinstance(step, dict):
+        return []
+    inner = step.get(key) if step.get("type") == "Sequence" else None
+    return [part for each in inner for part in _flat(each, key)] if isinstance(inner, list) else [step]
+
+
+def adds(tokenizer: Settings, text: str | None, place: int) -> bool:
+    """Whether the template around a text has the special token ``text`` first (0) or last (-1)."""
+    steps = tokenizer.section("post_processor").values
+    inner = steps.get("processors") or []
+    if not isinstance(inner, list):
+        raise tokenizer.section("post_processor").error("processors", "a list")
+    for step in [steps, *inner]:
+        single = step.get("single") if isinstance(step, dict) else None
+        if isinstance(single, list) and single and isinstance(single[place], dict):
+            token = single[place].get("SpecialToken")
+            return isinstance(token, dict) and token.get("id") == text
+    return False
+
+
+def _merge(tokenizer: Settings, merge: Any) -> tuple[str, str]:
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    match parts:
+        case [str(left), str(right)] if left and right and " " not in left + right:
+            return left, right
+    raise ConvertError(f"{tokenizer.path}: the merge {shown(merge)} is not a pair of tokens")
+
+
+def _pre_kind(tokenizer: Settings, ignore_merges: bool) -> str:
+    steps = _steps(tokenizer.values.get("pre_tokenizer"))
+    kinds = [kind for kind, cuts in PRE_TOKENIZERS.items() if [*map(_plain, cuts), "ByteLevel"] == steps]
+    fitting = [kind for kind in kinds if (kind in IGNORES_MERGES) == ignore_merges]
+    if fitting:
+        return fitting[0]
+    if kinds:
+        seen = f"{', '.join(kinds)}, but with ignore_merges {ignore_merges}"
+    else:
+        seen = f"{' then '.join(steps)[:600]!r}; known are {', '.join(PRE_TOKENIZERS)}"
+    raise ConvertError(f"{tokenizer.path}: GGUF has no name for its pre_tokenizer: it is {seen}")
+
+
+def _steps(step: Any) -> list[str]:
+    """Regular expressions in their order, then ``ByteLevel``; what has no expression by its type."""
+    match step:
+        case {"type": "Sequence", "pretokenizers": list(steps)}:
+            found = [expression for each in steps for expression in _steps(each)]
+            # The spelling changes nothing for those after it, as long as they look at ASCII alone.
+            spelled = [expression for expression in found if expression != "ByteLevel"]
+            return spelled + ["ByteLevel"] * (len(spelled) < len(found))
+        case {"type": "ByteLevel", "add_prefix_space": False}:
+            cuts = PRE_TOKENIZERS["gpt-2"] if step.get("use_regex", True) else ()
+            return [*map(_plain, cuts), "ByteLevel"]
+        case {"type": "Split", "pattern": {"Regex": str(pattern)}, **how} if how in _CUTS:
+            return [_plain(pattern)]
+        case {"type": "Digits", "individual_digits": bool(individual)}:
+            return [r"\p{N}" if individual else r"\p{N}+"]
+        case {"type": "Punctuation", "behavior": "Contiguous"}:
+            return [_plain(PRE_TOKENIZERS["falcon"][0])]
+        case {"type": str(kind)}:
+            return [kind if kind not in ("ByteLevel", "Split") else f"{kind} with more"]
+    return [shown(step)]
+
+
+def _plain(expression: str) -> str:
+    return expression.replace("\r", r"\r").replace("\n", r"\n")

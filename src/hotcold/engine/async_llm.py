@@ -1,0 +1,159 @@
+"""A model for programs with an event loop: it runs in a process of its own, and nothing here waits for it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+from hotcold.engine.chat import ANSWER_TOKENS, Chat
+from hotcold.engine.chat_answer import Answer, ChatPiece, answer_of
+from hotcold.engine.engine_front import EngineFront
+from hotcold.engine.generation import Generation, Piece, joined
+from hotcold.engine.job import Grammar, Job
+from hotcold.engine.job_options import JobChatOptions, JobOptions, JobSettings
+from hotcold.engine.llm import Ids, Prompt, check_each, ids_of, is_one
+from hotcold.errors import UserError
+
+if TYPE_CHECKING:
+    from hotcold.engine.grammar import Grammars
+
+
+class AsyncLLM(EngineFront):
+    """A model in a process of its own, for one event loop.
+
+    >>> async with AsyncLLM("model.gguf", sequences=4) as llm:
+    ...     async for piece in llm.stream_text("Once upon a time", max_tokens=50):
+    ...         print(piece, end="", flush=True)
+
+    ``sequences`` requests run at the same time, ``max_waiting`` more wait in order of arrival, and beyond
+    these a request is refused with ``queue_full``. ``chunk`` is the most prompt tokens of a step. Other
+    options are those of :class:`~hotcold.engine.llm.LLM`; values that cannot be right are a UserError now.
+
+    All methods belong to the event loop in which :meth:`start` was called, and to its thread."""
+
+    _grammars: "Grammars | None" = None  # once one was to be checked
+    _template: Chat | None = None  # once it was asked for
+
+    @property
+    def template(self) -> Chat:
+        """The model's chat template, and how it marks thinking and calls of tools. What it renders takes a
+        while: call it in a thread. Errors as of :attr:`info`."""
+        if self._template is None:
+            self._template = Chat(self.tokenizer, self.metadata, self.info.name)
+        return self._template
+
+    async def check(self, grammar: Grammar) -> None:
+        """JobError ``invalid_grammar``: no answer may be held to this. It is compiled in another process,
+        within bounds, and the result is kept for a while. :meth:`stream` does this first."""
+        await self._checked(grammar)
+
+    async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
+        """As :meth:`EngineFront.stream`; the job's grammar is checked first."""
+        if job.grammar is not None:
+            job = replace(job, grammar=await self._checked(job.grammar))
+        async with contextlib.aclosing(super().stream(job)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def stream_text(self, prompt: Prompt, **options: Unpack[JobOptions]) -> AsyncGenerator[Piece, None]:
+        """:meth:`stream` of a text, or token ids. UserError: an option or a prompt that is not allowed."""
+        settings = JobSettings.of(options)
+        ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
+        async with contextlib.aclosing(self.stream(settings.job(ids))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    @overload
+    async def generate(self, prompt: str, **options: Unpack[JobOptions]) -> Generation: ...
+    @overload
+    async def generate(self, prompt: Ids, **options: Unpack[JobOptions]) -> Generation: ...
+    @overload
+    async def generate(
+        self, prompt: list[str] | Sequence[Ids], **options: Unpack[JobOptions]
+    ) -> list[Generation]: ...
+    @overload
+    async def generate(self, prompt: list[Prompt], **options: Unpack[JobOptions]) -> list[Generation]: ...
+    async def generate(
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[JobOptions]
+    ) -> Generation | list[Generation]:
+        """Continues a prompt, or each of several, as :meth:`LLM.generate` does, and with the same texts. One
+        of several that fails says why in :attr:`Generation.error`. Cancelling it ends all of them."""
+        settings = JobSettings.of(options)
+        if is_one(prompt):
+            done = await self._generate(prompt, settings.of_prompt(0))  # type: ignore[arg-type]
+            if done.error is not None:
+                raise done.error
+            return done
+        prompts: list[Prompt] = [*prompt]
+        check_each(prompts)
+        # None of them meets a full queue, if it is alone.
+        room = asyncio.Semaphore(min(2 * self.info.slots, self._most))
+
+        async def each(index: int) -> Generation:
+            async with room:
+                return await self._generate(prompts[index], settings.of_prompt(index))
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each(index)) for index in range(len(prompts))]
+        return [task.result() for task in tasks]
+
+    async def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[JobChatOptions]
+    ) -> AsyncGenerator[ChatPiece, None]:
+        """:meth:`LLM.stream_chat`: the answer to the last message of a conversation, piece by piece."""
+        rest: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, **options}
+        tools, values = rest.pop("tools", ()), rest.pop("template_values", None)
+        continue_last = rest.pop("continue_last", False)
+        settings, template = JobSettings.of(rest), self.template
+        rendered = partial(template.ids, messages, tools, kwargs=values, continue_last=continue_last)
+        ids = await asyncio.to_thread(rendered)
+        parts = template.stream(template.opens_thinking(ids), tools)
+        job = replace(settings.job(ids), shown=template.shown)
+        async with contextlib.aclosing(self.stream(job)) as pieces:
+            async for piece in pieces:
+                new = parts.push(piece.text)
+                if piece.finish_reason is not None:
+                    new += parts.finish()
+                yield ChatPiece(tuple(new), piece)
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[JobChatOptions]) -> Answer:
+        """:meth:`LLM.chat`: the answer to the last message of a conversation."""
+        async with contextlib.aclosing(self.stream_chat(messages, **options)) as pieces:
+            return answer_of([piece async for piece in pieces])
+
+    async def close(self, drain_s: float = 0) -> None:
+        try:
+            await super().close(drain_s)
+        finally:
+            for each in (self._grammars, self._template):
+                if each is not None:
+                    await asyncio.to_thread(each.close)
+
+    async def _generate(self, prompt: Prompt, settings: JobSettings) -> Generation:
+        """With its error, if it has one."""
+        pieces: list[Piece] = []
+        try:
+            ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
+            async with contextlib.aclosing(self.stream(settings.job(ids))) as stream:
+                async for piece in stream:
+                    pieces.append(piece)
+        except UserError as error:
+            if not pieces:
+                return settings.refused(error)
+            return joined([*pieces[:-1], replace(pieces[-1], finish_reason="error")], error)
+        return joined(pieces)
+
+    async def _checked(self, grammar: Grammar) -> Grammar:
+        """As the engine process takes it: nothing of it is read there in Python."""
+        if self.status != "ready":
+            raise self._unusable()
+        return await asyncio.wrap_future(self._of_grammars().checking(grammar))
+
+    def _of_grammars(self) -> "Grammars":
+        if self._grammars is None:
+            from hotcold.engine.grammar import Grammars
+
+            self._grammars = Grammars(self.tokenizer)
+        return self._grammars

@@ -1,0 +1,104 @@
+"""Messages over two pipes, with threads that wait: the engine process's side of the channel to its front."""
+
+import os
+import queue
+import select
+import sys
+import threading
+from array import array
+from collections.abc import Callable
+from typing import TypeAlias
+
+from hotcold.engine.plain_data import HEADER, Plain, lengths, unpack
+
+#: Makes a message's bytes: the writer calls it, in a thread of its own.
+Message: TypeAlias = Callable[[], bytes]
+
+_MOST_WAITING = 4096  # messages: one of each step
+_PATIENCE_S = 120.0
+
+
+def own_pipes() -> tuple[int, int]:
+    """Takes standard input and output, so that nothing else in this process can read or write them: what is
+    printed goes to standard error. Returns the two descriptors."""
+    reading, writing = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    return reading, writing
+
+
+class Reader:
+    """Reads messages, one at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "rb", buffering=1 << 16)
+
+    def read(self) -> tuple[Plain, "array[int]"] | None:
+        """The next message, when it has come; None where the other side has closed, be it within a message.
+        PlainDataError: it is none."""
+        header = self._file.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return None
+        n_text, n_ids = lengths(header)
+        body = self._file.read(n_text + n_ids)
+        if len(body) < n_text + n_ids:
+            return None
+        view = memoryview(body)
+        return unpack(view[:n_text], view[n_text:])
+
+    def close(self) -> None:
+        """While nobody reads."""
+        self._file.close()
+
+
+class Writer:
+    """Writes messages in a thread of its own, in the order of :meth:`write`.
+
+    ``gone`` is called once, in that thread, when the other side has closed or has read nothing for
+    ``patience_s``; messages are dropped from then on."""
+
+    def __init__(self, descriptor: int, gone: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
+        self._descriptor, self._gone, self._patience_s = descriptor, gone, patience_s
+        self._waiting: queue.Queue[Message | None] = queue.Queue(_MOST_WAITING)
+        self._ready: select.poll | None = None
+        if hasattr(select, "poll"):  # elsewhere it waits as long as the system lets it
+            os.set_blocking(descriptor, False)
+            self._ready = select.poll()
+            self._ready.register(descriptor, select.POLLOUT)
+        self._thread = threading.Thread(target=self._run, name="hotcold-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, message: Message) -> None:
+        """Queues a message. It waits only where so many are queued that the other side does not read."""
+        self._waiting.put(message)
+
+    def close(self) -> None:
+        """Writes what is queued, ends the thread, and closes the pipe."""
+        self._waiting.put(None)
+        self._thread.join()
+        os.close(self._descriptor)
+
+    def _run(self) -> None:
+        open = True
+        while (message := self._waiting.get()) is not None:
+            try:
+                if open:
+                    self._write(message())
+            except OSError:
+                open = False
+                self._gone()
+            except Exception as error:  # a message that cannot be written; somebody waits for it
+                print(f"hotcold: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                open = False
+                self._gone()
+
+    def _write(self, data: bytes) -> None:
+        """OSError: the other side has closed; TimeoutError, which is one, where it does not read."""
+        view = memoryview(data)
+        while view:
+            if self._ready is not None and not self._ready.poll(self._patience_s * 1000):
+                raise TimeoutError(f"nothing was read for {self._patience_s:g} s")
+            view = view[os.write(self._descriptor, view) :]

@@ -1,0 +1,228 @@
+"""Conversations with one model: its chat template turns messages into tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hotcold.engine.chat_stream import ChatStream as ChatStream
+from hotcold.engine.chat_stream import Part as Part
+from hotcold.engine.template_process import TemplateError, TemplateProcess, check_extra
+from hotcold.engine.tool_calls import ToolFormat, tool_format
+from hotcold.formats.files import shown
+from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
+from hotcold.model.chat_messages import Message, TemplateValue, check_messages, check_tools, check_values
+from hotcold.model.plain_text import StandIns, encode_rendered, stand_ins, texts_of
+from hotcold.model.reasoning import opens_thinking, thinking_of
+from hotcold.model.tokenizer import Tokenizer
+
+#: A noncharacter, which no text may have, marks where a text ends that is to be continued.
+_END = "\ufdd0"
+ANSWER_TOKENS = 512  #: the most of an answer in a conversation, unless somebody says otherwise
+PARAGRAPH = "\n\n"  #: between what was written and what a user writes next, without a template
+_TAIL = 32  # tokens of a prompt, which may be the name that opens thinking and spaces
+_TEMPLATE = "tokenizer.chat_template"
+_SPECIAL_TOKENS = {
+    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding",
+    "sep_token": "seperator", "cls_token": "cls", "mask_token": "mask",
+}  # fmt: skip
+
+
+class Chat:
+    """Of one model: its template, its tokenizer, and how it marks thinking and calls of tools.
+
+    ``metadata`` is the GGUF file's; ``name`` is for messages. Errors in the template are told by the first
+    :meth:`ids`. May be used from several threads at once."""
+
+    def __init__(self, tokenizer: Tokenizer, metadata: Mapping[str, Any], name: str = "") -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+        self._templates = {
+            which: text
+            for which, key in (("", _TEMPLATE), ("tool_use", f"{_TEMPLATE}.tool_use"))
+            if isinstance(text := metadata.get(key), str) and text
+        }
+        self._special = _special_tokens(tokenizer, metadata)
+        self._process = TemplateProcess()
+        text = self.template or ""
+        #: how the model calls tools; None where its template knows none, or a format of its own
+        self.tool_format: ToolFormat | None = tool_format(self._templates.get("tool_use", text))
+        self._thinking = thinking_of(text)
+        #: control tokens that must be shown in an answer's text (``Job.shown``), for :meth:`stream` to see
+        self.shown = self._shown()
+
+    @property
+    def template(self) -> str | None:
+        """Jinja's source; None where the file has none."""
+        return self._templates.get("") or self._templates.get("tool_use")
+
+    @property
+    def has_template(self) -> bool:
+        return self.template is not None
+
+    def check(self) -> None:
+        """TemplateError: templates cannot be rendered here, since packages are missing."""
+        if self.has_template:
+            check_extra()
+
+    @property
+    def template_note(self) -> str | None:
+        """What a user should know about the template; None where it is the model's own."""
+        if self.has_template:
+            return None
+        return "the model has no chat template: it continues the text of all messages (see docs/chat.md)"
+
+    def ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        kwargs: Mapping[str, TemplateValue] | None = None,
+        add_generation_prompt: bool = True,
+        continue_last: bool = False,
+    ) -> list[int]:
+        """Token ids of the prompt for the next answer; blocks for as long as rendering takes.
+
+        ``kwargs`` are values that the template may ask for, such as ``enable_thinking``. With
+        ``continue_last`` the last message, an assistant's, is the beginning of the answer. Special tokens
+        inside the messages' texts stay text. ``MessageError``: messages, tools or kwargs are not as they have
+        to be; :class:`TemplateError`: the template cannot be rendered with them; JobError: no template can be
+        rendered now."""
+        checked = check_messages(messages)
+        text, marks = self._text(
+            checked,
+            check_tools(tools),
+            check_values(kwargs or {}),
+            add_generation_prompt and not continue_last,
+            continue_last,
+        )
+        ids = encode_rendered(self._tokenizer, text, marks)
+        if not ids:
+            raise TemplateError("the model's chat template made an empty prompt of these messages")
+        return ids
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the template marks thinking."""
+        return self._thinking is not None
+
+    def opens_thinking(self, ids: Sequence[int]) -> bool:
+        """Whether this prompt of :meth:`ids` has begun the thinking, so that the answer goes on with it."""
+        names = self._tokenizer.control_names
+        tail = b"".join(
+            names[id].encode() if id in names else self._tokenizer.piece(id) for id in ids[-_TAIL:]
+        )
+        return opens_thinking(tail.decode(errors="replace"), self._thinking)
+
+    def stream(
+        self,
+        prompt_opens_thinking: bool = False,
+        tools: bool | Sequence[Mapping[str, Any]] = False,
+    ) -> ChatStream:
+        """Divides the text of an answer, whose control tokens :attr:`shown` must be in it. Calls are looked
+        for where there are ``tools``; given the tools themselves, only calls of these count."""
+        names = None
+        if not isinstance(tools, bool):
+            names = {tool["function"]["name"] for tool in check_tools(tools)}
+        return ChatStream(
+            self._thinking,
+            self.tool_format if tools else None,
+            opened=prompt_opens_thinking,
+            names=names,
+        )
+
+    def close(self) -> None:
+        """Ends the processes that render."""
+        self._process.close()
+
+    def _shown(self) -> tuple[int, ...]:
+        wanted = set(self.tool_format.tokens) if self.tool_format else set()
+        if self._thinking is not None:
+            wanted |= {self._thinking.start, self._thinking.end}
+        return tuple(id for id, name in self._tokenizer.control_names.items() if name in wanted)
+
+    def _text(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]],
+        values: dict[str, TemplateValue],
+        add_generation_prompt: bool,
+        continue_last: bool,
+    ) -> tuple[str, StandIns]:
+        """What the template makes of these, with stand-ins in it, and the stand-ins."""
+        template = self._templates.get("tool_use" if tools else "") or self.template or ""
+        if (size := len(template.encode(errors="replace"))) > MAX_TEMPLATE_BYTES:
+            allowed = f"at most {MAX_TEMPLATE_BYTES} are allowed"
+            raise TemplateError(f"the model's chat template has {size} bytes: {allowed}")
+        names = [*self._tokenizer.control_names.values()]
+        texts = [template, *names, *texts_of(messages), *texts_of(tools), *texts_of(values)]
+        # One more character of no text marks where the last message ends.
+        marks = stand_ins([*names, _END], texts)
+        end = marks.forward.get(ord(_END), "")
+        messages = _for_template(messages, template)
+        if continue_last:
+            if messages[-1]["role"] != "assistant":
+                seen = shown(messages[-1]["role"])
+                raise TemplateError(f"the last message is of {seen}: only an assistant's can be continued")
+            messages[-1]["content"] += _END
+        if not template:
+            return _plain_text(messages).removesuffix(_END).translate(marks.forward), marks
+        request = {
+            "template": template,
+            "stand_ins": [marks.plain, marks.marked],
+            "messages": messages,
+            "users": values,
+            "values": {**self._special, "add_generation_prompt": add_generation_prompt, "documents": None},
+        }
+        request["users" if tools else "values"]["tools"] = tools or None  # type: ignore[index]
+        text = self._process.render(request)
+        if not continue_last:
+            return text, marks
+        if end not in text:
+            raise TemplateError("the model's chat template leaves out the last message: start a new one")
+        return text[: text.rindex(end)], marks
+
+
+def chat_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a file's metadata what a :class:`Chat` reads."""
+    wanted = [_TEMPLATE, f"{_TEMPLATE}.tool_use"]
+    wanted += [f"tokenizer.ggml.{key}_token_id" for key in _SPECIAL_TOKENS.values()]
+    return {key: metadata[key] for key in wanted if key in metadata}
+
+
+def _joins(before: str, text: str) -> str:
+    """A space where an answer's text would grow together with the word before it."""
+    apart = not before or not text or before[-1].isspace() or not text[0].isalnum()
+    return "" if apart else " "
+
+
+def _special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Names of tokens as templates know them; those that the file does not have are left out."""
+    found = {}
+    for name, key in _SPECIAL_TOKENS.items():
+        id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        id = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id}.get(key, id)
+        if isinstance(id, int) and 0 <= id < tokenizer.vocab_size:
+            found[name] = tokenizer.piece(id).decode(errors="replace")
+    return found
+
+
+def _for_template(messages: list[Message], template: str) -> list[Message]:
+    """Templates that do not know developers call them system."""
+    if "developer" in template:
+        return [dict(message) for message in messages]
+    return [
+        {**message, "role": "system"} if message["role"] == "developer" else dict(message)
+        for message in messages
+    ]
+
+
+def _plain_text(messages: list[Message]) -> str:
+    """Without a template: one running text. An answer goes on where the message before it ended; any other
+    message begins a paragraph."""
+    text = ""
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "assistant":
+            text += _joins(text, content) + content
+        elif content:
+            text += f"{text and PARAGRAPH}{content}"
+    return text

@@ -1,0 +1,100 @@
+"""A model's answer in a conversation: what it says, what it thought, and which tools it calls."""
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hotcold.engine.chat_stream import ChatStream, Part
+from hotcold.engine.generation import Generation, Piece, joined
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    id: str  #: for the message of role ``tool`` that brings the result
+    name: str
+    arguments: str  #: JSON as the model wrote it, which may be wrong
+
+
+@dataclass(frozen=True)
+class ChatPiece:
+    """What is new of an answer; ``str()`` gives what is to be shown of it."""
+
+    parts: tuple[Part, ...]
+    piece: Piece  #: what it came with: ids, timings, and in the last one how the answer ended
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if part.kind == "content")
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if part.kind == "reasoning")
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Answer(Generation):
+    """A finished answer; ``text`` is what is to be shown of it, and so is ``str()``."""
+
+    reasoning: str = ""  #: what the model thought, where its template marks that
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """For the messages of the next turn."""
+        found: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            found["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            found["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.tool_calls
+            ]
+        return found
+
+
+def divided(pieces: Generator[Piece, None, None], stream: ChatStream) -> Generator[ChatPiece, None, None]:
+    """Pieces of a continuation, divided; closing this closes them."""
+    try:
+        for piece in pieces:
+            parts = stream.push(piece.text)
+            if piece.finish_reason is not None:
+                parts += stream.finish()
+            yield ChatPiece(tuple(parts), piece)
+    finally:
+        pieces.close()
+
+
+def answer_of(pieces: Sequence[ChatPiece]) -> Answer:
+    """All pieces of an answer as one."""
+    whole = joined([each.piece for each in pieces])
+    same = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    return Answer(
+        **same | {"text": "".join(map(str, pieces))},
+        reasoning="".join(each.reasoning for each in pieces),
+        tool_calls=tuple(_calls(part for each in pieces for part in each.parts)),
+    )
+
+
+def _calls(parts: Iterator[Part]) -> Iterator[ToolCall]:
+    name, arguments, index = "", "", -1
+    for part in parts:
+        if part.kind == "call_start":
+            if index >= 0:
+                yield ToolCall(_id(index), name, arguments)
+            name, arguments, index = part.name, "", part.index
+        elif part.kind == "call_arguments":
+            arguments += part.text
+    if index >= 0:
+        yield ToolCall(_id(index), name, arguments)
+
+
+def _id(index: int) -> str:
+    """Nine letters and digits: some templates accept nothing else."""
+    return f"call{index:05}"

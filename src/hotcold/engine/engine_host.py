@@ -1,0 +1,165 @@
+"""What an engine process does from its first message to its last."""
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hotcold.engine.channel import Reader, Writer
+from hotcold.engine.engine import Engine
+from hotcold.engine.engine_state import model_info
+from hotcold.engine.engine_thread import Command, EngineBroken, EngineThread
+from hotcold.engine.job import Grammar
+from hotcold.engine.messages import (
+    Abort,
+    Failure,
+    Load,
+    LoadFailed,
+    Loading,
+    Ready,
+    Step,
+    Told,
+    decode,
+    encode,
+)
+from hotcold.engine.opening import opened
+from hotcold.engine.plain_data import PlainDataError
+from hotcold.engine.request import Constraint
+from hotcold.engine.session import Session
+from hotcold.errors import UserError
+from hotcold.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from hotcold.engine.grammar import Grammars
+
+#: A thread that returns from native code waits at most so long for one that runs Python: commands and pieces
+#: are read and written in threads beside the one that steps. Python's own 5 ms would show in every step.
+_SWITCH_S = 0.0003
+_PROGRESS_S = 0.05  # between two reports
+
+EXIT_DEFECT = 70
+
+
+def serve(reading: int, writing: int) -> int:
+    """Loads the model that the first message names and runs jobs until the last; the exit code. The process
+    ends inside, where the front has gone."""
+    sys.setswitchinterval(_SWITCH_S)
+    reader = Reader(reading)
+    writer = Writer(writing, gone=_leave)
+    commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+
+    def tell(message: Told) -> None:
+        writer.write(partial(encoded, message, commands.put))
+
+    first = reader.read()
+    load = decode(*first) if first is not None else None
+    if not isinstance(load, Load):
+        return 0 if first is None else EXIT_DEFECT
+    listener = partial(_listen, reader, commands.put, tell)
+    threading.Thread(target=listener, name="hotcold-reader", daemon=True).start()
+    session = _loaded(load, tell)
+    code = EXIT_DEFECT
+    if session is not None:
+        constraint = _Constraints(session.model.tokenizer)
+        engine = Engine(session)
+        thread = EngineThread(engine, commands, tell, constraint)
+        tell(Ready(model_info(engine)))
+        try:
+            thread.run()
+            code = 0
+        except EngineBroken as error:
+            _note(f"the engine is given up: {error}")
+        except Exception:
+            _note(traceback.format_exc())
+        constraint.close()
+        session.model.close()
+    writer.close()
+    sys.stderr.flush()
+    os._exit(code)  # not through Python's end: threads wait in system calls
+
+
+def encoded(message: Told, put: Callable[[Command], None]) -> bytes:
+    """A message as bytes. Where a step's cannot be written, its jobs alone end, with an error."""
+    try:
+        return encode(message)
+    except PlainDataError as error:
+        if not isinstance(message, Step):
+            raise
+        failures = {each.id: each for each in message.failures}
+        for id, _ in message.pieces:
+            put(Abort(id))
+            failures.setdefault(id, Failure(id, f"an answer cannot be sent: {error}", "engine_failed"))
+        return encode(Step((), tuple(failures.values())))
+
+
+def _loaded(load: Load, tell: Callable[[Told], None]) -> Session | None:
+    """None where it failed, which was told."""
+    last = -_PROGRESS_S
+
+    def progress(_: str, done: int, total: int) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= _PROGRESS_S:
+            last = now
+            tell(Loading(done, total))
+
+    try:
+        return opened(load.model, load.options, progress).session()
+    except UserError as error:
+        message = str(error)
+    except MemoryError:
+        message = "not enough memory to load the model: use a smaller context (-c) or a smaller model"
+    except Exception as error:
+        _note(traceback.format_exc())
+        message = f"loading failed by a defect of Hotcold, please report it: {type(error).__name__}: {error}"
+    tell(LoadFailed(" ".join(message.split())))
+    return None
+
+
+def _listen(reader: Reader, put: Callable[[Command], None], tell: Callable[[Told], None]) -> None:
+    """Reads commands until the front has gone, and the process ends with it."""
+    try:
+        while (found := reader.read()) is not None:
+            try:
+                put(decode(*found))
+            except PlainDataError:
+                raise
+            except ValueError as error:  # a job's values; the front does not let them pass
+                tell(Step((), (Failure(found[0][1]["id"], str(error), "invalid_request"),)))
+    except Exception as error:
+        _note(f"what the front said is not understood: {type(error).__name__}: {error}")
+        os._exit(EXIT_DEFECT)
+    _leave()
+
+
+def _leave() -> None:
+    """Ends the process now: nobody is there for whom anything could be done."""
+    os._exit(0)
+
+
+def _note(text: str) -> None:
+    print(f"hotcold: {text}", file=sys.stderr, flush=True)
+
+
+class _Constraints:
+    """Of grammars that the front has checked. What compiles them is loaded with the first."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._grammars: Grammars | None = None
+
+    def __call__(self, grammar: Grammar) -> Constraint:
+        """From one thread at a time."""
+        if self._grammars is None:
+            from hotcold.engine.grammar import Grammars
+
+            self._grammars = Grammars(self._tokenizer)
+        return self._grammars.constraint(grammar)
+
+    def close(self) -> None:
+        if self._grammars is not None:
+            self._grammars.close()

@@ -1,0 +1,84 @@
+"""What an engine process tells of itself: the model that it runs, and how it is."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.live import Picture
+from hotcold.engine.statistics import EngineStats
+from hotcold.kernels.backend import PAGE
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model that is loaded, and how it runs."""
+
+    name: str  #: of the file, without its ending
+    path: str
+    fingerprint: str  #: of the weights, 16 hexadecimal digits
+    context: int  #: the most positions of one request, prompt and answer together
+    vocab: int
+    family: str  #: ``llama``, ``opt`` ...
+    sparsity: str  #: the mode in force: ``exact``, ``predicted`` or ``off``
+    notes: tuple[str, ...]  #: for people, a line each: what ``auto`` chose, and what runs a slower way
+    slots: int  #: the most requests that run at the same time
+    chunk: int  #: the most prompt tokens of a step
+    cache_type: str
+    cache_positions: int  #: of the KV cache, which the slots share
+    threads: int | None
+    layers: int
+    neurons: tuple[int, ...]  #: of each layer
+    gpu: str | None = None  #: the name of the one in use, if any
+    hot_share: float | None = None  #: of the neurons, that the GPU has
+    picture: Picture | None = None  #: what somebody who watches neurons has to know
+    # These are read from the file by the front.
+    created: int = 0  #: when the file was changed last, in seconds since 1970
+    params: int = 0
+    size_bytes: int = 0  #: of the file
+    title: str | None = None  #: the name that the file gives itself
+    template: str | None = None  #: the chat template that it has
+
+
+@dataclass(frozen=True)
+class ProcessStats(EngineStats):
+    """Of the engine and of the process that it has to itself."""
+
+    rss_bytes: int = 0  #: memory of the process, weights included
+    #: seconds from the beginning of each step to the next one's, where requests ran in between; those since
+    #: step times were asked for last, the latest some thousand
+    step_s: tuple[float, ...] = ()
+
+
+def model_info(engine: Engine) -> ModelInfo:
+    session, model, gpu = engine.session, engine.model, engine.model.on_gpu
+    return ModelInfo(
+        name=model.name,
+        path=str(model.path),
+        fingerprint=model.fingerprint,
+        context=engine.scheduler.context,
+        vocab=model.config.vocab,
+        family=model.config.architecture,
+        sparsity=session.sparsity,
+        notes=tuple(session.notes),
+        slots=model.limits.sequences,
+        chunk=model.chunk,
+        cache_type=model.cache_type,
+        cache_positions=session.cache.pages * PAGE,
+        threads=model.threads,
+        layers=model.config.layers,
+        neurons=model.config.neurons,
+        gpu=None if gpu is None else gpu.gpu.name,
+        hot_share=None if gpu is None else gpu.hot_share,
+        picture=Picture.of(session),
+    )
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * (os.sysconf("SC_PAGE_SIZE") if sys.platform != "win32" else 4096)

@@ -1,0 +1,268 @@
+"""Answers that match a grammar: what is accepted, and which tokens may come next."""
+
+import json
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary, Mask, Matcher
+from hotcold.engine.grammar_error import GrammarError
+from hotcold.engine.grammar_process import RETRY_S, GrammarProcess
+from hotcold.engine.grammar_text import check_size, lark_of
+from hotcold.engine.job import Grammar, JobError
+from hotcold.engine.json_schema import lark_of_schema
+from hotcold.engine.request import Constraint
+from hotcold.engine.sampler import Allowed
+from hotcold.engine.tool_grammar import tools_grammar
+from hotcold.model.tokenizer import Tokenizer
+
+__all__ = ["GrammarError", "Grammars", "check", "schema_grammar", "tools_grammar"]
+
+CACHE_BYTES = 64 << 20  #: of the texts of grammars that were checked
+MOST_CHECKS = 16  #: that run or wait
+_THREADS = 4
+#: Processor time that the masks of one answer may take, in all and more for each token. A grammar that can
+#: read one text in very many ways gets slower with each token, up to the library's own bounds.
+MASKS_S = 1.0
+MASK_S = 0.02
+_LINE = re.compile(r"(?<=the grammar is not valid: )line \d+: ")
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+def schema_grammar(schema: object) -> Grammar:
+    """The grammar of a JSON schema, which is not checked here."""
+    return Grammar("json_schema", json.dumps(schema))
+
+
+def check(grammar: Grammar, tokenizer: Tokenizer) -> None:
+    """:meth:`Grammars.check`, for one grammar only."""
+    grammars = Grammars(tokenizer)
+    try:
+        grammars.check(grammar)
+    finally:
+        grammars.close()
+
+
+class Grammars:
+    """Grammars of one tokenizer. One that was checked is remembered for a while. Safe to use from several
+    threads; nothing starts before it is needed."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()  # never held for long: event loops wait for it
+        self._making = threading.Lock()  # of the vocabulary and the compiler
+        self._closed = False
+        self._vocabulary: GrammarVocabulary | None = None
+        self._process: GrammarProcess | None = None
+        self._compiler: GrammarCompiler | None = None
+        self._pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "grammar")
+        self._checker = ThreadPoolExecutor(1, "grammar-check")
+        self._under_way: dict[Grammar, Future[Grammar]] = {}
+        self._checked: BoundedCache[Grammar, Grammar | GrammarError] = BoundedCache(CACHE_BYTES)
+
+    def check(self, grammar: Grammar) -> None:
+        """GrammarError unless an answer may be held to this grammar. Waits for :meth:`checking`: up to some
+        seconds, so not on an event loop."""
+        self.checking(grammar).result()
+
+    def checking(self, grammar: Grammar) -> "Future[Grammar]":
+        """Checks a grammar in a process that is ended when it takes too long; returns at once. The result is
+        the grammar as :meth:`constraint` is quick with it, of kind ``checked``, or a GrammarError; all who
+        ask for one grammar meanwhile share it, so nobody can cancel it. JobError: ``queue_full`` where too
+        many wait, ``closed`` after :meth:`close`."""
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            future = self._under_way.get(grammar)
+            if future is not None:
+                return future
+            known = self._checked.get(grammar)
+            if known is None and len(self._under_way) >= MOST_CHECKS:
+                told = f"{MOST_CHECKS} grammars are being checked: try again later"
+                raise JobError(told, "queue_full", RETRY_S)
+            future = Future()
+            future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+            if known is None:
+                self._under_way[grammar] = future
+                self._checker.submit(self._check, grammar, future)
+                return future
+        _settle(future, known)
+        return future
+
+    def constraint(self, grammar: Grammar) -> Constraint:
+        """What holds one answer to a grammar that was checked. It compiles here, within the library's own
+        bounds, without Python's lock: some milliseconds, rarely a second. Nothing is shared with other
+        answers: what the library finds out about a grammar grows with each, up to its bounds."""
+        with self._making:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(self._of_tokenizer())
+                self._token_ids = self._of_tokenizer().control_ids()
+        known = grammar if grammar.kind == "checked" else self._checked.get(grammar)
+        lark = known.source if isinstance(known, Grammar) else lark_of(grammar, self._token_ids)
+        return GrammarConstraint(self._compiler.compile(lark).copy, self._pool)
+
+    def close(self) -> None:
+        """Ends the process and the threads; checks that wait fail. Constraints that are in use go on without
+        threads."""
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+        self._checker.shutdown(wait=False)  # what waits there ends at once
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _check(self, grammar: Grammar, future: "Future[Grammar]") -> None:
+        """In the thread of checks."""
+        found: Grammar | Exception
+        try:
+            found = Grammar("checked", self._lark(grammar))
+        except GrammarError as error:
+            # A line is of what became of it, not of what was sent.
+            found = error if grammar.kind == "lark" else GrammarError(_LINE.sub("", str(error)))
+        except Exception as error:
+            found = error
+        with self._lock:
+            if self._closed:
+                found = _closed()
+            if isinstance(found, Grammar | GrammarError):
+                told = found.source if isinstance(found, Grammar) else str(found)
+                self._checked.put(grammar, found, len(grammar.source) + len(told) + 500)
+            del self._under_way[grammar]
+        _settle(future, found)
+
+    def _lark(self, grammar: Grammar) -> str:
+        check_size(grammar)
+        if grammar.kind == "json_schema":
+            lark_of_schema(grammar.source)  # what this finds is told without the process
+        with self._making:
+            vocabulary = self._of_tokenizer()
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            if self._process is None:
+                self._process = GrammarProcess(vocabulary)
+            process = self._process
+        return process.check(grammar)
+
+    def _of_tokenizer(self) -> GrammarVocabulary:
+        if self._vocabulary is None:
+            self._vocabulary = GrammarVocabulary.of(self._tokenizer)
+        return self._vocabulary
+
+
+def _closed() -> JobError:
+    return JobError("the grammars of this model are closed", "closed")
+
+
+def _settle(future: "Future[Grammar]", found: Grammar | Exception) -> None:
+    if isinstance(found, GrammarError):
+        future.set_exception(GrammarError(str(found)))  # its own: raising one adds to it where it was raised
+    elif isinstance(found, Exception):
+        future.set_exception(found)
+    else:
+        future.set_result(found)
+
+
+class GrammarConstraint:
+    """Holds one answer to a grammar. What it says depends on the tokens it is asked about only: it takes back
+    those it had gone too far. Safe to use from several threads."""
+
+    def __init__(self, start: Callable[[], Matcher], pool: ThreadPoolExecutor) -> None:
+        self._start = start
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._matcher = start()
+        self._consumed: list[int] = []
+        self._spent_s = 0.0
+        self._last: tuple[list[int], Mask] | None = None
+        self._coming: tuple[list[int], Future[Mask]] | None = None
+
+    def prepare(self, output: Sequence[int]) -> None:
+        """Starts making the mask for what comes after these tokens; returns at once."""
+        tokens = list(output)
+        try:
+            self._coming = tokens, self._pool.submit(self._mask, tokens)
+        except RuntimeError:  # closed
+            self._coming = None
+
+    def __call__(self, output: Sequence[int]) -> Allowed:
+        """The mask for what comes after these tokens, which was made meanwhile if it was prepared.
+        GrammarError: these tokens do not match, or the grammar cannot go on."""
+        tokens = list(output)
+        coming = self._coming
+        # What no thread has begun is made here: most masks take less time than waking one.
+        if coming is not None and coming[0] == tokens and not coming[1].cancel():
+            return Allowed(coming[1].result())
+        return Allowed(self._mask(tokens))
+
+    def _mask(self, tokens: list[int]) -> Mask:
+        with self._lock:
+            if self._last is None or self._last[0] != tokens:
+                try:
+                    self._last = tokens, self._new_mask(tokens)
+                except GrammarError:
+                    self._matcher = self._start()
+                    self._consumed = []
+                    raise
+            return self._last[1]
+
+    def _new_mask(self, tokens: list[int]) -> Mask:
+        if self._spent_s > MASKS_S + MASK_S * len(tokens):
+            raise GrammarError("the grammar is too slow here: it can read the same text in very many ways")
+        start = time.thread_time()
+        try:
+            self._go_to(tokens)
+            return self._matcher.mask()
+        finally:
+            self._spent_s += time.thread_time() - start
+
+    def _go_to(self, tokens: list[int]) -> None:
+        had = self._consumed
+        common = len(had)
+        if tokens[:common] != had:
+            common = next(i for i, id in enumerate(had) if i >= len(tokens) or tokens[i] != id)
+            if not self._matcher.rollback(len(had) - common):
+                self._matcher = self._start()
+                common = 0
+        self._consumed = tokens[:common]
+        if not self._matcher.consume(tokens[common:]):
+            raise GrammarError("these tokens do not match the grammar")
+        self._consumed = tokens
+
+
+class BoundedCache(Generic[_Key, _Value]):
+    """Remembers what was used last, up to a sum of bytes. Safe to use from several threads."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[_Key, tuple[_Value, int]] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, key: _Key) -> _Value | None:
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+
+    def put(self, key: _Key, value: _Value, size: int) -> None:
+        """Forgets what was not used for the longest time, until ``size`` bytes more are allowed; what is
+        larger than that by itself is not remembered."""
+        with self._lock:
+            if size > self._most_bytes:
+                return
+            if key in self._entries:
+                self.bytes -= self._entries.pop(key)[1]
+            while self.bytes + size > self._most_bytes:
+                self.bytes -= self._entries.popitem(last=False)[1][1]
+            self._entries[key] = value, size
+            self.bytes += size

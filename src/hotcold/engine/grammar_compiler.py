@@ -1,0 +1,175 @@
+"""Grammars compiled to masks of tokens, by llguidance. The only file that knows that package."""
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.engine.grammar_error import GrammarError
+from hotcold.errors import UserError
+from hotcold.formats.files import printable
+from hotcold.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Mask = npt.NDArray[np.uint64]  #: ``[ceil(V / 64)]``, a bit for each id
+
+#: What one step may cost: a mask that needs more is an error, so that no grammar stops the engine for long.
+_LIMITS = {
+    "max_items_in_row": 1000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,  # of 1 to 2 kB
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,  # they would quote the answer
+}
+
+
+@dataclass(frozen=True)
+class GrammarVocabulary:
+    """What a grammar must know of a tokenizer."""
+
+    pieces: Sequence[bytes]  #: ``[V]`` what each token adds to the text
+    silent: Sequence[int]  #: tokens that add nothing
+    stops: Sequence[int]  #: tokens that end the text, at least one
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        """GrammarError: the vocabulary has no token that ends a text."""
+        if not tokenizer.stop_ids:
+            raise GrammarError("this model has no token that ends a text, which constrained answers need")
+        silent = sorted(tokenizer.control_names)
+        pieces = [tokenizer.piece(id) for id in range(tokenizer.vocab_size)]
+        return cls(pieces, silent, sorted(tokenizer.stop_ids))
+
+    def control_ids(self) -> dict[str, int]:
+        """Tokens that add nothing to a text, by name."""
+        return {self.pieces[id].decode(errors="replace"): id for id in self.silent}
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        joined = base64.b64encode(b"".join(self.pieces)).decode()
+        lengths = [len(piece) for piece in self.pieces]
+        return {"pieces": joined, "lengths": lengths, "silent": self.silent, "stops": self.stops}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        joined = base64.b64decode(plain["pieces"])
+        ends = np.cumsum([0, *plain["lengths"]]).tolist()
+        pieces = [joined[start:end] for start, end in pairwise(ends)]
+        return cls(pieces, plain["silent"], plain["stops"])
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary. Safe to use from several threads."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        llguidance = self._llguidance = _llguidance()
+        self._size = len(vocabulary.pieces)
+        self.stops = frozenset(vocabulary.stops)
+        self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), eos_token=list(vocabulary.stops))
+        self._limits = llguidance.LLParserLimits(**_LIMITS)
+
+    def compile(self, lark: str) -> "Matcher":
+        """The matcher of a grammar in llguidance's dialect of Lark, before the first token. GrammarError: it
+        is not right, or too large; with the line."""
+        # Without no_forcing it would allow one spelling in tokens alone where the text is certain.
+        text = '%llguidance {"no_forcing": true}\n' + lark
+        matcher = self._llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        _refuse_errors(matcher, "the grammar is not valid")
+        return Matcher(matcher, self._size)
+
+
+def escaped_regex(regex: str) -> str:
+    """A regular expression as it stands between slashes."""
+    escaped: str = _llguidance().regex_to_lark(regex, "")
+    return escaped
+
+
+def _llguidance() -> ModuleType:
+    try:
+        import llguidance
+    except ImportError:
+        raise UserError("constrained output needs the extra: pip install 'hotcold[serve]'") from None
+    return llguidance
+
+
+class Matcher:
+    """How far a grammar has come. Not safe to use from several threads at once, but for :meth:`copy`."""
+
+    def __init__(self, matcher: "LLMatcher", size: int) -> None:
+        self._matcher = matcher
+        self._size = size
+
+    def copy(self) -> "Matcher":
+        return Matcher(self._matcher.deep_copy(), self._size)
+
+    def consume(self, tokens: Sequence[int]) -> bool:
+        """Goes on by some tokens, none of which ends the text. False: one of them is not allowed, and this
+        matcher is of no more use."""
+        if not tokens:
+            return True
+        return not self._matcher.is_stopped() and self._matcher.consume_tokens(list(tokens))
+
+    def rollback(self, n: int) -> bool:
+        """Takes the last ``n`` tokens back. False: it cannot, and this matcher is of no more use."""
+        return self._matcher.rollback(n) and not self._matcher.is_error()
+
+    def complete(self) -> bool:
+        """Whether the text may end here."""
+        return self._matcher.is_accepting()
+
+    def mask(self) -> Mask:
+        """Which tokens may come next; those that end the text where the grammar is complete. GrammarError:
+        finding out would cost too much, or nothing may come."""
+        found = self._matcher.compute_bitmask()  # without Python's lock
+        _refuse_errors(self._matcher, "the grammar cannot go on")
+        mask = np.zeros(-(-self._size // 64), np.uint64)
+        n = min(len(found), mask.nbytes)  # it has a bit more than there are tokens
+        mask.view(np.uint8)[:n] = np.frombuffer(found, np.uint8, n)
+        return mask
+
+
+class _Tokens:
+    """The form in which llguidance reads a vocabulary."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self.tokens = list(vocabulary.pieces)
+        self.eos_token_id = vocabulary.stops[0]
+        self.special_token_ids = sorted({*vocabulary.silent, *vocabulary.stops})
+
+    def __call__(self, text: str) -> list[int]:
+        raise AssertionError("nothing is tokenised where nothing is forced")
+
+
+def _refuse_errors(matcher: "LLMatcher", what: str) -> None:
+    if matcher.is_error():
+        text = _EXCERPT.split(matcher.get_error())[0]
+        reason = _REASONS.get(text.strip()) or printable(" ".join(text.split()), 300)
+        raise GrammarError(f"{what}: {_OUR_LINE.sub(_their_line, reason)}")
+
+
+def _their_line(found: re.Match[str]) -> str:
+    return f"line {int(found[1]) - 1}: "  # the first is ours
+
+
+_EXCERPT = re.compile(r"\n *1 \||\n<state>|<non-verbose/>")  # what follows quotes the grammar
+_OUR_LINE = re.compile(r"^(?:at )?(\d+)\(\d+\): ")
+#: how llguidance names what happens while it runs
+_REASONS = {
+    "NoExtensionBias": "no token can come next: it asks for what has no end, or for nothing at all",
+    "NoExtension": "no token can come next",
+    "ParserTooComplex": "there are too many ways to go on",
+    "LexerTooComplex": "an expression in it is too complex",
+}

@@ -1,0 +1,11 @@
+"""What is wrong with a grammar that a request brought."""
+
+from hotcold.engine.job import JobError
+
+
+class GrammarError(JobError):
+    """A grammar or schema that is broken, not supported, or beyond the limits, and would be so again. One
+    line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "invalid_grammar")

@@ -1,0 +1,106 @@
+"""Grammars come from strangers: each is first compiled, and walked some way, in a process that can be ended.
+
+The same module is both sides: :class:`GrammarProcess` asks, and :func:`answer` is what runs over there."""
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+
+from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary
+from hotcold.engine.grammar_error import GrammarError
+from hotcold.engine.grammar_text import lark_of
+from hotcold.engine.job import Grammar, JobError
+from hotcold.engine.line_process import LineProcess, ProcessDied, ProcessTimeout
+from hotcold.errors import UserError
+
+SECONDS = 2.0  #: of processor time, for one grammar
+VOCABULARY_S = 60.0  #: for the vocabulary, once in a process
+MEMORY_BYTES = 1 << 30  #: beyond what the process has after its imports; a vocabulary takes some of it
+CHECKED_CHARS = 1 << 21  #: of a grammar when it is in Lark
+RETRY_S = 5.0  #: after which another try may succeed
+_WALKS = 3
+_STEPS = 40  # of each walk
+_WALK_S = 0.3  # of processor time, for all of them
+
+
+class GrammarProcess:
+    """Checks grammars for one vocabulary, from one thread at a time."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, seconds: float = SECONDS) -> None:
+        self._vocabulary = vocabulary
+        self._process = LineProcess(
+            __name__, seconds=seconds, memory_bytes=MEMORY_BYTES, output_bytes=8 * CHECKED_CHARS
+        )
+
+    def check(self, grammar: Grammar) -> str:
+        """The grammar in Lark. GrammarError: it does not compile, cannot go on, or takes too much time or
+        memory. JobError ``queue_full``: the machine is too busy; ``engine_failed``: there is no process."""
+        for last in (False, True):  # one that ended by itself may have been ended by somebody else
+            self._prepare()
+            try:
+                lark: str = self._process.ask({"kind": grammar.kind, "source": grammar.source})["lark"]
+            except ProcessTimeout as error:
+                if error.by_clock:
+                    told = "the machine is too busy to check the grammar: try again later"
+                    raise JobError(told, "queue_full", RETRY_S) from None
+                raise GrammarError(f"the grammar is too complex: {error}") from None
+            except ProcessDied as error:
+                if last:
+                    raise GrammarError(f"the grammar could not be checked, twice: {error}") from None
+            except UserError as error:
+                raise GrammarError(str(error)) from None
+            else:
+                return lark
+        raise AssertionError("the last try returns or raises")
+
+    def _prepare(self) -> None:
+        """Sees that there is a process and that it knows the vocabulary."""
+        try:
+            if self._process.ask({}):
+                self._process.ask({"vocabulary": self._vocabulary.to_plain()}, VOCABULARY_S)
+        except ProcessDied as error:
+            told = f"grammars cannot be checked now: {error}"
+            raise JobError(told, "engine_failed", RETRY_S) from None
+        except UserError as error:
+            raise JobError(str(error), "engine_failed") from None
+
+    def close(self) -> None:
+        self._process.close()
+
+
+_vocabulary: tuple[GrammarCompiler, dict[str, int]] | None = None
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """In the process: says what it needs, remembers a vocabulary, or compiles a grammar for it and follows
+    it."""
+    global _vocabulary
+    if "vocabulary" in request:
+        vocabulary = GrammarVocabulary.from_plain(request["vocabulary"])
+        _vocabulary = GrammarCompiler(vocabulary), vocabulary.control_ids()
+        return {}
+    if not request:
+        return {} if _vocabulary else {"need": "vocabulary"}
+    assert _vocabulary is not None
+    compiler, token_ids = _vocabulary
+    lark = lark_of(Grammar(request["kind"], request["source"]), token_ids)
+    if len(lark) > CHECKED_CHARS:
+        raise GrammarError(f"the grammar is too large: in Lark it has more than {CHECKED_CHARS} characters")
+    walk(compiler, lark)
+    return {"lark": lark}
+
+
+def walk(compiler: GrammarCompiler, lark: str) -> None:
+    """Compiles a grammar and follows it by tokens drawn at random, always the same ones. GrammarError."""
+    start = compiler.compile(lark)
+    draw = random.Random(0)
+    end = time.process_time() + _WALK_S
+    for _ in range(_WALKS):
+        matcher = start.copy()
+        for _ in range(_STEPS):
+            bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+            id = int(draw.choice(np.flatnonzero(bits)))
+            if id in compiler.stops or not matcher.consume([id]) or time.process_time() > end:
+                break

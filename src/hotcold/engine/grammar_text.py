@@ -1,0 +1,44 @@
+"""Every kind of grammar in the one notation that is compiled: Lark, in llguidance's dialect."""
+
+from collections.abc import Mapping
+
+from hotcold.engine.gbnf_lexemes import lark_of_gbnf
+from hotcold.engine.grammar_compiler import escaped_regex
+from hotcold.engine.grammar_error import GrammarError
+from hotcold.engine.job import Grammar
+from hotcold.engine.json_schema import lark_of_schema, schemas_in_lark
+
+SOURCE_BYTES = 1 << 16  #: of a schema, an expression or a grammar
+LARK_BYTES = 1 << 18  #: of a grammar in Lark, which may have the schemas of many tools
+
+
+def check_size(grammar: Grammar) -> None:
+    """GrammarError: it is too long, or of no known kind."""
+    size = len(grammar.source.encode(errors="replace"))
+    most = LARK_BYTES if grammar.kind == "lark" else SOURCE_BYTES
+    if size > most:
+        raise GrammarError(f"the grammar has {size} bytes: allowed are {most}")
+    if grammar.kind not in KINDS:
+        raise GrammarError(f"the kind of grammar is {grammar.kind!r:.40}: allowed are {', '.join(KINDS)}")
+
+
+def lark_of(grammar: Grammar, token_ids: Mapping[str, int]) -> str:
+    """A grammar in Lark; ``token_ids`` are those of the control tokens by name. GrammarError: it is broken,
+    not supported, or beyond the limits, as far as that shows before it is compiled."""
+    check_size(grammar)
+    match grammar.kind:
+        case "json_object":
+            return lark_of_schema('{"type": "object"}')
+        case "json_schema":
+            return lark_of_schema(grammar.source)
+        case "regex":
+            return f"start: /{escaped_regex(grammar.source)}/\n" if grammar.source else 'start: ""\n'
+        case "gbnf":
+            return lark_of_gbnf(grammar.source, token_ids.get)
+        case "lark":
+            return schemas_in_lark(grammar.source)
+        case "checked":
+            raise AssertionError("refused above: it was read before")
+
+
+KINDS = ("json_schema", "json_object", "regex", "gbnf", "lark")

@@ -1,0 +1,323 @@
+"""Downloads from the Hugging Face hub into the cache: resumed, checked against its checksums, one at a time.
+
+Nothing here runs unless somebody asks for a model of the hub that is not in the cache. A token comes from
+``HF_TOKEN``, or from where ``hf auth login`` keeps it; ``HF_ENDPOINT`` names another hub."""
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+from hotcold.engine import hub_cache
+from hotcold.engine.hub_cache import COMMIT, PARTIAL, repository
+from hotcold.engine.hub_names import HubError, HubName, choose, is_hub_name, parse
+from hotcold.engine.values import size
+from hotcold.errors import UserError
+from hotcold.formats.files import printable, shown
+
+#: Is called with bytes done and the total.
+Advance: TypeAlias = Callable[[int, int], None]
+#: Is called with a line for the user.
+Say: TypeAlias = Callable[[str], None]
+
+_BLOCK = 1 << 20
+_SPARE = 64 << 20  # bytes of the disk that are left to others
+_MOST_BYTES = 50_000_000_000  # of one file; the hub serves larger ones through its own protocol alone
+_TIMEOUT_S = 30
+_AGAIN = "run the command again: it goes on from there"
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A model that is whole in the cache."""
+
+    name: HubName
+    path: Path  #: of a split model the first file
+    commit: str
+    files: tuple[str, ...]
+    nbytes: int
+    downloaded: int  #: bytes of these that were not there before
+
+
+@dataclass(frozen=True)
+class _Remote:
+    """A file as the hub describes it."""
+
+    file: str
+    url: str
+    checksum: str  #: SHA-256 of a large file, git's SHA-1 of a small one
+    nbytes: int
+
+
+def located(model: str | os.PathLike[str], advance: Advance | None = None, say: Say | None = None) -> Path:
+    """Where a model lies: its own path, or, of ``hf:OWNER/NAME/FILE``, that in the cache; it is downloaded
+    if it is not there. ``HubError``: there is no such model, or it cannot be had."""
+    if not is_hub_name(model):
+        return Path(model)
+    name = parse(model)
+    return hub_cache.find(name) or pull(name, advance, say).path
+
+
+def pull(name: HubName, advance: Advance | None = None, say: Say | None = None) -> Pulled:
+    """Downloads what of a model is not in the cache, from the commit that the revision means now.
+
+    ``HubError``: what the hub has not, or does not give; a checksum that is wrong, and then nothing of the
+    file is left; or too little room, before anything is downloaded. OSError: the disk. A download that was
+    cut off goes on where it ended."""
+    advance, say = advance or (lambda done, total: None), say or (lambda line: None)
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise HubError(f"HF_HUB_OFFLINE forbids downloads: unset it to have {name} from the hub")
+    with _errors(name):
+        hub = _Hub()
+        commit, files = hub.files(name)
+        remotes = [hub.describe(name, commit, file) for file in choose(name, files)]
+    folder = repository(name.repo)
+    missing = [each for each in remotes if not (folder / "snapshots" / commit / each.file).is_file()]
+    _check_room(folder, missing)
+    total, done = sum(each.nbytes for each in missing), 0
+    for each in missing:
+        with _errors(name):
+            _fetch(hub, folder, commit, each, _Progress(advance, done, total), say)
+        done += each.nbytes
+    _record(folder, name.revision or "main", commit)
+    path = folder / "snapshots" / commit / remotes[0].file
+    own = tuple(each.file for each in remotes)
+    return Pulled(name, path, commit, own, sum(each.nbytes for each in remotes), total)
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Of one file of several."""
+
+    advance: Advance
+    before: int
+    total: int
+
+    def __call__(self, done: int) -> None:
+        self.advance(self.before + done, self.total)
+
+
+class _Hub:
+    """The library, its answers checked: nothing that a hub says is trusted to be a path or a number."""
+
+    def __init__(self) -> None:
+        try:
+            import huggingface_hub
+            from huggingface_hub import file_download
+        except ImportError:
+            raise UserError("downloads need the extra: pip install 'hotcold[serve]'") from None
+        self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+        self.library: Any = huggingface_hub
+        parts: Any = huggingface_hub.utils
+        parts.logging.set_verbosity_error()  # it says in several lines what is said in one here
+        self.get: Any = file_download.http_get
+        self.lock: Any = parts.WeakFileLock
+        self.headers: dict[str, str] = parts.build_hf_headers(library_name="hotcold")
+        self.headers["Accept-Encoding"] = "identity"  # what is counted and resumed is the file itself
+
+    def files(self, name: HubName) -> tuple[str, list[str]]:
+        """The commit that the revision means, and the paths of all files of it."""
+        api = self.library.HfApi(endpoint=self.endpoint, library_name="hotcold")
+        try:
+            info = api.model_info(name.repo, revision=name.revision, timeout=_TIMEOUT_S)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # a network's login page, say
+            seen = f"an answer that is none ({type(error).__name__})"
+            raise HubError(f"asked for {name.repo}, the hub gave {seen}: check the connection") from error
+        if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
+            raise HubError(f"the hub says that {name.repo} is at commit {shown(info.sha)}: this is none")
+        return info.sha, [str(each.rfilename) for each in info.siblings or ()]
+
+    def describe(self, name: HubName, commit: str, file: str) -> _Remote:
+        url = self.library.hf_hub_url(name.repo, file, revision=commit, endpoint=self.endpoint)
+        found = self.library.get_hf_file_metadata(
+            url, headers=self.headers, timeout=_TIMEOUT_S, endpoint=self.endpoint
+        )
+        checksum = found.etag or ""
+        if not re.fullmatch(r"[0-9a-f]{64}|[0-9a-f]{40}", checksum):
+            raise HubError(f"the hub gives no checksum of {shown(file, 120)}, but {shown(found.etag)}")
+        if not isinstance(found.size, int) or not 0 < found.size <= _MOST_BYTES:
+            other = "fetch it with `hf download`, whose cache is read here"
+            seen = f"{shown(file, 120)} has {shown(found.size)} bytes"
+            raise HubError(f"{seen}: 1 to {_MOST_BYTES} can be downloaded; {other}")
+        return _Remote(file, url, checksum, found.size)
+
+
+def _check_room(folder: Path, missing: list[_Remote]) -> None:
+    """HubError before anything is downloaded that would not fit."""
+    needed = sum(each.nbytes - _size(_partial(folder, each)) for each in missing)
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(above).free
+    if missing and needed + _SPARE > free:
+        fix = "free some, or set HOTCOLD_CACHE to a folder on another disk"
+        raise HubError(f"{size(needed)} are to be downloaded and {above} has {size(free)} free: {fix}")
+
+
+def _fetch(
+    hub: _Hub, folder: Path, commit: str, remote: _Remote, advance: Callable[[int], None], say: Say
+) -> None:
+    """One file into the cache, by the one process of several that is first."""
+    blob, link = folder / "blobs" / remote.checksum, folder / "snapshots" / commit / remote.file
+    locks = folder.parent / ".locks" / folder.name
+    for each in (blob.parent, link.parent, locks):
+        each.mkdir(parents=True, exist_ok=True)
+    with _locked(hub, locks / f"{remote.checksum}.lock", remote, say):
+        if not blob.exists():
+            _download(hub, _partial(folder, remote), remote, advance)
+            os.replace(_partial(folder, remote), blob)
+        if not link.is_file():
+            _link(blob, link)
+
+
+@contextlib.contextmanager
+def _locked(hub: _Hub, path: Path, remote: _Remote, say: Say) -> Iterator[None]:
+    """The lock that other tools of the hub take as well."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hub.lock(str(path), timeout=0.1))
+        except TimeoutError:
+            say(f"another process is downloading {printable(remote.file)}: waiting for it")
+            stack.enter_context(hub.lock(str(path)))
+        yield
+
+
+def _download(hub: _Hub, path: Path, remote: _Remote, advance: Callable[[int], None]) -> None:
+    """Completes the partial file; on an error what is right so far stays."""
+    if _size(path) > remote.nbytes:
+        path.unlink()
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+    with os.fdopen(fd, "r+b") as file:
+        growing = _Growing(file, remote, advance)
+        hub.get(
+            remote.url,
+            growing,
+            resume_size=growing.tell(),
+            headers=hub.headers,
+            expected_size=remote.nbytes,
+        )
+        file.flush()
+        os.fsync(fd)
+        done, seen = growing.tell(), growing.checksum()
+    if done < remote.nbytes:
+        raise HubError(f"{shown(remote.file, 120)} ended after {done} of {remote.nbytes} bytes: {_AGAIN}")
+    if seen != remote.checksum:
+        path.unlink()
+        differs = f"has checksum {seen[:16]}... and {remote.checksum[:16]}... is needed"
+        raise HubError(f"{shown(remote.file, 120)}: what came {differs}; it was deleted: download it again")
+
+
+class _Growing:
+    """A partial file that its downloader appends to, or starts again: counted and hashed as it grows."""
+
+    def __init__(self, file: BinaryIO, remote: _Remote, advance: Callable[[int], None]) -> None:
+        self._file, self._remote, self._advance = file, remote, advance
+        self._restart()
+        while block := file.read(_BLOCK):
+            self._add(block)
+
+    def _restart(self) -> None:
+        self._done = 0
+        if len(self._remote.checksum) == 64:
+            self._hash = hashlib.sha256()
+        else:
+            self._hash = hashlib.sha1(b"blob %d\0" % self._remote.nbytes)
+
+    def _add(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._done += len(data)
+        self._advance(self._done)
+
+    def write(self, data: bytes) -> int:
+        self._file.write(data)
+        self._add(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._done
+
+    def seek(self, position: int) -> int:
+        """To the start, where a hub sends all again though only the rest was asked for."""
+        if position:
+            raise ValueError(f"a download was to go on at {position}")
+        return self._file.seek(0)
+
+    def truncate(self) -> None:
+        self._file.truncate(0)
+        self._restart()
+
+    def checksum(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _partial(folder: Path, remote: _Remote) -> Path:
+    return folder / "blobs" / f"{remote.checksum}{PARTIAL}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _link(blob: Path, link: Path) -> None:
+    link.unlink(missing_ok=True)  # one that leads nowhere
+    try:
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    except OSError:  # Windows, where not everyone may make links
+        os.replace(blob, link)
+
+
+def _record(folder: Path, revision: str, commit: str) -> None:
+    """What the revision meant now, so that the same is found without the network."""
+    if COMMIT.fullmatch(revision):
+        return
+    path = folder / "refs" / revision
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
+    partial.write_text(commit, encoding="ascii")
+    os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def _errors(name: HubName) -> Iterator[None]:
+    """One line for whatever the library raises, which has errors of its own and its HTTP client's."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        told = _told(name, error)
+        if told is None:
+            raise
+        raise HubError(told) from error
+
+
+def _told(name: HubName, error: Exception) -> str | None:
+    """What to do about an error; None for one that is not the hub's."""
+    kind, status = type(error).__name__, getattr(getattr(error, "response", None), "status_code", None)
+    library = type(error).__module__.partition(".")[0]
+    if kind == "GatedRepoError":
+        return f"{name.repo} is gated: ask for access on its page, and set HF_TOKEN to your token"
+    if kind == "RevisionNotFoundError":
+        return (
+            f"{name.repo} has no revision {shown(name.revision or 'main', 80)}: name a branch, tag or commit"
+        )
+    if status in (401, 403) or kind == "RepositoryNotFoundError":
+        token = (
+            "the token of HF_TOKEN does not reach it"
+            if os.environ.get("HF_TOKEN")
+            else "private ones need HF_TOKEN"
+        )
+        return f"{name.repo} is not on the hub, or not for you: check the name; {token}"
+    if kind.endswith("EntryNotFoundError"):
+        return f"{name} is not on the hub: it was listed and is gone"
+    if status is not None:
+        return f"the hub answered {status} for {name.repo}: try again later, {_AGAIN}"
+    if isinstance(error, OSError) and error.errno is None and library in ("builtins", ""):
+        return f"the download of {name} ended early: {_AGAIN}"  # its check of the size
+    if library in ("huggingface_hub", "httpx", "httpx2", "httpcore", "requests"):
+        return f"{name} cannot be downloaded ({kind}): check the connection, then {_AGAIN}"
+    return None

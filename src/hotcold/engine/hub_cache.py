@@ -1,0 +1,190 @@
+"""Models that were downloaded: where they lie, which there are, and how they go. No network here.
+
+The folder is the one of the Hugging Face tools, in their layout, so that what one of them has downloaded all
+others find: ``models--OWNER--NAME/`` with ``blobs/SHA256``, ``snapshots/COMMIT/FILE``, a link to the blob,
+and ``refs/REVISION``, which says the commit."""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotcold.engine.hub_names import (
+    HubError,
+    HubName,
+    SeveralModels,
+    all_parts,
+    choose,
+    choose_first,
+    is_first,
+    is_safe,
+    sidecars,
+)
+from hotcold.errors import UserError
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+PARTIAL = ".incomplete"
+_FOLDER = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
+
+
+@dataclass(frozen=True)
+class Cached:
+    """One model in the cache, of one revision."""
+
+    repo: str
+    file: str  #: its path in the repository, of a split one the first; empty for downloads that were cut off
+    files: int  #: how many it has
+    nbytes: int
+    commit: str
+    refs: tuple[str, ...]  #: the branches and tags that were asked for and meant this commit
+    path: Path
+
+
+def cache_folder() -> Path:
+    """``HOTCOLD_CACHE``, or where the Hugging Face tools keep theirs: ``HF_HUB_CACHE``, ``HF_HOME/hub``,
+    ``XDG_CACHE_HOME/huggingface/hub``, ``~/.cache/huggingface/hub``. UserError: not an absolute path."""
+    for name in ("HOTCOLD_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return _absolute(name, os.environ[name])
+    if os.environ.get("HF_HOME"):
+        return _absolute("HF_HOME", os.environ["HF_HOME"]) / "hub"
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return _absolute("XDG_CACHE_HOME", home) / "huggingface" / "hub"
+
+
+def _absolute(name: str, value: str) -> Path:
+    folder = os.path.expanduser(value)
+    if not os.path.isabs(folder):
+        raise UserError(f"cache folder {value!r}: set {name} to an absolute path")
+    return Path(folder)
+
+
+def repository(repo: str) -> Path:
+    return cache_folder() / f"models--{repo.replace('/', '--')}"
+
+
+def find(name: HubName) -> Path | None:
+    """The model's file, of a split one the first, where all parts are there. Of the revision that is asked
+    for; without one that of ``main`` at the last download, or else another that has it. ``HubError``: several
+    are there and meant."""
+    folder = repository(name.repo)
+    for commit in _commits(folder, name.revision):
+        snapshot = folder / "snapshots" / commit
+        there = [file for file, path in _files(snapshot) if path.is_file()]
+        try:
+            return snapshot / choose(name, there)[0]
+        except SeveralModels:
+            raise
+        except HubError:
+            continue
+    return None
+
+
+def _commits(folder: Path, revision: str | None) -> list[str]:
+    """Of a revision, the best first; only those that are there."""
+    there = {entry.name: entry for entry in _entries(folder / "snapshots") if COMMIT.fullmatch(entry.name)}
+    meant = _refs(folder).get(revision or "main", revision)
+    if revision is not None:
+        return [meant] if meant in there else []
+    others = sorted(there, key=lambda commit: (there[commit].stat().st_mtime, commit), reverse=True)
+    return sorted(others, key=lambda commit: commit != meant)
+
+
+def _refs(folder: Path) -> dict[str, str]:
+    """Branches and tags, and the commits that they meant."""
+    found = {}
+    for name, path in _files(folder / "refs"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            commit = path.read_text(encoding="ascii").strip()
+            if COMMIT.fullmatch(commit):
+                found[name] = commit
+    return found
+
+
+def cached() -> list[Cached]:
+    """All GGUF models of the cache, by name, and downloads that were cut off."""
+    found: list[Cached] = []
+    for folder in sorted(_entries(cache_folder())):
+        if (named := _FOLDER.fullmatch(folder.name)) and folder.is_dir():
+            found += _of_repository(f"{named['owner']}/{named['name']}", folder)
+    return found
+
+
+def _of_repository(repo: str, folder: Path) -> Iterator[Cached]:
+    refs = _refs(folder)
+    for commit in sorted(entry.name for entry in _entries(folder / "snapshots")):
+        names = tuple(sorted(name for name, meant in refs.items() if meant == commit))
+        there = {file: path for file, path in _files(folder / "snapshots" / commit) if path.is_file()}
+        for file in sorted(filter(is_first, there)):
+            if file.endswith(".gguf"):
+                own = [each for each in (*all_parts(file), *sidecars(file)) if each in there]
+                nbytes = sum(there[each].stat().st_size for each in own)
+                yield Cached(repo, file, len(own), nbytes, commit, names, there[file])
+    if partial := _partial(folder):
+        nbytes = sum(path.stat().st_size for path in partial)
+        yield Cached(repo, "", len(partial), nbytes, "", (), folder)
+
+
+def remove(name: HubName) -> list[Cached]:
+    """Deletes the model of that name, of the revision or of all, or, of a repository alone, all its models
+    and what was left of downloads; gives what is gone. Other files stay. ``HubError``: there is none."""
+    folder = repository(name.repo)
+    meant = list(_of_repository(name.repo, folder))
+    if name.revision is not None:
+        commits = _commits(folder, name.revision)
+        meant = [each for each in meant if each.commit in commits]
+    if meant and (name.file or name.quant):
+        chosen = choose_first(name, sorted({each.file for each in meant if each.file}))
+        meant = [each for each in meant if each.file == chosen]
+    if not meant:
+        raise HubError(f"{name} is not in the cache {cache_folder()}: `hotcold list` says what is")
+    for each in meant:
+        if each.file:
+            snapshot = folder / "snapshots" / each.commit
+            _delete(folder, [snapshot / file for file in (*all_parts(each.file), *sidecars(each.file))])
+        else:
+            _delete(folder, _partial(folder))
+    if not any(_files(folder / "snapshots")) and not _entries(folder / "blobs"):
+        shutil.rmtree(folder)
+    return meant
+
+
+def _delete(folder: Path, paths: list[Path]) -> None:
+    """With the blobs that they lead to, unless others lead there as well."""
+    blobs = folder / "blobs"
+    targets = {path: _target(path) for path in paths}
+    for path in paths:
+        path.unlink(missing_ok=True)
+    used = {_target(path) for _, path in _files(folder / "snapshots")}
+    for target in {*targets.values()} - used:
+        if target is not None and target.parent == blobs:
+            target.unlink(missing_ok=True)
+
+
+def _target(path: Path) -> Path | None:
+    """Where a link leads, one step; None for what is no link."""
+    return Path(os.path.normpath(path.parent / os.readlink(path))) if path.is_symlink() else None
+
+
+def _partial(folder: Path) -> list[Path]:
+    return [path for path in _entries(folder / "blobs") if path.name.endswith(PARTIAL)]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """All files below a folder, with their paths from there; links to files are files."""
+    for top, _, names in os.walk(folder):
+        for name in names:
+            path = Path(top, name)
+            relative = path.relative_to(folder).as_posix()
+            if is_safe(relative):
+                yield relative, path

@@ -1,0 +1,163 @@
+"""Names of models on the Hugging Face hub, and which of a repository's files they mean. No network here.
+
+``hf:OWNER/NAME/FILE.gguf`` names a file, ``OWNER/NAME:Q4_K_M`` a repository and its quantisation, either with
+``@REVISION`` (a branch, a tag or a commit) at the end. Names come from strangers, too: from a repository's
+list of files. None of them leaves its folder."""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from hotcold.errors import UserError
+from hotcold.formats.files import shown
+from hotcold.formats.gguf_split import part_name, part_names
+
+PREFIX = "hf:"
+
+_OWN_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
+_NAME = re.compile(
+    rf"(?:hf:)?(?P<repo>{_OWN_NAME}/{_OWN_NAME})(?:[:/](?P<rest>[^@]+))?(?:@(?P<revision>.+))?", re.DOTALL
+)
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(?:/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
+_QUANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
+#: How files say their block type, as people write it after the colon.
+_TYPE = re.compile(
+    r"(?<![A-Z0-9])(?:UD-)?(?:I?Q[0-9](?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|BF16|F16|F32)(?![A-Z0-9_])",
+    re.IGNORECASE,
+)
+#: Files beside models that are none: image encoders, importance matrices, and our own sidecars.
+_NO_MODEL = re.compile(r"mmproj|imatrix|\.predictor\.gguf$|\.profile\.gguf$", re.IGNORECASE)
+_SIDECARS = (".predictor.gguf", ".profile.gguf")
+_LONGEST = 1024
+_LISTED = 24
+
+#: For the messages.
+FORMS = "OWNER/NAME, OWNER/NAME:Q4_K_M or hf:OWNER/NAME/FILE.gguf, perhaps with @REVISION at the end"
+
+
+class HubError(UserError):
+    """A name that is none, or something that the hub does not have, or does not give."""
+
+
+class SeveralModels(HubError):
+    """A name that means more than one model; the message lists them."""
+
+
+@dataclass(frozen=True)
+class HubName:
+    """What somebody asked for."""
+
+    repo: str  #: OWNER/NAME
+    file: str | None = None  #: its path in the repository
+    quant: str | None = None  #: part of the file's name, where no file is given
+    revision: str | None = None  #: None is ``main``
+
+    def __str__(self) -> str:
+        rest = f"/{self.file}" if self.file else f":{self.quant}" if self.quant else ""
+        return f"{PREFIX}{self.repo}{rest}" + (f"@{self.revision}" if self.revision else "")
+
+
+def is_hub_name(model: object) -> bool:
+    """Whether a model is given by its name on the hub: ``hf:...``. A file of such a name is ``./hf:...``."""
+    return isinstance(model, str | os.PathLike) and _text(model).startswith(PREFIX)
+
+
+def parse(model: str | os.PathLike[str]) -> HubName:
+    """``HubError``: not one of the forms, or a name that could lead out of its folder."""
+    text = _text(model)
+    found = _NAME.fullmatch(text) if len(text) <= _LONGEST else None
+    if found is None or "--" in found["repo"] or ".." in found["repo"]:
+        raise HubError(f"{shown(text, 120)} is no name of a model on the hub: {FORMS} is needed")
+    rest, revision = found["rest"], found["revision"]
+    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise HubError(f"revision {shown(revision, 80)}: a branch, a tag or a commit is needed")
+    if rest is None:
+        return HubName(found["repo"], revision=revision)
+    if rest.endswith(".gguf"):
+        if not is_safe(rest):
+            raise HubError(f"file {shown(rest, 120)}: a path inside the repository, without .., is needed")
+        return HubName(found["repo"], rest, revision=revision)
+    after_colon = text[found.end("repo")] == ":"
+    if not after_colon or not _QUANT.fullmatch(rest):
+        raise HubError(f"{shown(rest, 120)} is no .gguf file and no quantisation: {FORMS} is needed")
+    return HubName(found["repo"], quant=rest, revision=revision)
+
+
+def is_safe(path: str) -> bool:
+    """Whether a path in a repository is plain: below its folder on every system, and printable."""
+    pieces = path.split("/")
+    plain = path.isprintable() and not set(path) & set('\\:*?"<>|') and len(path) <= _LONGEST
+    return plain and all(
+        p not in ("", ".", "..") and p == p.strip() and len(p.encode()) < 256 for p in pieces
+    )
+
+
+def choose(name: HubName, files: Iterable[str]) -> list[str]:
+    """The files of the one model that is meant, in order: all parts of a split one, and after them its
+    sidecars. ``HubError``: none or several are meant, which the message lists, or parts are missing."""
+    there = sorted(file for file in files if file.endswith(".gguf") and is_safe(file))
+    parts = all_parts(choose_first(name, there))
+    missing = [part for part in parts if part not in there]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        what = f"{shown(missing[0], 120)}{more}, of the {len(parts)} parts of a model"
+        raise HubError(f"{name.repo} has no {what}")
+    return parts + [sidecar for sidecar in sidecars(parts[0]) if sidecar in there]
+
+
+def all_parts(file: str) -> list[str]:
+    """The paths of all parts of a split model, from that of one; of another model, its own."""
+    folder, slash, base = file.rpartition("/")
+    return [folder + slash + part for part in part_names(base)]
+
+
+def sidecars(first: str) -> list[str]:
+    """What may lie beside a model and belong to it."""
+    return [first.removesuffix(".gguf") + ending for ending in _SIDECARS]
+
+
+def is_first(file: str) -> bool:
+    """Whether a file is a model, or the first part of one."""
+    part = part_name(file)
+    return not _NO_MODEL.search(file) and (part is None or part[1] == 0)
+
+
+def choose_first(name: HubName, there: list[str]) -> str:
+    """The one file that is meant, of a split model one of its parts. Errors as in :func:`choose`."""
+    models = [file for file in there if is_first(file)]
+    if name.file is not None:
+        if name.file not in there:
+            raise HubError(f"{name.repo} has no file {shown(name.file, 120)}: {_listed(models)}")
+        return name.file
+    meant = models
+    if name.quant is not None:
+        quant = re.compile(rf"(?<![A-Za-z0-9]){re.escape(name.quant)}(?![A-Za-z0-9_])", re.IGNORECASE)
+        meant = [file for file in models if quant.search(file)]
+    if len(meant) == 1:
+        return meant[0]
+    if not meant:
+        asked = "GGUF file" if name.quant is None else f"file of quantisation {name.quant}"
+        raise HubError(f"{name.repo} has no {asked}: {_listed(models)}")
+    example = f"say which, as in {name.repo}:{_label(meant, 0)}"
+    raise SeveralModels(f"{name.repo} has {len(meant)} models: {example}; {_listed(meant)}")
+
+
+def _listed(models: list[str]) -> str:
+    """What can be asked for, on one line."""
+    if not models:
+        return "it has no .gguf files; a repository of GGUF files is needed"
+    labels = [_label(models, number) for number in range(len(models))]
+    more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
+    return "it has " + ", ".join(shown(label, 80).strip("'") for label in labels[:_LISTED]) + more
+
+
+def _label(models: list[str], number: int) -> str:
+    """The quantisation of a file where that tells it from the others, else its path."""
+    types = [found[-1] if (found := _TYPE.findall(file)) else file for file in models]
+    return types[number] if types.count(types[number]) == 1 else models[number]
+
+
+def _text(model: str | os.PathLike[str]) -> str:
+    return PurePath(model).as_posix() if isinstance(model, os.PathLike) else model

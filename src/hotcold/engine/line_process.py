@@ -1,0 +1,267 @@
+"""A process that answers questions which strangers wrote: one line of JSON in, one line out.
+
+What may take for ever or any amount of memory (a chat template, a grammar) runs there, so that it can be
+killed. The module that answers has a function ``answer(request: dict) -> dict``; what it imports is loaded
+before the first question, and its own bounds count from there."""
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from typing import IO, Any
+
+from hotcold.errors import UserError
+from hotcold.formats.files import shown
+
+_START_S = 120.0  # by the clock, for an interpreter and its imports on a busy machine
+_CLOCK = 10.0  # times its processor time may a question take by the clock: others want the processor, too
+_REQUEST_BYTES = 1 << 26  # of one line in
+
+
+class ProcessDied(UserError):
+    """The process ended, or had to be ended, before it answered. The next question starts another one."""
+
+
+class ProcessLost(ProcessDied):
+    """Through no fault of the question: the process did not start, was closed, or was ended from outside."""
+
+
+class ProcessTimeout(ProcessDied, TimeoutError):
+    """The question took longer than it may: by the clock only, where the machine is too busy."""
+
+    def __init__(self, message: str, *, by_clock: bool = False) -> None:
+        super().__init__(message)
+        self.by_clock = by_clock
+
+
+class LineProcess:
+    """Asks ``module``'s function ``answer`` in a process of its own, which starts with the first question and
+    is replaced after it had to be killed. Safe to use from several threads: questions wait for each other.
+
+    A question may use ``seconds`` of processor time (ten times as long by the clock), ``memory_bytes`` beyond
+    what the process had after its imports, and ``output_bytes`` of JSON for its answer. The process ends when
+    this one does, at the latest when a question's time is over."""
+
+    def __init__(self, module: str, *, seconds: float, memory_bytes: int, output_bytes: int) -> None:
+        self._module = module
+        self._seconds = seconds
+        self._memory_bytes = memory_bytes
+        self._output_bytes = output_bytes
+        self._lock = threading.Lock()
+        self._closed = False
+        self._child: _Child | None = None
+        self._end: weakref.finalize[..., Any] | None = None  # of the process, also when nobody closes this
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        child = self._child
+        return None if child is None else child.process.pid
+
+    def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """What the module answers, in ``seconds`` if they are given. ``UserError``: what it raised as one;
+        ``ProcessTimeout``: too slow; ``ProcessLost``: it had no process; ``ProcessDied``: it used too much
+        memory, answered too much, or failed."""
+        seconds = self._seconds if seconds is None else seconds
+        line = f"{seconds!r} {json.dumps(request)}\n".encode()
+        if len(line) > _REQUEST_BYTES:
+            raise UserError(f"a question of {len(line)} bytes: allowed are {_REQUEST_BYTES}")
+        with self._lock:
+            if self._closed:
+                raise ProcessLost("the process is closed")
+            if self._child is None:
+                self._child = self._start()
+            try:
+                answer = json.loads(self._child.exchange(line, seconds * _CLOCK, self._output_bytes))
+            except ProcessTimeout as error:
+                self._give_up()
+                told = f"it took longer than {seconds:g} s and was stopped"
+                raise ProcessTimeout(told, by_clock=error.by_clock) from None
+            except ProcessDied:
+                self._give_up()
+                if self._closed:
+                    raise ProcessLost("the process is closed") from None
+                raise
+            except BaseException:  # Ctrl-C: an answer that nobody read is still to come
+                self._give_up()
+                raise
+            if "failed" in answer:
+                self._give_up()
+                raise ProcessDied(f"it failed: {answer['failed']}")
+        if "error" in answer:
+            raise UserError(str(answer["error"]))
+        result: dict[str, Any] = answer["answer"]
+        return result
+
+    def close(self) -> None:
+        """Ends the process; a question under way ends with ``ProcessDied``. May be called again."""
+        self._closed = True
+        child = self._child
+        if child is not None:
+            child.process.kill()  # who waits for its answer sees the end of the pipe
+        with self._lock:
+            self._give_up()
+
+    def _start(self) -> "_Child":
+        child = _Child(self._module, self._memory_bytes, self._output_bytes)
+        self._end = weakref.finalize(self, child.end)
+        try:
+            child.exchange(b"", _START_S, 100)
+        except ProcessDied as error:
+            self._end()
+            raise ProcessLost(f"the process of {self._module} did not start: {error}") from None
+        except BaseException:
+            self._end()
+            raise
+        return child
+
+    def _give_up(self) -> None:
+        self._child = None
+        if self._end is not None:
+            self._end()
+
+
+class _Child:
+    """One process and its two pipes."""
+
+    def __init__(self, module: str, memory_bytes: int, output_bytes: int) -> None:
+        code = "from hotcold.engine.line_process import serve; serve()"
+        self._memory_bytes = memory_bytes
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, module, str(memory_bytes), str(output_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # a traceback may quote what was asked
+            # Arenas of malloc take address space, which is what is bounded.
+            env={**os.environ, **import_path(), "MALLOC_ARENA_MAX": "2"},
+            start_new_session=True,  # the terminal's Ctrl-C is not meant for it
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._in: IO[bytes] = self.process.stdin
+        self._out: IO[bytes] = self.process.stdout
+
+    def exchange(self, line: bytes, seconds: float, most: int) -> bytes:
+        """Sends a line and waits for the next one, of at most ``most`` bytes; without a line, for the first,
+        that of a process that has started: its memory is not bounded before."""
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self.process.kill()
+
+        timer = threading.Timer(seconds, stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            if line:
+                self._in.write(line)
+                self._in.flush()
+            answer = self._out.readline(most + 1)
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""
+        finally:
+            timer.cancel()
+            timer.join()  # if it is late, it is so before this call ends, and not during the next
+        if answer.endswith(b"\n") and not late.is_set():
+            return answer
+        if len(answer) > most:
+            raise ProcessDied(f"it answered more than {most} bytes")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)  # it closed its pipe: what it says itself is worth a moment
+        self.process.kill()
+        code = self.process.wait()
+        if late.is_set() or code in _TIME_SIGNALS:
+            raise ProcessTimeout("too slow", by_clock=late.is_set() or code != _TIME_SIGNALS[0])
+        seen = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if code == _KILLED:  # not by a bound of ours
+            raise ProcessLost(f"it ended ({seen})")
+        needed = f": it may have needed more than {_mebibytes(self._memory_bytes)}" if line else ""
+        raise ProcessDied(f"it ended ({seen}){needed}")
+
+    def end(self) -> None:
+        self.process.kill()
+        for pipe in (self._in, self._out):
+            with contextlib.suppress(OSError):  # what was written and not read
+                pipe.close()
+        self.process.wait()
+
+
+def import_path() -> dict[str, str]:
+    """Of the environment: lets another interpreter import what this one can."""
+    return {"PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
+
+
+def _mebibytes(n: int) -> str:
+    return f"{n / 2**20:g} MiB of memory"
+
+
+if sys.platform == "win32":
+    _TIME_SIGNALS: tuple[int, ...] = ()
+    _KILLED: int | None = None
+
+    def _bound_memory(more: int) -> None: ...
+
+    def _bound_time(seconds: float) -> None: ...
+
+else:
+    import resource
+    import signal
+
+    _TIME_SIGNALS = (-signal.SIGPROF, -signal.SIGALRM)  # of processor time, and of the clock
+    _KILLED = -signal.SIGKILL
+
+    def _bound_memory(more: int) -> None:
+        """Lets the process have ``more`` bytes of address space than it has now, where the system says how
+        much that is (Linux), and leave no file behind if it crashes."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        try:
+            with open("/proc/self/statm", encoding="ascii") as file:
+                now = int(file.read().split()[0]) * resource.getpagesize()
+        except OSError:
+            return
+        resource.setrlimit(resource.RLIMIT_AS, (now + more, now + more))
+
+    def _bound_time(seconds: float) -> None:
+        """Ends the process after this much processor time, and after ten times as much by the clock; 0 lifts
+        the bounds. The system does it, whatever code is running."""
+        if not seconds:  # whoever started the process may have blocked or ignored them
+            for one in (signal.SIGPROF, signal.SIGALRM):
+                signal.signal(one, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGPROF, signal.SIGALRM))
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds * (_CLOCK + 1))
+
+
+def serve() -> None:
+    """The process: answers until nobody asks any more."""
+    name, memory_bytes, output_bytes = sys.argv[1:]
+    _bound_time(0)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing else that is printed is an answer
+    module = importlib.import_module(name)
+    _bound_memory(int(memory_bytes))
+    answers.write(b"{}\n")
+    answers.flush()
+    while line := sys.stdin.buffer.readline():
+        seconds, request = line.split(b" ", 1)
+        _bound_time(float(seconds))
+        reply = _reply(module, request)
+        encoded = json.dumps(reply).encode() + b"\n"
+        _bound_time(0)
+        answers.write(encoded[: int(output_bytes) + 1])  # the reader refuses what is longer
+        answers.flush()
+        if "failed" in reply:
+            return  # who knows in which state
+
+
+def _reply(module: Any, line: bytes) -> dict[str, Any]:
+    try:
+        return {"answer": module.answer(json.loads(line))}
+    except UserError as error:
+        return {"error": str(error)}
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {shown(str(error))}"}

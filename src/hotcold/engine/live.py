@@ -1,0 +1,195 @@
+"""Which neurons fire for a request that somebody watches, while it runs.
+
+In steps without a watched request nothing is collected, and programs are what they always are. A step with
+one runs programs whose FFNs also report what fired (:meth:`Session.watched`)."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.engine.memory_use import MemoryUse, memory_use
+from hotcold.engine.neuron_map import MapLayout, NeuronMap
+from hotcold.engine.session import Session, Watched
+from hotcold.engine.statistics import Counters, Figures
+from hotcold.kernels.gpu import GPUMemoryError
+
+FRAME_S = 0.1  #: between frames with cells
+_RATES_S = 1.0  # that rates are of
+_MOST_BYTES = 128 << 10  # of a frame's cells; tokens beyond have none
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of the last second, or all since the first token. None where nothing was to measure."""
+
+    tok_s: float | None  #: of this request alone
+    gb_s: float | None  #: 1e9 bytes of weights, keys and values that the whole engine read a second
+    gpu_share: float | None  #: of the bytes of weights read for this request's steps
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a watched request's piece says of its tokens. The first token comes from the prompt, which is
+    computed densely: it has no cells."""
+
+    tokens: int  #: of the answer, up to the end of the piece's text
+    of: tuple[int, ...] = ()  #: which tokens of the answer have cells here; the first is 0
+    #: base64: which cells fired to choose each of ``of``, as :meth:`NeuronMap.cells` has them
+    cells: str = ""
+    fired: tuple[tuple[int, int], ...] = ()  #: for each of ``of``: how many hot and cold neurons
+    rates: Rates | None = None
+    note: str = ""  #: in the first frame: why none has cells, where that is not the model's nature
+
+    def plain(self) -> dict[str, Any]:
+        """As events of a stream have it; without what is empty."""
+        return {name: value for name, value in asdict(self).items() if value or name == "tokens"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What somebody who watches has to know once."""
+
+    layout: MapLayout
+    memory: tuple[MemoryUse, ...]
+    sparsity: str  #: the mode in force
+    threads: int | None
+    gpu: str  #: its name, or that of what plays its part; empty without one
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, session: Session) -> Self:
+        model = session.model
+        gpu = f"{model.hot.name}, in a GPU's place" if model.hot else ""
+        gpu = model.on_gpu.gpu.name if model.on_gpu else gpu
+        layout, notes = NeuronMap(model).layout, tuple(session.notes)
+        return cls(layout, memory_use(session), session.sparsity, model.threads, gpu, notes)
+
+
+class Live:
+    """What all watched requests of a session share; made for the first of them."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.map = NeuronMap(session.model)
+        self.watched: Watched | None = None
+        self.note = ""  #: why there are figures without cells
+        if self.map.layout.zeros:
+            try:
+                self.watched = session.watched()
+            except GPUMemoryError as error:
+                self.note = f"which neurons fire cannot be shown, only figures: {error}"
+        # Tokens of one frame. A GPU is asked for the masks of each layer: less often.
+        self.most = 1 if session.model.on_gpu is not None else max(1, _MOST_BYTES // self.map.nbytes)
+
+    def due(self, decode: Sequence["Watchable"]) -> Watched | None:
+        """What the next step is to run with, for whoever watches one of its decode rows; None: as ever."""
+        due = any(each.viewer is not None and not each.viewer.is_full(self.most) for each in decode)
+        return self.watched if due else None
+
+    def take(self, decode: Sequence["Watchable"]) -> None:
+        """Notes what fired in a step for those of its decode rows that are watched, before their tokens are
+        chosen; harmless when the step is repeated."""
+        assert self.watched is not None
+        masks: list[npt.NDArray[np.uint64]] = []
+        for row, request in enumerate(decode):
+            if (viewer := request.viewer) is None or viewer.is_full(self.most):
+                continue
+            masks = masks or self.watched.fired(len(decode))
+            viewer.note(len(request.output), np.concatenate([mask[row] for mask in masks]))
+
+
+class Watchable(Protocol):
+    """A request."""
+
+    viewer: "Viewer | None"
+    output: list[int]
+
+
+class Viewer:
+    """Belongs to one request: collects what its frames tell."""
+
+    def __init__(self) -> None:
+        self.live: Live | None = None  # set when the engine gets the request
+        self._masks: dict[int, npt.NDArray[np.uint64]] = {}  # by the token that was chosen then
+        self._next = 0.0  # when the next frame with cells is due
+        self._moments: list[_Moment] = []  # of the last second
+
+    def is_full(self, most: int) -> bool:
+        return len(self._masks) >= most
+
+    def note(self, token: int, masks: npt.NDArray[np.uint64]) -> None:
+        self._masks[token] = masks
+
+    def frame(self, tokens: int, *, last: bool) -> Frame:
+        """For the piece that ends with so many tokens of the answer."""
+        now = time.perf_counter()
+        if self.live is None or (now < self._next and not last):
+            return Frame(tokens)
+        note = "" if self._next else self.live.note
+        self._next = now + FRAME_S
+        rates = self._rates(now, tokens)
+        of = tuple(token for token in self._masks if token < tokens)
+        if not of:
+            return Frame(tokens, rates=rates, note=note)
+        cells, fired = self.live.map.cells(np.array([self._masks.pop(token) for token in of]))
+        return Frame(tokens, of, cells, tuple(fired), rates)
+
+    def _rates(self, now: float, tokens: int) -> Rates | None:
+        assert self.live is not None
+        moments = self._moments
+        moments.append(_Moment.of(self.live, now, tokens))
+        while len(moments) > 2 and now - moments[1].time >= _RATES_S:
+            moments.pop(0)
+        return None if len(moments) == 1 else moments[-1].since(moments[0], self.live)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """What is counted up to now."""
+
+    time: float
+    tokens: int
+    counters: Counters
+    sides: npt.NDArray[np.int64]  # of Watched.counts
+    steps: int  # that these are of
+
+    @classmethod
+    def of(cls, live: Live, now: float, tokens: int) -> Self:
+        session = live.session
+        counters = session.counters.copy()
+        if live.watched is None:
+            sides = np.zeros((2, *counters.rows.shape), np.int64)
+            return cls(now, tokens, counters, sides, counters.decode_steps)
+        return cls(now, tokens, counters, live.watched.counts(), live.watched.steps)
+
+    def since(self, before: Self, live: Live) -> Rates:
+        seconds, session = self.time - before.time, live.session
+        counters = self.counters.since(before.counters)
+        figures = Figures.of(counters, session.footprint)
+        new = self.tokens - before.tokens
+        tok_s = new / seconds if new > 0 and seconds > 0 else None
+        gpu, cpu = _bytes_read(live, self.sides - before.sides, self.steps - before.steps)
+        return Rates(tok_s, figures.gb_s, gpu / (gpu + cpu) if gpu + cpu else None)
+
+
+def _bytes_read(live: Live, sides: npt.NDArray[np.int64], steps: int) -> tuple[int, int]:
+    """Of weights, by the GPU and by the CPU."""
+    model, footprint = live.session.model, live.session.footprint
+    rows = sides[:, :, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
+    by_layer = rows.sum(2)  # [2, layers]
+    if live.watched is None:
+        experts = model.config.experts
+        read = experts.chosen / experts.count if experts else 1
+        by_layer[0] = [steps * layer.ffn.nbytes * read for layer in model.weights.layers]
+    gpu, cpu = 0, int(by_layer[1].sum())
+    for i, (layer, backend) in enumerate(zip(model.weights.layers, model.devices.layers, strict=True)):
+        nbytes = int(by_layer[0, i]) + steps * layer.dense_bytes
+        predictor = live.session.predictors[i]
+        nbytes += steps * predictor.nbytes if predictor else 0
+        gpu, cpu = (gpu + nbytes, cpu) if backend is model.hot else (gpu, cpu + nbytes)
+    head = steps * model.weights.head.nbytes
+    return (gpu + head, cpu) if model.devices.head is model.hot else (gpu, cpu + head)

@@ -1,0 +1,54 @@
+"""What a loaded model and a session of it take, by kind and by side."""
+
+from dataclasses import dataclass
+
+from hotcold.engine.session import Session
+from hotcold.kernels.backend import Backend
+from hotcold.model.kv_cache import KVCache
+from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.sparse.hybrid_ffn import SplitWeights
+
+#: In the order in which they are shown.
+KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers")
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of one kind, of :data:`KINDS`; on one backend all are the CPU's."""
+
+    kind: str
+    gpu_bytes: int
+    cpu_bytes: int
+
+
+def memory_use(session: Session) -> tuple[MemoryUse, ...]:
+    """Weights, keys and values as they lie there; ``buffers`` of steps as they were counted before."""
+    model = session.model
+    config, weights, devices = model.config, model.weights, model.devices
+    hot: dict[str, int] = {}
+    cold: dict[str, int] = {}
+
+    def add(kind: str, backend: Backend, nbytes: int) -> None:
+        side = hot if backend is model.hot else cold
+        side[kind] = side.get(kind, 0) + nbytes
+
+    page = KVCache.page_bytes(config, model.cache_type) // config.layers
+    for i, (layer, backend) in enumerate(zip(weights.layers, devices.layers, strict=True)):
+        add("attention", backend, layer.dense_bytes)
+        add("kv", backend, session.cache.pages * page)
+        predictor = session.predictors[i]
+        add("predictor", backend, predictor.nbytes if predictor else 0)
+        if isinstance(layer.ffn, SplitWeights):
+            add("neurons", backend, layer.ffn.hot.nbytes if layer.ffn.hot else 0)
+            add("neurons", model.backend, layer.ffn.cold.nbytes)
+        else:
+            add("neurons", backend, layer.ffn.nbytes)
+    if weights.head is not weights.embedding:
+        add("head", devices.head, weights.head.nbytes)
+    add("embedding", devices.embedding, weights.embedding.nbytes)
+    backends = set(devices.parts)
+    needed = buffer_bytes(config, model.limits, split=len(backends) > 1) + scratch_bytes(config, model.limits)
+    for each in backends:
+        on_gpu = model.on_gpu is not None and each is model.hot
+        add("buffers", each, model.on_gpu.nbytes["buffers"] if on_gpu and model.on_gpu else needed)
+    return tuple(MemoryUse(kind, hot.get(kind, 0), cold.get(kind, 0)) for kind in KINDS)

@@ -1,0 +1,115 @@
+"""What crosses between an engine process and its front, and nothing else does."""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from hotcold.engine.engine_state import ModelInfo, ProcessStats
+from hotcold.engine.generation import Piece
+from hotcold.engine.job import Job, JobError
+from hotcold.engine.plain_data import Plain, PlainDataError, from_plain, pack, to_plain
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The first message: the model to load."""
+
+    model: str | None  #: None is the built-in one
+    options: Mapping[str, Any] = field(default_factory=dict)  #: of LoadOptions; texts and numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    id: int  #: chosen by the front, each once
+    job: Job  #: its prompt travels as 32-bit integers
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Harmless where the job has ended."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskStats:
+    id: int
+    steps: bool = False  #: with the times of steps
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The process ends, whatever runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    done: int  #: bytes
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    message: str  #: a line for the user
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A job has ended with a :class:`JobError`."""
+
+    id: int
+    message: str
+    code: str
+    retry_after_s: float | None = None
+
+    @property
+    def error(self) -> JobError:
+        return JobError(self.message, self.code, self.retry_after_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is new after a step: pieces by job, then jobs that failed."""
+
+    pieces: tuple[tuple[int, Piece], ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    id: int  #: of the question
+    stats: ProcessStats
+
+
+Command: TypeAlias = Load | Submit | Abort | AskStats | Close
+Told: TypeAlias = Loading | Ready | LoadFailed | Step | Stats
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (Load, Submit, Abort, AskStats, Close, Loading, Ready, LoadFailed, Step, Stats)
+}
+
+
+def encode(message: Command | Told) -> bytes:
+    """PlainDataError: it is longer than a message may be."""
+    ids = message.job.prompt if isinstance(message, Submit) else ()
+    if isinstance(message, Submit):
+        message = replace(message, job=replace(message.job, prompt=()))
+    long = isinstance(message, Step) and any(piece.prompt_logprobs for _, piece in message.pieces)
+    return pack([type(message).__name__, to_plain(message)], ids, long=long)
+
+
+def decode(plain: Plain, ids: "array[int]") -> Any:
+    """A message. PlainDataError: it is none; a UserError where a job's values are not allowed."""
+    if not isinstance(plain, list) or len(plain) != 2 or plain[0] not in [*_KINDS]:
+        raise PlainDataError(f"{plain!r:.40} is no message")
+    message = from_plain(_KINDS[plain[0]], plain[1])
+    if isinstance(message, Submit):
+        return replace(message, job=replace(message.job, prompt=ids))
+    return message

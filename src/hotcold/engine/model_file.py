@@ -1,0 +1,50 @@
+"""What the front of an engine process reads from the model's file itself: everything but its tensors."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from hotcold.engine.engine_state import ModelInfo
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.tokenizer import Tokenizer
+
+TEMPLATE = "tokenizer.chat_template"
+_TITLE = "general.name"
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFile:
+    metadata: Mapping[str, Any]
+    tokenizer: Tokenizer
+    fingerprint: str
+    params: int
+    size_bytes: int
+    created: int  #: when it was changed last, in seconds since 1970
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """UserError: it is no model file, or its vocabulary is not supported."""
+        with open_gguf(path) as file:
+            return cls(
+                metadata=file.metadata,
+                tokenizer=Tokenizer.from_metadata(file.metadata),
+                fingerprint=file.fingerprint(),
+                params=sum(math.prod(info.shape) for info in file.tensors.values()),
+                size_bytes=file.size,
+                created=int(os.stat(path).st_mtime),
+            )
+
+    def complete(self, info: ModelInfo) -> ModelInfo:
+        """What an engine process said, with what the file says."""
+        title, template = self.metadata.get(_TITLE), self.metadata.get(TEMPLATE)
+        return replace(
+            info,
+            params=self.params,
+            size_bytes=self.size_bytes,
+            created=self.created,
+            title=title if isinstance(title, str) else None,
+            template=template if isinstance(template, str) else None,
+        )

@@ -1,0 +1,166 @@
+"""A small map of a model's neurons: each layer a column of cells, from hot to cold.
+
+A cell is one neuron or, where a model has too many, several of a kind that fire about as often."""
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.engine.session import LoadedModel
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.backend import PAGE, SPARSE_ACTIVATIONS, mask_bits
+from hotcold.sparse.hybrid_ffn import SplitWeights
+from hotcold.sparse.profiles import read_profile
+from hotcold.sparse.sidecar import SidecarError
+from hotcold.sparse.sizes import sizes_of_file
+from hotcold.sparse.split import SplitDevices
+
+MOST_CELLS = 8192  #: of a whole model
+HOT_PART = 0.2  #: of a layer's neurons: without a GPU, those that fire most are called hot
+
+_LEVELS = 15  # of a cell of several neurons: 4 bits
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Masks = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class MapLayout:
+    """What cells stand for. Those of all layers follow each other, layer 0 first."""
+
+    neurons: tuple[int, ...]  #: of each layer
+    hot: tuple[int, ...]  #: so many of them
+    cells: tuple[int, ...]  #: of each layer
+    hot_cells: tuple[int, ...]  #: the first so many of them
+    bits: int  #: of a cell in a frame: 1 where each is one neuron, else 4
+    #: why neurons are called hot: a ``placement`` puts them on the GPU, or by a ``profile`` they fire often;
+    #: empty where nothing says so
+    hot_by: str
+    zeros: bool  #: whether the activation gives zeros: without any, every neuron fires for every token
+    firing: str  #: by cell, how often its neurons fire by the profile, 0 to 255, in base64; empty without one
+
+
+class NeuronMap:
+    """Reduces masks of what fired, of a model as it is placed, to cells."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        neurons = model.config.neurons
+        firing = _firing(model)
+        hot, hot_by = _hot(model, firing)
+        size = next(s for s in range(1, sum(neurons)) if sum(_count(n, s) for n in neurons) <= MOST_CELLS)
+        orders, sizes, begins, words = [], [], [], 0
+        for i, mask in enumerate(hot):
+            by_firing = np.arange(len(mask)) if firing is None else np.argsort(-firing[i], kind="stable")
+            order = np.concatenate([by_firing[mask[by_firing]], by_firing[~mask[by_firing]]])
+            places, more = _places(model, i, mask)
+            orders.append(64 * words + places[order])
+            words += more
+            sizes.append([_sizes(int(mask.sum()), size), _sizes(int((~mask).sum()), size)])
+            begins.append(order)
+        cells = np.concatenate([each for both in sizes for each in both])
+        self._bits = np.concatenate(orders)  # where each neuron is among the bits of all masks
+        self._sizes, self._starts = cells, np.cumsum(cells) - cells
+        self._hot = np.concatenate([np.arange(len(mask)) < mask.sum() for mask in hot])
+        self._layers = np.cumsum([0, *map(len, hot[:-1])])
+        shares = None
+        if firing is not None:
+            shares = np.concatenate([f[order] for f, order in zip(firing, begins, strict=True)])
+        self.layout = MapLayout(
+            neurons=tuple(neurons),
+            hot=tuple(int(mask.sum()) for mask in hot),
+            cells=tuple(len(h) + len(c) for h, c in sizes),
+            hot_cells=tuple(len(h) for h, _ in sizes),
+            bits=1 if size == 1 else 4,
+            hot_by=hot_by,
+            zeros=model.config.activation in SPARSE_ACTIVATIONS,
+            firing="" if shares is None else _text(np.rint(255 * self._means(shares)).astype(np.uint8)),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Of one token's cells."""
+        return -(-len(self._sizes) * self.layout.bits // 8)
+
+    def cells(self, masks: Masks) -> tuple[str, list[tuple[int, int]]]:
+        """Of masks of all layers side by side, ``[tokens, words]``: the cells in base64, each token's own
+        bytes after the other's, and by token how many hot and cold neurons fired.
+
+        A byte has the lower cell in its lower bits. Four bits say which part ``p`` of a cell's neurons fired:
+        ``15 sqrt(p)``, rounded up."""
+        bits = np.unpackbits(np.ascontiguousarray(masks).view(np.uint8), axis=1, bitorder="little")
+        fired = bits[:, self._bits]
+        hot = fired[:, self._hot].sum(1, np.int64)
+        both = list(zip(hot.tolist(), (fired.sum(1, np.int64) - hot).tolist(), strict=True))
+        if self.layout.bits == 1:
+            return _text(np.packbits(fired, axis=1, bitorder="little")), both
+        levels = np.ceil(_LEVELS * np.sqrt(self._means(fired))).astype(np.uint8)
+        if levels.shape[1] % 2:
+            levels = np.pad(levels, ((0, 0), (0, 1)))
+        return _text(levels[:, ::2] | levels[:, 1::2] << 4), both
+
+    def _means(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Of each cell's neurons; along the last axis."""
+        sums = np.add.reduceat(values, self._starts, axis=-1, dtype=np.float64)
+        return np.asarray(sums / self._sizes)
+
+
+def _text(values: npt.NDArray[np.uint8]) -> str:
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def _count(neurons: int, size: int) -> int:
+    """The most cells of a layer: hot and cold ones may each have one that is not full."""
+    return -(-neurons // size) + (size > 1)
+
+
+def _sizes(neurons: int, size: int) -> Ints:
+    """Of cells that so many neurons are cut into."""
+    ends = np.append(np.arange(size, neurons, size), neurons) if neurons else np.zeros(0, np.int64)
+    return np.diff(ends, prepend=0)
+
+
+def _firing(model: LoadedModel) -> list[npt.NDArray[Any]] | None:
+    """By the profile beside the model, where there is one that fits."""
+    path = model.path.with_suffix(".profile.gguf")
+    if not path.exists():
+        return None
+    with open_gguf(model.path) as file:
+        positions = model.limits.pages_per_sequence * PAGE
+        sizes = sizes_of_file(file, model.config, positions, model.cache_type)
+    try:
+        return list(read_profile(path, sizes).firing)
+    except SidecarError:
+        return None  # another model's: whoever loads with it is told
+
+
+def _hot(model: LoadedModel, firing: list[npt.NDArray[Any]] | None) -> tuple[list[Bools], str]:
+    """Masks of the hot neurons of each layer, and why they are called so."""
+    devices, neurons = model.devices, model.config.neurons
+    if isinstance(devices, SplitDevices):
+        placed = zip(devices.masks, devices.layers, strict=True)
+        return [mask & (layer is devices.hot) for mask, layer in placed], "placement"
+    if firing is None:
+        return [np.zeros(n, np.bool_) for n in neurons], ""
+    return [_hottest(each) for each in firing], "profile"
+
+
+def _hottest(firing: npt.NDArray[Any]) -> Bools:
+    found = np.zeros(len(firing), np.bool_)
+    found[np.argsort(-firing, kind="stable")[: int(HOT_PART * len(firing))]] = True
+    return found
+
+
+def _places(model: LoadedModel, layer: int, hot: Bools) -> tuple[Ints, int]:
+    """Which bit of its layer's mask each neuron is, and how many words that has."""
+    weights, experts = model.weights.layers[layer].ffn, model.config.experts
+    ends = experts.ends if experts else (len(hot),)
+    if not isinstance(weights, SplitWeights):
+        return mask_bits(ends), weights.words
+    places = np.empty(len(hot), np.int64)
+    for part, first in ((hot, 0), (~hot, 64 * weights.hot.words if weights.hot else 0)):
+        places[part] = first + mask_bits([int(part[:end].sum()) for end in ends])
+    return places, weights.words

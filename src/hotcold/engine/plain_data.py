@@ -1,0 +1,259 @@
+"""Dataclasses as values that JSON has, and back; and messages of them between processes.
+
+Which values a field holds is read from its type, so both sides must be of one version: they are one program.
+Fields that hold their default are left out. Numbers that JSON lacks travel as text: ``inf``, ``-inf``,
+``nan``.
+
+A message is two lengths (unsigned, 4 bytes, little-endian), JSON in UTF-8, and then token ids as 32-bit
+integers: as text, those of a long prompt would take milliseconds in which no other thread could run."""
+
+import base64
+import json
+import math
+import struct
+import sys
+import types
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+#: What ``json`` reads and writes.
+Plain: TypeAlias = Any
+Convert: TypeAlias = Callable[[Any], Any]
+
+MOST_BYTES = 256 << 20  #: of a message
+HEADER = struct.Struct("<II")
+ID_BYTES = 4
+
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+class PlainDataError(ValueError):
+    """Values that are not of the type they should have, or a message that is too long: a defect of ours."""
+
+
+def to_plain(value: object) -> Plain:
+    """A dataclass as a JSON object."""
+    kind: Any = type(value)
+    return _converters(kind)[0](value)
+
+
+def from_plain(kind: type[T], plain: Plain) -> T:
+    """What :func:`to_plain` was given. PlainDataError: it is no such thing; what the class itself refuses is
+    raised as it is."""
+    any_kind: Any = kind
+    found: T = _converters(any_kind)[1](plain)
+    return found
+
+
+def pack(plain: Plain, ids: Sequence[int] = (), *, long: bool = False) -> bytes:
+    """A message. A ``long`` one is written slowly, so that other threads may run meanwhile: else the encoder
+    lets none run before it is done. PlainDataError: more than :data:`MOST_BYTES`, or ids that are not of 32
+    bits."""
+    try:
+        text = ("".join(_JSON.iterencode(plain)) if long else _JSON.encode(plain)).encode()
+    except ValueError as error:
+        raise PlainDataError(str(error)) from None
+    try:
+        numbers = ids if isinstance(ids, array) and ids.itemsize == ID_BYTES else array("i", ids)
+    except (OverflowError, TypeError) as error:
+        raise PlainDataError(f"token ids of 32 bits are needed: {error}") from None
+    if HEADER.size + len(text) + ID_BYTES * len(numbers) > MOST_BYTES:
+        raise PlainDataError(f"a message of more than {MOST_BYTES >> 20} MiB")
+    return b"".join((HEADER.pack(len(text), ID_BYTES * len(numbers)), text, _little(numbers).tobytes()))
+
+
+def lengths(header: bytes) -> tuple[int, int]:
+    """Bytes of JSON and of ids that follow a header. PlainDataError: too many, or no whole number of ids."""
+    text, ids = HEADER.unpack(header)
+    if HEADER.size + text + ids > MOST_BYTES or ids % ID_BYTES:
+        raise PlainDataError(f"a message of {text} and {ids} bytes: at most {MOST_BYTES} are allowed")
+    return text, ids
+
+
+def unpack(text: bytes | memoryview, ids: bytes | memoryview) -> tuple[Plain, "array[int]"]:
+    """What :func:`pack` was given, from the two parts behind the header."""
+    numbers = array("i")
+    numbers.frombytes(ids)
+    try:
+        return json.loads(bytes(text), parse_constant=_refuse), _little(numbers)
+    except (ValueError, RecursionError) as error:
+        raise PlainDataError(f"a message that is no JSON: {error}") from None
+
+
+class Unpacker:
+    """Messages from bytes that come in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def push(self, data: bytes) -> Iterator[tuple[Plain, "array[int]"]]:
+        """Yields what is complete now; errors are those of :func:`unpack` and :func:`lengths`."""
+        self._bytes += data
+        while len(self._bytes) >= HEADER.size:
+            n_text, n_ids = lengths(bytes(self._bytes[: HEADER.size]))
+            start, end = HEADER.size + n_text, HEADER.size + n_text + n_ids
+            if len(self._bytes) < end:
+                return
+            text, ids = bytes(self._bytes[HEADER.size : start]), bytes(self._bytes[start:end])
+            del self._bytes[:end]
+            yield unpack(text, ids)
+
+
+def _refuse(name: str) -> None:
+    raise PlainDataError(f"{name} is no number of JSON")
+
+
+def _little(numbers: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        numbers = array("i", numbers)
+        numbers.byteswap()
+    return numbers
+
+
+@cache
+def _converters(kind: Any) -> tuple[Convert, Convert]:
+    """From a value of this type to what JSON has, and back."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return _same, _same
+    if kind in (int, str, bool, type(None)):
+        return _same, _exactly(kind)
+    if kind is float:
+        return _float_to, _float_from
+    if kind is bytes:
+        return (lambda value: base64.b64encode(value).decode()), _bytes_from
+    if origin is Literal:
+        return _same, _one_of(arguments)
+    if origin in (Union, types.UnionType):
+        return _optional(arguments)
+    if is_dataclass(kind):
+        return _dataclass(kind)
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _named_tuple(kind)
+    if origin is tuple and arguments[1:] != (...,):
+        return _row(tuple, [_converters(each) for each in arguments])
+    if origin in (tuple, list, Sequence):
+        return _list(tuple if origin is tuple else list, _converters(arguments[0]))
+    if origin in (dict, Mapping):
+        return _mapping(*map(_converters, arguments))
+    raise TypeError(f"{kind} has no plain form")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _exactly(kind: type) -> Convert:
+    def back(plain: Plain) -> Any:
+        if type(plain) is not kind:
+            raise PlainDataError(f"{plain!r:.40} is no {kind.__name__}")
+        return plain
+
+    return back
+
+
+def _one_of(allowed: Sequence[Any]) -> Convert:
+    def back(plain: Plain) -> Any:
+        if plain not in allowed:
+            raise PlainDataError(f"{plain!r:.40} is none of {allowed}")
+        return plain
+
+    return back
+
+
+def _float_to(value: float) -> Plain:
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def _float_from(plain: Plain) -> float:
+    if type(plain) in (float, int) or plain in ("inf", "-inf", "nan"):
+        return float(plain)
+    raise PlainDataError(f"{plain!r:.40} is no float")
+
+
+def _bytes_from(plain: Plain) -> bytes:
+    try:
+        return base64.b64decode(plain, validate=True)
+    except (TypeError, ValueError):
+        raise PlainDataError(f"{plain!r:.40} is no base64") from None
+
+
+def _optional(arguments: tuple[Any, ...]) -> tuple[Convert, Convert]:
+    rest = [each for each in arguments if each is not type(None)]
+    if len(rest) != 1 or len(rest) == len(arguments):
+        raise TypeError(f"{arguments} has no plain form: only X | None has")
+    to, back = _converters(rest[0])
+    return (
+        lambda value: None if value is None else to(value),
+        lambda plain: None if plain is None else back(plain),
+    )
+
+
+def _list(make: Callable[[Any], Any], entry: tuple[Convert, Convert]) -> tuple[Convert, Convert]:
+    to, back = entry
+
+    def from_list(plain: Plain) -> Any:
+        if not isinstance(plain, list):
+            raise PlainDataError(f"{plain!r:.40} is no list")
+        return make(map(back, plain))
+
+    return (list if to is _same else lambda value: [to(each) for each in value]), from_list
+
+
+def _row(make: Callable[[Any], Any], entries: Sequence[tuple[Convert, Convert]]) -> tuple[Convert, Convert]:
+    """A list of which every entry has a type of its own."""
+
+    def to_row(value: Sequence[Any]) -> Plain:
+        return [to(each) for (to, _), each in zip(entries, value, strict=True)]
+
+    def from_row(plain: Plain) -> Any:
+        if not isinstance(plain, list) or len(plain) != len(entries):
+            raise PlainDataError(f"{plain!r:.40} is no list of {len(entries)}")
+        return make(back(each) for (_, back), each in zip(entries, plain, strict=True))
+
+    return to_row, from_row
+
+
+def _named_tuple(kind: Any) -> tuple[Convert, Convert]:
+    hints = get_type_hints(kind)
+    return _row(lambda values: kind(*values), [_converters(hints[name]) for name in kind._fields])
+
+
+def _mapping(key: tuple[Convert, Convert], entry: tuple[Convert, Convert]) -> tuple[Convert, Convert]:
+    """A list of pairs, as the keys of JSON's objects are texts only."""
+    to, back = _list(dict, _row(tuple, [key, entry]))
+    return (lambda value: to(value.items())), back
+
+
+def _dataclass(kind: Any) -> tuple[Convert, Convert]:
+    hints = get_type_hints(kind)
+    own = [each for each in fields(kind) if each.init]
+    to = [(each.name, _default(each), _converters(hints[each.name])[0]) for each in own]
+    back = {each.name: _converters(hints[each.name])[1] for each in own}
+
+    def to_object(value: Any) -> Plain:
+        found = {}
+        for name, default, convert in to:
+            field = getattr(value, name)
+            if default is MISSING or type(field) is not type(default) or field != default:
+                found[name] = convert(field)
+        return found
+
+    def from_object(plain: Plain) -> Any:
+        if not isinstance(plain, dict) or not plain.keys() <= back.keys():
+            raise PlainDataError(f"{plain!r:.40} is no {kind.__name__}")
+        try:
+            return kind(**{name: back[name](each) for name, each in plain.items()})
+        except TypeError as error:  # fields are missing
+            raise PlainDataError(f"{kind.__name__}: {error}") from None
+
+    return to_object, from_object
+
+
+def _default(field: Any) -> Any:
+    """MISSING also where it is made anew each time: it is written then."""
+    return field.default

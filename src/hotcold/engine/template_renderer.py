@@ -1,0 +1,145 @@
+"""Renders chat templates with Jinja. Only a :class:`~hotcold.engine.line_process.LineProcess` runs this.
+
+Templates come with model files, so from strangers. Time and memory are bounded by the process around this;
+here are the bounds on what a template may reach."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from hotcold.errors import UserError
+from hotcold.model.plain_text import MarkedText, StandIns
+
+MOST_STEPS = 20_000  #: of one ``range``
+MOST_CHARACTERS = 8 << 20  #: of a text that a template makes by repeating, and of the whole prompt
+_COMPILED = 8  #: templates kept
+
+
+class _Generation(Extension):
+    """``{% generation %}...{% endgeneration %}``, which marks what a model is trained on, changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja as ``transformers`` sets it up, with bounds. Texts that templates put together stay
+    :class:`MarkedText`, so that they can be asked like those they were made of."""
+
+    intercepted_binops = frozenset(["*", "**", "%"])
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self.stand_ins = StandIns("", "")
+        self.filters["tojson"] = self._to_json
+        self.globals["range"] = _bounded_range
+        self.globals["raise_exception"] = _raise
+        self.globals["strftime_now"] = _strftime_now
+        del self.globals["lipsum"]
+
+    def concat(self, parts: Iterable[str]) -> str:
+        return MarkedText("".join(parts), self.stand_ins)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for times, of in ((left, right), (right, left)):
+                if isinstance(times, int) and isinstance(of, Sequence) and times * len(of) > MOST_CHARACTERS:
+                    raise SecurityError(f"the template repeats a value {times} times")
+        if operator == "**" and not (abs(left) < 1 << 32 and abs(right) < 64):
+            raise SecurityError("the template computes a power that is too large")
+        if operator == "%" and isinstance(left, str) and re.search(r"[0-9]{7}|\*", left):
+            raise SecurityError("the template formats a text that is too wide")
+        return super().call_binop(context, operator, left, right)
+
+    def _to_json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Without Jinja's escapes for HTML, as in transformers."""
+        text = json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        if ensure_ascii:  # stand-ins were spelled as escapes
+            back = {format(ord(b), "04x"): a for a, b in self.stand_ins.forward.items() if ord(b) < 1 << 16}
+            text = re.sub(
+                r"\\(?:u([0-9a-f]{4})|.)",
+                lambda found: _escaped(back.get(found[1] or ""), self.stand_ins) or found[0],
+                text,
+            )
+        return MarkedText(text, self.stand_ins)
+
+
+def _escaped(character: int | None, stand_ins: StandIns) -> str:
+    """A character that had a stand-in, as ASCII JSON spells it; empty for None."""
+    if character is None:
+        return ""
+    return stand_ins.forward[character] if character < 128 else json.dumps(chr(character))[1:-1]
+
+
+def _bounded_range(*bounds: int) -> range:
+    found = range(*bounds)
+    if len(found) > MOST_STEPS:
+        raise SecurityError(f"the template counts {len(found)} steps: at most {MOST_STEPS} are allowed")
+    return found
+
+
+def _raise(message: object = "") -> NoReturn:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+_environment = TemplateEnvironment()
+_compiled = lru_cache(_COMPILED)(_environment.from_string)
+
+
+def render(request: dict[str, Any]) -> str:
+    """``template`` with ``values`` (the program's own), ``messages`` and ``users`` (values of users, among
+    them tools), whose texts get stand-ins; roles do not, since templates make names of tokens of them. Errors
+    are Jinja's, or whatever a template brings about."""
+    stand_ins = StandIns(*request["stand_ins"])
+    _environment.stand_ins = stand_ins
+    messages = [
+        {key: value if key == "role" else stand_ins.mark(value) for key, value in message.items()}
+        for message in request["messages"]
+    ]
+    users = {name: stand_ins.mark(value) for name, value in request["users"].items()}
+    parts: list[str] = []
+    size = 0
+    for part in _compiled(request["template"]).generate(**request["values"], **users, messages=messages):
+        parts.append(part)
+        size += len(part)
+        if size > MOST_CHARACTERS:
+            raise SecurityError(f"the prompt has more than {MOST_CHARACTERS} characters")
+    return "".join(parts)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """``{"text": ...}``; UserError says why there is none."""
+    try:
+        return {"text": render(request)}
+    except (MemoryError, RecursionError) as error:
+        raise UserError(f"it takes too much memory ({type(error).__name__})") from None
+    except Exception as error:  # a template may bring about any of them, and none is our defect
+        text = " ".join(str(error).split())[:400]
+        kind = type(error).__name__
+        raise UserError(text if text and isinstance(error, TemplateError) else f"{kind}: {text}") from None

@@ -1,0 +1,91 @@
+"""Split GGUF files, ``NAME-00001-of-00003.gguf`` and so on: which files are the parts of one model.
+
+Each part is a GGUF file with a list of its own tensors. The first also has the model's metadata; the others
+only say which part they are. ``llama-gguf-split`` makes them, and hubs have large models in this form."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotcold.formats.files import shown
+from hotcold.formats.gguf_values import MAX_TENSORS, GGUFError
+
+#: Each part is kept open.
+MAX_PARTS = 512
+
+_NAME = re.compile(r"(?P<stem>.+)-(?P<part>[0-9]{5})-of-(?P<parts>[0-9]{5})\.gguf", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Split:
+    """What a part says of itself."""
+
+    part: int  #: from 0
+    parts: int
+    tensors: int  #: of all parts together
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> "Split | None":
+        """None for a model in one file. ``GGUFError``: numbers that cannot be."""
+        parts = _number(metadata, "split.count", 0, MAX_PARTS)
+        if parts <= 1:
+            return None
+        part = _number(metadata, "split.no", None, parts - 1)
+        return cls(part, parts, _number(metadata, "split.tensors.count", None, MAX_TENSORS))
+
+
+def _number(metadata: Mapping[str, Any], key: str, absent: int | None, most: int) -> int:
+    value = metadata.get(key, absent)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        seen = "is missing" if value is None else f"is {shown(value)}"
+        raise GGUFError(f"{key} {seen}: one of a split model's files says 0 to {most} there")
+    return value
+
+
+def part_name(name: str) -> tuple[str, int, int] | None:
+    """``("M", 0, 3)`` of ``M-00001-of-00003.gguf``; None for a name that is not of this form."""
+    found = _NAME.fullmatch(name)
+    return (found["stem"], int(found["part"]) - 1, int(found["parts"])) if found else None
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts, in order, from that of one; of a name of no part, itself alone."""
+    found = part_name(name)
+    if found is None:
+        return [name]
+    stem, part, parts = found
+    if not 0 <= part < parts <= MAX_PARTS:
+        said = f"part {part + 1} of {parts}: 1 to {MAX_PARTS} parts are allowed"
+        raise GGUFError(f"the name of '{shown(name, 80)}' says {said}")
+    return [f"{stem}-{number + 1:05}-of-{parts:05}.gguf" for number in range(parts)]
+
+
+def other_parts(path: Path, split: Split) -> list[Path]:
+    """Where the parts after the first lie: beside it. ``GGUFError``, without the path: this is not the first,
+    its name does not say what its header says, or some are missing, which are named."""
+    found = part_name(path.name)
+    which = f"part {split.part + 1} of {split.parts} of a split model"
+    if found is None or found[1:] != (split.part, split.parts):
+        needed = f"NAME-{split.part + 1:05}-of-{split.parts:05}.gguf"
+        raise GGUFError(f"{which}, found by their names: this one must be {needed}; name it so again")
+    names = part_names(path.name)
+    if split.part:
+        raise GGUFError(f"{which}: give the first one, {shown(names[0], 120)}")
+    others = [path.with_name(name) for name in names[1:]]
+    missing = [other.name for other in others if not other.exists()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise GGUFError(f"{which}, but {shown(missing[0], 120)}{more} is not beside it: download all parts")
+    return others
+
+
+def check_part(split: Split | None, first: Split, number: int) -> None:
+    """``GGUFError``: the file is not part ``number`` of the model that ``first`` begins."""
+    if split is None:
+        raise GGUFError(f"says nothing of a split model: part {number + 1} of {first.parts} is needed")
+    if (split.part, split.parts, split.tensors) != (number, first.parts, first.tensors):
+        seen = f"part {split.part + 1} of {split.parts} of a model of {split.tensors} tensors"
+        needed = f"part {number + 1} of {first.parts} of a model of {first.tensors}"
+        raise GGUFError(f"says that it is {seen}: {needed} is needed; download it again")

@@ -1,0 +1,110 @@
+"""The GPUs of this machine, whatever interface reaches them: listed, chosen by name, opened, measured."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from hotcold.kernels.backend import Batch, BatchLimits
+from hotcold.kernels.gpu import ALIGNMENT, GPU, GPUBackend, GPUError, StepShape
+
+OFF = "off"  #: instead of a name: no GPU
+ENVIRONMENT = "HOTCOLD_GPU"  #: the variable that says what ``--gpu`` would, where that is not given
+
+#: What is used unless something else is named: the first kind that there is.
+USUAL_KINDS = ("discrete", "integrated")
+
+#: Of the processor's memory, at most: through which weights go to a GPU.
+STAGING_BYTES = 64 << 20
+
+
+def find_gpus() -> tuple[list[GPU], str]:
+    """All devices, also those that cannot be used; and, where there is none, why and what to install."""
+    from hotcold.kernels.vulkan.devices import find_devices
+
+    return find_devices()
+
+
+def wished(asked: str | None) -> str | None:
+    """What is asked for, or else what :data:`ENVIRONMENT` says."""
+    return asked or os.environ.get(ENVIRONMENT) or None
+
+
+def choose_gpu(asked: str | None, *, needed: bool = False) -> tuple[GPU | None, str]:
+    """The device that is to be used, None for the processor alone, and a note on one that was passed over.
+
+    ``asked`` is a part of a name, whatever its case, a number in the list, or ``off``; None takes what
+    :data:`ENVIRONMENT` says, else a discrete card, else an integrated one, and where there is neither, none.
+    GPUError: no device is what was asked for, or several are; what was asked for, or ``needed``, is not
+    there, or cannot be used."""
+    asked = wished(asked)
+    if asked == OFF:
+        return None, ""
+    seen, reason = find_gpus()
+    if asked is not None:
+        return _named(asked, seen, reason), ""
+    usable = [gpu for kind in USUAL_KINDS for gpu in seen if gpu.kind == kind and not gpu.problem]
+    if usable:
+        return usable[0], ""
+    refused = [gpu for gpu in seen if gpu.kind in USUAL_KINDS]
+    note = f"GPU {refused[0].title} is not used: {refused[0].problem}" if refused else ""
+    if needed:
+        other = f"no GPU found, but {titles(seen)}: name one to use it (--gpu)"
+        raise GPUError(note or (other if seen else reason))
+    return None, note
+
+
+def titles(seen: Sequence[GPU]) -> str:
+    return ", ".join(gpu.title for gpu in seen)
+
+
+def _named(asked: str, seen: Sequence[GPU], reason: str) -> GPU:
+    if not seen:
+        raise GPUError(f"--gpu {asked}: {reason}")
+    matching = [gpu for gpu in seen if str(gpu.index) == asked]
+    if not matching and not re.fullmatch("[0-9]{1,2}", asked):  # 7600 is a part of a name
+        matching = [gpu for gpu in seen if asked.casefold() in gpu.name.casefold()]
+    if not matching:
+        raise GPUError(f"--gpu {asked}: no such device: choose from {titles(seen)}, or {OFF}")
+    exactly = [gpu for gpu in matching if asked.casefold() == gpu.name.casefold()]
+    matching = exactly or matching
+    if len(matching) > 1:
+        raise GPUError(f"--gpu {asked}: {len(matching)} devices match: give the number of {titles(matching)}")
+    if matching[0].problem:
+        raise GPUError(f"--gpu {asked}: {matching[0].name}: {matching[0].problem}")
+    return matching[0]
+
+
+def open_gpu(gpu: GPU, budget: int | None, *, spin: bool = False) -> GPUBackend:
+    """The backend of a device. ``budget``: the most bytes of its memory to allocate, scratch included.
+    ``spin``: shaders wait for the other side's answers, else each answer submits what follows it.
+
+    GPUMemoryError, GPUError: no memory, or a driver that fails or does not compute what is relied on."""
+    from hotcold.kernels.vulkan import VulkanBackend
+
+    return VulkanBackend(gpu.index, budget, spin=spin)
+
+
+def scratch_bytes(shape: StepShape) -> int:
+    """What all ops of a step share on a GPU: the scratch of the largest one."""
+    from hotcold.kernels.vulkan.scratch import step_scratch_bytes
+
+    return step_scratch_bytes(shape)
+
+
+def allocated_bytes(*nbytes: int) -> int:
+    """What buffers of these bytes take of a GPU's memory."""
+    return sum(-(-max(n, 1) // ALIGNMENT) * ALIGNMENT for n in nbytes)
+
+
+def slack_bytes(nbytes: int) -> int:
+    """How much more than ``nbytes`` may be taken of a GPU, since drivers give memory in larger pieces."""
+    return max(256 << 10, nbytes // 50)
+
+
+def batch_bytes(limits: BatchLimits) -> int:
+    """What a GPU is given of a step's numbers (:class:`~hotcold.kernels.backend.Batch`)."""
+    from hotcold.kernels.vulkan.recording import batch_words
+
+    return 4 * batch_words(Batch(limits))

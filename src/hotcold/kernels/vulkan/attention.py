@@ -1,0 +1,169 @@
+"""Attention, what it reads (keys and values in a paged cache), and rotary positions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hotcold.formats.blocks import BLOCK_TYPES
+from hotcold.kernels import checks
+from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPLIT, BatchLimits, Buffer, RopeTable
+from hotcold.kernels.vulkan.memory import Range, aligned, shape_of
+from hotcold.kernels.vulkan.recording import Recording, Written
+
+if TYPE_CHECKING:
+    from hotcold.kernels.vulkan import VulkanBackend
+
+#: Partial results of one pass over rows of a step; more rows take more passes.
+PASS_BYTES = 8 << 20
+MOST_HEAD_DIM = 512  #: what shared memory of 32 KiB has room for
+_QUERIES = 4  #: that a group works on together
+_CACHE_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint8): 2}  # in cache.glsl
+
+
+@dataclass(frozen=True)
+class _Caches:
+    k: Range
+    v: Range
+    type: int
+    pages: int
+    kv_heads: int
+    head_dim: int
+
+
+def _caches(backend: VulkanBackend, k_cache: Buffer, v_cache: Buffer) -> _Caches:
+    k, v = backend.own(k_cache), backend.own(v_cache)
+    if k.dtype != v.dtype or k.dtype not in _CACHE_TYPES:
+        raise TypeError(f"KV caches are {k.dtype} and {v.dtype}: both float16, float32 or uint8 are needed")
+    if k.shape != v.shape or len(k.shape) != 4 or k.shape[2] != PAGE or 0 in k.shape:
+        seen = f"KV caches of shape {k.shape} and {v.shape}"
+        raise ValueError(f"{seen}: both [page, K, {PAGE}, head_dim], with values, are needed")
+    pages, kv_heads, _, head_dim = k.shape
+    if k.dtype == np.uint8:
+        block = BLOCK_TYPES["Q8_0"]
+        if head_dim % block.nbytes:
+            raise ValueError(f"KV cache with rows of {head_dim} bytes: blocks of {block.nbytes} are needed")
+        head_dim = head_dim // block.nbytes * block.weights
+    for cache in (k, v):
+        if cache.range.nbytes > backend.info.max_range:
+            seen = f"a KV cache of {cache.range.nbytes} bytes: {backend.info.name} allows"
+            raise ValueError(f"{seen} {backend.info.max_range} for a layer's keys; use a shorter context")
+    if head_dim > MOST_HEAD_DIM:
+        raise ValueError(f"KV cache with a head_dim of {head_dim}: up to {MOST_HEAD_DIM} are allowed")
+    return _Caches(k.range, v.range, _CACHE_TYPES[k.dtype], pages, kv_heads, head_dim)
+
+
+def rope(backend: VulkanBackend, recording: Recording, x: Buffer, table: RopeTable) -> None:
+    shape, cos, sin = (backend.own(each).shape for each in (x, table.cos, table.sin))
+    if len(cos) != 2 or cos != sin:
+        raise ValueError(f"cos of shape {cos}, sin of {sin}: both [P, rotary_dim / 2] are needed")
+    positions, half = cos
+    if len(shape) != 3 or 2 * half > shape[2]:
+        raise ValueError(f"x of shape {shape}: [T, H, head_dim of {2 * half} or more] is needed")
+    _, heads, head_dim = shape
+    turned = backend.rows("x", x, recording, heads * head_dim)
+    angles = [
+        backend.vector(name, each, positions, half) for name, each in (("cos", table.cos), ("sin", table.sin))
+    ]
+    recording.bound("positions", positions)
+    groups = -(-heads * half // 64), recording.rows, 1
+    push = heads, head_dim, half
+    recording.run("rope", [Written(turned), *angles], push, groups, [int(table.interleaved)])
+
+
+def store_kv(
+    backend: VulkanBackend, recording: Recording, k: Buffer, v: Buffer, k_cache: Buffer, v_cache: Buffer
+) -> None:
+    caches = _caches(backend, k_cache, v_cache)
+    heads, head_dim = caches.kv_heads, caches.head_dim
+    new = [backend.rows(name, each, recording, heads * head_dim) for name, each in (("k", k), ("v", v))]
+    recording.bound("pages", caches.pages)
+    elements = heads * -(-head_dim // (1, 2, 32)[caches.type])
+    recording.run(
+        "store_kv",
+        [*new, Written(caches.k), Written(caches.v)],
+        [heads],
+        (-(-elements // 64), recording.rows, 2),
+        [caches.type, head_dim],
+    )
+
+
+def _most_splits(limits: BatchLimits, window: int | None) -> int:
+    """Of one row."""
+    splits = -(-limits.pages_per_sequence * PAGE // SPLIT)
+    return splits if window is None else min(splits, -(-(window - 1) // SPLIT) + 1)
+
+
+def _together(heads: int, kv_heads: int) -> int:
+    """Heads of a key and value head that a group works on together."""
+    return min(heads // kv_heads, _QUERIES)
+
+
+def _tile(rows: int, together: int) -> int:
+    """Rows of a step that read keys together."""
+    return _QUERIES // together if rows > DECODE_ROWS else 1
+
+
+def _pass_rows(rows: int, row_bytes: int, tile: int) -> int:
+    """Rows of a step whose partial results lie in scratch at the same time."""
+    return min(rows, max(tile, PASS_BYTES // row_bytes // tile * tile))
+
+
+def attention_scratch_bytes(
+    limits: BatchLimits, rows: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None
+) -> int:
+    """Scratch of a layer's attention in a program for so many rows."""
+    row_bytes = heads * _most_splits(limits, window) * (head_dim + 2) * 4
+    tile = _tile(rows, _together(heads, kv_heads))
+    return aligned(_pass_rows(rows, row_bytes, tile) * row_bytes)
+
+
+def attention(
+    backend: VulkanBackend,
+    recording: Recording,
+    q: Buffer,
+    k_cache: Buffer,
+    v_cache: Buffer,
+    out: Buffer,
+    scale: float,
+    window: int | None,
+    sinks: Buffer | None,
+    softcap: float | None,
+) -> None:
+    shape, caches = backend.own(q).shape, _caches(backend, k_cache, v_cache)
+    checks.check_attention(shape_of(q), window, None if sinks is None else shape_of(sinks), softcap)
+    if len(shape) != 3 or shape[2] != caches.head_dim or shape[1] < 1 or shape[1] % caches.kv_heads:
+        needed = f"[T, H, {caches.head_dim}] with H a multiple of {caches.kv_heads}"
+        raise ValueError(f"q of shape {shape}: {needed} is needed")
+    heads, head_dim, limits = shape[1], shape[2], recording.batch.limits
+    queries = backend.rows("q", q, recording, heads * head_dim)
+    target = backend.rows("out", out, recording, heads * head_dim)
+    recording.bound("pages", caches.pages)
+    splits, window = _most_splits(limits, window), min(window or 0, 2**31)
+    together = _together(heads, caches.kv_heads)
+    tile = _tile(recording.rows, together)
+    row_bytes = heads * splits * (head_dim + 2) * 4
+    rows = _pass_rows(recording.rows, row_bytes, tile)
+    partials = recording.scratch(rows * row_bytes)
+    constants = [caches.type, head_dim, tile, together, int(softcap is not None)]
+    for first in range(0, recording.rows, rows):
+        end = min(first + rows, recording.rows)
+        numbers = first, end, heads, caches.kv_heads, splits, window
+        recording.work(2 * (end - first) * heads * splits * SPLIT * head_dim)
+        recording.run(
+            "attention",
+            [queries, caches.k, caches.v, Written(partials)],
+            [*numbers, float(scale), float(softcap or 0.0)],
+            (splits, caches.kv_heads, math.ceil((end - first) / tile)),
+            constants,
+        )
+        recording.run(
+            "attention_merge",
+            [partials, partials if sinks is None else backend.own(sinks).range, Written(target)],
+            [first, heads, head_dim, splits, window],
+            (math.ceil(heads * head_dim / 64), end - first, 1),
+            [int(sinks is not None)],
+        )

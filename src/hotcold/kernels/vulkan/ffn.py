@@ -1,0 +1,432 @@
+"""The FFN op as dispatches of csrc/shaders/ffn_*.comp.
+
+Decode rows: candidates are listed; gates of those; where any fires, ups and coefficients; then down's rows
+of the coefficients that are not zero, a group of leaves at a time; then the tree. Prompt rows compute all. A
+program of few rows treats all of them as decode rows: the bits are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.blocks import BlockType
+from hotcold.kernels.backend import (
+    ACTIVATIONS,
+    DECODE_ROWS,
+    Buffer,
+    Chosen,
+    FFNStats,
+    scale_run,
+)
+from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, FFNShape
+from hotcold.kernels.vulkan.linear import Count, gemv_lanes
+from hotcold.kernels.vulkan.matrix import Part
+from hotcold.kernels.vulkan.memory import Range, aligned
+from hotcold.kernels.vulkan.recording import Recording, Written
+
+if TYPE_CHECKING:
+    from hotcold.kernels.vulkan import VulkanBackend
+
+#: Values of neurons and outputs of prompt rows that lie in scratch at a time; more rows take more passes.
+PASS_BYTES = 16 << 20
+PROMPT_TILE = 32
+_ALL, _DECODE, _PROMPT = range(3)  # ROWS of ffn.glsl
+_GATE, _UP, _ONLY_UP, _OUTPUT = range(4)  # STAGE of ffn_rows.comp
+_MOST_AT_ONCE = 4  # choices whose down sums one invocation of ffn_down.comp has
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Rows of a step that one series of dispatches covers."""
+
+    shape: FFNShape
+    kind: int
+    first: int  #: counted among the rows of this kind
+    rows: int  #: the most
+    together: int  #: leaves that are summed before their sum is stored
+
+    @property
+    def prompt(self) -> bool:
+        return self.kind == _PROMPT
+
+    @property
+    def tile(self) -> int:
+        """Choices of one expert that share what is read."""
+        return PROMPT_TILE if self.prompt else _power_of_two(self.rows)
+
+    @property
+    def choices(self) -> int:
+        return self.rows * self.shape.chosen
+
+    @property
+    def tiles(self) -> int:
+        """The most."""
+        if self.shape.experts == 1:
+            return -(-self.rows // self.tile)
+        more = self.choices // self.tile if self.rows > self.tile else 0
+        return more + min(self.shape.experts, self.choices)
+
+    @property
+    def sums(self) -> int:
+        """Of a choice: groups of leaves, or the dot."""
+        return _sums(self.shape, self.together)
+
+    @property
+    def bit_words(self) -> int:
+        return -(-self.shape.most // 64) * 2
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of what it keeps in scratch."""
+        shape, choices = self.shape, self.choices
+        words = {
+            "tiles": 4 + 4 * self.tiles + choices if shape.experts > 1 else 0,
+            "lists": 0 if self.prompt else 2 * self.tiles * (1 + shape.most),
+            "bits": 0 if self.prompt else choices * self.bit_words,
+            "values": choices * shape.most,
+            "sums": choices * self.sums * shape.dim,
+            "codes": _code_words(choices, shape.most) if shape.dense and shape.down.weights > 1 else 0,
+        }
+        return {name: 4 * count for name, count in words.items()}
+
+
+def _sums(shape: FFNShape, together: int) -> int:
+    return 1 if shape.dense else -(-shape.leaves_of(shape.most) // together)
+
+
+def _power_of_two(rows: int) -> int:
+    return 1 << (rows - 1).bit_length()
+
+
+def _code_words(rows: int, columns: int) -> int:
+    """Of quantised input."""
+    return rows * -(-columns // 32) * 10
+
+
+def _passes(shape: FFNShape, rows: int, decode: int, together: int) -> Iterator[Pass]:
+    if rows <= DECODE_ROWS:
+        yield Pass(shape, _ALL, 0, rows, _decode_together(shape, rows, together))
+        return
+    if decode:
+        yield Pass(shape, _DECODE, 0, decode, _decode_together(shape, decode, together))
+    row_bytes = 4 * shape.chosen * (shape.most + _sums(shape, together) * shape.dim)
+    row_work = shape.chosen * shape.most * shape.dim
+    most = min(PASS_BYTES // row_bytes, Recording.MOST_WORK // row_work)
+    most = max(PROMPT_TILE, most // PROMPT_TILE * PROMPT_TILE)
+    for first in range(0, rows, most):
+        yield Pass(shape, _PROMPT, first, min(most, rows - first), together)
+
+
+def _decode_together(shape: FFNShape, rows: int, together: int) -> int:
+    """Few rows have few sums: every leaf can be a workgroup's. Of more rows they would fill memory."""
+    return together if shape.dense else min(together, 1 if rows <= 4 else 2 if rows <= 8 else 4)
+
+
+def ffn_scratch_bytes(shape: FFNShape, rows: int, decode: int, together: int = 64) -> int:
+    """Scratch of a layer's FFN in a program for so many rows, of which so many may be decode rows.
+    ``together`` is that of its weights: 64 unless a range has no room for them."""
+    passes = [
+        sum(map(aligned, each.sizes.values())) for each in _passes(shape, rows, min(rows, decode), together)
+    ]
+    quantised = any(type.weights > 1 for type in (shape.gate, shape.up))
+    return max(passes) + (aligned(4 * _code_words(rows, shape.dim)) if quantised else 0)
+
+
+@dataclass(frozen=True)
+class FFNOptions:
+    """Of the op: see Backend.ffn."""
+
+    skip: bool
+    mask: Buffer | None
+    fired: Buffer | None
+    stats: FFNStats | None
+    accumulate: bool
+    chosen: Chosen | None
+
+
+def ffn(
+    backend: VulkanBackend, recording: Recording, x: Buffer, w: DeviceFFN, out: Buffer, options: FFNOptions
+) -> None:
+    shape, mask, fired, stats, chosen = w.shape, options.mask, options.fired, options.stats, options.chosen
+    _Op(
+        recording=recording,
+        w=w,
+        x=backend.rows("x", x, recording, shape.dim),
+        out=backend.rows("out", out, recording, shape.dim),
+        skip=options.skip,
+        mask=None if mask is None else _mask(backend, recording, mask, w.words),
+        mask_words=0 if mask is None else 2 * backend.own(mask).width,
+        fired=None if fired is None else backend.rows("fired", fired, recording, w.words, np.uint64),
+        counts=None if stats is None else _counts(backend, stats),
+        counts_row=0 if stats is None else stats.row,
+        accumulate=options.accumulate,
+        ids=None if chosen is None else backend.rows("ids", chosen.ids, recording, shape.chosen, np.int32),
+        factors=None if chosen is None else backend.rows("factors", chosen.factors, recording, shape.chosen),
+    ).record()
+
+
+def _mask(backend: VulkanBackend, recording: Recording, mask: Buffer, words: int) -> Range:
+    own = backend.own(mask)
+    if own.dtype != np.uint64:
+        raise TypeError(f"mask is {own.dtype}: uint64 is needed")
+    if own.shape[0] < recording.rows or own.width < words:
+        seen = f"{own.shape[0]} rows of {own.width}"
+        raise ValueError(f"mask: expected at least {recording.rows} rows of {words} or more, got {seen}")
+    return own.range
+
+
+def _check_ids(seen: npt.NDArray[np.int32], experts: int) -> None:
+    """What ffn_tiles.comp saw: the kind of error (0: none), the row, the id and the id before it."""
+    kind, row, expert, before = map(int, seen)
+    if kind == 1:
+        what = f"expert {expert} of row {row} is out of range"
+        raise ValueError(f"{what}; allowed: 0 to {experts - 1}")
+    if kind == 2:
+        what = f"expert {expert} of row {row} follows {before}"
+        raise ValueError(f"{what}: a row's experts must ascend")
+
+
+def _counts(backend: VulkanBackend, stats: FFNStats) -> Range:
+    own = backend.own(stats.counts)
+    if own.dtype != np.int64:
+        raise TypeError(f"counts are {own.dtype}: int64 is needed")
+    if own.width != 5 or not 0 <= stats.row < own.shape[0]:
+        raise ValueError(f"row {stats.row} of counts of shape {own.shape}: [L, 5] with that row are needed")
+    return own.range
+
+
+@dataclass(frozen=True)
+class _Op:
+    """One call of the op, as it is recorded."""
+
+    recording: Recording
+    w: DeviceFFN
+    x: Range
+    out: Range
+    skip: bool
+    mask: Range | None
+    mask_words: int
+    fired: Range | None
+    counts: Range | None
+    counts_row: int
+    accumulate: bool
+    ids: Range | None
+    factors: Range | None
+
+    def record(self) -> None:
+        recording, shape = self.recording, self.w.shape
+        nbytes = ffn_scratch_bytes(shape, recording.rows, recording.decode, self.w.together)
+        scratch = recording.scratch(nbytes)
+        codes, used = None, 0
+        if any(type.weights > 1 for type in (shape.gate, shape.up)):
+            used = aligned(4 * _code_words(recording.rows, shape.dim))
+            codes = scratch.part(0, used)
+            quantise(recording, self.x, codes, recording.rows, shape.dim, Count.TOKENS)
+        rest = scratch.part(used, nbytes - used)
+        for each in _passes(shape, recording.rows, recording.decode, self.w.together):
+            places, at = {}, 0
+            for name, size in each.sizes.items():
+                places[name] = rest.part(at, size)
+                at += aligned(size)
+            _Series(self, each, codes, places).record()
+
+
+@dataclass(frozen=True)
+class _Series:
+    """The dispatches of one pass."""
+
+    op: _Op
+    rows: Pass
+    codes: Range | None  #: of x
+    scratch: dict[str, Range]
+
+    def record(self) -> None:
+        op, shape = self.op, self.op.w.shape
+        if op.ids is not None:
+            status = op.recording.status(lambda seen: _check_ids(seen, shape.experts))
+            tiles = Written(self.scratch["tiles"] if shape.experts > 1 else self.scratch["values"])
+            self.run("ffn_tiles", (1, 1, 1), [], [op.ids, Written(status)], tiles=tiles)
+        if self.rows.prompt:
+            self._prompt()
+        else:
+            self._decode()
+        constants = [op.factors is not None, op.accumulate]
+        ids, factors = op.ids or op.w.table, op.factors or op.w.table
+        self.run(
+            "ffn_sum",
+            (-(-shape.dim // 32), self.rows.rows, 1),
+            constants,
+            [ids, factors, self.scratch["sums"], Written(op.out)],
+        )
+
+    def _decode(self) -> None:
+        op, shape = self.op, self.op.w.shape
+        # A few groups at least, since they also clear the bits.
+        groups, masked = max(self.rows.tiles, 4), op.mask is not None
+        lists, bits = Written(self.scratch["lists"]), Written(self.scratch["bits"])
+        self.run("ffn_candidates", (groups, 1, 1), [masked], [op.mask or op.w.table, lists, bits])
+        listed = int(masked and not shape.dense)  # by which list: none, or the first
+        if shape.gated:
+            self._few_rows(_GATE, op.w.gate, listed)
+            self._few_rows(_UP, op.w.up, 2 if op.skip else listed)
+        else:
+            self._few_rows(_ONLY_UP, op.w.up, listed)
+        self._report()  # now, since nothing waits for it: the next dispatches run beside it
+        if shape.dense:
+            self._quantise_values()
+            return self._few_rows(_OUTPUT, op.w.down, 0)
+        at_once = min(self.rows.tile, _MOST_AT_ONCE)
+        groups = self.rows.tiles * (self.rows.tile // at_once)
+        for part in op.w.down:
+            self.run(
+                "ffn_down_panels" if shape.panels else "ffn_down",
+                (-(-shape.dim // 256), self.rows.sums, groups),
+                [shape.down.id, at_once],
+                [part.range, self.scratch["values"], self.scratch["bits"], Written(self.scratch["sums"])],
+                part=part,
+            )
+
+    def _prompt(self) -> None:
+        op, shape = self.op, self.op.w.shape
+        if shape.gated:
+            self._many_rows(_GATE, op.w.gate)
+        self._many_rows(_UP if shape.gated else _ONLY_UP, op.w.up)
+        if shape.dense:
+            self._quantise_values()
+            return self._many_rows(_OUTPUT, op.w.down)
+        for part in op.w.down:
+            op.recording.work(self.rows.choices * part.rows * shape.dim)
+            self.run(
+                "ffn_prompt_down_panels" if shape.panels else "ffn_prompt_down",
+                (-(-shape.dim // 64), self.rows.sums, self.rows.tiles),
+                [shape.down.id],
+                [part.range, self.scratch["values"], Written(self.scratch["sums"])],
+                part=part,
+            )
+
+    def _quantise_values(self) -> None:
+        rows, shape = self.rows, self.op.w.shape
+        if shape.down.weights > 1:
+            values, codes = self.scratch["values"], self.scratch["codes"]
+            quantise(self.op.recording, values, codes, rows.choices, shape.most, Count.ALL)
+
+    def _operands(self, stage: int) -> tuple[BlockType, Range, int, Range, int]:
+        """Of a stage: its weights' type, the input and how many rows that has room for, what takes the
+        results, and how many these are of a row."""
+        op, shape, scratch = self.op, self.op.w.shape, self.scratch
+        if stage == _OUTPUT:
+            source = scratch["codes" if shape.down.weights > 1 else "values"]
+            return shape.down, source, self.rows.choices, scratch["sums"], shape.dim
+        type = shape.gate if stage == _GATE else shape.up
+        given = self.codes if type.weights > 1 else op.x
+        assert given is not None
+        return type, given, op.recording.rows, scratch["values"], shape.most
+
+    def _few_rows(self, stage: int, parts: Sequence[Part], listed: int) -> None:
+        op, shape = self.op, self.op.w.shape
+        type, source, x_rows, values, outputs = self._operands(stage)
+        kind = ACTIVATIONS.index(shape.activation)
+        lanes = gemv_lanes(shape.most if stage == _OUTPUT else shape.dim)
+        constants = [type.id, stage, listed, op.mask is not None, op.skip, kind, lanes]
+        lists, bits = self.scratch["lists"], self.scratch["bits"]
+        both: list[Range | Written] = [Written(lists), bits]
+        if stage in (_UP, _ONLY_UP):
+            both = [lists, Written(bits)]
+        for part in parts:
+            self.run(
+                "ffn_rows",
+                (-(-outputs * lanes // 256), self.rows.tiles, 1),
+                constants,
+                [op.mask or op.w.table, *both, part.range, source, Written(values)],
+                part=part,
+                x_rows=x_rows,
+            )
+
+    def _many_rows(self, stage: int, parts: Sequence[Part]) -> None:
+        op, shape = self.op, self.op.w.shape
+        type, source, x_rows, values, outputs = self._operands(stage)
+        columns = shape.most if stage == _OUTPUT else shape.dim
+        for part in parts:
+            op.recording.work(self.rows.choices * min(part.rows, outputs) * columns)
+            self.run(
+                "ffn_gemm",
+                (-(-outputs // 64), self.rows.tiles, 1),
+                [type.id, stage, ACTIVATIONS.index(shape.activation)],
+                [part.range, source, Written(values)],
+                part=part,
+                x_rows=x_rows,
+            )
+
+    def _report(self) -> None:
+        op, shape, scratch = self.op, self.op.w.shape, self.scratch
+        fired, counts = op.fired or op.counts, op.counts or op.fired
+        if fired is None or counts is None:  # neither is wanted
+            return
+        run = scale_run(shape.down) if shape.panels else 0
+        wanted = [op.fired is not None, op.counts is not None]
+        words = self.rows.rows * 2 * op.w.words if op.fired else 1
+        self.run(
+            "ffn_report",
+            (-(-words // 1024), 1, 1),
+            [op.mask is not None, op.skip, shape.gated, shape.dense, run, *wanted],
+            [
+                op.mask or op.w.table,
+                scratch["lists"],
+                scratch["bits"],
+                op.ids or op.w.table,
+                Written(fired),
+                Written(counts),
+            ],
+        )
+
+    def run(
+        self,
+        shader: str,
+        groups: tuple[int, int, int],
+        constants: Sequence[int],
+        ranges: Sequence[Range | Written],
+        *,
+        part: Part | None = None,
+        x_rows: int = 0,
+        tiles: Range | Written | None = None,
+    ) -> None:
+        """With what every shader of the op is given: ffn.glsl."""
+        op, shape, rows = self.op, self.op.w.shape, self.rows
+        several = shape.experts > 1
+        threshold, limit, alpha = map(float, op.w.numbers)
+        push: list[int | float] = [
+            shape.dim,
+            shape.most,
+            rows.bit_words,
+            op.mask_words,
+            shape.chosen,
+            shape.experts,
+            rows.kind,
+            rows.first,
+            rows.rows,
+            rows.tiles,
+            shape.leaves,
+            rows.together,
+            rows.sums,
+            *op.w.biases,
+            threshold,
+            limit,
+            alpha,
+            part.rows if part else 0,
+            part.first if part else 0,
+            x_rows,
+            2 * op.w.words,
+            op.counts_row,
+        ]
+        own = tiles or (self.scratch["tiles"] if several else op.w.table)
+        shared = [int(several), 1 if shader == "ffn_sum" else rows.tile, *map(int, constants)]
+        op.recording.run(shader, [op.w.table, own, *ranges], push, groups, shared)
+
+
+def quantise(recording: Recording, x: Range, codes: Range, rows: int, columns: int, count: int) -> None:
+    blocks = columns // 32
+    recording.run("quantise", [x, Written(codes)], [blocks, rows, count], (-(-blocks // 32), rows, 1))

@@ -1,0 +1,193 @@
+"""Products with weight matrices, and what is made of them: linear, embed, predict."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hotcold.kernels import checks
+from hotcold.kernels.backend import Buffer, Chosen, IndexedBy, Matrix, PredictorWeights, Rows
+from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor
+from hotcold.kernels.vulkan.memory import Range, aligned
+from hotcold.kernels.vulkan.packing import BLOCK, RowLayout
+from hotcold.kernels.vulkan.recording import Recording, Written
+
+if TYPE_CHECKING:
+    from hotcold.kernels.vulkan import VulkanBackend
+
+FEW_ROWS = 16  #: of input, which gemv.comp takes in one pass
+_TILE, _TILE_INPUTS = 64, 32  # outputs and rows of input of one group of gemm.comp
+_BIAS, _ACCUMULATE, _RELU = 1, 2, 4  # flags of gemv.comp
+_TOKENS, _POSITIONS = 5, 6  # of batch.glsl
+
+
+class Count(enum.IntEnum):
+    """Which number of the batch says how many rows there are (csrc/shaders/counts.glsl)."""
+
+    TOKENS = 0
+    LOGITS = 1
+    DECODE = 2
+    ALL = 3  #: none: as many as there is room for
+
+
+@dataclass(frozen=True)
+class Input:
+    """Rows that matrices are multiplied with."""
+
+    values: Range  #: [rows, columns] float32
+    codes: Range | None  #: of quantise.comp, for quantised types
+    columns: int
+    rows: int  #: that there is room for
+    count: Count
+
+
+def dot_input(
+    recording: Recording,
+    values: Range,
+    columns: int,
+    rows: int,
+    count: Count,
+    matrices: Sequence[DeviceMatrix],
+) -> Input:
+    """Rows ``[rows, columns]`` float32, quantised if one of the matrices needs that."""
+    codes = None
+    if any(matrix.quantised for matrix in matrices) and rows:
+        blocks = columns // BLOCK
+        codes = recording.scratch(linear_scratch_bytes(rows, columns))
+        groups = -(-blocks // 32), rows, 1
+        recording.run("quantise", [values, Written(codes)], [blocks, rows, count], groups)
+    return Input(values, codes, columns, rows, count)
+
+
+def product(
+    recording: Recording,
+    matrix: DeviceMatrix,
+    x: Input,
+    out: Range,
+    *,
+    accumulate: bool = False,
+    relu: bool = False,
+) -> None:
+    """``out[t] (+)= matrix @ x[t] + bias``; out ``[rows, O]`` float32."""
+    if not x.rows:
+        return
+    rows, columns = matrix.shape
+    given = x.codes if matrix.quantised else x.values
+    assert given is not None
+    lanes = gemv_lanes(columns)
+    flags = _BIAS * (matrix.bias is not None) | _ACCUMULATE * accumulate | _RELU * relu
+    for part in matrix.parts:
+        ranges: list[Range | Written] = [part.range, given, matrix.bias or part.range, Written(out)]
+        push = part.rows, columns, x.rows, x.count, rows, part.first, flags
+        if x.rows > FEW_ROWS and x.count != Count.LOGITS:
+            _many_rows(recording, matrix, ranges, push)
+            continue
+        # A step rarely wants more logits than it has rows: the shader takes more in several passes.
+        tokens = min(power_of_two(min(x.rows, recording.rows)), FEW_ROWS)
+        groups = -(-part.rows * lanes // 256), 1, 1
+        recording.work(part.rows * columns * x.rows)
+        recording.run("gemv", ranges, push, groups, [matrix.type.id, tokens, lanes])
+
+
+def gemv_lanes(columns: int) -> int:
+    """Invocations of a row in gemv.comp and ffn_rows.comp: two sizes, since each costs pipelines."""
+    return 8 if RowLayout.of(columns).chunks <= 8 else 32
+
+
+def power_of_two(number: int) -> int:
+    """The least that is not below ``number``."""
+    return 1 << (number - 1).bit_length()
+
+
+def _many_rows(
+    recording: Recording, matrix: DeviceMatrix, ranges: list[Range | Written], push: tuple[int, ...]
+) -> None:
+    """In as many dispatches as a submit of its own each allows."""
+    rows, columns, inputs = push[:3]
+    step = max(1, Recording.MOST_WORK // (columns * inputs * _TILE)) * _TILE
+    for start in range(0, rows, step):
+        own = min(step, rows - start)
+        recording.work(own * columns * inputs)
+        groups = -(-own // _TILE), -(-inputs // _TILE_INPUTS), 1
+        recording.run("gemm", ranges, (*push, start), groups, [matrix.type.id, _TILE_INPUTS])
+
+
+def linear(
+    backend: VulkanBackend,
+    recording: Recording,
+    x: Buffer,
+    weights: Sequence[Matrix],
+    outs: Sequence[Buffer],
+    accumulate: bool,
+    rows: Rows,
+) -> None:
+    own = [checks.own_weights(each, DeviceMatrix) for each in weights]
+    inputs = [backend.rows("x", x, recording, w.shape[1], rows=rows) for w in own]
+    ranges = [
+        backend.rows("out", out, recording, w.shape[0], rows=rows) for w, out in zip(own, outs, strict=True)
+    ]
+    if not own:
+        return
+    most = recording.rows_of(rows)
+    given = dot_input(recording, inputs[0], own[0].shape[1], most, Count(rows), own)
+    for w, out in zip(own, ranges, strict=True):
+        product(recording, w, given, out, accumulate=accumulate)
+
+
+def embed(
+    backend: VulkanBackend,
+    recording: Recording,
+    table: Matrix,
+    out: Buffer,
+    by: IndexedBy,
+    accumulate: bool,
+) -> None:
+    w = checks.own_weights(table, DeviceMatrix)
+    rows, columns = w.shape
+    target = backend.rows("out", out, recording, columns)
+    recording.bound("tokens" if by == IndexedBy.TOKENS else "positions", rows)
+    numbers = _TOKENS if by == IndexedBy.TOKENS else _POSITIONS
+    groups = -(-columns // 256), recording.rows, 1
+    for part in w.parts:
+        push = part.rows, columns, part.first, numbers, accumulate
+        recording.run("embed", [part.range, Written(target)], push, groups, [w.type.id])
+
+
+def linear_scratch_bytes(rows: int, columns: int) -> int:
+    """Of so many rows of quantised input."""
+    return rows * (columns // BLOCK) * (BLOCK + 8)
+
+
+def predict_scratch_bytes(rows: int, dim: int, rank: int, neurons: int) -> int:
+    """Of op predict for so many decode rows."""
+    inputs = linear_scratch_bytes(rows, dim), linear_scratch_bytes(rows, rank)
+    return sum(map(aligned, (4 * rows * rank, 4 * rows * neurons, *inputs)))
+
+
+def predict(
+    backend: VulkanBackend,
+    recording: Recording,
+    x: Buffer,
+    weights: PredictorWeights,
+    mask: Buffer,
+    chosen: Chosen | None,
+) -> None:
+    w = checks.own_weights(weights, DevicePredictor)
+    checks.check_chosen(chosen, w.experts)
+    (rank, dim), (neurons, _) = w.first.shape, w.second.shape
+    values = backend.rows("x", x, recording, dim)
+    target = backend.rows("mask", mask, recording, w.words, np.uint64)
+    ids = backend.rows("ids", chosen.ids, recording, w.chosen, np.int32) if chosen else None
+    rows = recording.decode
+    hidden, scores = recording.scratch(4 * rows * rank), recording.scratch(4 * rows * neurons)
+    x_rows = dot_input(recording, values, dim, rows, Count.DECODE, [w.first])
+    product(recording, w.first, x_rows, hidden, relu=w.relu)
+    h_rows = dot_input(recording, hidden, rank, rows, Count.DECODE, [w.second])
+    product(recording, w.second, h_rows, scores)
+    ranges: list[Range | Written] = [scores, w.threshold, w.neurons, ids or w.neurons, Written(target)]
+    push = neurons, 2 * w.words, w.chosen if ids else 0
+    recording.run("mask", ranges, push, (-(-2 * w.words // 8), rows, 1))

@@ -1,0 +1,117 @@
+"""Weight matrices in device memory: what packing.py makes of them, in as many ranges as the device needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hotcold.errors import UserError
+from hotcold.formats.blocks import BlockType
+from hotcold.formats.stored import AnyTensor
+from hotcold.kernels import checks
+from hotcold.kernels.backend import Floats, PredictorTensors, mask_words
+from hotcold.kernels.vulkan import packing
+from hotcold.kernels.vulkan.memory import Range, aligned
+
+if TYPE_CHECKING:
+    from hotcold.kernels.vulkan import VulkanBackend
+
+#: Of a part: a dispatch has at most 65535 groups in a dimension, and gemv.comp gives each 8 rows.
+MOST_ROWS = 8 * 65535
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows ``first`` to ``first + rows`` of a matrix, which a shader is given as one range."""
+
+    first: int
+    rows: int
+    range: Range
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceMatrix:
+    """What :meth:`VulkanBackend.matrix` makes."""
+
+    type: BlockType
+    shape: tuple[int, int]
+    parts: tuple[Part, ...]
+    bias: Range | None
+    nbytes: int
+
+    @property
+    def quantised(self) -> bool:
+        return self.type.weights > 1  # float types are blocks of one value
+
+
+@dataclass(frozen=True, eq=False)
+class DevicePredictor:
+    """What :meth:`VulkanBackend.predictor_weights` makes."""
+
+    first: DeviceMatrix
+    second: DeviceMatrix
+    threshold: Range  #: [N] float32
+    relu: bool
+    experts: int
+    chosen: int
+    words: int  #: 64-bit ones, of a row of its masks
+    neurons: Range  #: of each half of these words: its first neuron, where its last one ends, its expert
+    nbytes: int
+
+
+def device_matrix(backend: VulkanBackend, tensor: AnyTensor, bias: Floats | None = None) -> DeviceMatrix:
+    checks.check_matrix(tensor, bias)
+    rows, columns = tensor.shape
+    nbytes = tensor.nbytes + (0 if bias is None else bias.nbytes)
+    own = None if bias is None else backend.upload(bias)
+    return DeviceMatrix(tensor.type, (rows, columns), upload_parts(backend, tensor), own, nbytes)
+
+
+def upload_parts(backend: VulkanBackend, tensor: AnyTensor) -> tuple[Part, ...]:
+    """Packs a tensor ``(O, I)`` into device memory, a chunk of rows at a time."""
+    rows, columns = tensor.shape
+    row_bytes = sum(packing.section_bytes(tensor.type, columns))
+    largest = backend.info.max_range
+    most = largest // row_bytes
+    if not most:
+        seen = f"rows of {columns} columns in {tensor.type.name} take {row_bytes} bytes"
+        raise UserError(f"{seen}: {backend.info.name} allows ranges of {largest}")
+    most = min(most, MOST_ROWS)
+    firsts = range(0, rows, most - most % 64 if most > 64 else most)
+    return tuple(_upload_part(backend, tensor, first, min(first + firsts.step, rows)) for first in firsts)
+
+
+def _upload_part(backend: VulkanBackend, tensor: AnyTensor, first: int, last: int) -> Part:
+    rows, columns = last - first, tensor.shape[1]
+    sizes = packing.section_bytes(tensor.type, columns)
+    taken = backend.allocate(aligned(rows * sum(sizes), 4))
+    for start, data in packing.row_chunks(tensor, first, last):
+        begin = 0
+        for section, size in zip(packing.pack(tensor.type, data, columns), sizes, strict=True):
+            offset = taken.offset + begin + (start - first) * size
+            backend.device.write(taken.held, offset, section.reshape(-1))
+            begin += rows * size
+    return Part(first, rows, taken)
+
+
+def device_predictor(backend: VulkanBackend, tensors: PredictorTensors) -> DevicePredictor:
+    checks.check_predictor(tensors)
+    first, second = device_matrix(backend, tensors.first), device_matrix(backend, tensors.second)
+    begins, numbers, start = mask_words(tensors.ends), [], 0
+    for expert, end in enumerate(tensors.ends):
+        for half in range(2 * (begins[expert + 1] - begins[expert])):
+            numbers.append((start + 32 * half, end, expert))
+        start = end
+    return DevicePredictor(
+        first,
+        second,
+        threshold=backend.upload(tensors.threshold),
+        relu=tensors.relu,
+        experts=len(tensors.ends),
+        chosen=tensors.chosen,
+        words=begins[-1],
+        neurons=backend.upload(np.array(numbers, np.uint32)),
+        nbytes=first.nbytes + second.nbytes + tensors.threshold.nbytes,
+    )

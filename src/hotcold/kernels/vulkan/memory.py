@@ -1,0 +1,68 @@
+"""Device memory as the ``vulkan`` backend's buffers: ranges of what the extension allocates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.kernels.gpu import ALIGNMENT
+
+if TYPE_CHECKING:
+    from hotcold.kernels._native import VulkanMemory
+
+
+@dataclass(frozen=True, eq=False)
+class Range:
+    """Bytes of device memory; ``memory`` None is scratch, whose place is known when a recording ends."""
+
+    memory: VulkanMemory | None
+    offset: int
+    nbytes: int
+
+    @property
+    def held(self) -> VulkanMemory:
+        """Not of scratch."""
+        assert self.memory is not None
+        return self.memory
+
+    def part(self, offset: int, nbytes: int) -> Range:
+        """Bytes ``offset`` to ``offset + nbytes`` of this one."""
+        if not 0 <= offset <= offset + nbytes <= self.nbytes:
+            raise ValueError(f"bytes {offset} to {offset + nbytes} of a range of {self.nbytes}")
+        return Range(self.memory, self.offset + offset, nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceBuffer:
+    """What :meth:`VulkanBackend.zeros` makes."""
+
+    owner: object  #: the backend
+    range: Range
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def width(self) -> int:
+        """Values of one row."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * self.dtype.itemsize
+
+
+def shape_of(buffer: DeviceBuffer) -> npt.NDArray[Any]:
+    """An array of its type and shape whose values are undefined: checks.py speaks of arrays."""
+    return np.empty(buffer.shape, buffer.dtype)
+
+
+def bytes_of(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def aligned(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    return -(-nbytes // alignment) * alignment

@@ -1,0 +1,190 @@
+"""Weights as csrc/shaders/blocks.glsl reads them: a file's blocks, taken apart into aligned words.
+
+No code and no scale changes, and as many bytes come out as went in (rows of a float type are filled up with
+zeros to whole blocks of 32). Of each type there are up to four sections, one after another, each of all rows:
+codes (of 4 bits or whole bytes), fifth and sixth bits, scales, and Q6_K's scales of 256 weights. Codes of 4
+bits all lie as Q4_0's do: weights 0 to 15 of a block in the lower halves of its bytes, 16 to 31 in the upper
+ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.blocks import BlockType, Bytes
+from hotcold.formats.stored import AnyTensor, StoredTensor
+
+BLOCK = 32  #: weights of a block here, whatever the file's blocks are
+CHUNKS = 32  #: of a row, at most: the invocations that share one
+UNIT = 16  #: bytes of codes that lie together
+CHUNK_BYTES = 8 << 20  #: of a tensor that are packed at a time
+
+#: Of some rows: ``[rows, ...]`` uint8 of each section.
+Sections: TypeAlias = list[Bytes]
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """How a row of ``columns`` weights is cut: as ``layout_of()`` in blocks.glsl."""
+
+    blocks: int
+    chunk: int  #: blocks of a chunk
+    chunks: int
+    last: int  #: blocks of the last chunk
+
+    @staticmethod
+    def of(columns: int) -> RowLayout:
+        blocks = -(-columns // BLOCK)
+        chunk = -(-blocks // CHUNKS)
+        chunks = -(-blocks // chunk)
+        return RowLayout(blocks, chunk, chunks, blocks - (chunks - 1) * chunk)
+
+    def order(self, units: int = 1) -> npt.NDArray[np.intp]:
+        """Which unit of a row lies where: numbers of units in the file's order, ``units`` of each block."""
+        places = []
+        for i in range(self.chunk):
+            chunks = range(self.chunks if i < self.last else self.chunks - 1)
+            blocks = [chunk * self.chunk + i for chunk in chunks]
+            places += [block * units + unit for unit in range(units) for block in blocks]
+        return np.array(places, np.intp)
+
+
+@cache
+def _order(columns: int, units: int) -> npt.NDArray[np.intp]:
+    return RowLayout.of(columns).order(units)
+
+
+def section_bytes(type: BlockType, columns: int) -> tuple[int, ...]:
+    """Bytes of a row in each section."""
+    if type.weights == 1:
+        return (RowLayout.of(columns).blocks * BLOCK * type.nbytes,)
+    data = np.zeros((1, type.row_bytes(columns)), np.uint8)
+    return tuple(section.shape[1] for section in pack(type, data, columns))
+
+
+def pack(type: BlockType, data: Bytes, columns: int) -> Sections:
+    """Rows of a file, ``[rows, row_bytes]``."""
+    rows = len(data)
+    if type.weights == 1:
+        padded = np.zeros((rows, RowLayout.of(columns).blocks * BLOCK * type.nbytes), np.uint8)
+        padded[:, : data.shape[1]] = data
+        return [_ordered(padded, columns, BLOCK * type.nbytes // UNIT, UNIT)]
+    take_apart, size = _SECTIONS[type.name]
+    parts = take_apart(data.reshape(rows, -1, type.nbytes))
+    units = 2 if type.name == "Q8_0" else 1
+    packed = [_ordered(parts[0], columns, units, UNIT)]
+    packed += [_ordered(part, columns, 1, width) for part, width in zip(parts[1:], size, strict=True)]
+    return packed
+
+
+def _ordered(section: Bytes, columns: int, units: int, width: int) -> Bytes:
+    """Units of ``width`` bytes as they shall lie; width 0: they stay, since several blocks share them."""
+    rows = np.ascontiguousarray(section).reshape(len(section), -1)
+    if not width:
+        return rows
+    view = rows.view(f"V{width}") if width > 1 else rows
+    return view.take(_order(columns, units), axis=1).view(np.uint8).reshape(rows.shape)
+
+
+# --- the sections of each type; blocks [rows, blocks of the file, bytes] ---
+
+
+def _split(*ends: int) -> Callable[[Bytes], Sections]:
+    """The codes, which end a block, then what lies between its beginning and these ends, last first."""
+
+    def take_apart(blocks: Bytes) -> Sections:
+        parts = [blocks[:, :, ends[-1] :]]
+        for first, end in sorted(zip((0, *ends), ends, strict=False), reverse=True):
+            parts.append(blocks[:, :, first:end])
+        return parts
+
+    return take_apart
+
+
+def _halves(pairs: Bytes) -> Bytes:
+    """Bytes ``[..., 2, 16]`` whose lower halves are one block's codes and the upper another's -> those of
+    each, ``[..., 2, 16]``."""
+    first, second = pairs[..., 0, :], pairs[..., 1, :]
+    low = first & np.uint8(15) | second << np.uint8(4)
+    high = first >> np.uint8(4) | second & np.uint8(240)
+    return np.stack([low, high], axis=-2)
+
+
+def _q4_k(blocks: Bytes) -> Sections:
+    """Q4_K and Q5_K, with the scales of 256 weights as they are."""
+    rows, supers, _ = blocks.shape
+    parts = [_halves(blocks[:, :, -128:].reshape(rows, supers, 4, 2, 16))]
+    if blocks.shape[2] > 144:
+        parts.append(_fifth_bits(blocks[:, :, 16:48]))
+    return [*parts, blocks[:, :, :16]]
+
+
+def _fifth_bits(bits: Bytes) -> Bytes:
+    """Bit j of byte i of 32, which is of weight i of block j -> bit i of word j."""
+    x = np.ascontiguousarray(bits).view("<u8")  # transposed 8 x 8 bits at a time, by swaps of blocks of them
+    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0)):
+        swapped = (x ^ x >> np.uint64(shift)) & np.uint64(mask)
+        x = x ^ swapped ^ swapped << np.uint64(shift)
+    return x.view(np.uint8).reshape(*bits.shape[:2], 4, 8).swapaxes(2, 3)
+
+
+def _q6_k(blocks: Bytes) -> Sections:
+    rows, supers, _ = blocks.shape
+    # Of 64 bytes, the lower halves are two blocks' codes, and the upper ones the next two blocks'.
+    low = _halves(blocks[:, :, :128].reshape(rows, supers, 2, 2, 2, 16)).swapaxes(3, 4)
+    # Word 4 h + s of 8 has two bits of each of four weights, in four blocks: of weights 16 h + 4 s on.
+    words = np.ascontiguousarray(blocks[:, :, 128:192]).view("<u4").reshape(-1, 8)
+    columns = np.ascontiguousarray(words.T).reshape(2, 4, -1)  # NumPy is slow where the last axis is short
+    high = np.empty((len(words), 4, 2), "<u4")
+    for block in range(4):
+        fields = columns >> np.uint32(2 * block) & np.uint32(0x03030303)
+        for s in range(1, 4):
+            fields[:, 0] |= fields[:, s] << np.uint32(2 * s)
+        high[:, block] = fields[:, 0].T
+    return [low, high.reshape(rows, -1).view(np.uint8), blocks[:, :, 192:208], blocks[:, :, 208:]]
+
+
+#: How blocks are taken apart, and how many bytes of each section after the codes belong to 32 weights.
+_SECTIONS: dict[str, tuple[Callable[[Bytes], Sections], tuple[int, ...]]] = {
+    "Q8_0": (_split(2), (2,)),
+    "Q4_0": (_split(2), (2,)),
+    "IQ4_NL": (_split(2), (2,)),
+    "Q4_1": (_split(4), (4,)),
+    "Q5_0": (_split(2, 6), (4, 2)),
+    "Q5_1": (_split(4, 8), (4, 4)),
+    "MXFP4": (_split(1), (1,)),
+    "Q4_K": (_q4_k, (0,)),
+    "Q5_K": (_q4_k, (4, 0)),
+    "Q6_K": (_q6_k, (8, 2, 0)),
+}
+
+
+# --- rows of a tensor, a chunk at a time ---
+
+
+def row_chunks(tensor: AnyTensor, first: int, last: int) -> Iterator[tuple[int, Bytes]]:
+    """Rows ``first`` to ``last`` of a tensor ``(O, I)``: the number of a chunk's first one, and its data. Of
+    a tensor in a file no more than a chunk is in memory at a time."""
+    step = max(1, CHUNK_BYTES // max(1, tensor.nbytes // tensor.shape[0]))
+    for start in range(first, last, step):
+        yield start, _rows(tensor, start, min(start + step, last))
+
+
+def _rows(tensor: AnyTensor, start: int, stop: int) -> Bytes:
+    if not isinstance(tensor, StoredTensor):
+        return tensor.data[start:stop]
+    if tensor.chosen is None or tensor.by_column:
+        offset = tensor.offset + start * tensor.row_bytes
+        shape = (stop - start, *tensor.shape[1:])
+        return replace(tensor, shape=shape, offset=offset, rows=stop - start).load().data
+    chosen = tensor.chosen[start:stop]
+    begin, end = int(chosen[0]), int(chosen[-1]) + 1
+    columns = tensor.row_bytes // tensor.type.nbytes * tensor.type.weights
+    offset = tensor.offset + begin * tensor.row_bytes
+    span = replace(tensor, shape=(end - begin, columns), offset=offset, rows=end - begin, chosen=None)
+    return span.load().take_rows(chosen - begin).data

@@ -1,0 +1,155 @@
+"""A program under construction: dispatches with their ranges, in order.
+
+What a shader is given is the batch as binding 0, then the ranges in order; push constants are 32-bit words.
+The extension puts barriers between dispatches that need them: it sees which ranges each one writes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.kernels.backend import Batch, Rows
+from hotcold.kernels.vulkan.memory import Range, aligned
+
+if TYPE_CHECKING:
+    from hotcold.kernels._native import VulkanMemory, VulkanRecorder
+    from hotcold.kernels.vulkan import VulkanBackend
+
+#: Rows of the programs that a step is recorded for, besides the most that there may be.
+PROGRAM_ROWS = (1, 2, 4, 8, 16)
+#: 32-bit words before the batch's arrays: csrc/shaders/batch.glsl names them.
+HEADER = 16
+#: In the order in which they follow the header, whose words 5 to 11 say where each begins.
+ARRAYS = ("tokens", "positions", "sequence", "slots", "pages", "lengths", "logits_rows")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A range that a dispatch writes, and may read."""
+
+    range: Range
+
+
+@dataclass(frozen=True)
+class Status:
+    memory: VulkanMemory  #: of the words; a program clears it before each run
+    words: npt.NDArray[np.int32]
+    check: Callable[[npt.NDArray[np.int32]], None]
+
+    def raise_if_set(self) -> None:
+        if self.words[0]:
+            self.check(self.words.copy())
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    shader: str
+    constants: tuple[int, ...]
+    ranges: tuple[Range | Written, ...]
+    push: bytes
+    groups: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What follows is submitted by itself."""
+
+    def record(self, recorder: VulkanRecorder) -> None:
+        recorder.cut()
+
+
+def batch_header(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """What does not change from step to step: the first five words are the step's own."""
+    header = np.zeros(HEADER, np.int32)
+    at = HEADER
+    for i, name in enumerate(ARRAYS):
+        header[5 + i] = at
+        at += getattr(batch, name).size
+    header[12] = batch.limits.pages_per_sequence
+    return header
+
+
+def batch_words(batch: Batch) -> int:
+    return HEADER + sum(int(getattr(batch, name).size) for name in ARRAYS)
+
+
+class Recording:
+    """Ops append to it. ``rows`` are the most of a step that the program will be run for."""
+
+    #: Multiplications of one submit, at most: a quarter of a second of a weak integrated GPU, which does 200
+    #: billion a second. Watchdogs end a submit after 2 s on Windows and on newer Linux kernels.
+    MOST_WORK = 50_000_000_000
+
+    def __init__(self, backend: VulkanBackend, batch: Batch, rows: int) -> None:
+        self.backend, self.batch, self.rows = backend, batch, rows
+        #: Rows that may follow the decode rule, and rows whose logits are wanted.
+        self.decode = min(rows, batch.limits.decode)
+        self.logits = batch.limits.logits
+        self.steps: list[object] = []  #: Dispatches, and what link.py adds
+        self.kept: list[object] = []  #: buffers and weights that must outlive the program
+        #: Bounds of the batch's numbers, which shaders trust: checked before every run.
+        self.bounds: dict[str, int] = {}
+        self.scratch_bytes = 0
+        self._work = 0
+        self._scratch = 0
+        #: Words in host memory that shaders set where a step is not as it must be, and what then raises.
+        self.statuses: list[Status] = []
+
+    def new_op(self) -> None:
+        """Scratch of the op before is free again."""
+        self._scratch = 0
+
+    def scratch(self, nbytes: int) -> Range:
+        """Memory until the op ends; its content is undefined."""
+        taken = Range(None, self._scratch, nbytes)
+        self._scratch += aligned(nbytes)
+        self.scratch_bytes = max(self.scratch_bytes, self._scratch)
+        return taken
+
+    def status(self, check: Callable[[npt.NDArray[np.int32]], None]) -> Range:
+        """Four words, 0 before every step, which ``check`` is given after it if the first is not 0 then."""
+        memory = self.backend.device.allocate(16, "download")
+        words = memory.host
+        assert words is not None
+        self.statuses.append(Status(memory, words.view(np.int32), check))
+        return Range(memory, 0, 16)
+
+    def rows_of(self, rows: Rows) -> int:
+        """The most rows that an op covers."""
+        return self.logits if rows == Rows.LOGITS else self.rows
+
+    def work(self, multiplications: int) -> None:
+        """Announces what the next dispatch does at most, which begins a new submit where that is too much."""
+        if self._work and self._work + multiplications > self.MOST_WORK:
+            self.steps.append(Cut())
+            self._work = 0
+        self._work += multiplications
+
+    def bound(self, name: str, most: int) -> None:
+        """``name`` (tokens, positions, pages, ...) must be below ``most`` in every step."""
+        self.bounds[name] = min(most, self.bounds.get(name, most))
+
+    def run(
+        self,
+        shader: str,
+        ranges: Sequence[Range | Written],
+        push: Sequence[int | float],
+        groups: tuple[int, int, int],
+        constants: Sequence[int] = (),
+    ) -> None:
+        """Appends a dispatch. ``push`` becomes 32-bit words: ints, and floats as float32; ``constants`` are
+        specialisation constants 0, 1, ... None of ``groups`` may exceed 65535."""
+        if max(groups) > 65535:
+            raise ValueError(f"{shader}: groups {groups}: at most 65535 each")
+        if 0 in groups:
+            return
+        words = b"".join(
+            struct.pack("<f", word) if isinstance(word, float) else struct.pack("<I", int(word) & 0xFFFFFFFF)
+            for word in push
+        )
+        self.steps.append(Dispatch(shader, tuple(constants), tuple(ranges), words, groups))

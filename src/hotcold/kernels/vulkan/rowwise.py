@@ -1,0 +1,119 @@
+"""Ops that work on each row by itself: norm, add, gather, router, and top_k, which the host does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hotcold.kernels import _native, checks
+from hotcold.kernels.backend import Buffer, Floats, Ints, Masks, Matrix, Norm, Rows
+from hotcold.kernels.vulkan.linear import Count, dot_input, product
+from hotcold.kernels.vulkan.matrix import DeviceMatrix
+from hotcold.kernels.vulkan.memory import shape_of
+from hotcold.kernels.vulkan.recording import Recording, Written
+
+if TYPE_CHECKING:
+    from hotcold.kernels.vulkan import VulkanBackend
+
+
+def norm(
+    backend: VulkanBackend, recording: Recording, x: Buffer, norm: Norm, out: Buffer, rows: Rows
+) -> None:
+    shape = backend.own(x).shape
+    width = shape[-1]
+    if len(shape) < 2 or width < 1:
+        raise ValueError(f"x of shape {shape}: rows of at least one value are needed")
+    if backend.own(norm.weight).shape != (width,):
+        width = backend.own(x).width  # of all heads
+    vectors = [backend.vector("norm weight", norm.weight, width)]
+    vectors.append(vectors[0] if norm.bias is None else backend.vector("norm bias", norm.bias, width))
+    values = backend.own(x).width
+    source, target = (
+        backend.rows(name, each, recording, values, rows=rows) for name, each in (("x", x), ("out", out))
+    )
+    recording.run(
+        "norm",
+        [source, *vectors, Written(target)],
+        [width, float(norm.eps)],
+        (values // width, recording.rows_of(rows), 1),
+        [int(rows), int(norm.centre), int(norm.bias is not None)],
+    )
+
+
+def add(
+    backend: VulkanBackend, recording: Recording, x: Buffer, y: Buffer, keep: float, scale: float
+) -> None:
+    width = backend.own(x).width
+    total, more = (backend.rows(name, each, recording, width) for name, each in (("x", x), ("y", y)))
+    recording.run(
+        "add",
+        [Written(total), more],
+        [width, float(keep), float(scale)],
+        (-(-width // 256), recording.rows, 1),
+    )
+
+
+def gather(backend: VulkanBackend, recording: Recording, x: Buffer, out: Buffer) -> None:
+    width = backend.own(x).width
+    source = backend.rows("x", x, recording, width)
+    target = backend.rows("out", out, recording, width, rows=Rows.LOGITS)
+    groups = -(-width // 256), recording.rows_of(Rows.LOGITS), 1
+    recording.run("gather", [source, Written(target)], [width], groups)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a router chooses; :meth:`~hotcold.kernels.backend.Backend.router` explains it."""
+
+    k: int
+    score: str
+    selection_bias: Buffer | None
+    normalise: bool
+    scale: float
+
+
+def router(
+    backend: VulkanBackend,
+    recording: Recording,
+    x: Buffer,
+    weights: Matrix,
+    ids: Buffer,
+    factors: Buffer,
+    choice: Choice,
+) -> None:
+    w, k = checks.own_weights(weights, DeviceMatrix), choice.k
+    experts, columns = w.shape
+    more = None if choice.selection_bias is None else backend.own(choice.selection_bias)
+    checks.check_router(experts, k, choice.score, None if more is None else shape_of(more))
+    values = backend.rows("x", x, recording, columns)
+    chosen = backend.rows("ids", ids, recording, k, np.int32), backend.rows("factors", factors, recording, k)
+    given = dot_input(recording, values, columns, recording.rows, Count.TOKENS, [w])
+    logits = recording.scratch(4 * recording.rows * experts)
+    product(recording, w, given, logits)
+    recording.run(
+        "router",
+        [logits, logits if more is None else more.range, *map(Written, chosen)],
+        [float(choice.scale)],
+        (recording.rows, 1, 1),
+        [experts, k, int(choice.score == "softmax"), int(more is not None), int(choice.normalise)],
+    )
+
+
+def top_k(
+    backend: VulkanBackend,
+    logits: Buffer,
+    row: int,
+    k: int,
+    bias: tuple[Ints, Floats] | None,
+    allowed: Masks | None,
+) -> tuple[Ints, Floats]:
+    """On the host: a sampler looks at few of a row's logits, and a copy of the row takes microseconds."""
+    checks.check_top_k(shape_of(backend.own(logits)), row, k, bias)
+    values = backend.read(logits, row, row + 1)[0]
+    k = min(k, len(values))
+    ids, largest = np.empty(k, np.int32), np.empty(k, np.float32)
+    bias_ids, biases = bias or (None, None)
+    n = _native.top_k(values, bias_ids, biases, allowed, ids, largest)
+    return ids[:n], largest[:n]

@@ -1,0 +1,160 @@
+"""The messages of a conversation, checked, as chat templates expect them: plain dicts of plain values."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from hotcold.errors import UserError
+from hotcold.formats.files import shown
+from hotcold.model.plain_text import texts_of
+from hotcold.model.unicode import check_unicode
+
+#: ``role``, ``content`` and what else a template may ask for.
+Message: TypeAlias = dict[str, Any]
+#: What a request may tell a template beside the messages: ``enable_thinking``, say.
+TemplateValue: TypeAlias = bool | int | float | str
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MOST_MESSAGES = 10_000
+MOST_TOOLS = 1_000
+MOST_VALUES = 32
+MOST_CHARACTERS = 4 << 20  #: of all messages together, and of all tools
+
+_OF_EACH = ("name", "tool_call_id", "reasoning_content")  # strings that a message may have besides
+_VALUE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+#: Names that mean something else to a template, or to those who render templates elsewhere.
+RESERVED = frozenset((
+    "messages", "message", "tools", "documents", "add_generation_prompt", "continue_final_message",
+    "chat_template", "template", "tokenize", "bos_token", "eos_token", "unk_token", "pad_token", "sep_token",
+    "cls_token", "mask_token", "eot_token", "eom_token", "additional_special_tokens", "raise_exception",
+    "strftime_now", "range", "dict", "cycler", "joiner", "namespace", "lipsum", "loop", "self", "caller",
+    "varargs", "kwargs", "super", "true", "false", "none",
+))  # fmt: skip
+
+
+class MessageError(UserError):
+    """Messages that are no conversation; the text begins with what is wrong, such as ``messages[2].role``."""
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Messages as templates expect them. ``content`` is a string: the text parts of a list are joined with
+    newlines, and None is empty. The arguments of tool calls are objects, however they were given. Keys that
+    no template asks for are left out. MessageError: anything that is not as documented."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise MessageError(f"messages is {shown(messages)}: a list of at least one message is needed")
+    if len(messages) > MOST_MESSAGES:
+        raise MessageError(f"messages has {len(messages)} entries: at most {MOST_MESSAGES} are allowed")
+    return _plain("messages", [_message(f"messages[{i}]", message) for i, message in enumerate(messages)])
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tools as templates expect them: ``{"type": "function", "function": {"name": ...}}`` each."""
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
+        raise MessageError(f"tools is {shown(tools)}: a list is needed")
+    if len(tools) > MOST_TOOLS:
+        raise MessageError(f"tools has {len(tools)} entries: at most {MOST_TOOLS} are allowed")
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            needed = '{"type": "function", "function": {"name": ...}} is needed'
+            raise MessageError(f"tools[{i}] is {shown(tool)}: {needed}")
+    return _plain("tools", [*tools])
+
+
+def check_values(values: Mapping[str, TemplateValue]) -> dict[str, TemplateValue]:
+    """What a template is told besides. MessageError: a value other than a boolean, a number or a string, or a
+    name that is not free."""
+    if not isinstance(values, Mapping) or len(values) > MOST_VALUES:
+        raise MessageError(f"template arguments are {shown(values)}: up to {MOST_VALUES} names are allowed")
+    for name, value in values.items():
+        if not isinstance(name, str) or not _VALUE_NAME.fullmatch(name):
+            raise MessageError(f"template argument {shown(name)}: a name of letters, digits and _ is needed")
+        if name in RESERVED:
+            raise MessageError(f"template argument {name} is not for requests: leave it out")
+        if not isinstance(value, bool | int | float | str):
+            raise MessageError(
+                f"template argument {name} is {shown(value)}: true, false, numbers and strings are allowed"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise MessageError(f"template argument {name} is {value}: a finite number is needed")
+    return _plain("template arguments", [dict(values)])[0]
+
+
+def _plain(what: str, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A copy in plain Python. MessageError: there is something in it that is no JSON, or too much of it."""
+    try:
+        found: list[dict[str, Any]] = json.loads(json.dumps(list(values), allow_nan=False))
+        total = sum(map(len, texts_of(found)))
+    except (TypeError, ValueError) as error:
+        raise MessageError(f"{what} are no JSON: {shown(str(error))}") from None
+    except RecursionError:
+        raise MessageError(f"{what} are nested too deeply: at most some hundred levels are allowed") from None
+    if total > MOST_CHARACTERS:
+        raise MessageError(f"{what} have {total} characters: at most {MOST_CHARACTERS} are allowed")
+    for text in texts_of(found):
+        check_unicode(text, what)
+    return found
+
+
+def _message(where: str, message: Mapping[str, Any]) -> Message:
+    if not isinstance(message, Mapping):
+        raise MessageError(f"{where} is {shown(message)}: an object with role and content is needed")
+    role = message.get("role")
+    if role not in ROLES:
+        raise MessageError(f"{where}.role is {shown(role)}: allowed are {', '.join(ROLES)}")
+    calls = message.get("tool_calls")
+    found: Message = {"role": role, "content": _content(where, message.get("content"))}
+    for name in _OF_EACH:
+        if (value := message.get(name)) is None:
+            continue
+        if not isinstance(value, str):
+            raise MessageError(f"{where}.{name} is {shown(value)}: a string is needed")
+        found[name] = value
+    if calls is not None and calls != []:
+        if role != "assistant" or not isinstance(calls, list | tuple):
+            raise MessageError(f"{where}.tool_calls is {shown(calls)}: only assistants have them, in a list")
+        found["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+    if message.get("content") is None and not (role == "assistant" and len(found) > 2):
+        raise MessageError(f"{where}.content is missing: text is needed, or tool_calls of an assistant")
+    return found
+
+
+def _content(where: str, content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list | tuple):
+        return "\n".join(_parts(where, content))
+    raise MessageError(f"{where}.content is {shown(content)}: a string or a list of text parts is needed")
+
+
+def _parts(where: str, parts: Sequence[Any]) -> Iterator[str]:
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("text", "input_text", "output_text"):
+            seen = shown(part if kind is None else kind)
+            raise MessageError(f"{where}.content[{i}] is {seen}: only parts of type text are supported")
+        if not isinstance(part.get("text"), str):
+            raise MessageError(f"{where}.content[{i}].text is {shown(part.get('text'))}: a string is needed")
+        yield part["text"]
+
+
+def _call(where: str, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise MessageError(f"{where} is {shown(call)}: an object with function.name is needed")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, Mapping):
+        seen = shown(function.get("arguments"))
+        raise MessageError(f"{where}.function.arguments is {seen}: an object as JSON is needed")
+    found = {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+    id = call.get("id")
+    if id is not None and not isinstance(id, str):
+        raise MessageError(f"{where}.id is {shown(id)}: a string is needed")
+    return found if id is None else {"id": id, **found}

@@ -1,0 +1,218 @@
+"""Experts of a model: what a file says of them, the tensors of a layer, and its router.
+
+Names are llama.cpp's: ``ffn_gate_inp`` is the router, ``exp_probs_b`` is added where it chooses, and
+``ffn_{gate,up,down}_exps`` have the matrices of all experts of a layer, one after another. ``*_shexp`` are a
+shared expert's, which every token gets, and ``ffn_gate_inp_shexp`` gives the factor that it gets it with."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hotcold.formats.files import shown
+from hotcold.formats.gguf import GGUFFile, TensorInfo
+from hotcold.formats.stored import StoredTensor
+from hotcold.kernels.backend import (
+    MAX_CHOSEN,
+    Backend,
+    Batch,
+    Buffer,
+    Chosen,
+    FFNTensors,
+    FFNWeights,
+    Floats,
+    Matrix,
+    equal_ends,
+)
+from hotcold.kernels.backend import (
+    MAX_EXPERTS as MAX_EXPERTS,  # for those who may not ask the kernels
+)
+from hotcold.model.families import Family
+from hotcold.model.keys import Keys, ModelError
+
+Shape = tuple[int, ...]
+
+#: Keys that ask for what is not computed, and the largest value of each that asks for nothing.
+_NOT_COMPUTED = {
+    "expert_group_count": 1, "expert_group_used_count": 1, "leading_dense_block_count": 0,
+    "interleave_moe_layer_step": 1, "moe_every_n_layers": 1,
+}  # fmt: skip
+
+#: ``expert_gating_func``, and which score it is; 0 says nothing. A softmax of the
+#: chosen alone is one of all experts where the factors are made to add up to 1.
+_SCORES = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax"}
+_OF_THE_CHOSEN = 3
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Of each layer; a token gets ``chosen`` of ``count``, and the shared one, if any, in any case."""
+
+    count: int  #: E
+    chosen: int  #: k
+    neurons: int  #: of each
+    score: str  #: with ``normalise`` and ``scale``, those of :meth:`Backend.router`
+    normalise: bool
+    scale: float
+    shared: int = 0  #: neurons of the shared expert; 0: there is none
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where each one's neurons end."""
+        return equal_ends(self.count * self.neurons, self.count)
+
+
+@dataclass(frozen=True)
+class Router:
+    """A layer's."""
+
+    experts: Experts
+    weights: Matrix  # (E, D)
+    selection_bias: Buffer | None  # [E]
+
+    def choose(self, ops: Backend, x: Buffer, batch: Batch, chosen: Chosen) -> None:
+        """Experts for each row of x ``[T, D]``."""
+        ops.router(
+            x,
+            self.weights,
+            batch,
+            chosen.ids,
+            chosen.factors,
+            k=self.experts.chosen,
+            score=self.experts.score,
+            selection_bias=self.selection_bias,
+            normalise=self.experts.normalise,
+            scale=self.experts.scale,
+        )
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """A layer's; it is computed whole, where the layer is."""
+
+    gate: Matrix | None  # (1, D), of its factor's logit; None: the factor is 1
+    ffn: FFNWeights
+
+    def add(self, ops: Backend, x: Buffer, batch: Batch, out: Buffer, factor: Chosen) -> None:
+        """Adds what it gives for x to ``out``, both ``[T, D]``; ``factor`` is room for one of each row."""
+        if self.gate is not None:
+            ids, factors = factor.ids, factor.factors
+            ops.router(x, self.gate, batch, ids, factors, k=1, score="sigmoid", normalise=False, scale=1.0)
+        chosen = None if self.gate is None else factor
+        ops.ffn(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=chosen)
+
+
+def room_for(ops: Backend, rows: int, k: int) -> Chosen:
+    """Of ``rows`` rows, each of which chooses k experts."""
+    return Chosen(ops.zeros((rows, k), np.int32), ops.zeros((rows, k)))
+
+
+def read_experts(
+    keys: Keys, family: Family, layers: int, most_neurons: int, tensors: Mapping[str, TensorInfo]
+) -> Experts | None:
+    """None where the file has none; ModelError has the key, the value, those allowed."""
+    count = keys.whole("expert_count", 0, MAX_EXPERTS, default=0)
+    if not count:
+        return None
+    for key, harmless in _NOT_COMPUTED.items():
+        if (value := keys.whole(key, 0, 1 << 20, default=0)) > harmless:
+            raise ModelError(f"{keys.name(key)} is {value}: this is not supported yet")
+    chosen = keys.whole("expert_used_count", 1, min(count, MAX_CHOSEN))
+    function = keys.whole("expert_gating_func", 0, max(_SCORES), default=0)
+    normalise: Any = keys.get("expert_weights_norm", family.experts_normalised)
+    if not isinstance(normalise, bool):
+        raise ModelError(f"{keys.name('expert_weights_norm')} is {shown(normalise)}: a truth value is needed")
+    implied = _shape(tensors, "ffn_up_shexp")[:1]
+    shared = keys.whole("expert_shared_feed_forward_length", 0, most_neurons, default=sum(implied))
+    return Experts(
+        count=count,
+        chosen=chosen,
+        neurons=_neurons(keys, layers, most_neurons // count, chosen, _shape(tensors, "ffn_up_exps")),
+        score=_SCORES[function],
+        normalise=normalise or function == _OF_THE_CHOSEN,
+        scale=keys.factor("expert_weights_scale", 1.0),
+        shared=shared,
+    )
+
+
+def _shape(tensors: Mapping[str, TensorInfo], name: str) -> Shape:
+    """In the first layer; empty: it has none."""
+    info = tensors.get(f"blk.0.{name}.weight")
+    return info.shape if info else ()
+
+
+def _neurons(keys: Keys, layers: int, most: int, chosen: int, up: Shape) -> int:
+    """Of an expert, from a key of its own. Without one, ``feed_forward_length`` is that of an expert
+    (Mixtral) or of the ``chosen`` together (first files of Qwen2-MoE), as the shape of ``up`` tells."""
+    own, common = "expert_feed_forward_length", "feed_forward_length"
+    if own in keys:
+        return _equal(keys, own, layers, most)
+    each, rest = divmod(_equal(keys, common, layers, most * chosen), chosen)
+    if up[1:2] == (each,) and not rest:
+        return each
+    return _equal(keys, common, layers, most)
+
+
+def _equal(keys: Keys, key: str, layers: int, most: int) -> int:
+    """One number, or as many equal ones as there are layers."""
+    first, *others = set(keys.per_layer(key, 1, most, layers))
+    if others:
+        raise ModelError(f"{keys.name(key)} is an array of {layers}: equal numbers are needed")
+    return first
+
+
+def expert_shapes(
+    experts: Experts, dim: int, blk: str, layout: str, *, gated: bool
+) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Shapes by name of what a layer needs, and of what it may have."""
+    e, n = experts.count, experts.neurons
+    matrices: dict[str, Shape] = {"ffn_up_exps": (e, n, dim)}
+    matrices["ffn_down_exps"] = (e, n, dim) if layout == "by_neuron" else (e, dim, n)
+    biases: dict[str, Shape] = {"ffn_gate_inp": (e,), "ffn_up_exps": (e, n), "ffn_down_exps": (e, dim)}
+    if gated:
+        matrices["ffn_gate_exps"], biases["ffn_gate_exps"] = (e, n, dim), (e, n)
+    required = {f"{blk}{name}.weight": shape for name, shape in matrices.items()}
+    required[f"{blk}ffn_gate_inp.weight"] = (e, dim)
+    optional = {f"{blk}{name}.bias": shape for name, shape in biases.items()}
+    optional[f"{blk}exp_probs_b.bias"] = (e,)
+    if s := experts.shared:
+        parts = {"ffn_up_shexp": (s, dim), "ffn_down_shexp": (s, dim) if layout == "by_neuron" else (dim, s)}
+        if gated:
+            parts["ffn_gate_shexp"] = (s, dim)
+        required |= {f"{blk}{name}.weight": shape for name, shape in parts.items()}
+        optional[f"{blk}ffn_gate_inp_shexp.weight"] = (dim,)
+    return required, optional
+
+
+def expert_tensors(
+    file: GGUFFile,
+    experts: Experts,
+    blk: str,
+    vector: Callable[[str], Floats | None],
+    *,
+    gated: bool,
+    **facts: Any,
+) -> FFNTensors:
+    """A layer's experts, still in the file. ``vector`` reads a bias, None where there is none; ``facts`` are
+    other fields of :class:`FFNTensors`."""
+
+    def rows(name: str) -> StoredTensor:
+        """Of all experts, one after another."""
+        return file.stored(f"{blk}{name}.weight").flat()
+
+    def bias(name: str) -> Floats | None:
+        return vector(f"{blk}{name}.bias")
+
+    gate_bias, up_bias = (bias(f"ffn_{part}_exps") for part in ("gate", "up"))
+    return FFNTensors(
+        gate=rows("ffn_gate_exps") if gated else None,
+        up=rows("ffn_up_exps"),
+        down=rows("ffn_down_exps"),
+        gate_bias=None if gate_bias is None else gate_bias.reshape(-1),
+        up_bias=None if up_bias is None else up_bias.reshape(-1),
+        down_bias=bias("ffn_down_exps"),
+        experts=experts.count,
+        chosen=experts.chosen,
+        **facts,
+    )

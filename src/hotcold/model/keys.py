@@ -1,0 +1,80 @@
+"""Values of GGUF metadata that nobody has vouched for, checked before anything is sized by them."""
+
+import numbers
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hotcold.errors import UserError
+from hotcold.formats.files import shown
+
+
+class ModelError(UserError):
+    """A model file whose metadata or tensors are wrong, or ask for what is not supported."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Those that begin with ``prefix``; errors (ModelError) have the key, the value and those allowed."""
+
+    metadata: Mapping[str, Any]
+    prefix: str
+
+    def name(self, key: str) -> str:
+        return f"{self.prefix}.{key}"
+
+    def __contains__(self, key: str) -> bool:
+        return self.name(key) in self.metadata
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.metadata.get(self.name(key), default)
+
+    def whole(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        return whole(self.name(key), self._value(key, default), low, high)
+
+    def per_layer(self, key: str, low: int, high: int, layers: int) -> tuple[int, ...]:
+        """One number for all layers, or an array of one for each."""
+        value = self.get(key)
+        if not hasattr(value, "__len__") or isinstance(value, str):
+            return (self.whole(key, low, high),) * layers
+        name, values = self.name(key), list(value.tolist() if isinstance(value, np.ndarray) else value)
+        if len(values) != layers:
+            raise ModelError(f"{name} is an array of {len(values)}: one number or {layers} are needed")
+        return tuple(whole(f"{name}[{i}]", each, low, high) for i, each in enumerate(values))
+
+    def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        """A number above ``low`` and at most ``high``."""
+        value = self._value(key, default)
+        if not is_number(value) or not low < value <= high:
+            seen = f"{self.name(key)} is {shown(value)}"
+            raise ModelError(f"{seen}: above {low:g} and at most {high:g} is needed")
+        return float(value)
+
+    def factor(self, key: str, default: float) -> float:
+        """A number above 0; 0 in a file stands for none, as in llama.cpp."""
+        value = self.get(key)
+        return default if value is None or (is_number(value) and value == 0) else self.number(key, 0, 1e6)
+
+    def choice(self, key: str, allowed: Iterable[str], default: str) -> str:
+        value = self.get(key, default)
+        if not isinstance(value, str) or value not in allowed:
+            raise ModelError(f"{self.name(key)} is {shown(value)}: choose from {', '.join(allowed)}")
+        return value
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.get(key, default)
+        if value is None:
+            raise ModelError(f"{self.name(key)} is missing: the model file must give a number")
+        return value
+
+
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
+        raise ModelError(f"{name} is {shown(value)}: a whole number from {low} to {high} is needed")
+    return int(value)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

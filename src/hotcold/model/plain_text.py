@@ -1,0 +1,270 @@
+"""Special tokens inside what users wrote stay text, whatever a chat template does with it.
+
+A template joins its own text with that of users, so which of the two wrote ``<|im_end|>``, or the half of it,
+shows no more in the result. Therefore each character of the users' that may be part of a control token's name
+goes into the template as a *stand-in*, a private character that occurs in neither text. Only the template's
+own characters can then spell a control token; the stand-ins are turned back where none was found. What
+templates ask of a text (``in``, ``split``, ``trim``) they ask of a :class:`MarkedText`, which answers for the
+text that was meant."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from hotcold.errors import UserError
+from hotcold.model.unicode import check_unicode
+
+if TYPE_CHECKING:
+    from hotcold.model.tokenizer import Tokenizer
+
+#: Where stand-ins are taken from: the private use areas.
+_PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
+#: JSON, in which templates write tools, spells these in its own way; no control token needs them to be found.
+_NEVER_MARKED = frozenset('"\\')
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """``marked[i]`` stands for ``plain[i]``; no character comes twice."""
+
+    plain: str
+    marked: str
+
+    @cached_property
+    def forward(self) -> dict[int, str]:
+        return {ord(a): b for a, b in zip(self.plain, self.marked, strict=True)}
+
+    @cached_property
+    def back(self) -> dict[int, str]:
+        return {ord(b): a for a, b in zip(self.plain, self.marked, strict=True)}
+
+    def mark(self, value: Any) -> Any:
+        """All strings of a value made of dicts, lists and plain values, keys too, as :class:`MarkedText`."""
+        if isinstance(value, str):
+            return MarkedText(value.translate(self.forward), self)
+        if isinstance(value, dict):
+            return {self.mark(key): self.mark(each) for key, each in value.items()}
+        return [self.mark(each) for each in value] if isinstance(value, list) else value
+
+
+_NONE = StandIns("", "")
+
+
+def stand_ins(names: Iterable[str], texts: Iterable[str]) -> StandIns:
+    """Those for the characters of these names of tokens that occur in none of ``texts``, in which they are to
+    be used. UserError: the texts use up the private characters."""
+    plain = "".join(sorted(_markable(names)))
+    used: set[str] = set()
+    for text in texts:
+        used.update(text)
+    free = (character for area in _PRIVATE for character in map(chr, area) if character not in used)
+    marked = "".join(character for character, _ in zip(free, plain, strict=False))
+    if len(marked) < len(plain):
+        raise UserError("the text has nearly all private characters of Unicode: leave some out")
+    return StandIns(plain, marked)
+
+
+def encode_rendered(tokenizer: "Tokenizer", text: str, stand_ins: StandIns) -> list[int]:
+    """Token ids of what a template made: control tokens only where the template itself spells their names.
+    BOS is put before it where the file wants one, unless the template wrote it; EOS never."""
+    text = str.__str__(text)  # not a MarkedText, which would hide its stand-ins
+    check_unicode(text, "the prompt")
+    parts: list[str | int] = []
+    for part in tokenizer.cut_special(text):
+        if isinstance(part, int) and not _markable([tokenizer.control_names.get(part, "x")]):
+            # A name of spaces alone has no stand-ins, so it may be the users' as well.
+            part = tokenizer.control_names[part]
+        if isinstance(part, str):
+            part = part.translate(stand_ins.back)
+            if parts and isinstance(last := parts[-1], str):
+                parts[-1] = last + part
+                continue
+        parts.append(part)
+    ids = tokenizer.encode_parts(parts)
+    if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+        ids.insert(0, tokenizer.bos_id)
+    return ids
+
+
+def _markable(names: Iterable[str]) -> set[str]:
+    found = set("".join(names))
+    return {each for each in found - _NEVER_MARKED if each > " " and not each.isspace()}
+
+
+class MarkedText(str):
+    """A text with stand-ins that answers questions for the text that is meant, and whose parts are such texts
+    again. What is not defined here sees the stand-ins: that may give another answer, but never lets a user's
+    character pass for the template's."""
+
+    _stand_ins: StandIns
+    _plain: str  #: the same length
+
+    def __new__(cls, text: str, stand_ins: StandIns = _NONE) -> "MarkedText":
+        self = super().__new__(cls, text)
+        self._stand_ins = stand_ins
+        self._plain = text.translate(stand_ins.back)
+        return self
+
+    def _of(self, text: str) -> "MarkedText":
+        return MarkedText(text, self._stand_ins)
+
+    def _view(self, value: Any) -> Any:
+        """What is meant by an argument: a text, or several as ``startswith`` takes."""
+        if isinstance(value, tuple):
+            return tuple(map(self._view, value))
+        return value.translate(self._stand_ins.back) if isinstance(value, str) else value
+
+    def _between(self, start: int, end: int) -> "MarkedText":
+        return self._of(str.__getitem__(self, slice(start, end)))
+
+    def _cut(self, parts: Iterable[str], skip: int) -> list["MarkedText"]:
+        """Parts of the plain text, with ``skip`` characters between neighbours."""
+        found, at = [], 0
+        for part in parts:
+            found.append(self._between(at, at + len(part)))
+            at += len(part) + skip
+        return found
+
+    def __str__(self) -> str:
+        return self
+
+    def __repr__(self) -> str:
+        return repr(self._plain).translate(self._stand_ins.forward)
+
+    def __hash__(self) -> int:
+        return hash(self._plain)
+
+    def __contains__(self, part: Any) -> bool:
+        return bool(self._view(part) in self._plain)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._plain == self._view(other))
+
+    def __ne__(self, other: object) -> bool:
+        return bool(self._plain != self._view(other))
+
+    def __lt__(self, other: str) -> bool:
+        return bool(self._plain < self._view(other))
+
+    def __le__(self, other: str) -> bool:
+        return bool(self._plain <= self._view(other))
+
+    def __gt__(self, other: str) -> bool:
+        return bool(self._plain > self._view(other))
+
+    def __ge__(self, other: str) -> bool:
+        return bool(self._plain >= self._view(other))
+
+    def __int__(self) -> int:
+        return int(self._plain)
+
+    def __float__(self) -> float:
+        return float(self._plain)
+
+    def __add__(self, other: str) -> "MarkedText":
+        return self._of(str.__add__(self, other))
+
+    def __radd__(self, other: str) -> "MarkedText":
+        return self._of(str.__add__(other, self))
+
+    def __getitem__(self, place: SupportsIndex | slice) -> "MarkedText":
+        return self._of(str.__getitem__(self, place))
+
+    def __iter__(self) -> Iterator["MarkedText"]:
+        return map(self._of, str.__iter__(self))
+
+    def lstrip(self, chars: str | None = None, /) -> "MarkedText":
+        return self._between(len(self) - len(self._plain.lstrip(self._view(chars))), len(self))
+
+    def rstrip(self, chars: str | None = None, /) -> "MarkedText":
+        return self._between(0, len(self._plain.rstrip(self._view(chars))))
+
+    def strip(self, chars: str | None = None, /) -> "MarkedText":
+        return self.rstrip(chars).lstrip(chars)
+
+    def removeprefix(self, prefix: str, /) -> "MarkedText":
+        return self._between(len(self) - len(self._plain.removeprefix(self._view(prefix))), len(self))
+
+    def removesuffix(self, suffix: str, /) -> "MarkedText":
+        return self._between(0, len(self._plain.removesuffix(self._view(suffix))))
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._split(self._plain.split(self._view(sep), maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._split(self._plain.rsplit(self._view(sep), maxsplit), sep)
+
+    def _split(self, parts: list[str], sep: str | None) -> list[str]:
+        if sep is not None:
+            return [*self._cut(parts, len(sep))]
+        found: list[str] = []
+        at = 0
+        for part in parts:  # only spaces lie between them
+            at = self._plain.index(part, at)
+            found.append(self._between(at, at + len(part)))
+            at += len(part)
+        return found
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        before, middle, after = self._cut(self._plain.partition(self._view(sep)), 0)
+        return before, middle, after
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        before, middle, after = self._cut(self._plain.rpartition(self._view(sep)), 0)
+        return before, middle, after
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        whole = self._cut(self._plain.splitlines(keepends=True), 0)
+        bare = self._plain.splitlines(keepends)
+        return [line._between(0, len(text)) for line, text in zip(whole, bare, strict=True)]
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "MarkedText":
+        plain = self._view(old)
+        if not plain:  # between all characters: nobody means this
+            return self
+        return self._of(str.join(new, self._cut(self._plain.split(plain, count), len(plain))))
+
+
+def _asks(name: str) -> Callable[..., Any]:
+    """A method that answers for the plain text."""
+
+    def method(self: MarkedText, *args: Any) -> Any:
+        return getattr(self._plain, name)(*map(self._view, args))
+
+    return method
+
+
+def _changes(name: str) -> Callable[..., MarkedText]:
+    """A method that makes another text of the plain one; all of it counts as the users'."""
+
+    def method(self: MarkedText, *args: Any) -> MarkedText:
+        changed = getattr(self._plain, name)(*map(self._view, args))
+        return self._of(changed.translate(self._stand_ins.forward))
+
+    return method
+
+
+_QUESTIONS = (
+    "startswith", "endswith", "find", "rfind", "index", "rindex", "count", "isalpha", "isdigit", "isdecimal",
+    "isnumeric", "isalnum", "isupper", "islower", "istitle", "isspace", "isascii", "isprintable",
+    "isidentifier",
+)  # fmt: skip
+_CHANGES = ("upper", "lower", "title", "capitalize", "swapcase", "casefold", "expandtabs")
+for _name in _QUESTIONS:
+    setattr(MarkedText, _name, _asks(_name))
+for _name in _CHANGES:
+    setattr(MarkedText, _name, _changes(_name))
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """All strings of a value made of mappings, sequences and plain values, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from texts_of(key)
+            yield from texts_of(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from texts_of(each)

@@ -1,0 +1,94 @@
+"""What each layer's attention knows of positions: its rotation and its window, read from GGUF metadata."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hotcold.formats.files import shown
+from hotcold.model.families import Every, Family
+from hotcold.model.keys import Keys, ModelError, is_number, whole
+from hotcold.model.rope import Rope, Yarn
+
+_SCALINGS = ("none", "linear", "yarn", "longrope")
+
+
+@dataclass(frozen=True)
+class LayerPositions:
+    rope: Rope | None  #: None: queries and keys are not rotated
+    window: int | None  #: positions that a row sees, its own among them; None: all up to its own
+
+
+def read_positions(
+    keys: Keys, family: Family, layers: int, head_dim: int, context: int
+) -> tuple[LayerPositions, ...]:
+    """Of each layer; ModelError has the key, the value, those allowed."""
+    rope = None if family.learned_positions is not None else _rope(keys, family, head_dim, context)
+    window = keys.whole("attention.sliding_window", 0, 1 << 32, default=0)
+    windowed = _windowed(keys, family, layers) if window else (False,) * layers
+    local = rope and _window_rope(keys, family, rope)
+    unrotated = family.unrotated or ()
+    if family.full_unrotated and any(windowed):
+        rope = None
+    ropes = (None if i in unrotated else local if windowed[i] else rope for i in range(layers))
+    # A window of all positions hides nothing; its layers still have the rotation of layers with a window.
+    narrow = window if window < context else None
+    return tuple(LayerPositions(r, narrow if w else None) for r, w in zip(ropes, windowed, strict=True))
+
+
+def _windowed(keys: Keys, family: Family, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has the window: the file's list or period, or else the family's."""
+    key, full = "attention.sliding_window_pattern", family.full_attention
+    pattern: Any = keys.get(key)
+    if isinstance(pattern, np.ndarray | Sequence) and not isinstance(pattern, str):
+        if len(pattern) != layers or any(flag not in (False, True) for flag in pattern):
+            seen = f"{keys.name(key)} is {shown(pattern)}"
+            raise ModelError(f"{seen}: a period, or {layers} truth values, are needed")
+        return tuple(bool(flag) for flag in pattern)
+    if pattern is not None:
+        period = whole(keys.name(key), pattern, 0, layers)
+        full = Every(period, full.first if full else False) if period else None
+    return tuple(full is None or i not in full for i in range(layers))
+
+
+def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
+    dim = keys.whole("rope.dimension_count", 2, head_dim, default=head_dim)
+    if dim % 2:
+        raise ModelError(f"{keys.name('rope.dimension_count')} is {dim}: an even number is needed")
+    base = keys.number("rope.freq_base", 1, 1e12, default=10000.0)
+    kind = keys.choice("rope.scaling.type", _SCALINGS, "none")
+    linear = keys.number("rope.scale_linear", 0, 1e6, default=1.0)  # an old name of the linear factor
+    if kind == "linear":
+        linear = keys.number("rope.scaling.factor", 0, 1e6, default=linear)
+    original = keys.whole("rope.scaling.original_context_length", 1, 1 << 24, default=context)
+    magnitude = keys.factor("rope.scaling.attn_factor", 1.0)
+    rope = Rope(dim, base, family.rope_interleaved, linear, magnitude=magnitude, original=original)
+    return _yarn(keys, rope, whole=family.yarn_whole) if kind == "yarn" else rope
+
+
+def _yarn(keys: Keys, rope: Rope, *, whole: bool) -> Rope:
+    factor = keys.number("rope.scaling.factor", 0, 1e6)
+    fast = keys.number("rope.scaling.yarn_beta_fast", 1e-6, 1e6, default=32.0)
+    slow = keys.number("rope.scaling.yarn_beta_slow", 1e-6, 1e6, default=1.0)
+    mixed = keys.get("rope.scaling.yarn_ext_factor", 1)
+    if not is_number(mixed) or abs(mixed) != 1:
+        seen = f"{keys.name('rope.scaling.yarn_ext_factor')} is {shown(mixed)}"
+        raise ModelError(f"{seen}: only 1 is supported")
+
+    def grown(weight: float) -> float:
+        """Of the temperature of scores, which the paper's section 3.4 lets grow with the context."""
+        return 1 + 0.1 * weight * float(np.log(max(factor, 1)))
+
+    everywhere = keys.factor("rope.scaling.yarn_log_multiplier", 0.0)
+    implied = grown(1) / (grown(everywhere) if everywhere else 1)
+    magnitude = rope.magnitude * keys.factor("rope.scaling.yarn_attn_factor", implied)
+    return replace(rope, yarn=Yarn(factor, rope.original, fast, slow, whole), magnitude=magnitude)
+
+
+def _window_rope(keys: Keys, family: Family, rope: Rope) -> Rope:
+    """Of layers with a window."""
+    base = keys.number("rope.freq_base_swa", 1, 1e12, default=family.window_base or rope.base)
+    if not family.window_scaled:
+        rope = replace(rope, linear_factor=1.0, yarn=None, magnitude=1.0, factored=False)
+    return replace(rope, base=base)

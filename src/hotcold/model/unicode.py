@@ -1,0 +1,14 @@
+"""What is a text."""
+
+import re
+
+from hotcold.errors import UserError
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def check_unicode(text: str, what: str = "the text") -> None:
+    """UserError for a lone surrogate, which is no character."""
+    if surrogate := _SURROGATE.search(text):
+        seen = f"a lone surrogate, U+{ord(surrogate[0]):04X}, at character {surrogate.start()}"
+        raise UserError(f"{what} has {seen}: only valid Unicode is allowed (was the input UTF-8?)")

@@ -1,0 +1,95 @@
+"""The application: routes behind the guard, with errors as OpenAI's clients read them."""
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hotcold.engine.job import JobError
+from hotcold.errors import UserError
+from hotcold.server.protocol.errors import APIError, from_job
+from hotcold.server.replies import error_reply
+from hotcold.server.request_log import Logged, RequestLog, defect_reply
+from hotcold.server.routes import api_routes
+from hotcold.server.security import Guard, Public
+from hotcold.server.service import Service
+
+_HEALTH = ("/health", "/v1/health")
+
+
+def make_app(
+    service: Service,
+    log: RequestLog | None = None,
+    pages: Sequence[BaseRoute] = (),
+    page_paths: Public = lambda path: False,
+) -> ASGIApp:
+    """The ASGI application. ``pages`` are routes of static files, which come after the API's own;
+    ``page_paths`` says which paths are theirs, for which nobody needs a key."""
+    app = Starlette(
+        routes=[*api_routes(service), *pages],
+        exception_handlers={
+            APIError: _told,
+            UserError: _refused,
+            HTTPException: _of_http,
+            Exception: _defect,
+        },
+    )
+    app.router.redirect_slashes = False
+    guard = Guard(_Asked(app, service), service.settings, lambda path: path in _HEALTH or page_paths(path))
+    return Logged(guard, log, service.metrics)
+
+
+class _Asked:
+    """Has shutting down wait for requests with a body from when they are let in, not from when the model
+    begins: what is being read or tokenised is running for whoever sent it."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        with self._service.asked():
+            await self._app(scope, receive, send)
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, APIError)
+    return error_reply(error)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What a lower layer says of values that came with the request."""
+    if isinstance(error, JobError):
+        return error_reply(from_job(error))
+    return error_reply(APIError(str(error), code="invalid_value"))
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    """Starlette raises the error again, for the log."""
+    return defect_reply(request.scope)
+
+
+async def _of_http(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        methods = sorted({*headers.get("Allow", "").replace(" ", "").split(","), "OPTIONS"} - {""})
+        headers["Allow"] = ", ".join(methods)
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
+        told = APIError(f"{request.method:.20} is not allowed here: use {', '.join(methods)}", status=405)
+        told.code = "method_not_allowed"
+    elif error.status_code == 404:
+        told = APIError("no such route: GET /openapi.json lists them", status=404, code="not_found")
+    else:
+        told = APIError(str(error.detail), status=error.status_code)
+    reply = error_reply(told)
+    reply.headers.update(headers)
+    return reply

@@ -1,0 +1,76 @@
+// What the server offers, over the routes that every client has.
+
+const KEY = "hotcold.key";
+
+/** The server's answer, where it is no success. */
+export class Refused extends Error {
+  constructor(status, error, wait) {
+    super(error?.message || `The server answered ${status}.`);
+    this.status = status;
+    this.code = error?.code || "";
+    this.wait = wait;
+  }
+}
+
+/** Whether a header can carry it: the server's own rule. */
+export const isKey = (text) => /^[!-~]{1,512}$/.test(text);
+
+export function keepKey(key) {
+  try { sessionStorage.setItem(KEY, key); } catch { memory = key; }
+}
+let memory = "";
+function key() {
+  let kept = memory;
+  try { kept = sessionStorage.getItem(KEY) || memory; } catch { /* the one in memory */ }
+  return isKey(kept) ? kept : "";
+}
+
+/** A response of status 200; throws Refused. */
+async function ask(path, options = {}) {
+  const headers = { ...(options.body && { "Content-Type": "application/json" }) };
+  if (key()) headers.Authorization = `Bearer ${key()}`;
+  const response = await fetch(path, { ...options, headers, credentials: "omit" });
+  if (response.ok) return response;
+  let error = null;
+  try { error = (await response.json()).error; } catch { /* no JSON */ }
+  throw new Refused(response.status, error, Number(response.headers.get("Retry-After")) || 0);
+}
+
+export async function health() {
+  const response = await fetch("/health", { credentials: "omit" });
+  let told = {};
+  try { told = await response.json(); } catch { /* no JSON */ }
+  return { ready: response.ok, ...told };
+}
+
+export async function pictureInfo() {
+  return (await ask("/picture/info")).json();
+}
+
+/** Yields the events of a streamed answer, as they come. */
+export async function* stream(path, body, signal) {
+  const response = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) throw new Error("The connection ended before the answer did.");
+      rest += value;
+      let end;
+      while ((end = /\r?\n\r?\n/.exec(rest))) {
+        const event = rest.slice(0, end.index);
+        rest = rest.slice(end.index + end[0].length);
+        const data = event.split(/\r?\n/).filter((line) => line.startsWith("data:"))
+          .map((line) => line.slice(5).trimStart()).join("\n");
+        if (data === "[DONE]") return;
+        if (!data) continue; // a comment, which keeps the connection open
+        const found = JSON.parse(data);
+        if (found.error) throw new Refused(found.error.status || 500, found.error, 0);
+        yield found;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // whoever stops reading frees the model
+  }
+}

@@ -1,0 +1,32 @@
+"""What the page has to know of the model before it shows anything."""
+
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from hotcold.server.replies import JSONReply
+from hotcold.server.service import Service
+
+
+def picture_routes(service: Service) -> list[BaseRoute]:
+    """``/picture/info``, for whoever has a key."""
+
+    async def info(request: Request) -> Response:
+        return JSONReply(picture_info(service))
+
+    return [Route("/picture/info", info, methods=["GET"])]
+
+
+def picture_info(service: Service) -> dict[str, Any]:
+    """The model's name, whether it has a chat template, the positions of a request, and what a picture shows.
+    APIError: the model is not ready."""
+    facts, info = service.facts, service.llm.info
+    return {
+        "model": facts.name,
+        "chat": info.template is not None,
+        "context": facts.context,
+        "picture": None if info.picture is None else asdict(info.picture),
+    }

@@ -1,0 +1,275 @@
+"""``/v1/chat/completions``: the request."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from hotcold.engine.grammar_error import GrammarError
+from hotcold.engine.job import Grammar, Job
+from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.tool_grammar import tools_grammar
+from hotcold.server.protocol import constraints, sampling
+from hotcold.server.protocol.chat_reply import ChatReply, Splitter
+from hotcold.server.protocol.errors import from_job, invalid
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import (
+    Choice,
+    Field,
+    Fields,
+    Flag,
+    Neutral,
+    Shape,
+    Text,
+    Whole,
+    check_depth,
+    seen,
+)
+from hotcold.server.protocol.limits import LARGEST, MAX_CHOICES, MAX_LOGPROBS
+from hotcold.server.protocol.messages import MESSAGES, TOOL_CHOICE, TOOLS, TemplateKwargs
+from hotcold.server.protocol.models import check_model
+
+Value: TypeAlias = bool | int | float | str
+ToolChoice: TypeAlias = str | dict[str, Any]
+
+_LENGTH = Whole(1, LARGEST, "leave it out for the server's default")
+_STREAM_OPTIONS = Shape(
+    {
+        "include_usage": Field(Flag(), False, "One more event, with counts, ends the stream."),
+        "include_obfuscation": Field(Flag(), None, "Has no effect."),
+    }
+)
+MODEL = Field(Text(0, 512), note="The model's name or an alias; may be left out, there is one.")
+#: Of both of OpenAI's routes.
+STREAMING: Fields = {
+    "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
+    "stream_options": Field(_STREAM_OPTIONS, None, "Only with stream."),
+}
+EXTENSIONS: Fields = {
+    "ignore_eos": Field(Flag(), False, "Never chooses a token that ends the text."),
+    "cache_prompt": Field(Flag(), True, "Whether what is computed may serve later requests."),
+    "timings_per_token": Field(Flag(), False, "Each event of a stream has timings."),
+    "hotcold": Field(
+        Shape({"picture": Field(Flag(), False, "Events of the stream say which neurons fired.")}),
+        None,
+        "What only this server has.",
+    ),
+}
+
+FIELDS: Fields = {
+    "model": MODEL,
+    "messages": Field(MESSAGES, None, "A last one of the assistant is continued.", required=True),
+    "max_completion_tokens": Field(_LENGTH, None, "The most tokens of the answer."),
+    "max_tokens": Field(_LENGTH, None, "Another name of max_completion_tokens."),
+    "n_predict": Field(
+        Whole(-1, LARGEST), None, "Another name of max_completion_tokens; -1: as many as there is room for."
+    ),
+    "n": Field(Whole(1, MAX_CHOICES), 1, "How many answers."),
+    **STREAMING,
+    "logprobs": Field(Flag(), False, "Whether tokens come with log-probabilities."),
+    "top_logprobs": Field(Whole(0, MAX_LOGPROBS), None, "The likeliest beside each; needs logprobs."),
+    "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "llama.cpp's name: logprobs, and so many."),
+    **sampling.fields(sampling.OPENAI),
+    **constraints.FIELDS,
+    "tools": Field(TOOLS, None, "Functions that the model may call."),
+    "tool_choice": Field(TOOL_CHOICE, None, "auto where there are tools."),
+    "parallel_tool_calls": Field(Flag(), True, "Whether an answer may have several calls."),
+    "chat_template_kwargs": Field(TemplateKwargs(), None, "Values for the model's chat template."),
+    "reasoning_effort": Field(
+        Choice(("none", "minimal", "low", "medium", "high", "xhigh", "max")), None, "For its template."
+    ),
+    "add_generation_prompt": Field(Flag(), True, "False leaves out the beginning of an answer."),
+    **EXTENSIONS,
+    **sampling.UNSUPPORTED,
+    **constraints.UNSUPPORTED,
+    "functions": Field(Neutral(([],)), note="Use tools."),
+    "function_call": Field(Neutral(("none",)), note="Use tool_choice."),
+    "modalities": Field(Neutral((["text"],))),
+    "audio": Field(Neutral()),
+    "web_search_options": Field(Neutral()),
+    "moderation": Field(Neutral()),
+    "chat_template": Field(Neutral(), note="The model's own is used."),
+    "documents": Field(Neutral(([],))),
+    "reasoning_format": Field(Neutral(("auto", "deepseek"))),
+    "echo": Field(Neutral((False,))),
+    "best_of": Field(Neutral((1,))),
+}  # fmt: skip
+BODY = Shape(FIELDS)
+
+
+@dataclass(frozen=True)
+class ChatCall:
+    """What one request asks for."""
+
+    facts: Facts
+    messages: list[dict[str, Any]]  #: role, content (a text or None) and what else the role has
+    tools: list[dict[str, Any]]  #: that the template shows
+    tool_choice: ToolChoice  #: none, auto, required, or OpenAI's object that names a function
+    parallel_tool_calls: bool
+    template_kwargs: dict[str, Value]
+    add_generation_prompt: bool
+    continue_last: bool  #: whether the last message is the beginning of the answer
+    grammar: Grammar | None  #: that the answer must match: of its format, or of text and calls of tools
+    may_think: bool  #: whether it may begin with thinking; no format has room for that
+    params: SamplingParams
+    n: int
+    max_tokens: int
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    logprobs: int | None
+    cache: bool
+    picture: bool
+    stream: bool
+    include_usage: bool
+    timings_per_token: bool
+
+    def jobs(self, ids: Sequence[int]) -> list[Job]:
+        """``n`` jobs that continue these tokens."""
+        if not ids:
+            raise invalid("messages have no tokens: write something", "messages")
+        seeds = sampling.Seeds(self.params)
+        return [
+            Job(
+                prompt=ids,
+                params=seeds.of(i),
+                max_tokens=self.max_tokens,
+                stop=self.stop,
+                ignore_eos=self.ignore_eos,
+                logprobs=self.logprobs,
+                grammar=self.grammar,
+                cache=self.cache,
+                deadline_s=self.facts.deadline_s,
+                picture=self.picture,
+            )
+            for i in range(self.n)
+        ]
+
+    def reply(self, parts: Callable[[], Splitter]) -> ChatReply:
+        """What is sent of the jobs' pieces. ``parts`` makes what divides the text of one answer:
+        ``Chat.stream`` with this model's settings."""
+        return ChatReply(
+            self.facts,
+            [parts() for _ in range(self.n)],
+            stream=self.stream,
+            include_usage=self.include_usage,
+            logprobs=self.logprobs is not None,
+            every_timings=self.timings_per_token,
+        )
+
+
+def parse(body: object, facts: Facts) -> ChatCall:
+    """APIError for what is wrong. Unknown fields are ignored."""
+    check_depth(body)
+    values = BODY.read(body, "")
+    check_model(values["model"], facts)
+    grammar = constraints.grammar(values)
+    tools, choice = _tools(values, facts)
+    if grammar is not None and tools:
+        message = "tools and a format of the whole answer are both given: one is allowed, or tool_choice none"
+        raise invalid(message, "tools")
+    last = values["messages"][-1]
+    continue_last = last["role"] == "assistant"
+    if continue_last and (last["tool_calls"] or last["content"] is None):
+        message = "messages ends with one of the assistant without a text to continue: add another"
+        raise invalid(message, "messages")
+    may_think = grammar is None and choice in ("none", "auto")
+    kwargs = dict(values["chat_template_kwargs"] or {})
+    if not may_think:
+        kwargs.setdefault("enable_thinking", False)
+    if values["reasoning_effort"] is not None:
+        kwargs.setdefault("reasoning_effort", values["reasoning_effort"])
+    return ChatCall(
+        facts=facts,
+        messages=[_without_absent(each) for each in values["messages"]],
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=values["parallel_tool_calls"],
+        template_kwargs=kwargs,
+        add_generation_prompt=values["add_generation_prompt"] and not continue_last,
+        continue_last=continue_last,
+        grammar=grammar if grammar is not None else _grammar_of_calls(values, facts, tools, choice),
+        may_think=may_think,
+        params=sampling.params(values, facts),
+        n=values["n"],
+        max_tokens=_length(values, facts),
+        stop=sampling.stops(values),
+        ignore_eos=values["ignore_eos"],
+        logprobs=_logprobs(values),
+        cache=values["cache_prompt"],
+        picture=bool((values["hotcold"] or {}).get("picture")),
+        stream=values["stream"],
+        include_usage=include_usage(values),
+        timings_per_token=values["timings_per_token"],
+    )
+
+
+def _grammar_of_calls(
+    values: Mapping[str, Any], facts: Facts, tools: Sequence[Mapping[str, Any]], choice: ToolChoice
+) -> Grammar | None:
+    """APIError: a tool's schema is broken or not supported."""
+    format = facts.tool_format
+    if not tools or format is None:
+        return None
+    token_ids = {name: id for id, name in facts.tokenizer.control_names.items()}
+    try:
+        return tools_grammar(tools, choice, values["parallel_tool_calls"], format, token_ids)
+    except GrammarError as error:
+        raise from_job(error, "tools") from None
+
+
+def _without_absent(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates ask whether a field is there."""
+    return {name: value for name, value in message.items() if value is not None or name == "content"}
+
+
+def _length(values: Mapping[str, Any], facts: Facts) -> int:
+    if values["n_predict"] == 0:
+        raise invalid("n_predict is 0: an answer has a token at least, or -1 for no bound", "n_predict")
+    given = (values[name] for name in ("max_completion_tokens", "max_tokens", "n_predict"))
+    found = next((each for each in given if each is not None), facts.default_max_tokens)
+    return LARGEST if found == -1 else int(found)
+
+
+def include_usage(values: Mapping[str, Any]) -> bool:
+    """What ``stream_options`` say; APIError where nothing is streamed."""
+    options = values["stream_options"]
+    if options is not None and not values["stream"]:
+        message = "stream_options are given without stream: leave them out, or set stream to true"
+        raise invalid(message, "stream_options")
+    return options is not None and options["include_usage"]
+
+
+def _logprobs(values: Mapping[str, Any]) -> int | None:
+    top = values["top_logprobs"]
+    if top and not values["logprobs"]:
+        message = f"top_logprobs is {top} and logprobs is not true: set logprobs to true, too"
+        raise invalid(message, "top_logprobs")
+    if values["logprobs"]:
+        return int(max(top or 0, values["n_probs"]))
+    n_probs: int = values["n_probs"]
+    return n_probs or None
+
+
+def _tools(values: Mapping[str, Any], facts: Facts) -> tuple[list[dict[str, Any]], ToolChoice]:
+    """The tools that the model is told of, and what it must do with them."""
+    tools = values["tools"] or []
+    choice: ToolChoice = values["tool_choice"] or ("auto" if tools else "none")
+    names = [each["function"]["name"] for each in tools]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise invalid(f"tools has two functions {twice!r}: give each its own name", "tools")
+    if isinstance(choice, dict):
+        name = choice["function"]["name"]
+        if name not in names:
+            known = f"the tools are {', '.join(names)}"[:200] if names else "there are no tools"
+            message = f"tool_choice names {seen(name)}: {known}"
+            raise invalid(message, "tool_choice")
+    elif choice != "none" and not tools:
+        if choice == "required":
+            raise invalid("tool_choice is required and there are no tools: give some", "tool_choice")
+        choice = "none"
+    if choice == "none":
+        return [], choice
+    if facts.tool_format is None:
+        message = "this model's chat template writes no tool calls: leave tools out, or choose none"
+        raise invalid(message, "tools", "unsupported_parameter")
+    return tools, choice

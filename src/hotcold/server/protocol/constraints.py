@@ -1,0 +1,104 @@
+"""What an answer must match: OpenAI's ``response_format``, llama.cpp's fields, and an expression."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hotcold.engine.job import Grammar
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.fields import (
+    Anything,
+    Either,
+    Field,
+    Fields,
+    Flag,
+    Neutral,
+    Schema,
+    Shape,
+    Tagged,
+    Text,
+)
+from hotcold.server.protocol.limits import MAX_GRAMMAR
+
+
+class AnySchema:
+    """A JSON Schema: an object, or ``true`` for anything."""
+
+    def read(self, value: Any, param: str) -> str:
+        """As text."""
+        Either({dict: Anything(), bool: Flag()}, "a JSON Schema, an object,").read(value, param)
+        text = json.dumps(value)
+        if len(text) > MAX_GRAMMAR:
+            message = f"{param} is a schema of {len(text)} characters: at most {MAX_GRAMMAR} are allowed"
+            raise APIError(message, param=param, code="invalid_grammar")
+        return text
+
+    def schema(self) -> Schema:
+        return {"type": ["object", "boolean"]}
+
+
+_NAMED = Shape(
+    {
+        "name": Field(Text(0, 256)),
+        "description": Field(Text()),
+        "schema": Field(AnySchema()),
+        "strict": Field(Flag(), note="Answers always match, whatever this says."),
+    }
+)
+_FORMAT = Tagged(
+    "type",
+    {
+        "text": Shape({}),
+        "json_object": Shape({"schema": Field(AnySchema(), note="As in llama.cpp.")}),
+        "json_schema": Shape(
+            {
+                "json_schema": Field(_NAMED),
+                "schema": Field(AnySchema(), note="Another place for the schema, as in llama.cpp."),
+            }
+        ),
+    },
+)
+
+FIELDS: Fields = {
+    "response_format": Field(_FORMAT, note="Text, any JSON object, or JSON that fits a schema."),
+    "json_schema": Field(AnySchema(), note="A schema for the whole answer, as in llama.cpp."),
+    "grammar": Field(Text(0, MAX_GRAMMAR), note="A grammar in llama.cpp's GBNF for the whole answer."),
+    "regex": Field(Text(0, MAX_GRAMMAR), note="A regular expression for the whole answer."),
+}  # fmt: skip
+
+#: Other programs' names for the same.
+UNSUPPORTED: Fields = {
+    name: Field(Neutral(), note="Use response_format, grammar or regex.")
+    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+} | {"grammar_lazy": Field(Neutral((False,))), "grammar_triggers": Field(Neutral(([],)))}
+
+
+def grammar(values: Mapping[str, Any]) -> Grammar | None:
+    """Of what was read by :data:`FIELDS`; APIError where several are asked for."""
+    found: dict[str, Grammar] = {}
+    format = values["response_format"]
+    if format is not None and format["type"] != "text":
+        found["response_format"] = _of_format(format)
+    if values["json_schema"] is not None:
+        found["json_schema"] = Grammar("json_schema", values["json_schema"])
+    if values["grammar"]:
+        found["grammar"] = Grammar("gbnf", values["grammar"])
+    if values["regex"]:
+        found["regex"] = Grammar("regex", values["regex"])
+    if len(found) > 1:
+        names = " and ".join(found)
+        raise APIError(f"{names} are both given: one is allowed", param=[*found][1], code="invalid_value")
+    return next(iter(found.values()), None)
+
+
+def _of_format(format: Mapping[str, Any]) -> Grammar:
+    schema = format["schema"]
+    if format["type"] == "json_schema":
+        schema = (format["json_schema"] or {}).get("schema") or schema
+        if schema is None:
+            raise APIError(
+                "response_format.json_schema.schema is missing: it is required",
+                param="response_format.json_schema.schema",
+                code="missing_required_parameter",
+            )
+    return Grammar("json_object") if schema is None else Grammar("json_schema", schema)

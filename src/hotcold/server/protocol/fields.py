@@ -1,0 +1,341 @@
+"""Kinds of JSON values: each reads a value, or says what is wrong with it, and describes itself as a schema.
+
+What a route takes is a table of these. The validators and the OpenAPI document are both made from that table,
+so that they cannot disagree. ``null`` is the same as a field that is absent, as in OpenAI's description."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeAlias
+
+from hotcold.formats.files import shown
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.limits import LARGEST, MAX_DEPTH
+
+Schema: TypeAlias = dict[str, Any]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_TYPES = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+class Kind(Protocol):
+    def read(self, value: Any, param: str) -> Any:
+        """The value as the program uses it. ``param`` is the name of the field, for the ``APIError``."""
+
+    def schema(self) -> Schema:
+        """JSON Schema (2020-12) of what :meth:`read` takes."""
+
+
+def seen(value: object) -> str:
+    """A value of a request as an error shows it: on one line and short, whatever it is."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"a list of {len(value)}" if value else "an empty list"
+    if isinstance(value, dict):
+        return f"an object of {len(value)}" if value else "an empty object"
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return f"an integer of {value.bit_length()} bits"
+    return shown(value, 40)
+
+
+def refuse(param: str, value: object, needed: str, code: str = "invalid_value") -> NoReturn:
+    raise APIError(f"{param} is {seen(value)}: {needed}", param=param, code=code)
+
+
+def inside(param: str, name: str) -> str:
+    return f"{param}.{name}" if param else name
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number; ``5.0`` is one, as in JSON Schema."""
+
+    low: int
+    high: int = LARGEST
+    hint: str = ""
+
+    def read(self, value: Any, param: str) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+            hint = f" ({self.hint})" if self.hint else ""
+            refuse(param, value, f"allowed are the whole numbers {self.low} to {self.high}{hint}")
+        return value
+
+    def schema(self) -> Schema:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True)
+class Real:
+    """A number that is finite."""
+
+    low: float
+    high: float
+    hint: str = ""
+
+    def read(self, value: Any, param: str) -> float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not self.low <= value <= self.high:  # NaN is not
+            hint = f" ({self.hint})" if self.hint else ""
+            refuse(param, value, f"allowed are {self.low:g} to {self.high:g}{hint}")
+        return float(value)
+
+    def schema(self) -> Schema:
+        return {"type": "number", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True)
+class Flag:
+    def read(self, value: Any, param: str) -> bool:
+        if not isinstance(value, bool):
+            refuse(param, value, "true or false is needed")
+        return value
+
+    def schema(self) -> Schema:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A string of valid Unicode. ``pattern`` is what all of it must match, ``hint`` says that in words."""
+
+    low: int = 0
+    high: int | None = None  #: characters; None: the body's bound is enough
+    pattern: str | None = None
+    hint: str = ""
+
+    def read(self, value: Any, param: str) -> str:
+        if not isinstance(value, str):
+            refuse(param, value, "a string is needed")
+        if len(value) < self.low or (self.high is not None and len(value) > self.high):
+            most = "or more" if self.high is None else f"to {self.high}"
+            what = f"a string of {len(value)} characters"
+            raise APIError(
+                f"{param} is {what}: allowed are {self.low} {most}", param=param, code="invalid_value"
+            )
+        if self.pattern is not None and not re.fullmatch(self.pattern, value):
+            refuse(param, value, self.hint or f"it must match {self.pattern}")
+        found = None if value.isascii() else _SURROGATE.search(value)
+        if found:
+            problem = f"a lone surrogate, U+{ord(found[0]):04X}, at character {found.start()}"
+            raise APIError(
+                f"{param} has {problem}: only valid Unicode is allowed", param=param, code="invalid_value"
+            )
+        return value
+
+    def schema(self) -> Schema:
+        found: Schema = {"type": "string"}
+        if self.low:
+            found["minLength"] = self.low
+        if self.high is not None:
+            found["maxLength"] = self.high
+        if self.pattern is not None:
+            found["pattern"] = f"^(?:{self.pattern})$"
+        return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some strings."""
+
+    allowed: tuple[str, ...]
+
+    def read(self, value: Any, param: str) -> str:
+        if not isinstance(value, str) or value not in self.allowed:
+            refuse(param, value, f"allowed are {', '.join(self.allowed)}")
+        return value
+
+    def schema(self) -> Schema:
+        return {"type": "string", "enum": list(self.allowed)}
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    kind: Kind
+    low: int
+    high: int
+
+    def read(self, value: Any, param: str) -> list[Any]:
+        if not isinstance(value, list):
+            refuse(param, value, "a list is needed")
+        if not self.low <= len(value) <= self.high:
+            needed = f"allowed are {self.low} to {self.high} entries"
+            refuse(param, value, needed, "array_above_max_length" if value else "empty_array")
+        return [self.kind.read(each, f"{param}[{i}]") for i, each in enumerate(value)]
+
+    def schema(self) -> Schema:
+        return {
+            "type": "array",
+            "minItems": self.low,
+            "maxItems": self.high,
+            "items": self.kind.schema(),
+        }
+
+
+@dataclass(frozen=True)
+class Anything:
+    """An object, taken as it is."""
+
+    def read(self, value: Any, param: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            refuse(param, value, "an object is needed")
+        return value
+
+    def schema(self) -> Schema:
+        return {"type": "object"}
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """A field that is not supported, with the values that ask for nothing."""
+
+    allowed: tuple[Any, ...] = ()
+
+    def read(self, value: Any, param: str) -> None:
+        for each in self.allowed:
+            if value == each and isinstance(value, bool) == isinstance(each, bool):
+                return
+        values = (
+            f"leave it out, or {' or '.join(map(seen, self.allowed))}" if self.allowed else "leave it out"
+        )
+        refuse(param, value, f"this is not supported here: {values}", "unsupported_parameter")
+
+    def schema(self) -> Schema:
+        return {"enum": list(self.allowed)} if self.allowed else {"type": "null"}
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of several kinds, told apart by the JSON type of the value."""
+
+    kinds: Mapping[type, Kind]
+    needed: str
+
+    def read(self, value: Any, param: str) -> Any:
+        kind = self.kinds.get(type(value))
+        if kind is None:
+            refuse(param, value, f"{self.needed} is needed")
+        return kind.read(value, param)
+
+    def schema(self) -> Schema:
+        return {"anyOf": [kind.schema() for kind in dict.fromkeys(self.kinds.values())]}
+
+
+@dataclass(frozen=True)
+class Field:
+    kind: Kind
+    default: Any = None  #: of the value that is read, where the field is absent or null
+    note: str = ""
+    required: bool = False
+
+    def schema(self) -> Schema:
+        found = self.kind.schema()
+        if not self.required and found.get("type") != "null":
+            found = {"anyOf": [found, {"type": "null"}]}
+        if self.default is not None:
+            found = {**found, "default": self.default}
+        return {**found, "description": self.note} if self.note else found
+
+
+Fields: TypeAlias = Mapping[str, Field]
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """An object with named fields; others are ignored."""
+
+    fields: Fields
+    check: Callable[[dict[str, Any], str], None] | None = None  #: of fields that depend on each other
+
+    def read(self, value: Any, param: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            refuse(param or "the body", value, "an object is needed")
+        found: dict[str, Any] = {}
+        for name, field in self.fields.items():
+            given = value.get(name)
+            if given is not None:
+                found[name] = field.kind.read(given, inside(param, name))
+            elif field.required:
+                raise APIError(
+                    f"{inside(param, name)} is {'null' if name in value else 'missing'}: it is required",
+                    param=inside(param, name),
+                    code="missing_required_parameter",
+                )
+            else:
+                found[name] = field.default
+        if self.check is not None:
+            self.check(found, param)
+        return found
+
+    def schema(self) -> Schema:
+        found: Schema = {
+            "type": "object",
+            "properties": {name: field.schema() for name, field in self.fields.items()},
+        }
+        required = [name for name, field in self.fields.items() if field.required]
+        return {**found, "required": required} if required else found
+
+
+@dataclass(frozen=True, eq=False)
+class Tagged:
+    """An object whose field ``key`` says which shape it has; that field is kept."""
+
+    key: str
+    shapes: Mapping[str, Shape]
+    unsupported: str = ""  #: said of other values, where these exist elsewhere
+
+    def read(self, value: Any, param: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            refuse(param, value, f"an object with {self.key} is needed")
+        tag = value.get(self.key)
+        shape = self.shapes.get(tag) if isinstance(tag, str) else None
+        if shape is None:
+            needed = f"allowed are {', '.join(self.shapes)}{self.unsupported}"
+            refuse(inside(param, self.key), tag, needed)
+        return {self.key: tag, **shape.read(value, param)}
+
+    def schema(self) -> Schema:
+        return {"oneOf": [self._schema(tag, shape) for tag, shape in self.shapes.items()]}
+
+    def _schema(self, tag: str, shape: Shape) -> Schema:
+        found = shape.schema()
+        properties = {self.key: {"type": "string", "const": tag}, **found["properties"]}
+        return {**found, "properties": properties, "required": [self.key, *found.get("required", ())]}
+
+
+def check_depth(value: object) -> None:
+    """APIError where lists and objects lie in each other more than :data:`MAX_DEPTH` deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        level = [each for each in inner if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise APIError(
+        f"lists and objects lie in each other more than {MAX_DEPTH} deep: send something flatter",
+        code="invalid_value",
+    )
+
+
+def finite(value: float) -> float:
+    """A log-probability as JSON has it: OpenAI's sign for one that is very unlikely instead of infinity."""
+    return value if math.isfinite(value) else -9999.0

@@ -1,0 +1,177 @@
+"""The messages and tools of a chat request."""
+
+from typing import Any
+
+from hotcold.model.chat_messages import RESERVED
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.fields import (
+    Anything,
+    Choice,
+    Either,
+    Field,
+    Flag,
+    Items,
+    Neutral,
+    Real,
+    Schema,
+    Shape,
+    Tagged,
+    Text,
+    Whole,
+    inside,
+    refuse,
+)
+from hotcold.server.protocol.limits import (
+    MAX_CALLS,
+    MAX_MESSAGES,
+    MAX_NAME,
+    MAX_PARTS,
+    MAX_TEMPLATE_KWARGS,
+    MAX_TOOLS,
+)
+
+_NO_PICTURES = "; this model reads text only"
+_PART = Tagged("type", {"text": Shape({"text": Field(Text(), required=True)})}, _NO_PICTURES)
+_OWN_PART = Tagged(
+    "type",
+    {
+        "text": Shape({"text": Field(Text(), required=True)}),
+        "refusal": Shape({"refusal": Field(Text(), required=True)}),
+    },
+    _NO_PICTURES,
+)
+
+
+class Content:
+    """A text, or a list of parts that are texts, which become one, a line after the other."""
+
+    def __init__(self, part: Tagged) -> None:
+        self._kind = Either(
+            {str: Text(), list: Items(part, 0, MAX_PARTS)}, "a string, or a list of text parts,"
+        )
+
+    def read(self, value: Any, param: str) -> str:
+        found = self._kind.read(value, param)
+        if isinstance(found, str):
+            return found
+        return "\n".join(part.get("text") or part.get("refusal", "") for part in found)
+
+    def schema(self) -> Schema:
+        return self._kind.schema()
+
+
+_FUNCTION_NAME = Text(1, MAX_NAME, r"[a-zA-Z0-9_.-]+", "allowed are letters, digits, _, - and .")
+_CALL = Shape(
+    {
+        "id": Field(Text(0, 256)),
+        "type": Field(Choice(("function",)), "function"),
+        "function": Field(
+            Shape(
+                {
+                    "name": Field(Text(1, 256), required=True),
+                    "arguments": Field(
+                        Either({str: Text(), dict: Anything()}, "a string of JSON"),
+                        "{}",
+                        "JSON, as a string.",
+                    ),
+                }
+            ),
+            required=True,
+        ),
+    }
+)
+_TEXT = Field(Content(_PART), required=True)
+_NAME = Field(Text(0, 256))
+
+
+def _said_something(found: dict[str, Any], param: str) -> None:
+    if found["content"] is None and not found["tool_calls"] and found["reasoning_content"] is None:
+        field = inside(param, "content")
+        raise APIError(
+            f"{field} is missing: it is required where there are no tool_calls",
+            param=field,
+            code="missing_required_parameter",
+        )
+
+
+MESSAGE = Tagged(
+    "role",
+    {
+        "system": Shape({"content": _TEXT, "name": _NAME}),
+        "developer": Shape({"content": _TEXT, "name": _NAME}),
+        "user": Shape({"content": _TEXT, "name": _NAME}),
+        "assistant": Shape(
+            {
+                "content": Field(Content(_OWN_PART)),
+                "name": _NAME,
+                "reasoning_content": Field(Text(), note="What it thought before."),
+                "tool_calls": Field(Items(_CALL, 0, MAX_CALLS)),
+                "function_call": Field(Neutral(), note="Use tool_calls."),
+                "audio": Field(Neutral()),
+            },
+            _said_something,
+        ),
+        "tool": Shape({"content": _TEXT, "tool_call_id": Field(Text(0, 256)), "name": _NAME}),
+    },
+)  # fmt: skip
+MESSAGES = Items(MESSAGE, 1, MAX_MESSAGES)
+
+_FUNCTION = Shape(
+    {
+        "name": Field(_FUNCTION_NAME, required=True),
+        "description": Field(Text()),
+        "parameters": Field(Anything(), note="JSON Schema of the arguments."),
+        "strict": Field(Flag(), note="Arguments always fit, whatever this says."),
+    }
+)
+_TOOL = Tagged("type", {"function": Shape({"function": Field(_FUNCTION, required=True)})})
+TOOLS = Items(_TOOL, 0, MAX_TOOLS)
+
+_NAMED_TOOL = Tagged(
+    "type",
+    {
+        "function": Shape(
+            {"function": Field(Shape({"name": Field(Text(1, 256), required=True)}), required=True)}
+        )
+    },
+)
+TOOL_CHOICE = Either(
+    {str: Choice(("none", "auto", "required")), dict: _NAMED_TOOL},
+    "none, auto, required, or an object that names a function,",
+)
+
+
+class TemplateKwargs:
+    """Plain values under names that the template asks for, such as ``enable_thinking``."""
+
+    _NAME = r"[A-Za-z][A-Za-z0-9_]{0,63}"
+    _NAMES = Text(1, 64, _NAME, "names of letters, digits and _ are needed")
+    _VALUE = Either(
+        {bool: Flag(), int: Whole(-(1 << 53), 1 << 53), float: Real(-1e308, 1e308), str: Text(0, 1024)},
+        "a boolean, a number or a string",
+    )
+
+    def read(self, value: Any, param: str) -> dict[str, bool | int | float | str]:
+        if not isinstance(value, dict):
+            refuse(param, value, "an object is needed")
+        if len(value) > MAX_TEMPLATE_KWARGS:
+            refuse(param, value, f"at most {MAX_TEMPLATE_KWARGS} entries are allowed")
+        found = {}
+        for name, each in value.items():
+            Text(1, 64, self._NAME, "names of letters, digits and _ are needed").read(
+                name, f"a name of {param}"
+            )
+            if name in RESERVED:
+                raise APIError(
+                    f"{param}.{name}: this name is taken, use another", param=param, code="invalid_value"
+                )
+            found[name] = self._VALUE.read(each, f"{param}.{name}")
+        return found
+
+    def schema(self) -> Schema:
+        return {
+            "type": "object",
+            "maxProperties": MAX_TEMPLATE_KWARGS,
+            "propertyNames": {"pattern": f"^{self._NAME}$", "not": {"enum": sorted(RESERVED)}},
+            "additionalProperties": {"type": ["boolean", "number", "string"]},
+        }

@@ -1,0 +1,122 @@
+"""llama.cpp's own ``/completion``: the answer."""
+
+from typing import Any
+
+from hotcold.engine.generation import Piece
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import finite
+from hotcold.server.protocol.replies import Reply
+from hotcold.server.protocol.usage import timings
+
+
+class NativeReply(Reply):
+    """See :class:`Reply`; of one job. ``prompt`` is the prompt's text."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        prompt: str,
+        settings: dict[str, Any],
+        *,
+        silent: bool,
+        logprobs: bool,
+        return_tokens: bool,
+        stream: bool,
+        every_timings: bool,
+    ) -> None:
+        super().__init__(facts, 1, prefix="cmpl-")
+        self._prompt = prompt
+        self._settings = settings
+        self._silent = silent
+        self._logprobs = logprobs
+        self._return_tokens = return_tokens
+        self._stream = stream
+        self._every_timings = every_timings
+        self._content = ""
+        self._tokens: list[int] = []
+        self._probabilities: list[dict[str, Any]] = []
+
+    def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
+        """Events of a piece."""
+        (tally,) = self._tallies
+        self._reason(piece)
+        tally.add(piece, silent=self._silent)
+        ids = () if self._silent else piece.ids
+        text = "" if self._silent else piece.text
+        found = self._found(piece) if self._logprobs and not self._silent else []
+        self._content += text
+        self._tokens += ids
+        self._probabilities += found
+        if not self._stream:
+            return []
+        event: dict[str, Any] = {
+            "index": 0,
+            "content": text,
+            "tokens": list(ids),
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": tally.tokens,
+            "tokens_evaluated": piece.prompt_tokens,
+        }
+        if self._logprobs:
+            event["completion_probabilities"] = found
+        if self._every_timings:
+            event["timings"] = timings([tally], 1, self._facts.sparsity)
+        return [event] if text or ids else []
+
+    def end(self) -> list[dict[str, Any]]:
+        return [{**self._last(), "content": "", "tokens": []}] if self._stream else []
+
+    def whole(self) -> dict[str, Any]:
+        """The reply of a request that is not streamed, when the job has ended."""
+        whole = {
+            **self._last(),
+            "content": self._content,
+            "tokens": self._tokens if self._return_tokens else [],
+        }
+        return {**whole, "completion_probabilities": self._probabilities} if self._logprobs else whole
+
+    def _last(self) -> dict[str, Any]:
+        (tally,) = self._tallies
+        piece = tally.last
+        assert piece is not None
+        return {
+            "index": 0,
+            "id_slot": -1,
+            "stop": True,
+            "model": self._facts.name,
+            "tokens_predicted": tally.tokens,
+            "tokens_evaluated": piece.prompt_tokens,
+            "tokens_cached": piece.prompt_tokens + tally.tokens,
+            "generation_settings": {**self._settings, "seed": piece.seed},
+            "prompt": self._prompt,
+            "has_new_line": "\n" in self._content,
+            "truncated": False,
+            "stop_type": _stop_type(piece, self._silent),
+            "stopping_word": piece.stop or "",
+            "timings": timings([tally], 1, self._facts.sparsity),
+        }
+
+    def _found(self, piece: Piece) -> list[dict[str, Any]]:
+        return [
+            {
+                **self._token(id, each.logprob),
+                "top_logprobs": [self._token(other, value) for other, value in each.top],
+            }
+            for id, each in zip(piece.ids, piece.logprobs, strict=True)
+        ]
+
+    def _token(self, id: int, logprob: float) -> dict[str, Any]:
+        piece = self._facts.tokenizer.piece(id)
+        return {
+            "id": id,
+            "token": piece.decode(errors="replace"),
+            "bytes": list(piece),
+            "logprob": finite(logprob),
+        }
+
+
+def _stop_type(piece: Piece, silent: bool) -> str:
+    if piece.stop is not None and not silent:
+        return "word"
+    return "limit" if piece.finish_reason == "length" or silent else "eos"

@@ -1,0 +1,59 @@
+"""What the replies of all routes share."""
+
+import secrets
+import time
+from typing import Any
+
+from hotcold.engine.generation import Piece
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.usage import Tally
+
+
+class Reply:
+    """Of one request, whose jobs have indices. Pieces go in; out come the values of events, or at the end one
+    whole reply. Everything but :meth:`whole` is for streams; without one :meth:`add` gives nothing."""
+
+    def __init__(self, facts: Facts, jobs: int, *, prefix: str) -> None:
+        self.id = prefix + secrets.token_hex(12)
+        self.created = int(time.time())
+        self._facts = facts
+        self._tallies = [Tally() for _ in range(jobs)]
+
+    def first(self) -> list[dict[str, Any]]:
+        """Before any piece."""
+        return []
+
+    def end(self) -> list[dict[str, Any]]:
+        """After the last piece of all jobs."""
+        return []
+
+    def fail(self, error: APIError) -> list[dict[str, Any]]:
+        """Instead of what is missing; nothing may follow."""
+        return [error.body()]
+
+    @property
+    def completion_tokens(self) -> int:
+        """So far, of all choices."""
+        return sum(each.tokens for each in self._tallies)
+
+    def _reason(self, piece: Piece) -> str | None:
+        """As clients know it; APIError for an answer that was cut short, which must not look whole."""
+        reason = piece.finish_reason
+        if reason in ("cancelled", "error"):
+            raise APIError(
+                "the answer was cut short by the server: try again",
+                status=503,
+                type="unavailable_error",
+                code="cancelled",
+            )
+        return reason
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self._facts.name,
+            "system_fingerprint": self._facts.fingerprint,
+        }

@@ -1,0 +1,207 @@
+"""How tokens are chosen: the fields, and the defaults of each route."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hotcold.engine.sampler import SamplingParams, splitmix64
+from hotcold.engine.text import stop_strings
+from hotcold.errors import UserError
+from hotcold.server.protocol.errors import APIError, invalid
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import (
+    Either,
+    Field,
+    Fields,
+    Items,
+    Neutral,
+    Real,
+    Schema,
+    Text,
+    Whole,
+    refuse,
+)
+from hotcold.server.protocol.limits import LARGEST, MAX_BIAS, MAX_SEED, MAX_STOP_LENGTH, MAX_STOPS
+
+#: What OpenAI's description says: the model's own distribution.
+OPENAI = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+#: What llama.cpp's server says, which is what ``hotcold generate`` does.
+LLAMA = SamplingParams()
+
+
+#: In the order in which they run.
+SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
+#: Others that llama.cpp knows; they are off, so where they stand does not matter.
+_OFF = ("dry", "top_n_sigma", "typ_p", "typical_p", "tfs_z", "xtc", "infill", "adaptive_p")
+_NOTHING: dict[str, dict[str, Any]] = {
+    "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+}  # fmt: skip
+
+
+class BiasKind:
+    """``{"id": number}``, or llama.cpp's ``[[id, number], ...]``; ``false`` instead forbids the token."""
+
+    def read(self, value: Any, param: str) -> dict[int, float]:
+        if not isinstance(value, dict | list):
+            refuse(param, value, "an object of token ids and numbers is needed")
+        if len(value) > MAX_BIAS:
+            refuse(param, value, f"at most {MAX_BIAS} entries are allowed")
+        pairs = value.items() if isinstance(value, dict) else map(self._pair, value)
+        return {self._id(id, param): self._number(number, f"{param}[{id}]") for id, number in pairs}
+
+    def _pair(self, value: Any) -> tuple[Any, Any]:
+        if not isinstance(value, list) or len(value) != 2:
+            refuse("logit_bias", value, "pairs of a token id and a number are needed")
+        return value[0], value[1]
+
+    def _id(self, value: Any, param: str) -> int:
+        id = value
+        if isinstance(id, str) and id.isascii() and id.isdecimal() and len(id) <= 10:
+            id = int(id)
+        if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id <= LARGEST:
+            refuse(f"a token of {param}", value, "ids of the tokenizer are needed")
+        return id
+
+    def _number(self, value: Any, param: str) -> float:
+        if value is False:
+            return -math.inf
+        return Real(-100, 100, "false forbids the token").read(value, param)
+
+    def schema(self) -> Schema:
+        number = {"anyOf": [Real(-100, 100).schema(), {"const": False}]}
+        by_id = {
+            "type": "object",
+            "maxProperties": MAX_BIAS,
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": number,
+        }
+        pair = {"type": "array", "prefixItems": [{"type": "integer", "minimum": 0}, number], "minItems": 2}
+        return {"anyOf": [by_id, {"type": "array", "maxItems": MAX_BIAS, "items": {**pair, "maxItems": 2}}]}
+
+
+_STOP = Text(1, MAX_STOP_LENGTH)
+STOP = Field(
+    Either({str: _STOP, list: Items(_STOP, 0, MAX_STOPS)}, "a string, or a list of strings,"),
+    note="Ends the answer where it comes up, and is no part of it.",
+)
+SEED = Field(
+    Whole(-(1 << 63), MAX_SEED, "-1 draws one"),
+    note="The same seed gives the same answer; -1, as in llama.cpp, draws one. Of several choices the first "
+    "has this seed, the others have seeds that follow from it.",
+)
+
+
+def fields(defaults: SamplingParams) -> Fields:
+    """Of a route with these defaults."""
+    penalty = Real(-2, 2, "0 is none")
+    repeat = Real(0.01, 100, "1 is none")
+    share = Real(0, 1)
+    count = Whole(-1, LARGEST)
+    return {
+        "temperature": Field(
+            Real(0, 100, "0 is greedy"), defaults.temperature, "0 always takes the likeliest."
+        ),
+        "top_p": Field(share, defaults.top_p, "Keeps the likeliest that reach this sum."),
+        "top_k": Field(count, defaults.top_k, "Keeps the k likeliest; 0 and -1 keep all."),
+        "min_p": Field(share, defaults.min_p, "Keeps those this likely, relative to the best."),
+        "repeat_penalty": Field(repeat, None, "Divides recent tokens' logits; 1, the default, is none."),
+        "repetition_penalty": Field(repeat, None, "Another name of repeat_penalty."),
+        "repeat_last_n": Field(count, defaults.repeat_last_n, "Recent tokens; -1 is all."),
+        "frequency_penalty": Field(penalty, 0.0, "Taken off a token's logit for each time it was generated."),
+        "presence_penalty": Field(penalty, 0.0, "Taken off the logit of tokens that were generated."),
+        "samplers": Field(
+            Items(Text(1, 32), 0, 32),
+            None,
+            f"In this order: {', '.join(SAMPLERS)}. Those that are left out do nothing.",
+        ),
+        "logit_bias": Field(BiasKind(), None, "Token ids and what to add to their logits, -100 to 100."),
+        "seed": SEED,
+        "stop": STOP,
+    }
+
+
+#: Ways to sample that other programs have and this one has not, with what asks for nothing.
+UNSUPPORTED: Fields = {
+    "mirostat": Field(Neutral((0,))),
+    "typical_p": Field(Neutral((1,))),
+    "tfs_z": Field(Neutral((1,))),
+    "top_a": Field(Neutral((0,))),
+    "top_n_sigma": Field(Neutral((-1, 0))),
+    "dry_multiplier": Field(Neutral((0,))),
+    "xtc_probability": Field(Neutral((0,))),
+    "dynatemp_range": Field(Neutral((0,))),
+    "length_penalty": Field(Neutral((1,))),
+    "use_beam_search": Field(Neutral((False,))),
+    "min_tokens": Field(Neutral((0,))),
+    "bad_words": Field(Neutral(([],))),
+    "stop_token_ids": Field(Neutral(([],))),
+    "allowed_token_ids": Field(Neutral()),
+    "lora": Field(Neutral(([],))),
+}
+
+
+def params(values: Mapping[str, Any], facts: Facts) -> SamplingParams:
+    """Of what was read by :func:`fields`."""
+    values = _without_samplers(values)
+    bias: dict[int, float] = values["logit_bias"] or {}
+    for id in bias:
+        if id >= facts.vocab:
+            message = f"logit_bias names token {id}: allowed are the ids 0 to {facts.vocab - 1}"
+            raise APIError(message, param="logit_bias", code="invalid_value")
+    repeat = values["repeat_penalty"]
+    if repeat is None:
+        repeat = values["repetition_penalty"]
+    seed = values["seed"]
+    own: dict[str, Any] = {name: values[name] for name in ("temperature", "top_p", "min_p", "repeat_last_n")}
+    own |= {name: values[name] for name in ("frequency_penalty", "presence_penalty") if values[name]}
+    try:
+        return SamplingParams(
+            top_k=max(values["top_k"], 0),
+            repeat_penalty=1.0 if repeat is None else repeat,
+            seed=None if seed is None or seed == -1 else seed % (MAX_SEED + 1),
+            logit_bias=bias,
+            **own,
+        )
+    except UserError as error:
+        raise APIError(str(error), code="invalid_value") from None
+
+
+def _without_samplers(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Switches off what ``samplers`` leaves out; APIError for an order that is not this program's."""
+    names = values["samplers"]
+    if names is None:
+        return values
+    unknown = [name for name in names if name not in (*SAMPLERS, *_OFF)]
+    if unknown:
+        allowed = f"allowed are {', '.join(SAMPLERS)}"
+        raise invalid(f"samplers names {unknown[0]!r}: {allowed}", "samplers")
+    own = [name for name in names if name in SAMPLERS]
+    if own != sorted(set(own), key=SAMPLERS.index):
+        order = f"they run in the order {', '.join(SAMPLERS)}"
+        raise APIError(
+            f"samplers is {', '.join(own)}: {order}", param="samplers", code="unsupported_parameter"
+        )
+    off = [_NOTHING[name] for name in SAMPLERS if name not in own]
+    return {**values, **{name: value for each in off for name, value in each.items()}}
+
+
+def stops(values: Mapping[str, Any]) -> tuple[str, ...]:
+    return stop_strings(values["stop"])
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Those of several texts of one request, as of several prompts of ``LLM.generate``."""
+
+    params: SamplingParams
+
+    def of(self, index: int) -> SamplingParams:
+        seed = self.params.seed
+        if index == 0 or seed is None:
+            return self.params
+        return replace(self.params, seed=splitmix64(seed, index) >> 1)

@@ -1,0 +1,63 @@
+"""``/tokenize`` and ``/detokenize``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import Field, Fields, Flag, Shape, Text
+from hotcold.server.protocol.prompts import Ids, check_ids
+
+TOKENIZE: Fields = {
+    "content": Field(Text(), None, "The text.", required=True),
+    "add_special": Field(Flag(), False, "Adds BOS and EOS where the model wants them."),
+    "parse_special": Field(Flag(), True, "Reads names of control tokens as these tokens."),
+    "with_pieces": Field(Flag(), False, "Gives an object of id and piece for each token."),
+}
+DETOKENIZE: Fields = {"tokens": Field(Ids(low=0), None, "Token ids.", required=True)}
+
+
+@dataclass(frozen=True)
+class TokenizeCall:
+    facts: Facts
+    content: str
+    add_special: bool
+    parse_special: bool
+    with_pieces: bool
+
+    def answer(self) -> dict[str, Any]:
+        """Takes as long as the text is: not for an event loop's thread."""
+        add_bos = None if self.add_special else False
+        ids = self.facts.tokenizer.encode(self.content, add_bos=add_bos, parse_special=self.parse_special)
+        if not self.with_pieces:
+            return {"tokens": ids}
+        return {"tokens": [{"id": id, "piece": self._piece(id)} for id in ids]}
+
+    def _piece(self, id: int) -> str | list[int]:
+        """A text, or the values of bytes that are not whole characters."""
+        piece = self.facts.tokenizer.piece(id)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return list(piece)
+
+
+@dataclass(frozen=True)
+class DetokenizeCall:
+    facts: Facts
+    tokens: list[int]
+
+    def answer(self) -> dict[str, Any]:
+        """Takes as long as the list is: not for an event loop's thread."""
+        return {"content": self.facts.tokenizer.decode(self.tokens)}
+
+
+def parse_tokenize(body: object, facts: Facts) -> TokenizeCall:
+    """APIError for what is wrong."""
+    return TokenizeCall(facts, **Shape(TOKENIZE).read(body, ""))
+
+
+def parse_detokenize(body: object, facts: Facts) -> DetokenizeCall:
+    """APIError for what is wrong."""
+    tokens = Shape(DETOKENIZE).read(body, "")["tokens"]
+    check_ids(tokens, facts.vocab, "tokens")
+    return DetokenizeCall(facts, tokens)

@@ -1,0 +1,64 @@
+"""Counts and times of a request's texts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotcold.engine.generation import Piece
+
+
+@dataclass
+class Tally:
+    """What one text took so far."""
+
+    tokens: int = 0
+    reasoning_tokens: int = 0  #: of these; to the piece, which may hold some of either kind
+    last: Piece | None = field(default=None, repr=False)
+
+    def add(self, piece: Piece, silent: bool = False) -> None:
+        """``silent``: its tokens are not shown, and do not count."""
+        self.tokens += 0 if silent else len(piece.ids)
+        self.last = piece
+
+
+def usage(tallies: Sequence[Tally], n: int = 1) -> dict[str, Any]:
+    """OpenAI's ``usage``. ``n`` texts each continue the same prompt, which counts once."""
+    firsts = [each.last for each in tallies[::n] if each.last is not None]
+    prompt = sum(each.prompt_tokens for each in firsts)
+    completion = sum(each.tokens for each in tallies)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(each.reused for each in firsts)},
+        "completion_tokens_details": {"reasoning_tokens": sum(each.reasoning_tokens for each in tallies)},
+    }
+
+
+def timings(tallies: Sequence[Tally], n: int = 1, sparsity: str = "") -> dict[str, Any]:
+    """llama.cpp's ``timings``, in milliseconds, of texts that ran beside each other. ``prompt_ms`` is the
+    time to the first token, waiting included; rates of answers leave the first token out, which came with the
+    prompt. ``sparsity`` is our own: the mode."""
+    pieces = [each.last for each in tallies if each.last is not None]
+    firsts = [each.last for each in tallies[::n] if each.last is not None]
+    reused = sum(each.reused for each in firsts)
+    prompt_n = sum(each.prompt_tokens for each in firsts) - reused
+    predicted_n = sum(each.tokens for each in tallies)
+    begun = [t for each in pieces if (t := each.timings.added) is not None]
+    first = [t for each in pieces if (t := each.timings.first_token) is not None]
+    ended = [t for each in pieces if (t := each.timings.finished) is not None]
+    prompt_s = max(0.0, min(first) - min(begun)) if first and begun else 0.0
+    predicted_s = max(0.0, max(ended) - min(first)) if first and ended else 0.0
+    after = max(0, predicted_n - len(first))
+    found = {
+        "cache_n": reused,
+        "prompt_n": prompt_n,
+        "prompt_ms": 1e3 * prompt_s,
+        "prompt_per_token_ms": 1e3 * prompt_s / max(prompt_n, 1),
+        "prompt_per_second": prompt_n / prompt_s if prompt_s else 0.0,
+        "predicted_n": predicted_n,
+        "predicted_ms": 1e3 * predicted_s,
+        "predicted_per_token_ms": 1e3 * predicted_s / max(after, 1),
+        "predicted_per_second": after / predicted_s if predicted_s else 0.0,
+    }
+    return {**found, "sparsity": sparsity} if sparsity else found

@@ -1,0 +1,142 @@
+"""One line on stderr for each request: when, what, how it ended, how long it took. Never what was asked."""
+
+import queue
+import re
+import secrets
+import sys
+import threading
+import time
+import traceback
+from typing import TextIO
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hotcold.formats.files import printable
+from hotcold.server.metrics import Metrics
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.replies import error_reply
+
+#: Where a request's scope has its id, and what its line says besides.
+REQUEST_ID, NOTES = "hotcold.id", "hotcold.notes"
+_MOST_WAITING = 10_000
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: Asked every few seconds by programs, or many files of one page.
+_QUIET = ("/health", "/v1/health", "/metrics")
+
+
+class RequestLog:
+    """Lines are written by a thread, so that a reader of stderr that stands still does not hold up requests:
+    what it does not take is dropped and counted."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._write, name="hotcold log", daemon=True)
+        self._thread.start()
+
+    def line(self, *words: object) -> None:
+        """Adds a line of words; none may forge another line or move the cursor of a terminal."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
+        text = " ".join([moment, *(printable(str(word), 300) for word in words)])
+        try:
+            self._lines.put_nowait(text)
+        except queue.Full:
+            self._dropped += 1
+
+    def close(self, timeout_s: float = 1) -> None:
+        """Writes what is left, if the reader takes it in time."""
+        try:
+            self._lines.put(None, timeout=timeout_s)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            if self._dropped:
+                line = f"{line}\n(and {self._dropped} lines that nobody read in time)"
+                self._dropped = 0
+            try:
+                print(line, file=self._stream or sys.stderr, flush=True)
+            except (OSError, ValueError):  # stderr is full or gone; requests go on
+                return
+
+
+class Logged:
+    """The outermost layer: every request has an id, a line, and an answer, even where this program fails."""
+
+    def __init__(self, app: ASGIApp, log: RequestLog | None, metrics: Metrics) -> None:
+        self._app = app
+        self._log = log
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = time.perf_counter()
+        request_id = _request_id(scope)
+        scope[REQUEST_ID] = request_id
+        notes: dict[str, object] = {}
+        scope[NOTES] = notes
+        status, complete = 0, False
+
+        async def with_id(message: Message) -> None:
+            nonlocal status, complete
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            else:
+                complete = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, with_id)
+        except Exception as error:
+            notes["error"] = _where(error)
+            if sys.flags.dev_mode:
+                traceback.print_exc()
+            if status and not complete:
+                raise _Ended from None  # uvicorn closes the connection, so that nobody takes it for the whole
+            if not complete:
+                await defect_reply(scope)(scope, receive, with_id)
+        finally:
+            seconds = time.perf_counter() - begun
+            status = int(str(notes.pop("status", status or 499)))
+            self._metrics.request(_route(scope), status, seconds)
+            if self._log is not None and not (scope["path"] in _QUIET and status < 500):
+                more = [f"{name}={value}" for name, value in notes.items()]
+                method, path = scope["method"], scope["path"]
+                self._log.line(request_id, method, path, status, f"{seconds:.3f}s", *more)
+
+
+class _Ended(Exception):
+    """An answer that was cut off; what happened is in the log."""
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own, if it is short and plain, or a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _ID.fullmatch(given := value.decode("latin-1")):
+            return str(given)
+    return f"req_{secrets.token_hex(12)}"
+
+
+def _route(scope: Scope) -> str:
+    """The route's own path: of others there may be any number."""
+    return str(getattr(scope.get("route"), "path", "other"))
+
+
+def defect_reply(scope: Scope) -> Response:
+    """What is told where this program fails: where to look, and nothing of what happened."""
+    message = f"the server failed, which is its defect: see its log, request {scope[REQUEST_ID]}"
+    return error_reply(APIError(message, status=500, type="server_error", code="internal_error"))
+
+
+def _where(error: Exception) -> str:
+    """Its kind and place. Its message may hold what was asked."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename.rpartition('hotcold/')[2]}:{frames[-1].lineno}" if frames else "?"
+    return f"{type(error).__name__}@{place}"

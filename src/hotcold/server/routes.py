@@ -1,0 +1,111 @@
+"""The routes: each reads a body, has it translated, and answers with what the model writes."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from hotcold.server import openapi
+from hotcold.server.bodies import AT_ONCE, read_json
+from hotcold.server.metrics import CONTENT_TYPE
+from hotcold.server.protocol import chat, completion, models, native, tokens
+from hotcold.server.protocol.completion import CompletionCall
+from hotcold.server.protocol.native import NativeCall
+from hotcold.server.replies import JSONReply
+from hotcold.server.service import Service
+from hotcold.server.streaming import Answer
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
+
+
+def api_routes(service: Service) -> list[BaseRoute]:
+    """All but the page's. Each has its path with and without ``/v1``."""
+    routes = _Routes(service)
+    table: list[tuple[str, str, Endpoint]] = [
+        ("GET", "/health", routes.health),
+        ("GET", "/metrics", routes.metrics),
+        ("GET", "/models", routes.models),
+        ("GET", "/models/{name:path}", routes.model),
+        ("POST", "/chat/completions", routes.chat),
+        ("POST", "/completions", routes.completions),
+        ("POST", "/completion", routes.native),
+        ("POST", "/tokenize", routes.tokenize),
+        ("POST", "/detokenize", routes.detokenize),
+        ("GET", "/props", routes.props),
+        ("GET", "/openapi.json", routes.openapi),
+    ]
+    return [
+        Route(prefix + path, endpoint, methods=[method])
+        for method, path, endpoint in table
+        for prefix in ("/v1", "")
+    ]
+
+
+class _Routes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, request: Request) -> Response:
+        """For everybody: whether requests are taken, and nothing else."""
+        state, loaded = self._service.state, self._service.llm.loaded
+        if state == "ready":
+            return JSONReply({"status": "ok"})
+        error = self._service.unavailable()
+        more = {"loaded": round(loaded, 3)} if state == "loading" else {}
+        headers = {"Retry-After": str(error.retry_after)}
+        return JSONReply({"status": state, **more, **error.body()}, error.status, headers)
+
+    async def metrics(self, request: Request) -> Response:
+        stats = await self._service.stats()
+        text = self._service.metrics.text(self._service.llm.loaded, stats)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
+    async def models(self, request: Request) -> Response:
+        return JSONReply(models.listing(self._service.facts))
+
+    async def model(self, request: Request) -> Response:
+        return JSONReply(models.one(self._service.facts, request.path_params["name"]))
+
+    async def props(self, request: Request) -> Response:
+        return JSONReply(native.props(self._service.facts, self._service.llm.info.template or ""))
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONReply(openapi.document())
+
+    async def chat(self, request: Request) -> Any:
+        service = self._service
+        call = await self._read(request, chat.parse)
+        await service.check_grammar(call.grammar)
+        jobs, reply = await service.in_thread(service.chat_jobs, call)
+        return Answer(service, jobs, reply, stream=call.stream, field="messages")
+
+    async def completions(self, request: Request) -> Any:
+        return await self._continued(await self._read(request, completion.parse))
+
+    async def native(self, request: Request) -> Any:
+        return await self._continued(await self._read(request, native.parse), done=False)
+
+    async def tokenize(self, request: Request) -> Response:
+        call = await self._read(request, tokens.parse_tokenize)
+        return JSONReply(await self._service.in_thread(call.answer))
+
+    async def detokenize(self, request: Request) -> Response:
+        call = await self._read(request, tokens.parse_detokenize)
+        return JSONReply(await self._service.in_thread(call.answer))
+
+    async def _continued(self, call: CompletionCall | NativeCall, done: bool = True) -> Any:
+        """What the model writes after texts."""
+        await self._service.check_grammar(call.grammar)
+        prompts = await self._service.in_thread(call.encode)
+        jobs, reply = call.jobs(prompts), call.reply(prompts)
+        return Answer(self._service, jobs, reply, stream=call.stream, done=done)
+
+    async def _read(self, request: Request, parse: Callable[..., Any]) -> Any:
+        """What the body asks for. The server's state is looked at first, so that nobody sends for nothing."""
+        facts = self._service.facts
+        body, size = await read_json(request, self._service.settings)
+        if size <= AT_ONCE:
+            return parse(body, facts)
+        return await self._service.in_thread(parse, body, facts)

@@ -1,0 +1,167 @@
+"""A server's life: it listens, loads, answers, and ends: by a signal, or because the model could not be
+loaded or its process has died."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from hotcold.engine.async_llm import AsyncLLM
+from hotcold.server.app import make_app
+from hotcold.server.connections import bounded
+from hotcold.server.pages import is_page, page_routes
+from hotcold.server.picture import picture_routes
+from hotcold.server.request_log import RequestLog
+from hotcold.server.service import Service
+from hotcold.server.settings import Settings, listening_sockets
+
+EXIT_ENGINE = 70
+_EXIT_SECOND_SIGNAL = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOOK_S = 0.2  # how often the engine's process is looked at
+_LAST_ANSWERS_S = 5.0  # for requests to be told that the engine has died
+
+
+@dataclass(frozen=True)
+class Listening:
+    """What is told when the model is loaded."""
+
+    url: str
+    service: Service
+
+
+def serve(llm: AsyncLLM, settings: Settings, alias: str | None, ready: Callable[[Listening], None]) -> int:
+    """Serves until a signal; the exit code. UserError: the address cannot be used, which is found before the
+    model is loaded, or the model cannot be loaded."""
+    sockets = listening_sockets(settings)
+    try:
+        return asyncio.run(_Run(llm, settings, alias, ready, sockets).run())
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class _Server(uvicorn.Server):
+    """Signals are the caller's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Run:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        settings: Settings,
+        alias: str | None,
+        ready: Callable[[Listening], None],
+        sockets: list[socket.socket],
+    ) -> None:
+        self._llm, self._settings, self._ready, self._sockets = llm, settings, ready, sockets
+        self._alias = alias
+        self._stop = asyncio.Event()
+        self._signals = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_quiet)
+        log = RequestLog() if self._settings.log else None
+        service = Service(self._llm, self._settings, self._alias)
+        server = http_server(service, log)
+        with self._caught_signals(loop):
+            serving = asyncio.create_task(server.serve(self._sockets))
+            try:
+                return await self._until_stopped(service)
+            finally:
+                server.should_exit = True
+                await serving
+                await self._llm.close()
+                service.close()
+                if log is not None:
+                    log.close()
+
+    async def _until_stopped(self, service: Service) -> int:
+        loading = asyncio.create_task(service.load())
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not stop.done():
+                loading.result()  # UserError: the model cannot be loaded
+                self._ready(Listening(_url(self._sockets[0]), service))
+            while not stop.done() and service.state == "ready":
+                await asyncio.wait((stop,), timeout=_LOOK_S)
+            if not stop.done():
+                print(f"hotcold: error: {self._llm.error or 'the engine has ended'}", file=sys.stderr)
+                await service.drain(_LAST_ANSWERS_S)
+                return EXIT_ENGINE
+            await service.drain(self._settings.drain_s)
+            return 0
+        finally:
+            for task in (loading, stop):
+                task.cancel()
+            await asyncio.gather(loading, stop, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def _caught_signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """The first signal lets requests finish; the second ends the process at once."""
+        before = {each: signal.getsignal(each) for each in _SIGNALS}
+
+        def caught(number: int, frame: object = None) -> None:
+            self._signals += 1
+            if self._signals > 1:
+                os._exit(_EXIT_SECOND_SIGNAL)  # the engine's process ends when its pipe does
+            loop.call_soon_threadsafe(self._stop.set)
+
+        for each in _SIGNALS:
+            signal.signal(each, caught)
+        try:
+            yield
+        finally:
+            for each, old in before.items():
+                signal.signal(each, old)
+
+
+def http_server(service: Service, log: RequestLog | None) -> uvicorn.Server:
+    """A server that :meth:`serve` runs on sockets until ``should_exit`` is set."""
+    for name in ("uvicorn.error", "uvicorn.access", "asyncio"):
+        logging.getLogger(name).disabled = True  # they write tracebacks, and what clients sent
+    settings = service.settings
+    config = uvicorn.Config(
+        make_app(service, log, [*page_routes(), *picture_routes(service)], is_page),
+        http=bounded(settings),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(1, round(settings.idle_s)),
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=settings.head_bytes,
+    )
+    return _Server(config)
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _quiet(loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
+    """What went wrong outside of any request: its kind, without what a client may have sent."""
+    error = told.get("exception")
+    if isinstance(error, ConnectionError | TimeoutError):
+        return
+    print(
+        f"hotcold: note: {type(error).__name__ if error else told.get('message')} in the server",
+        file=sys.stderr,
+    )

@@ -1,0 +1,97 @@
+"""The texts that one request asked for, generated beside each other."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+from hotcold.engine.async_llm import AsyncLLM
+from hotcold.engine.generation import Piece
+from hotcold.engine.job import Job, JobError
+from hotcold.server.metrics import Metrics
+
+
+class Running:
+    """Jobs of one request, while it is a context: leaving it cancels those that have not finished, and waits
+    until the engine was told."""
+
+    def __init__(self, llm: AsyncLLM, jobs: Sequence[Job], metrics: Metrics) -> None:
+        self.generated = 0  #: tokens so far
+        self.ttft_s: float | None = None
+        self._llm = llm
+        self._jobs = jobs
+        self._metrics = metrics
+        self._tasks: list[asyncio.Task[None]] = []
+        self._found: list[tuple[int, Piece]] = []
+        self._news = asyncio.Event()
+        self._error: BaseException | None = None
+        self._left = len(jobs)
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._follow(i, job)) for i, job in enumerate(self._jobs)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        # Also where this task itself is cancelled: what was asked of the engine must be taken back.
+        await asyncio.shield(asyncio.gather(*self._tasks, return_exceptions=True))
+
+    @property
+    def finished(self) -> bool:
+        """Whether every piece was taken."""
+        return not self._left and not self._found
+
+    async def take(self, patience_s: float) -> list[tuple[int, Piece]]:
+        """Pieces since the last call, with the index of their job; none where none came in time. The first
+        error of a job is raised when the pieces before it were taken."""
+        if not self._found and self._error is None and self._left:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._news.wait()
+            except TimeoutError:
+                return []
+        if not self._found and self._error is not None:
+            raise self._error
+        found, self._found = self._found, []
+        return found
+
+    def fail(self, error: JobError) -> None:
+        """Ends the request with an error."""
+        if self._error is None and self._left:
+            self._error = error
+            self._news.set()
+
+    async def _follow(self, index: int, job: Job) -> None:
+        self._metrics.begun()
+        reason, last = "cancelled", 0.0
+        try:
+            async with aclosing(self._llm.stream(job)) as pieces:
+                async for piece in pieces:
+                    if piece.ids or piece.finish_reason is not None:  # not only what a prompt was scored
+                        now = time.perf_counter()
+                        self._measure(piece, now - last if last else None)
+                        last = now
+                    reason = piece.finish_reason or reason
+                    self._found.append((index, piece))
+                    self._news.set()
+        except Exception as error:
+            reason = "error"
+            self._error = self._error or error
+        finally:
+            self._left -= 1
+            self._news.set()
+            self._metrics.ended(reason)
+
+    def _measure(self, piece: Piece, since_last: float | None) -> None:
+        self.generated += len(piece.ids)
+        if since_last is None:
+            self._metrics.first(piece)
+            self.ttft_s = self.ttft_s or piece.timings.ttft_s
+        elif piece.ids:
+            self._metrics.between(since_last / len(piece.ids))

@@ -1,0 +1,187 @@
+"""Who may use the server: the name it was called by, the page that calls, and the key.
+
+A web page of somebody else may send requests to this machine through the browser of whoever reads it. It
+cannot choose ``Origin``, so pages that are not on the list are refused; and where its own name was made to
+point here (DNS rebinding) ``Host`` has that name. A key protects against everybody else."""
+
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.replies import error_reply
+from hotcold.server.settings import Settings, digest
+
+_METHODS = "GET, HEAD, POST, OPTIONS"
+_EXPOSED = "X-Request-Id, Retry-After"
+_BEARER = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
+_ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+#: Says whether a path is for everybody.
+Public = Callable[[str], bool]
+
+
+class Guard:
+    """Lets through what may be answered, and refuses the rest before its body is read."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, public: Public) -> None:
+        self._app = app
+        self._keys = settings.keys
+        self._public = public
+        self._hosts = {"localhost", socket.gethostname().lower(), *settings.allow_hosts}
+        self._hosts.add(settings.host.lower())
+        self._origins = frozenset(settings.cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers = _Headers(scope["headers"])
+        origin = headers.get("origin")
+        allowed = origin is not None and self._origin_allowed(origin, headers.get("host"))
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                out = MutableHeaders(scope=message)
+                out.update(_ALWAYS)
+                if self._origins or origin is not None:
+                    out.add_vary_header("Origin")
+                if allowed and origin is not None:
+                    out["Access-Control-Allow-Origin"] = origin
+                    out["Access-Control-Expose-Headers"] = _EXPOSED
+            await send(message)
+
+        reply = self._refusal(scope, headers, allowed)
+        await (reply or self._app)(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope, headers: "_Headers", allowed: bool) -> Response | None:
+        """What to answer instead of asking the application; None where it may be asked."""
+        try:
+            if scope["http_version"] not in ("1.0", "1.1"):
+                raise APIError("HTTP/1.1 is spoken here", code="invalid_http")
+            if scope["path"] not in ("/health", "/v1/health"):  # monitors call by whatever name they know
+                self._check_host(headers)
+            if "origin" in headers and not allowed:
+                fix = "the server's --cors-origin allows web pages"
+                raise _forbidden(f"requests of this page are not allowed: {fix}", "origin_not_allowed")
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                return _preflight(headers)
+            if self._keys and not self._public(scope["path"]):
+                self._check_key(headers)
+        except APIError as error:
+            return error_reply(error)
+        return None
+
+    def _check_host(self, headers: "_Headers") -> None:
+        host = headers.get("host")
+        if host is None:  # of HTTP/1.0, which no browser speaks
+            return
+        name = _host_name(host)
+        if "*" in self._hosts or name in self._hosts or name.endswith(".localhost") or _is_address(name):
+            return
+        message = "the server does not know the name in Host: --allow-host adds one"
+        raise _forbidden(message, "host_not_allowed")
+
+    def _origin_allowed(self, origin: str, host: str | None) -> bool:
+        if "*" in self._origins or origin.lower() in self._origins:
+            return True
+        try:
+            parts = urlsplit(origin)
+            name = (parts.hostname or "").lower()
+            _ = parts.port  # ValueError for what is none
+        except ValueError:
+            return False
+        if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}":
+            return False
+        if name == "localhost" or name.endswith(".localhost") or _is_loopback(name):
+            return True
+        return host is not None and parts.netloc.lower() == host.lower()  # the server's own page
+
+    def _check_key(self, headers: "_Headers") -> None:
+        given = []
+        for name in ("authorization", "x-api-key"):
+            values = headers.all(name)
+            if len(values) > 1:
+                raise _unauthorized(f"{len(values)} {name} headers: send one")
+            given += values if name == "x-api-key" else [_bearer(value) for value in values]
+        if not given:
+            raise _unauthorized("no API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
+        if not sum(self._is_key(each) for each in given):
+            raise _unauthorized("the API key is wrong")
+
+    def _is_key(self, given: bytes) -> bool:
+        """Compares with every key, so that the time taken says nothing of them."""
+        found = digest(given.decode("latin-1"))
+        return bool(sum([hmac.compare_digest(found, key) for key in self._keys]))
+
+
+class _Headers(Mapping[str, str]):
+    """Header fields by their names in lower case; of several with one name, the first."""
+
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
+        self._values: dict[str, list[bytes]] = {}
+        for name, value in raw:
+            self._values.setdefault(name.decode("latin-1").lower(), []).append(value.strip())
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name][0].decode("latin-1")
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def all(self, name: str) -> list[bytes]:
+        return self._values.get(name, [])
+
+
+def _bearer(value: bytes) -> bytes:
+    found = _BEARER.fullmatch(value)
+    if not found:
+        raise _unauthorized("Authorization is to be `Bearer KEY`")
+    return found[1]
+
+
+def _forbidden(message: str, code: str) -> APIError:
+    return APIError(message, status=403, type="permission_error", code=code)
+
+
+def _unauthorized(message: str) -> APIError:
+    return APIError(message, status=401, type="authentication_error", code="invalid_api_key")
+
+
+def _preflight(headers: _Headers) -> Response:
+    allow = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": "600"}
+    if asked := headers.get("access-control-request-headers"):
+        names = [name.strip() for name in asked.split(",")]
+        if all(re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name) for name in names) and len(names) <= 50:
+            allow["Access-Control-Allow-Headers"] = ", ".join(names)
+    return Response(status_code=204, headers=allow)
+
+
+def _host_name(host: str) -> str:
+    """``localhost`` of ``localhost:8080``, ``::1`` of ``[::1]:8080``."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.rpartition(":")[0].lower().rstrip(".") if ":" in host else host.lower().rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    """Addresses cannot be made to point elsewhere."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback

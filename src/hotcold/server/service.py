@@ -1,0 +1,179 @@
+"""The server's state: the model, what may be told of it, and whether requests are taken."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+from hotcold.engine.async_llm import AsyncLLM
+from hotcold.engine.chat import Chat
+from hotcold.engine.engine_state import ProcessStats
+from hotcold.engine.job import Grammar, Job, JobError
+from hotcold.server.metrics import Metrics
+from hotcold.server.protocol.chat import ChatCall
+from hotcold.server.protocol.chat_reply import ChatReply
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.running import Running
+from hotcold.server.settings import Settings
+
+T = TypeVar("T")
+State = Literal["loading", "ready", "draining", "failed"]
+
+_STATS_S = 2.0
+_THREADS = 4  # for templates and tokens
+
+
+class Service:
+    """What routes share. Until :meth:`load` has returned, requests are refused."""
+
+    def __init__(self, llm: AsyncLLM, settings: Settings, alias: str | None = None) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.metrics = Metrics()
+        self._alias = alias
+        self._draining = False
+        self._facts: Facts | None = None
+        self._chat: Chat | None = None
+        self._requests = 0
+        self._running: set[Running] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._threads = ThreadPoolExecutor(_THREADS, "hotcold-front")
+
+    @property
+    def state(self) -> State:
+        if self._draining:
+            return "draining"
+        if self.llm.status in ("failed", "closed"):
+            return "failed"
+        return "loading" if self._facts is None else "ready"
+
+    @property
+    def facts(self) -> Facts:
+        """Of the model. APIError: it takes no requests now."""
+        self.check()
+        assert self._facts is not None
+        return self._facts
+
+    async def load(self) -> None:
+        """Loads the model. UserError: it cannot be loaded."""
+        await self.llm.start()
+        await self.llm.ready()
+        info = self.llm.info
+        self._chat = Chat(self.llm.tokenizer, self.llm.metadata, info.name)
+        self._facts = Facts(
+            name=self._alias or info.name,
+            aliases=(info.name,) if self._alias else (),
+            tokenizer=self.llm.tokenizer,
+            context=info.context,
+            slots=info.slots,
+            created=info.created,
+            params=info.params,
+            size_bytes=info.size_bytes,
+            fingerprint=info.fingerprint,
+            deadline_s=self.settings.timeout_s,
+            tool_format=self._chat.tool_format,
+            meta=_meta(self.llm.metadata),
+            sparsity=info.sparsity,
+        )
+
+    def check(self) -> None:
+        """APIError: requests are not taken now."""
+        if self.state != "ready":
+            raise self.unavailable()
+
+    def unavailable(self) -> APIError:
+        """Why requests are not taken."""
+        message, code, retry_after = _UNAVAILABLE[self.state]
+        return APIError(message, status=503, type="unavailable_error", code=code, retry_after=retry_after)
+
+    async def check_grammar(self, grammar: Grammar | None) -> None:
+        """JobError: no answer can be held to it."""
+        if grammar is not None:
+            await self.llm.check(grammar)
+
+    def chat_jobs(self, call: ChatCall) -> tuple[list[Job], ChatReply]:
+        """What the model is to continue for a conversation, and what makes an answer of it. Takes as long as
+        its template does: not for the event loop's thread. UserError: the template refuses it."""
+        chat = self._chat
+        assert chat is not None  # what was asked before draining began is answered
+        ids = chat.ids(
+            call.messages,
+            call.tools,
+            kwargs=call.template_kwargs,
+            add_generation_prompt=call.add_generation_prompt,
+            continue_last=call.continue_last,
+        )
+        jobs = [replace(job, shown=chat.shown) for job in call.jobs(ids)]
+        opened = call.may_think and chat.opens_thinking(ids)
+        return jobs, call.reply(lambda: chat.stream(opened, call.tools or False))
+
+    async def in_thread(self, function: Callable[..., T], *values: Any) -> T:
+        """What takes long enough to hold up others' events."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *values)
+
+    async def stats(self) -> ProcessStats | None:
+        """The engine's figures, with its steps since they were asked for last; None where it has none or does
+        not answer."""
+        if self.llm.status != "ready":
+            return None
+        with contextlib.suppress(TimeoutError, JobError):
+            async with asyncio.timeout(_STATS_S):
+                return await self.llm.stats(steps=True)
+        return None
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """While there is a request that shutting down waits for: it may still be read."""
+        self._requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._idle.set()
+
+    @contextlib.contextmanager
+    def counted(self, running: Running) -> Iterator[None]:
+        """While something runs that is ended where shutting down cannot wait longer."""
+        self._running.add(running)
+        try:
+            yield
+        finally:
+            self._running.discard(running)
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more requests, lets those that run go on for a while, then ends them with an error."""
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        for running in self._running:
+            running.fail(JobError("the server was stopped", "closed"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await self._idle.wait()
+
+    def close(self) -> None:
+        """Ends threads, and the processes of templates."""
+        if self._chat is not None:
+            self._chat.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _meta(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """What the file says of its model, by the names of llama.cpp's ``/v1/models``."""
+    prefix = metadata.get("general.architecture")
+    keys = {"n_ctx_train": f"{prefix}.context_length", "n_embd": f"{prefix}.embedding_length"}
+    return {name: value for name, key in keys.items() if isinstance(value := metadata.get(key), int)}
+
+
+_UNAVAILABLE = {
+    "loading": ("the model is being loaded", "model_loading", 2),
+    "draining": ("the server is being stopped", "shutting_down", 5),
+    "failed": ("the engine has ended: the server must be started again", "engine_failed", 10),
+}

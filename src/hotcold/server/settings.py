@@ -1,0 +1,156 @@
+"""How a server is reached, who may use it, and within which bounds."""
+
+import contextlib
+import hashlib
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotcold.errors import UserError
+
+KEY_VARIABLE = "HOTCOLD_API_KEY"
+MOST_KEYS = 10_000
+_KEY = re.compile(r"[!-~]{1,512}")
+_HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything has a default but who may use it. Times are in seconds, sizes in bytes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080  #: 0 takes one that is free
+    keys: tuple[bytes, ...] = ()  #: SHA-256 of each key; none: everybody who reaches the port may use it
+    allow_hosts: tuple[str, ...] = ()  #: names in ``Host`` besides this machine's; ``*``: any
+    cors_origins: tuple[
+        str, ...
+    ] = ()  #: of web pages that may use it, besides this machine's own; ``*``: any
+    public_without_key: bool = False
+    log: bool = True  #: whether each request is a line on stderr
+    timeout_s: float = 600  #: of a request, waiting included
+    drain_s: float = 30  #: how long running requests may go on after SIGTERM
+    connections: int = 512  #: at the same time
+    body_bytes: int = 4 << 20  #: of a request's body
+    body_s: float = 60  #: until a body must have arrived
+    head_s: float = 15  #: until a request's headers must have arrived
+    head_bytes: int = 32 << 10  #: of these headers
+    idle_s: float = 60  #: until a connection without a request is closed
+    write_s: float = 60  #: how long a client may take to read what fills its connection
+    ping_s: float = 10  #: until a stream without news says that it is alive
+    depth: int = 128  #: of arrays and objects in each other
+
+
+def digest(key: str) -> bytes:
+    """What a key is compared by: digests have one length, so comparing them tells nothing of the key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def api_keys(path: Path | None) -> tuple[bytes, ...]:
+    """Digests of the keys in a file, one a line (empty lines and those that begin with ``#`` are no keys), or
+    of the one in the environment. UserError for a file that has none, and for lines that no client can send;
+    OSError where it cannot be read."""
+    if path is None:
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        return (_digest(key, f"${KEY_VARIABLE}"),) if key else ()
+    if path.stat().st_size > 1 << 20:
+        raise UserError(f"{path}: a file of keys has one key a line and less than 1 MiB")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    keys = [_digest(line, f"{path}:{number}") for number, line in lines if line and line[0] != "#"]
+    if not keys:
+        raise UserError(
+            f"{path}: no key in it; write one a line, such as the output of `openssl rand -hex 24`"
+        )
+    if len(keys) > MOST_KEYS:
+        raise UserError(f"{path}: {len(keys)} keys; {MOST_KEYS} are allowed")
+    return tuple(keys)
+
+
+def _digest(key: str, place: str) -> bytes:
+    if not _KEY.fullmatch(key):  # the key itself must not be printed
+        raise UserError(f"{place}: a key has 1 to 512 characters, printable ASCII without spaces")
+    return digest(key)
+
+
+def check_host(name: str) -> str:
+    """A name for ``--allow-host``, in lower case."""
+    if name != "*" and not _HOST_NAME.fullmatch(name):
+        raise UserError(f"host {name!r:.80}: a name such as llm.example.org, without a port, or * for any")
+    return name.lower().rstrip(".")
+
+
+def check_origin(origin: str) -> str:
+    """An origin for ``--cors-origin``, in lower case."""
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        raise UserError(
+            f"origin {origin!r:.80}: such as https://chat.example.org, without a path, or * for any"
+        )
+    return origin.lower()
+
+
+def listening_sockets(settings: Settings) -> list[socket.socket]:
+    """Sockets that listen at the address of ``settings``. UserError: the address is public and nobody would
+    need a key; the name is unknown; the port is in use, or not for this user."""
+    host, port = settings.host, settings.port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise UserError(
+            f"host {host!r:.80}: {getattr(error, 'strerror', None) or 'not a host name'}"
+        ) from None
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    _check_public(settings, [str(address[0]) for _, address in addresses])
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in addresses:
+            with contextlib.suppress(_Absent):
+                sockets.append(_listen(family, str(address[0]), port))
+                port = port or sockets[0].getsockname()[1]
+        if not sockets:
+            raise UserError(f"host {host!r}: this machine has no such address")
+        return sockets
+    except BaseException:
+        for each in sockets:
+            each.close()
+        raise
+
+
+class _Absent(Exception):
+    """An address that this machine does not have, such as ``::1`` without IPv6."""
+
+
+def _listen(family: int, host: str, port: int) -> socket.socket:
+    import errno
+
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            raise _Absent from None
+        if error.errno == errno.EADDRINUSE:
+            fix = "stop what uses it, or choose another with --port (0: any free one)"
+            raise UserError(f"port {port} of {host} is in use: {fix}") from None
+        if error.errno in (errno.EACCES, errno.EPERM):
+            fix = "ports below 1024 are for the administrator: choose another with --port"
+            raise UserError(f"port {port} of {host} is not for this user: {fix}") from None
+        raise UserError(f"port {port} of {host}: {error.strerror}") from None
+
+
+def _check_public(settings: Settings, addresses: Sequence[str]) -> None:
+    if settings.keys or settings.public_without_key:
+        return
+    for option, values in (("--cors-origin", settings.cors_origins), ("--allow-host", settings.allow_hosts)):
+        if "*" in values:
+            fix = f"give --api-key-file (or ${KEY_VARIABLE}), or --public-without-key if that is meant"
+            raise UserError(f"{option} *: any web page could use the model without a key; {fix}")
+    for address in addresses:
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            fix = f"give --api-key-file (or ${KEY_VARIABLE}), or --public-without-key if that is meant"
+            raise UserError(
+                f"host {settings.host!r}: other machines could use the model without a key; {fix}"
+            )

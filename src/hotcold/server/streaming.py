@@ -1,0 +1,167 @@
+"""Answers that a model writes: at once, or piece by piece as server-sent events. Both end the work when the
+client goes."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from hotcold.engine.generation import Piece
+from hotcold.engine.job import Job, JobError
+from hotcold.server.connections import drop
+from hotcold.server.protocol.errors import APIError, from_job
+from hotcold.server.replies import JSONReply, error_reply, to_json
+from hotcold.server.request_log import NOTES
+from hotcold.server.running import Running
+from hotcold.server.service import Service
+
+_HEAD: Message = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # proxies pass events on at once
+    ],
+}
+_PING = b": ping\n\n"
+_DONE = b"data: [DONE]\n\n"
+
+
+class Reply(Protocol):
+    """A translation of pieces into what a client reads."""
+
+    def first(self) -> list[dict[str, Any]]: ...
+    def add(self, index: int, piece: Piece) -> list[dict[str, Any]]: ...
+    def end(self) -> list[dict[str, Any]]: ...
+    def fail(self, error: APIError) -> list[dict[str, Any]]: ...
+    def whole(self) -> dict[str, Any]: ...
+
+
+class Answer:
+    """The response of a route: runs the jobs and sends what ``reply`` makes of their pieces. ``field`` is
+    where the prompt came in."""
+
+    def __init__(
+        self,
+        service: Service,
+        jobs: Sequence[Job],
+        reply: Reply,
+        *,
+        stream: bool,
+        field: str = "prompt",
+        done: bool = True,
+    ) -> None:
+        self._service, self._jobs, self._reply = service, jobs, reply
+        self._stream, self._field, self._done = stream, field, done
+        self._started = False
+        self._complete = False  # all is sent, but perhaps not yet on its way
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._work(scope, send))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not self._complete:  # else it is about to end by itself
+                work.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+        if work.cancelled():
+            scope[NOTES]["status"] = 499
+        else:
+            work.result()
+
+    async def _work(self, scope: Scope, send: Send) -> None:
+        running = Running(self._service.llm, self._jobs, self._service.metrics)
+        sending = _Sending(scope, send, self._service.settings.write_s)
+        notes = scope[NOTES]
+        notes["prompt"] = sum(len(job.prompt) for job in self._jobs)
+        with self._service.counted(running):
+            try:
+                async with running:
+                    await (
+                        self._events(running, sending)
+                        if self._stream
+                        else self._whole(running, scope, sending)
+                    )
+            except (JobError, APIError) as error:
+                told = error if isinstance(error, APIError) else from_job(error, self._field)
+                notes["error"] = told.code
+                await self._fail(told, scope, sending)
+            finally:
+                notes["generated"] = running.generated
+                if running.ttft_s is not None:
+                    notes["ttft"] = f"{running.ttft_s:.3f}s"
+
+    async def _whole(self, running: Running, scope: Scope, sending: "_Sending") -> None:
+        while not running.finished:
+            for index, piece in await running.take(self._service.settings.ping_s):
+                self._reply.add(index, piece)
+        response = JSONReply(self._reply.whole())
+        self._complete = True
+        await sending.response(response)
+
+    async def _events(self, running: Running, sending: "_Sending") -> None:
+        patience = self._service.settings.ping_s
+        # What goes wrong before there is anything to send is told by a status.
+        pieces = await running.take(patience)
+        await sending.send(_HEAD)
+        self._started = True
+        events = self._reply.first()
+        while True:
+            for index, piece in pieces:
+                events += self._reply.add(index, piece)
+            if running.finished:
+                break
+            await sending.body(_lines(events) if events or pieces else _PING)
+            pieces = await running.take(patience)
+            events = []
+        events += self._reply.end()
+        self._complete = True
+        await sending.body(_lines(events) + (_DONE if self._done else b""), more=False)
+
+    async def _fail(self, error: APIError, scope: Scope, sending: "_Sending") -> None:
+        self._complete = True
+        if not self._started:
+            await sending.response(error_reply(error))
+            return
+        await sending.body(_lines(self._reply.fail(error)), more=False)
+
+
+class _Sending:
+    """Sends, and drops the connection of a client that reads nothing."""
+
+    def __init__(self, scope: Scope, send: Send, patience_s: float) -> None:
+        self._scope, self._send, self._patience_s = scope, send, patience_s
+
+    async def send(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._send(message)
+        except TimeoutError:
+            drop(self._scope)
+            raise asyncio.CancelledError from None
+
+    async def body(self, data: bytes, more: bool = True) -> None:
+        if data or not more:
+            await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def response(self, response: Response) -> None:
+        await response(self._scope, _never, self.send)
+
+
+async def _never() -> Message:
+    raise AssertionError("a response reads nothing")
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Returns when the client has gone. What it sends is not read: its request is complete."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _lines(events: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(b"data: %b\n\n" % to_json(event) for event in events)

@@ -1,0 +1,299 @@
+"""`hotcold chat`: in a terminal, and with piped input."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotcold import LLM
+from hotcold.commands.chat_terminal import Printer
+from hotcold.commands.cli import main
+from hotcold.engine.chat import Part
+from tests import chat_models
+
+COMMAND = [sys.executable, "-m", "hotcold", "chat"]
+FOX = "Once upon a time there was a fox"
+
+
+def talk(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *lines: str,
+    args: tuple[str, ...] = (),
+) -> tuple[str, str]:
+    """What piped lines bring about, on stdout and on stderr."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    assert main(["chat", "-s", "1", "-n", "12", *args]) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def answers() -> Iterator[Any]:
+    """What the model answers to some messages, as the Python interface says."""
+    with LLM() as llm:
+
+        def found(*texts: str, **options: Any) -> str:
+            messages: list[dict[str, Any]] = []
+            for text in texts:
+                messages.append({"role": "user", "content": text})
+                answer = llm.chat(messages, **{"seed": 1, "max_tokens": 12, **options})
+                messages.append(answer.message)
+            return answer.text
+
+        yield found
+
+
+def test_piped_lines_are_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Any
+) -> None:
+    out, err = talk(monkeypatch, capsys, FOX, "", "A bear came.")
+    assert out == f"{answers(FOX).lstrip()}\n{answers(FOX, 'A bear came.').lstrip()}\n"
+    assert err.count("generation 12 tokens") == 2 and err.count("no chat template") == 1
+    assert all(len(line) < 200 for line in err.splitlines())
+
+
+def test_several_lines_are_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Any
+) -> None:
+    expected = answers("One\ntwo\nthree").lstrip() + "\n"
+    assert talk(monkeypatch, capsys, "One\\", "two\\", "three")[0] == expected
+    assert talk(monkeypatch, capsys, '"""One', "two", 'three"""', "/undo")[0] == expected
+    assert talk(monkeypatch, capsys, '"""', "One", "two", "three", '"""')[0] == expected
+    assert talk(monkeypatch, capsys, '"""One', "two", "three")[0] == expected  # at the end of the input
+    assert talk(monkeypatch, capsys, '"""One\\', '/help"""')[0] == answers("One\\\n/help").lstrip() + "\n"
+
+
+def test_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Any, tmp_path: Path
+) -> None:
+    first = answers(FOX).lstrip() + "\n"
+    out, _ = talk(monkeypatch, capsys, FOX, "/retry", "/undo", FOX, "/clear", FOX, "/quit", FOX)
+    assert out == first * 4
+    out, err = talk(monkeypatch, capsys, FOX, "A bear came.", "/undo", "A bear came.", "/stats")
+    assert out == first + (answers(FOX, "A bear came.").lstrip() + "\n") * 2
+    assert re.search(r"\d+ of 256 positions", err) and "taken back: A bear came." in err
+    out, _ = talk(monkeypatch, capsys, FOX, "/more")
+    with LLM() as llm:
+        more = llm.generate(FOX + answers(FOX), seed=1, max_tokens=12).text
+    assert out == first + more.removesuffix("\n") + "\n"
+    out, err = talk(monkeypatch, capsys, "/set n 5", "/set temp 0", FOX, "/set", "/set seed 3")
+    assert out == answers(FOX, max_tokens=5, temperature=0.0).lstrip() + "\n"
+    assert re.search(r"^temp +0.0$", err, re.MULTILINE) and re.search(r"^n +5$", err, re.MULTILINE)
+    out, err = talk(
+        monkeypatch, capsys, "/system Once upon a time", "there was a fox", "/system -", "/system"
+    )
+    assert out == answers("Once upon a time\n\nthere was a fox").lstrip() + "\n"
+    assert "system: Once upon a time\n" in err and "there is no system message" in err
+
+
+def test_a_conversation_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Any, tmp_path: Path
+) -> None:
+    file, other = tmp_path / "talk.json", tmp_path / "other.json"
+    talk(monkeypatch, capsys, FOX, f"/save {file}", f"/save {file}")
+    saved = json.loads(file.read_text("utf-8"))
+    assert [message["content"] for message in saved["messages"]] == [FOX, answers(FOX)]
+    second = answers(FOX, "A bear came.").lstrip() + "\n"
+    assert talk(monkeypatch, capsys, f"/load {file}", "A bear came.", f"/save {file}")[0] == second
+    assert len(json.loads(file.read_text("utf-8"))["messages"]) == 4
+    args = ("--load", str(file))
+    assert talk(monkeypatch, capsys, "/undo", "A bear came.", args=args)[0] == second
+    other.write_text('{"messages": [{"role": "hacker", "content": ""}]}')
+    for line, error in (
+        (f"/save {other}", "other.json exists already"),
+        (f"/load {other}", "is no conversation: messages[0].role is 'hacker'"),
+        (f"/load {tmp_path}", "is no file"),
+        (f"/load {Path(__file__)}", "is no conversation"),
+        ("/load", "name a file"),
+        (f"/save {tmp_path / 'missing' / 'x'}", "cannot be"),
+    ):
+        assert error in talk(monkeypatch, capsys, line)[1], line
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("/hlep", "there is no command /hlep; did you mean /help?"),
+        ("/xyz 5", "there is no command /xyz: /help lists all"),
+        ("/undo", "there is nothing to take back"),
+        ("/retry", "there is nothing to answer yet"),
+        ("/more", "there is no answer to go on with"),
+        ("/set n 0", "n is 0: allowed are"),
+        ("/set n x", "n is 'x': a whole number is needed"),
+        ("/set temp -1", "temperature"),
+        ("/set temp nan", "temp is 'nan': a number is needed"),
+        ("/set top-k 1.5", "top-k is '1.5': a whole number is needed"),
+        ("/set colour red", "there is no setting 'colour': allowed are temp, "),
+        ("fox " * 400, "the last message makes"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_the_talk_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Any, line: str, error: str
+) -> None:
+    out, err = talk(monkeypatch, capsys, line, FOX)
+    assert f"error: {error}" in err and out == answers(FOX).lstrip() + "\n"
+
+
+def test_a_full_context_forgets_the_beginning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["Once upon a time", *(["Then a fox came, and a bear, and they went into the wood. " * 2] * 5)]
+    out, err = talk(monkeypatch, capsys, *lines, "/stats", args=("-n", "40"))
+    assert len(re.findall("generation 40 tokens", err)) == 7 and "error" not in err
+    assert re.search(r"the first [24] messages no longer fit", err)
+    assert out.count("\n") >= 6
+
+
+def test_the_second_turn_reads_only_what_is_new(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = talk(monkeypatch, capsys, FOX, "A bear came.", "/retry", args=("-n", "64"))
+    assert re.findall(r"prompt \d+ tokens \((\d+) reused\)", err) == ["64", "64"]
+
+
+def test_help_fits_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = talk(monkeypatch, capsys, "/help")
+    lines = err.splitlines()
+    assert len(lines) > 10 and all(len(line) <= 80 for line in lines if not line.startswith("note"))
+    for name in ("help", "clear", "undo", "retry", "system", "save", "load", "set", "stats", "quit"):
+        assert f"/{name}" in err
+
+
+def test_a_wrong_folder_for_the_history(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["chat", "--history", str(tmp_path / "missing" / "h")]) == 2
+    assert "a file in a folder that exists is needed" in capsys.readouterr().err
+
+
+def test_the_models_template(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    template = (
+        "{% if messages[-1].content == 'No' %}{{ raise_exception('I refuse') }}{% endif %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if mood is defined %}He was {{ mood }}.{% endif %}Once"
+    )
+    model = chat_models.templated(tmp_path / "model.gguf", template)
+    lines = ["No", "/set mood sad", "Hello", "/set mood [1", "/set bos_token x", "/set"]
+    out, err = talk(monkeypatch, capsys, *lines, args=("-m", str(model)))
+    with LLM(model) as llm:
+        prompt = "user: Hello\nHe was sad.Once"
+        assert out.strip() == llm.generate(prompt, seed=1, max_tokens=12).text.strip()
+    assert "cannot be rendered: I refuse" in err and "no chat template" not in err
+    assert "there is no setting 'bos_token'" in err and re.search(r"^mood +\[1$", err, re.MULTILINE)
+
+
+def test_thinking_is_dim_and_not_piped(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [
+        Part("reasoning", "Hm"),
+        Part("reasoning", ".\n"),
+        Part("content", "\nYes"),
+        Part("content", " !"),
+    ]
+    for colour, shown in ((True, "\x1b[2mHm.\n\x1b[0m\n\nYes !\n"), (False, "Yes !\n")):
+        printer = Printer(colour, fresh=True)
+        printer.show(parts)
+        printer.end()
+        assert capsys.readouterr().out == shown
+        assert (printer.reasoning, printer.content) == ("Hm.\n", "\nYes !")
+    printer = Printer(True, fresh=True)
+    printer.show(parts[:1])
+    printer.end()
+    assert capsys.readouterr().out == "\x1b[2mHm\x1b[0m\n"
+
+
+# --- in a terminal ----------------------------------------------------------------------------------------
+
+if sys.platform != "win32":
+    from tests.terminal import PseudoTerminal
+
+terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+
+
+@terminal
+def test_a_conversation_in_a_terminal(answers: Any, tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    command = [*COMMAND, "-s", "1", "-n", "12", "--history", str(history)]
+    with PseudoTerminal(command) as screen:
+        hello = screen.wait_for("\n> ")
+        assert "/help lists commands" in hello and "sparsity exact, context 256" in hello
+        screen.send(f"Twice\x15{FOX}!\x7f\n")  # Ctrl-U and Backspace edit
+        assert answers(FOX).strip() in screen.wait_for(r"12 tokens").replace("\n", " ")
+        screen.wait_for("\n> ")
+        screen.send("A bear\\\n")
+        screen.wait_for(r"\n\. ")
+        screen.send("came.\n")
+        expected = answers(FOX, "A bear\ncame.")
+        assert expected.strip() in screen.wait_for("12 tokens").replace("\n", " ")
+        screen.wait_for("\n> ")
+        screen.send("\x04")
+        assert screen.end() == 0
+        assert max(map(len, screen.shown.splitlines())) <= 80 + len(
+            FOX
+        )  # lines of the model end where it ends them
+    assert FOX in history.read_text() and "came." in history.read_text()
+    with PseudoTerminal(command) as screen:
+        screen.wait_for("\n> ")
+        screen.send("\x1b[A\x1b[A\x1b[A\n")  # three lines up
+        assert answers(FOX).strip() in screen.wait_for("12 tokens").replace("\n", " ")
+        screen.wait_for("\n> ")
+        screen.send("/quit\n")
+        assert screen.end() == 0
+
+
+@terminal
+def test_ctrl_c_ends_an_answer_and_not_the_program() -> None:
+    # The slow backend, so that an answer takes long enough to be interrupted on any machine.
+    with PseudoTerminal([*COMMAND, "--backend", "reference", "-n", "200", "--logit-bias", "2-inf"]) as screen:
+        screen.wait_for("\n> ")
+        for line in (FOX, "/retry"):
+            screen.send(f"{line}\n")
+            screen.wait_for(f"{line}\n")
+            screen.wait_for(r"\w+ \w+ ")
+            screen.send("\x03")
+            screen.wait_for("interrupted")
+            screen.wait_for("\n> ")
+        screen.send("/undo\n")
+        screen.wait_for("taken back: Once")
+        screen.wait_for("\n> ")
+        screen.send("\x04")
+        assert screen.end() == 0
+
+
+@terminal
+def test_ctrl_c_at_the_prompt() -> None:
+    """Right after the prompt was shown, again and again: none is lost, and only two in a row end."""
+    with PseudoTerminal([*COMMAND, "-n", "1", "--no-figures"]) as screen:
+        screen.wait_for("\n> ")
+        for _ in range(10):
+            screen.process.send_signal(signal.SIGINT)
+            screen.wait_for("once more.*\n> ")
+            screen.send("/system\n")
+            screen.wait_for("no system message\n+> ")
+        screen.send("some words")
+        screen.wait_for("some words")
+        screen.send("\x03")
+        assert "once more" not in screen.wait_for("\n> ")
+        screen.process.send_signal(signal.SIGINT)
+        screen.wait_for("once more.*\n> ")
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.end() == 0
+
+
+@terminal
+def test_pasted_lines_are_one_message(answers: Any) -> None:
+    with PseudoTerminal([*COMMAND, "-s", "1", "-n", "12"]) as screen:
+        screen.wait_for("\n> ")
+        screen.send("\x1b[200~One\ntwo\nthree\x1b[201~\n")
+        assert answers("One\ntwo\nthree").strip() in screen.wait_for("12 tokens").replace("\n", " ")
+        screen.wait_for("\n> ")
+        screen.send("\x04")
+        assert screen.end() == 0

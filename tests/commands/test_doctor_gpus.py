@@ -1,0 +1,147 @@
+"""``hotcold doctor`` where there are GPUs: what it lists, measures and keeps; with made-up devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotcold.commands import cli, doctor
+from hotcold.engine.machine import measured_hardware
+from hotcold.kernels import gpus
+from hotcold.kernels.gpu import GPU, GPUError, LinkSpeed
+from hotcold.sparse.measuring import GPUSpeed
+from tests.made_up_gpus import made_up
+
+CARD = made_up(0, "Radeon RX 7900 XTX", free_bytes=7 << 30)
+INTEGRATED = made_up(1, "Intel(R) Graphics", kind="integrated", unified=True)
+SOFTWARE = made_up(2, "llvmpipe (LLVM 15.0.6, 256 bits)", kind="software", unified=True)
+OLD = made_up(3, "GeForce GT 710", problem="its driver has Vulkan 1.2, and 1.3 is needed: update it")
+
+LINK = LinkSpeed(
+    to_gpu_gb_s=20.0,
+    from_gpu_gb_s=18.0,
+    pageable_gb_s=7.0,
+    step_s=30e-6,
+    handshake_submit_s=50e-6,
+    handshake_spin_s=12e-6,
+)
+SPEED = GPUSpeed(stream_gb_s=700.0, rows_gb_s=650.0, layer_s=40e-6, link=LINK)
+
+Doctor = Callable[..., tuple[dict[str, Any], str, str]]
+
+
+class Machine:
+    devices: list[GPU]
+    reason = ""
+    speed: GPUSpeed | GPUError = SPEED
+    measured: list[GPU]
+
+
+@pytest.fixture
+def has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("HOTCOLD_GPU")
+    monkeypatch.setattr(doctor, "_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "buffer_bytes", lambda caches, available: 1 << 20)
+    made = Machine()
+    made.devices, made.measured = [OLD, SOFTWARE, INTEGRATED, CARD], []
+
+    def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: object) -> GPUSpeed:
+        made.measured.append(gpu)
+        if isinstance(made.speed, GPUError):
+            raise made.speed
+        return made.speed
+
+    for module in (gpus, doctor):
+        monkeypatch.setattr(module, "find_gpus", lambda: (made.devices, made.reason))
+    monkeypatch.setattr(doctor, "measure_gpu", measure_gpu)
+    return made
+
+
+@pytest.fixture
+def run(has: Machine, capsys: pytest.CaptureFixture[str]) -> Doctor:
+    def call(*arguments: str) -> tuple[dict[str, Any], str, str]:
+        assert cli.main(["doctor", *arguments, "--json"]) == 0
+        out, err = capsys.readouterr()
+        *lines, last = out.splitlines()
+        assert max(map(len, lines)) <= 80
+        return json.loads(last), "\n".join(lines), err
+
+    return call
+
+
+def test_devices_are_listed_and_the_usual_one_is_measured(has: Machine, run: Doctor) -> None:
+    report, text, _ = run()
+    assert [gpu["name"] for gpu in report["gpus"]] == [gpu.name for gpu in has.devices]
+    assert has.measured == [CARD] and report["gpu"] == 0 and report["unmeasured"] == []
+    for line in (
+        "GPU 0  *    Radeon RX 7900 XTX",
+        "discrete, 8.00 GiB, 7.00 GiB free",
+        "GPU 2       llvmpipe (LLVM 15.0.6, 256 bits)",
+        "software, 8.00 GiB, the processor's",
+        "not usable: its driver has Vulkan 1.2, and 1.3 is needed: update it",
+        "stream            700 GB/s ",
+        "handshake          50 us   there and back, by submits",
+        "12 us   by a shader that waits",
+    ):
+        assert line in text
+    found = report["hardware"]
+    assert (found["vram_bytes"], found["gpu_stream_gb_s"], found["gpu_rows_gb_s"]) == (8 << 30, 700, 650)
+    assert (found["link_pinned_gb_s"], found["link_pageable_gb_s"]) == (18, 7)
+    assert (found["handshake_s"], found["spins"], found["step_s"]) == (12e-6, True, 30e-6)
+    assert found["layer_s"] == 40e-6
+
+
+def test_figures_are_kept_by_device_driver_and_version(has: Machine, run: Doctor) -> None:
+    first, *_ = run()
+    assert run()[0]["from_cache"] and has.measured == [CARD]
+    other, *_ = run("--gpu", "intel")
+    assert not other["from_cache"] and other["cache"] != first["cache"] and has.measured == [CARD, INTEGRATED]
+    assert run()[0]["from_cache"] and run("--gpu", "1")[0]["from_cache"]
+    loaded = measured_hardware(CARD)
+    assert loaded is not None and loaded.gpu_stream_gb_s == 700
+    has.devices[-1] = updated = replace(CARD, driver="driver 2.0")
+    assert measured_hardware(updated) is None
+    report, _, err = run()
+    assert not report["from_cache"] and "they are of " in err and "driver 1.0" in err
+
+
+def test_plan_takes_what_was_measured(run: Doctor, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = run()[0]["cache"]
+    assert cli.main(["plan", "--hardware", cache, "--vram-budget", "6MiB", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "measured by hotcold doctor" in plan["hardware_source"] and plan["budget_bytes"] == 6 << 20
+
+
+def test_a_form_of_the_handshake_that_does_not_work(has: Machine, run: Doctor) -> None:
+    has.speed = replace(SPEED, link=replace(LINK, handshake_spin_s=None))
+    report, text, _ = run()
+    assert "- us   by a shader that waits: does not work on this driver" in text
+    assert (report["hardware"]["handshake_s"], report["hardware"]["spins"]) == (50e-6, False)
+    has.speed = replace(SPEED, link=replace(LINK, handshake_spin_s=60e-6))
+    report, *_ = run("--again")
+    assert (report["hardware"]["handshake_s"], report["hardware"]["spins"]) == (50e-6, False)
+
+
+def test_a_gpu_that_fails_is_a_note(has: Machine, run: Doctor) -> None:
+    has.speed = GPUError("the device was lost")
+    report, _, err = run()
+    assert "note: GPU 0 (Radeon RX 7900 XTX) was not measured: the device was lost" in err
+    assert report["hardware"]["vram_bytes"] == 0 and report["hardware"]["cpu_stream_gb_s"] > 0
+
+
+def test_off_and_none(has: Machine, run: Doctor) -> None:
+    report, text, _ = run("--gpu", "off")
+    assert "GPU         not looked for (--gpu off)" in text and report["gpus"] == [] and not has.measured
+    assert "not measured: GPU stream and masked rows, link, handshake" in text
+    has.devices = [SOFTWARE]
+    assert "GPU         no GPU found but a software driver: --gpu NAME measures it" in run()[1]
+    has.devices, has.reason = [], "no GPU found: no Vulkan loader (libvulkan.so.1): " + 9 * "install it, "
+    report, text, _ = run()
+    assert "GPU         no GPU found: no Vulkan loader" in text and report["gpu_reason"] == has.reason
+    assert cli.main(["doctor", "--gpu", "card"]) == 2

@@ -1,0 +1,620 @@
+"""A model in a process of its own: its texts are those of a model in this one, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotcold import LLM, AsyncLLM
+from hotcold.demo import model_path
+from hotcold.engine.generation import Generation, Piece
+from hotcold.engine.grammar_process import GrammarProcess
+from hotcold.engine.job import Grammar, Job, JobError
+from hotcold.engine.messages import Submit
+from hotcold.engine.sampler import SamplingParams
+from hotcold.errors import UserError
+
+PROMPT = "Once upon a time"
+GREEDY = SamplingParams(temperature=0)
+LIMIT_S = 240
+#: Runs to the end of the context, 256 positions, unless it is stopped.
+ENDLESS = Job([9], GREEDY, max_tokens=1000, ignore_eos=True)
+
+
+def run(program: Coroutine[Any, Any, Any]) -> Any:
+    """In a new loop, which a test that hangs does not outlive; no task, child or thread may be left."""
+    threads, before = threading.active_count(), children()
+
+    async def bounded() -> Any:
+        found = await asyncio.wait_for(program, LIMIT_S)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left
+        return found
+
+    found = asyncio.run(bounded(), debug=True)
+    assert children() <= before
+    assert threading.active_count() <= threads + 1  # one that waits for a child may be about to end
+    return found
+
+
+def children() -> set[int]:
+    """Process ids of this process's children, ended ones included that nobody has waited for."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended meanwhile
+        if parent == os.getpid():
+            found.add(int(path.parent.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM() as llm:
+        yield llm
+
+
+@asynccontextmanager
+async def started(**options: Any) -> AsyncIterator[AsyncLLM]:
+    llm = AsyncLLM(threads=1, **options)
+    async with llm:
+        yield llm
+
+
+async def read(llm: AsyncLLM, job: Job) -> list[Piece]:
+    return [piece async for piece in llm.stream(job)]
+
+
+async def until(true: Callable[[], Any]) -> None:
+    while not true():
+        await asyncio.sleep(0.005)
+
+
+async def refused(llm: AsyncLLM, job: Job) -> JobError:
+    with pytest.raises(JobError) as caught:
+        await read(llm, job)
+    return caught.value
+
+
+async def begun(llm: AsyncLLM, job: Job) -> Any:
+    """A stream that has given its first piece."""
+    stream = llm.stream(job)
+    await anext(stream)
+    return stream
+
+
+async def assert_all_is_free(llm: AsyncLLM) -> None:
+    stats = await llm.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+    assert stats.free_pages + stats.shared_pages == stats.pages
+
+
+def test_a_stream_is_what_a_model_in_this_process_generates(llm: LLM) -> None:
+    async def program() -> list[Piece]:
+        async with started() as engine:
+            ids = engine.tokenizer.encode(PROMPT)
+            return await read(engine, Job(ids, SamplingParams(seed=5), max_tokens=40, logprobs=2))
+
+    pieces = run(program())
+    expected = list(llm.stream(PROMPT, max_tokens=40, seed=5, logprobs=2))
+    assert [(each.text, each.ids, each.logprobs) for each in pieces] == [
+        (each.text, each.ids, each.logprobs) for each in expected
+    ]
+    assert pieces[-1].finish_reason == expected[-1].finish_reason == "length"
+    assert (pieces[-1].prompt_tokens, pieces[-1].seed) == (5, 5)
+
+
+def comparable(found: Generation) -> tuple[Any, ...]:
+    error = found.error and str(found.error)[:30]  # that of a long prompt speaks of other memory here
+    return found.text, found.ids, found.finish_reason, found.stop, found.seed, found.context_full, error
+
+
+def test_generate_is_that_of_llm(llm: LLM) -> None:
+    prompts: list[Any] = [PROMPT, [1, 9, 9], "", "The king", [5] * 300, "I"]
+
+    async def program() -> None:
+        async with started(sequences=3) as engine:
+            for options in (
+                {"seed": 3},
+                {"seed": 0, "temperature": 0, "stop": ["the", "a"], "max_tokens": 300},
+            ):
+                together = await engine.generate(prompts, **{"max_tokens": 25, **options})
+                expected = llm.generate(prompts, **{"max_tokens": 25, **options})
+                assert list(map(comparable, together)) == list(map(comparable, expected))
+                one = await engine.generate(PROMPT, **{"max_tokens": 25, **options})
+                assert comparable(one) == comparable(expected[0])
+            text = "".join([piece.text async for piece in engine.stream_text("The", seed=1, max_tokens=9)])
+            assert text == llm.generate("The", seed=1, max_tokens=9).text
+            assert await engine.generate([]) == []
+            assert (await engine.generate("I", max_tokens=1)).seed != (
+                await engine.generate("I", max_tokens=1)
+            ).seed
+
+    run(program())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1}, "temperature is -1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"stop": ""}, "stop holds"),
+        ({"deadline_s": -1}, "deadline_s is -1"),
+        ({"constraint": lambda output: None}, "constraint cannot cross"),
+        ({"logprobs": 21}, "logprobs is 21"),
+    ],
+)
+def test_options_that_are_not_allowed(options: dict[str, Any], message: str) -> None:
+    async def program() -> None:
+        with pytest.raises(UserError, match=message):
+            await AsyncLLM().generate(PROMPT, **options)
+        with pytest.raises(TypeError, match="unknown option 'heat'"):
+            await AsyncLLM().generate(PROMPT, heat=1)  # type: ignore[call-overload]
+
+    run(program())
+
+
+def test_sixteen_mixed_jobs_get_what_each_gets_alone(llm: LLM) -> None:
+    prompts = [
+        "Once upon a time",
+        "The king",
+        "I",
+        "Peter and Heidi went up the mountain, and there they found",
+    ]
+    jobs = [
+        (
+            prompts[i % 4] + " and" * (i // 4),
+            {"seed": i, "max_tokens": 10 + 3 * i, "temperature": 0.5 * (i % 3)},
+        )
+        for i in range(16)
+    ]
+
+    async def program() -> list[Generation]:
+        async with started(sequences=5, chunk=8) as engine:
+            found = await asyncio.gather(*(engine.generate(text, **options) for text, options in jobs))
+            await assert_all_is_free(engine)
+            return list(found)
+
+    for (text, options), found in zip(jobs, run(program()), strict=True):
+        assert comparable(found) == comparable(llm.generate(text, **options))
+
+
+def test_chat_is_that_of_llm(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Once upon a time there was a fox."}]
+
+    async def program() -> None:
+        async with started() as engine:
+            expected = llm.chat(messages, seed=4, max_tokens=20)
+            found = await engine.chat(messages, seed=4, max_tokens=20)
+            assert comparable(found) == comparable(expected) and found.message == expected.message
+            pieces = [piece async for piece in engine.stream_chat(messages, seed=4, max_tokens=20)]
+            assert "".join(map(str, pieces)) == expected.text
+            with pytest.raises(UserError, match="wizard"):
+                await engine.chat([{"role": "wizard", "content": "x"}])
+            with pytest.raises(TypeError, match="unknown option"):
+                await engine.chat(messages, heat=1)  # type: ignore[call-arg]
+
+    run(program())
+
+
+def test_a_grammar_is_checked_before_and_then_held_to() -> None:
+    async def program() -> None:
+        async with started() as engine:
+            options: Any = {"max_tokens": 40, "seed": 2}
+            number = await engine.generate(PROMPT, grammar=Grammar("regex", "[0-9]{3}"), **options)
+            assert re.fullmatch("[0-9]{3}", number.text) and number.finish_reason == "stop"
+            for wrong in (Grammar("regex", "(("), Grammar("json_schema", "{"), Grammar("gbnf", "")):
+                error = await refused(engine, Job([9], grammar=wrong))
+                assert error.code == "invalid_grammar" and "\n" not in str(error)
+            await assert_all_is_free(engine)
+
+    run(program())
+
+
+def test_the_engine_process_gets_grammars_as_their_check_left_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is slow to read was read in the process that checks, once for all who ask for it."""
+    checks: list[str] = []
+    check = GrammarProcess.check
+    monkeypatch.setattr(
+        GrammarProcess, "check", lambda self, grammar: checks.append(grammar.source) or check(self, grammar)
+    )
+
+    async def program() -> None:
+        async with started() as engine:
+            sent: list[Any] = []
+            send = engine._send
+            monkeypatch.setattr(engine, "_send", lambda command: sent.append(command) or send(command))
+            grammar = Grammar("gbnf", 'root ::= [0-9]{3} "!"')
+            found = await engine.generate([PROMPT] * 4, grammar=grammar, max_tokens=20, seed=1)
+            assert all(re.fullmatch("[0-9]{3}!", each.text) for each in found)
+            await engine.check(grammar)
+            jobs = [command.job for command in sent if isinstance(command, Submit)]
+            assert [job.grammar.kind for job in jobs if job.grammar] == ["checked"] * 4
+            assert checks == [grammar.source]
+
+    run(program())
+
+
+def test_no_grammar_is_checked_before_the_model_is_loaded_or_after_it_was_closed() -> None:
+    async def program() -> None:
+        engine = AsyncLLM(threads=1)
+        job = Job([9], grammar=Grammar("regex", "(("))
+        assert (await refused(engine, job)).code == "not_ready"
+        await engine.close()
+        assert (await refused(engine, job)).code == "closed"
+        async with started() as engine:
+            await engine.check(Grammar("regex", "a"))
+        assert (await refused(engine, job)).code == "closed"
+        with pytest.raises(JobError, match="closed"):
+            await engine.check(Grammar("regex", "b"))
+
+    run(program())
+
+
+def test_who_leaves_a_check_does_not_end_it_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def check(self: GrammarProcess, grammar: Grammar) -> str:
+        begun.set()
+        assert go.wait(60)
+        return "start: /a/"
+
+    monkeypatch.setattr(GrammarProcess, "check", check)
+
+    async def program() -> None:
+        async with started() as engine:
+            grammar = Grammar("regex", "a")
+            first, second = (asyncio.create_task(engine.check(grammar)) for _ in range(2))
+            await until(begun.is_set)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            go.set()
+            await second
+
+    run(program())
+
+
+def test_a_stream_that_is_left_frees_its_slot_wherever_the_job_is() -> None:
+    async def program() -> None:
+        async with started(sequences=1, chunk=1) as engine:
+            decoding = await begun(engine, ENDLESS)
+            waiting = asyncio.create_task(read(engine, ENDLESS))
+            await until(lambda: waiting.done() or len(engine._replies) == 2)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await decoding.aclose()
+            # A prompt row a step: this one reads its prompt for long.
+            reading = asyncio.create_task(read(engine, Job([5] * 250, GREEDY)))
+            steps = (await engine.stats()).steps
+            while (await engine.stats()).steps < steps + 3:
+                pass
+            assert not reading.done()
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            async with aclosing(engine.stream(ENDLESS)):
+                pass  # it never began
+            await assert_all_is_free(engine)
+            whole = await read(engine, ENDLESS)
+            assert (whole[-1].finish_reason, whole[-1].context_full) == ("length", True)
+            await whole_stream_then_close(engine)
+            await assert_all_is_free(engine)
+
+    async def whole_stream_then_close(engine: AsyncLLM) -> None:
+        """No abort is sent for a job that has ended, even when its last piece is the last one read."""
+        sent: list[Any] = []
+        send = engine._send
+        engine._send = lambda command: (sent.append(command), send(command))[1]  # type: ignore[method-assign]
+        stream = engine.stream(Job([9], GREEDY, max_tokens=3, ignore_eos=True))
+        async for piece in stream:
+            if piece.finish_reason:
+                break
+        await stream.aclose()
+        stream = await begun(engine, ENDLESS)
+        await stream.aclose()
+        await stream.aclose()
+        assert [type(each).__name__ for each in sent] == ["Submit", "Submit", "Abort"]
+
+    run(program())
+
+
+def test_a_full_queue_refuses_at_once_and_takes_jobs_again() -> None:
+    async def program() -> None:
+        async with started(sequences=1, max_waiting=2) as engine:
+            streams = [await begun(engine, ENDLESS)]
+            waiting = [asyncio.create_task(read(engine, Job([9], GREEDY, max_tokens=2))) for _ in range(2)]
+            await until(lambda: len(engine._replies) == 3)
+            error = await refused(engine, ENDLESS)
+            assert error.code == "queue_full" and error.retry_after_s is not None
+            assert 1 <= error.retry_after_s <= 60
+            await streams[0].aclose()
+            for task in waiting:
+                assert (await task)[-1].finish_reason == "length"
+            assert (await read(engine, ENDLESS))[-1].finish_reason == "length"
+
+    run(program())
+
+
+def test_several_prompts_never_refuse_each_other() -> None:
+    """Also where fewer may wait than run."""
+
+    async def program() -> list[Generation]:
+        async with started(sequences=2, max_waiting=0) as llm:
+            return await llm.generate(["A", "B", "C", "D", "E"], max_tokens=20)
+
+    assert [each.error for each in run(program())] == [None] * 5
+    with pytest.raises(UserError, match="max_waiting is -1: allowed are the whole numbers 0 to"):
+        AsyncLLM(max_waiting=-1)
+
+
+def test_jobs_that_cannot_run_say_why() -> None:
+    async def program() -> None:
+        async with started(context=64) as engine:
+            for prompt in ([5] * 64, [5] * 100_000):
+                assert (await refused(engine, Job(prompt))).code == "context_length_exceeded"
+            for job in (Job([]), Job([1 << 30]), Job([1 << 40]), Job([-1]), Job([1], max_tokens=-1)):
+                assert (await refused(engine, job)).code == "invalid_request"
+            error = await refused(engine, Job([9], deadline_s=0))
+            assert error.code == "deadline"
+            await assert_all_is_free(engine)
+
+    run(program())
+
+
+def test_before_and_after_there_is_no_engine() -> None:
+    async def program() -> None:
+        engine = AsyncLLM(threads=1)
+        assert (engine.status, engine.loaded, engine.error, engine.process_id) == ("new", 0, None, None)
+        for code in ("not_ready", "not_ready", "closed"):
+            error = await refused(engine, ENDLESS)
+            assert error.code == code
+            assert (error.retry_after_s is not None) == (code == "not_ready")
+            with pytest.raises(JobError):
+                await engine.stats()
+            if code == "not_ready":
+                with pytest.raises(JobError):
+                    assert engine.tokenizer
+            if engine.status == "new":
+                await engine.start()
+                assert engine.status == "loading"
+            elif engine.status == "loading":
+                await engine.ready()
+                await engine.close()
+        assert engine.status == "closed"
+        with pytest.raises(JobError, match="closed"):
+            await engine.ready()
+        with pytest.raises(RuntimeError, match="closed"):
+            await engine.start()
+        never = AsyncLLM()
+        await never.close()
+        assert never.status == "closed"
+
+    run(program())
+
+
+@pytest.mark.parametrize("content", [None, b"", b"GGUF", b"no model at all, but long enough for a header"])
+def test_a_model_that_cannot_be_loaded(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    if content is not None:
+        path.write_bytes(content)
+
+    async def program() -> None:
+        engine = AsyncLLM(path)
+        await engine.start()
+        with pytest.raises(UserError, match=r"x\.gguf") as caught:
+            await engine.ready()
+        assert (engine.status, engine.error) == ("failed", str(caught.value))
+        assert "\n" not in str(caught.value)
+        assert (await refused(engine, ENDLESS)).code == "engine_failed"
+        await engine.close()
+        assert engine.status == "failed"
+
+    run(program())
+
+
+def test_options_that_the_engine_process_refuses() -> None:
+    async def program() -> None:
+        engine = AsyncLLM(context=100_000)
+        await engine.start()
+        with pytest.raises(UserError, match=r"context of 100000 positions \(-c\)"):
+            await engine.ready()
+        await engine.close()
+
+    run(program())
+    with pytest.raises(UserError, match="sparsity 'some'"):
+        AsyncLLM(sparsity="some")
+    with pytest.raises(UserError, match="sequences is 0"):
+        AsyncLLM(sequences=0)
+    with pytest.raises(TypeError, match="unknown option 'heat'"):
+        AsyncLLM(heat=1)  # type: ignore[call-arg]
+
+
+def test_what_is_known_of_a_model_that_is_ready(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "mine.gguf"
+    shutil.copy(model_path(), path)
+
+    async def program() -> None:
+        async with AsyncLLM(path, sequences=3, context=100, sparsity="off") as engine:
+            info = engine.info
+            assert (info.name, info.path, info.fingerprint) == ("mine", str(path), llm.model.fingerprint)
+            assert (info.context, info.slots, info.sparsity) == (100, 3, "off")
+            assert (info.vocab, info.params) == (llm.tokenizer.vocab_size, 7343360)
+            assert (info.size_bytes, info.created) == (path.stat().st_size, int(path.stat().st_mtime))
+            assert engine.status == "ready" and engine.loaded == 1
+            assert engine.metadata["general.architecture"] == info.family
+            assert engine.tokenizer.encode(PROMPT) == llm.tokenizer.encode(PROMPT)
+            stats = await engine.stats()
+            assert stats.rss_bytes > info.size_bytes and stats.slots == 3
+
+    run(program())
+
+
+@pytest.mark.parametrize("when", ["loading", "running"])
+def test_an_engine_process_that_is_killed_ends_every_stream(when: str) -> None:
+    async def program() -> None:
+        engine = AsyncLLM(threads=1, sequences=2)
+        await engine.start()
+        process = engine.process_id
+        assert process is not None
+        if when == "loading":
+            os.kill(process, signal.SIGKILL)
+            with pytest.raises(UserError, match="signal 9"):
+                await engine.ready()
+        else:
+            await engine.ready()
+            streams = [await begun(engine, ENDLESS) for _ in range(2)]
+            waiting = asyncio.create_task(refused(engine, ENDLESS))
+            await until(lambda: len(engine._replies) == 3)
+            os.kill(process, signal.SIGKILL)
+            for stream in streams:
+                with pytest.raises(JobError, match="signal 9") as caught:
+                    async for _ in stream:
+                        pass
+                assert caught.value.code == "engine_failed"
+            assert (await waiting).code == "engine_failed"
+            assert (await refused(engine, ENDLESS)).code == "engine_failed"
+            with pytest.raises(JobError):
+                await engine.stats()
+        assert engine.status == "failed" and engine.error and engine.process_id is None
+        await engine.close()
+
+    run(program())
+
+
+def test_an_engine_process_that_is_not_understood_is_ended() -> None:
+    async def program() -> None:
+        async with started() as engine:
+            stream = await begun(engine, ENDLESS)
+            assert engine._transport is not None
+            protocol = engine._transport.get_protocol()
+            assert isinstance(protocol, asyncio.SubprocessProtocol)
+            protocol.pipe_data_received(1, b"no message at all")
+            with pytest.raises(JobError, match="not understood") as caught:
+                async for _ in stream:
+                    pass
+            assert caught.value.code == "engine_failed" and engine.status == "failed"
+
+    run(program())
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_signals_are_left_to_this_process(name: str) -> None:
+    async def program() -> None:
+        async with started() as engine:
+            assert engine.process_id is not None
+            os.kill(engine.process_id, getattr(signal, name))
+            assert (await read(engine, ENDLESS))[-1].finish_reason == "length"
+
+    run(program())
+
+
+def test_closing_waits_for_those_that_run_and_takes_no_more() -> None:
+    async def program() -> None:
+        engine = AsyncLLM(threads=1)
+        async with engine:
+            stream = await begun(engine, ENDLESS)
+            closing = asyncio.create_task(engine.close(drain_s=LIMIT_S))
+            await until(lambda: engine.status == "closed")
+            assert (await refused(engine, ENDLESS)).code == "closed"
+            rest = [piece async for piece in stream]
+            assert rest[-1].finish_reason == "length"
+            await closing
+
+    run(program())
+
+
+def test_closing_again_ends_at_once() -> None:
+    """As a second Ctrl-C does. A stream that nobody reads is not waited for for ever, either."""
+
+    async def program() -> None:
+        engine = AsyncLLM(threads=1, sequences=1)
+        async with engine:
+            stream = await begun(engine, ENDLESS)
+            waiting = asyncio.create_task(refused(engine, ENDLESS))
+            await until(lambda: len(engine._replies) == 2)
+            os.kill(engine.process_id or 0, signal.SIGSTOP)  # nothing can end by itself now
+            closing = asyncio.create_task(engine.close(drain_s=10 * LIMIT_S))
+            await until(lambda: engine.status == "closed")
+            os.kill(engine.process_id or 0, signal.SIGCONT)
+            await engine.close()
+            await closing
+            assert (await waiting).code == "closed"
+            with pytest.raises(JobError) as caught:
+                async for _ in stream:
+                    pass
+            assert caught.value.code == "closed"
+
+    run(program())
+
+
+def test_closing_while_it_loads() -> None:
+    async def program() -> None:
+        engine = AsyncLLM(threads=1)
+        await engine.start()
+        ready = asyncio.create_task(engine.ready())
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(JobError, match="closed"):
+            await ready
+
+    run(program())
+
+
+def test_closing_that_is_cancelled_still_ends_the_process() -> None:
+    async def program() -> None:
+        engine = AsyncLLM(threads=1)
+        async with engine:
+            stream = await begun(engine, ENDLESS)
+            closing = asyncio.create_task(engine.close(drain_s=LIMIT_S))
+            await until(lambda: engine.status == "closed")
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            await until(lambda: engine.process_id is None)
+            await stream.aclose()
+
+    run(program())
+
+
+def test_the_engine_process_does_not_inherit_descriptors(tmp_path: Path) -> None:
+    """A server's listening socket, say: one that any process could, as this one."""
+
+    async def program() -> None:
+        inherited = os.open(tmp_path / "open", os.O_CREAT | os.O_RDWR)
+        os.set_inheritable(inherited, True)
+        try:
+            async with started() as engine:
+                seen = {os.readlink(path) for path in Path(f"/proc/{engine.process_id}/fd").iterdir()}
+                assert seen and str(tmp_path / "open") not in seen
+        finally:
+            os.close(inherited)
+
+    run(program())
+
+
+def test_the_documented_example(repository: Path) -> None:
+    """The first block of Python in the section, as it stands there."""
+    section = (repository / "docs" / "server.md").read_text().partition("## From Python")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    assert "AsyncLLM" in code
+    found = subprocess.run(
+        [sys.executable, "-P", "-W", "error", "-c", code], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert found.returncode == 0, found.stderr
+    assert not found.stderr and len(found.stdout) > 50

@@ -1,0 +1,239 @@
+"""Answers divided into content, thinking and calls, however they are cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hotcold.engine.chat_stream import ChatStream, Part
+from hotcold.engine.tool_calls import HERMES, LLAMA, MISTRAL, ToolFormat, tool_format
+from hotcold.model.reasoning import KNOWN, opens_thinking, thinking_of
+
+THINK = KNOWN[0]
+ARGUMENTS = '{"city": "Rome \\" }]</tool_call>", "n": [1, {"a": null}]}'
+CALL = '{"name": "weather", "arguments": ' + ARGUMENTS + "}"
+OTHER = '{"name": "time", "arguments": {}}'
+LLAMA_CALL = CALL.replace("arguments", "parameters")
+
+
+def divided(pieces: list[str], *args: Any, **more: Any) -> list[Part]:
+    stream = ChatStream(*args, **more)
+    parts = [part for piece in pieces for part in stream.push(piece)] + stream.finish()
+    assert stream.finish() == []
+    return parts
+
+
+def whole(parts: list[Part]) -> dict[str, Any]:
+    """Everything of one kind together; calls as (name, arguments)."""
+    found: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
+    for part in parts:
+        if part.kind == "call_start":
+            assert part.index == len(found["calls"])
+            found["calls"].append([part.name, ""])
+        elif part.kind == "call_arguments":
+            found["calls"][part.index][1] += part.text
+        else:
+            found[part.kind] += part.text
+    return found
+
+
+WEATHER, TIME = ["weather", ARGUMENTS], ["time", "{}"]
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "content", "calls"),
+    [
+        (HERMES, f"<tool_call>\n{CALL}\n</tool_call>", "", [WEATHER]),
+        (HERMES, f"Let me see.\n\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{OTHER}</tool_call>",
+         "Let me see.", [WEATHER, TIME]),
+        (HERMES, f"<tool_call>{OTHER}</tool_call>\n\nDone. <b>", "Done. <b>", [TIME]),
+        (HERMES, f"<tool_call>{CALL}", "", [WEATHER]),
+        (HERMES, "<tool_call> is a tag", "<tool_call> is a tag", []),
+        (HERMES, '<tool_call>\n{"city": 5}\n</tool_call>', '<tool_call>\n{"city": 5}\n</tool_call>', []),
+        (HERMES, f"{OTHER} <tool", f"{OTHER} <tool", []),
+        (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "time"}</tool_call>', "",
+         [["time", '{"a": 1}']]),
+        (HERMES, '<tool_call>{"name": "time", "arguments": "{\\"a\\": 1}"}</tool_call>', "",
+         [["time", '{"a": 1}']]),
+        (HERMES, '<tool_call>{"name": "time"}</tool_call>', "", [TIME]),
+        (HERMES, '<tool_call>{"name": "time", "arguments": null}</tool_call>', "", [TIME]),
+        (HERMES, '<tool_call>{"name": "ti', '<tool_call>{"name": "ti', []),
+        (HERMES, '<tool_call>{"name": "time", "arguments": {"a": ', "", [["time", '{"a": ']]),
+        (HERMES, '<tool_call>{"name": 5, "arguments": {}}</tool_call>x',
+         '<tool_call>{"name": 5, "arguments": {}}</tool_call>x', []),
+        (LLAMA, LLAMA_CALL, "", [WEATHER]),
+        (LLAMA, f"<|python_tag|>{LLAMA_CALL}; {LLAMA_CALL}", "", [WEATHER, WEATHER]),
+        (LLAMA, '{"temperature": 5}', '{"temperature": 5}', []),
+        (LLAMA, ' {"name": "weather"', ' {"name": "weather"', []),
+        (LLAMA, f"Here: {LLAMA_CALL}", f"Here: {LLAMA_CALL}", []),
+        (LLAMA, '<|python_tag|>print("x")', '<|python_tag|>print("x")', []),
+        (MISTRAL, f"[TOOL_CALLS] [{CALL}, {OTHER}]", "", [WEATHER, TIME]),
+        (MISTRAL, f"I look [1].[TOOL_CALLS][{OTHER}]", "I look [1].", [TIME]),
+        (MISTRAL, '[TOOL_CALLS][{"name": "time", "arguments": {}, "id": "abcdefghi"}]', "", [TIME]),
+        (MISTRAL, f"[{OTHER}]", f"[{OTHER}]", []),
+    ],
+)  # fmt: skip
+def test_calls(format: ToolFormat, text: str, content: str, calls: list[list[str]]) -> None:
+    expected = {"content": content, "reasoning": "", "calls": calls}
+    if '"weather"' in text and not calls and format is LLAMA and not text.startswith("H"):
+        expected = {"content": "", "reasoning": "", "calls": [["weather", ""]]}  # it was cut off
+    assert whole(divided([text], THINK, format)) == expected
+    assert whole(divided([*text], None, format)) == expected
+    thought = f"<think>\nHm <tool_call> [TOOL_CALLS] {{\n</think>\n\n{text}"
+    found = whole(divided([*thought], THINK, format))
+    assert found["reasoning"] == "Hm <tool_call> [TOOL_CALLS] {"
+    assert found["calls"] == expected["calls"]
+    assert found["content"].strip() == expected["content"].strip()
+
+
+def test_only_calls_of_known_tools_count() -> None:
+    text = f"<tool_call>{OTHER}</tool_call><tool_call>{CALL}</tool_call>"
+    assert whole(divided([*text], None, HERMES, names={"time", "weather"}))["calls"] == [TIME, WEATHER]
+    found = whole(divided([*LLAMA_CALL], None, LLAMA, names={"time"}))
+    assert found == {"content": LLAMA_CALL, "reasoning": "", "calls": []}
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    text = f"<tool_call>{CALL}</tool_call> [TOOL_CALLS]"
+    assert divided([text]) == [Part("content", text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning", "content"),
+    [
+        ("<think>\nLet me see.\n</think>\n\nYes.", False, "Let me see.", "Yes."),
+        ("\n <think>a</think>b", False, "a", "b"),
+        ("Let me see.\n</think>\n\nYes.", True, "Let me see.", "Yes."),
+        ("<think>\n\n</think>\n\nYes.\n", False, "", "Yes.\n"),
+        ("Yes, <think>is</think> a tag.", False, "", "Yes, <think>is</think> a tag."),
+        (" Yes.\n", False, "", " Yes.\n"),
+        ("<think>Let me </thi", False, "Let me </thi", ""),
+        ("<thin", False, "", "<thin"),
+        ("  ", False, "", "  "),
+        ("a</think>", False, "", "a</think>"),
+        ("a</think> b </think> c", True, "a", "b </think> c"),
+        ("", True, "", ""),
+    ],
+)
+def test_thinking(text: str, opened: bool, reasoning: str, content: str) -> None:
+    expected = {"content": content, "reasoning": reasoning, "calls": []}
+    assert whole(divided([text], THINK, opened=opened)) == expected
+    assert whole(divided([*text], THINK, HERMES, opened=opened)) == expected
+    other = KNOWN[2]
+
+    def renamed(text: str) -> str:
+        return text.replace(THINK.start, other.start).replace(THINK.end, other.end)
+
+    expected = {"content": renamed(content), "reasoning": renamed(reasoning), "calls": []}
+    assert whole(divided([*renamed(text)], other, opened=opened)) == expected
+
+
+WORDS = st.lists(
+    st.sampled_from(
+        ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", CALL, OTHER,
+         LLAMA_CALL, " ", "\n", "text", "<", "{", "}", "[", "]", ";", ",", '"', "</", "<tool", "[TOOL"]
+    ), max_size=12,
+).map("".join)  # fmt: skip
+
+
+def plainly(text: str, opened: bool) -> tuple[str, str]:
+    """Thinking and content of a whole answer."""
+    if not opened:
+        if not text.lstrip().startswith("<think>"):
+            return "", text
+        text = text.lstrip().removeprefix("<think>")
+    thinking, _, content = text.partition("</think>")
+    return thinking.strip(), content.lstrip()
+
+
+@given(WORDS, st.data(), st.sampled_from([None, HERMES, LLAMA, MISTRAL]), st.booleans())
+@example(f"<tool_call>{OTHER} x", None, HERMES, False)
+def test_where_text_is_cut_does_not_matter(
+    text: str, data: Any, format: ToolFormat | None, opened: bool
+) -> None:
+    cuts = [] if data is None else sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    at_once = whole(divided([text], THINK, format, opened=opened))
+    assert whole(divided(pieces, THINK, format, opened=opened)) == at_once
+    assert whole(divided([*text], THINK, format, opened=opened)) == at_once
+    if format is None:
+        assert (at_once["reasoning"], at_once["content"]) == plainly(text, opened)
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    stream = ChatStream(None, HERMES)
+    parts = [
+        part
+        for piece in (f"Ok <tool_call>{CALL[:40]}", CALL[40:45], CALL[45:])
+        for part in stream.push(piece)
+    ]
+    assert parts[:2] == [Part("content", "Ok"), Part("call_start", name="weather")]
+    texts = [part.text for part in parts[2:]]
+    assert len(texts) == 3 and "".join(texts) == ARGUMENTS and json.loads(ARGUMENTS)
+
+
+def test_half_a_marker_is_never_shown() -> None:
+    stream = ChatStream(THINK, HERMES)
+    assert stream.push("Yes <tool_c") == [Part("content", "Yes")]
+    assert stream.push("ats>") == [Part("content", " <tool_cats>")]
+    stream = ChatStream(THINK)
+    assert stream.push("<thi") == []
+    assert stream.push("nk>a</th") == [Part("reasoning", "a")]
+    assert stream.push("ink") == []
+    assert stream.push("> b") == [Part("content", "b")]
+
+
+# --- what a template asks for ---------------------------------------------------------------------
+
+HERMES_TEMPLATE = (
+    "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    '<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>'
+)
+LLAMA_TEMPLATE = (
+    """<|start_header_id|>{% if tools %}{"name": the name, "parameters": {}}{% endif %}"""
+    """{{ '"parameters": ' }}"""
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "format"),
+    [
+        (HERMES_TEMPLATE, HERMES),
+        (HERMES_TEMPLATE + "<function=", None),
+        (HERMES_TEMPLATE + "<arg_key>", None),
+        (HERMES_TEMPLATE.replace("arguments", "args"), None),
+        (HERMES_TEMPLATE.replace('"', '\\"'), HERMES),
+        (HERMES_TEMPLATE.replace("tools", "users"), None),
+        ("<tool_call>", None),
+        ("{{ tools }}", None),
+        ("{{ tools }}{{ '[TOOL_CALLS] [' }}", MISTRAL),
+        ("{{ tools }}[TOOL_CALLS]name[ARGS]", None),
+        (LLAMA_TEMPLATE, LLAMA),
+        (LLAMA_TEMPLATE.replace("<|start_header_id|>", ""), None),
+    ],
+)
+def test_formats_of_templates(template: str, format: ToolFormat | None) -> None:
+    assert tool_format(template) == format
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA, MISTRAL])
+def test_an_answer_put_together_as_the_format_says_is_read(format: ToolFormat) -> None:
+    call = '{"name": "time", "' + format.arguments_key + '": {"a": 1}}'
+    many = 1 if format.between is None else 3
+    text = format.before + (format.between or "").join([call] * many) + format.after
+    found = whole(divided([*text], None, format))
+    assert found == {"content": "", "reasoning": "", "calls": [["time", '{"a": 1}']] * many}
+
+
+def test_thinking_of_templates() -> None:
+    assert thinking_of("no such thing") is None
+    assert thinking_of("{{ content.split('</think>')[-1] }}") == THINK
+    assert thinking_of("[THINK]{{ x }}[/THINK]") == KNOWN[1]
+    assert opens_thinking("<|assistant|><think>\n", THINK) and not opens_thinking(
+        "<think>\n\n</think>", THINK
+    )
+    assert not opens_thinking("<think>", None)

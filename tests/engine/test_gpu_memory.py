@@ -1,0 +1,125 @@
+"""What models take of a device's memory, on software drivers: what was planned, within the budget."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden import golden
+from sidecars import with_sidecar
+
+from hotcold import LLM
+from hotcold.engine import placing
+from hotcold.engine.engine import Engine
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.kernels import _native, gpus
+from hotcold.kernels.gpu import GPU, GPUBackend, GPUMemoryError
+from hotcold.kernels.gpus import slack_bytes
+from tests.vulkan_devices import DRIVERS, FULL, device_index
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def gpu() -> str:
+    """The first driver's device: what is counted here is the same on all, but for the pieces of memory."""
+    return str(device_index(DRIVERS[0]))
+
+
+def run(path: Path | None, **options: Any) -> Any:
+    """A session that has read a prompt and generated."""
+    model = load(path, LoadOptions(threads=1, **options))
+    session = model.session()
+    prompt = [*range(10, 40)]
+    Engine(session).run([Request(prompt, SamplingParams(temperature=0), max_tokens=3, ignore_eos=True)])
+    return session
+
+
+def check(session: Any, budget: int) -> None:
+    hot, on_gpu = session.model.hot, session.model.on_gpu
+    planned, taken = on_gpu.planned_bytes, hot.allocated_bytes
+    assert taken <= on_gpu.budget_bytes == budget
+    assert abs(taken - planned) <= slack_bytes(planned), f"{taken - planned} more than was planned"
+
+
+@pytest.mark.parametrize("driver", DRIVERS if FULL else DRIVERS[:1])
+def test_the_pieces_of_drivers(driver: str, tmp_path: Path) -> None:
+    path = golden("tiny-drelu", tmp_path, type="Q4_0").path
+    check(run(path, gpu=str(device_index(driver)), vram_budget=3 * MIB, chunk=1), 3 * MIB)
+
+
+@pytest.mark.parametrize("budget", [3 * MIB, 5 * MIB, 12 * MIB])
+@pytest.mark.parametrize("sparsity", ["exact", "predicted"])
+def test_the_built_in_model(gpu: str, sparsity: str, budget: int, tmp_path: Path) -> None:
+    path = with_sidecar(tmp_path, [True] * 6, rank=64)
+    check(run(path, gpu=gpu, vram_budget=budget, sparsity=sparsity), budget)
+
+
+@pytest.mark.parametrize(
+    ("name", "type", "options"),
+    [
+        ("tiny-falcon", "F32", {"chunk": 16}),  # a parallel block, GELU, down by output
+        ("tiny-drelu", "Q4_0", {"context": 40, "sequences": 20}),
+        ("tiny-qwen3", "F16", {"context": 128}),
+        ("tiny-mistral", "Q8_0", {"sequences": 3, "cache_type": "f32"}),
+    ],
+)
+def test_other_models(gpu: str, name: str, type: str, options: dict[str, Any], tmp_path: Path) -> None:
+    path = golden(name, tmp_path, type=type).path
+    check(run(path, gpu=gpu, vram_budget=3 * MIB, **options), 3 * MIB)
+
+
+def test_everything_comes_back(gpu: str) -> None:
+    """Of a model that is closed and forgotten: every piece of memory, and the device."""
+
+    def held() -> int:
+        gc.collect()
+        calls = _native.vulkan_calls()
+        devices = calls["vkCreateDevice"] - calls["vkDestroyDevice"]
+        return 1000 * devices + calls["vkAllocateMemory"] - calls["vkFreeMemory"]
+
+    before = held()
+    llm = LLM(gpu=gpu, vram_budget=5 * MIB, threads=1)
+    llm.generate("Once", max_tokens=2)
+    assert held() > before + 1000
+    llm.close()
+    del llm
+    assert held() == before
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6])
+def test_memory_that_runs_out_while_loading(gpu: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device has a share of what was planned. The placement shrinks, which is told, and the text is
+    the same."""
+    opened: list[int] = []
+
+    def open_gpu(gpu: GPU, budget: int, *, spin: bool) -> GPUBackend:
+        opened.append(budget)
+        return gpus.open_gpu(gpu, budget if len(opened) > 1 else int(share * budget), spin=spin)
+
+    monkeypatch.setattr(placing, "open_gpu", open_gpu)
+    options: Any = {"max_tokens": 8, "temperature": 0}
+    with LLM(threads=1, gpu="off") as llm:
+        expected = llm.generate("Once upon a time", **options).ids
+    with LLM(gpu=gpu, vram_budget=8 * MIB, threads=1) as llm:
+        first, second, *_ = llm.session.notes
+        assert llm.generate("Once upon a time", **options).ids == expected
+        check(llm.session, opened[-1])
+    assert len(opened) == 2 and 3.5 * MIB < opened[1] < 5 * MIB
+    assert "the budget has" in first and f"now --vram-budget {opened[1]} B" in first
+    assert second.startswith("GPU ")
+
+
+def test_memory_that_runs_out_in_a_session(gpu: str) -> None:
+    """A second session has a KV cache of its own, for which the budget has no room: an error, and the first
+    one goes on."""
+    with LLM(gpu=gpu, vram_budget=4 * MIB, threads=1) as llm:
+        before = llm.generate("Once", max_tokens=3, temperature=0).ids
+        with pytest.raises(GPUMemoryError, match="budget"):
+            llm.model.session()
+        assert llm.generate("Once", max_tokens=3, temperature=0).ids == before

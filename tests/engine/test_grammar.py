@@ -1,0 +1,549 @@
+"""Constraints: masks against brute force, independence of what was asked before, limits, whole answers."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from vocabulary_of_bytes import ids_in, tokenizer, tokens_of
+
+from hotcold import LLM
+from hotcold.engine import grammar as grammar_module
+from hotcold.engine import grammar_compiler
+from hotcold.engine.grammar import (
+    MOST_CHECKS,
+    BoundedCache,
+    GrammarConstraint,
+    GrammarError,
+    Grammars,
+    check,
+    schema_grammar,
+)
+from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary
+from hotcold.engine.grammar_process import GrammarProcess
+from hotcold.engine.job import Grammar, JobError
+from hotcold.engine.line_process import ProcessDied, ProcessTimeout
+from hotcold.engine.request import Constraint
+from hotcold.errors import UserError
+
+OBJECT = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "n": {"type": "integer", "minimum": 0}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    made = Grammars(tokenizer())
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(sequences=4, threads=1) as made:
+        yield made
+
+
+def allowed(constraint: Constraint, output: list[int]) -> set[int]:
+    mask = constraint(output).mask
+    assert mask is not None and mask.dtype == np.uint64 and mask.shape == (-(-tokenizer().vocab_size // 64),)
+    return ids_in(mask)
+
+
+# --- masks --------------------------------------------------------------------------------------------
+
+LANGUAGES = [
+    (
+        Grammar("regex", "(ab|a)c{0,3}|né(e)?"),
+        [f"{a}{'c' * n}" for a in ("a", "ab") for n in range(4)] + ["né", "née"],
+    ),
+    (Grammar("gbnf", 'root ::= "the " ("cat" | "dog")\n'), ["the cat", "the dog"]),
+    (
+        schema_grammar({"enum": ["Lily", "Lila", "a\nb", 12, None]}),
+        ['"Lily"', '"Lila"', '"a\\nb"', '"a\\u000ab"', '"a\\u000Ab"', "12", "null"],
+    ),
+    (Grammar("lark", 'start: "one" | "once upon a time" | ""'), ["one", "once upon a time", ""]),
+]
+
+
+@pytest.mark.parametrize(("grammar", "language"), LANGUAGES, ids=lambda value: str(value)[:30])
+def test_a_mask_is_what_brute_force_over_the_vocabulary_gives(
+    grammars: Grammars, grammar: Grammar, language: list[str]
+) -> None:
+    texts = [text.encode() for text in language]
+    pieces = [tokenizer().piece(id) for id in range(tokenizer().vocab_size)]
+    silent = {id for id in range(len(pieces)) if tokenizer().decode([id]) == "" and pieces[id] != b" "}
+    constraint = grammars.constraint(grammar)
+    draw = random.Random(0)
+    for text in texts:
+        for length in sorted({0, len(text), *(draw.randrange(len(text) + 1) for _ in range(4))}):
+            begun = text[:length]
+            expected = set(tokenizer().stop_ids) if begun in texts else set()
+            for id, piece in enumerate(pieces):
+                if piece and id not in silent and any(each.startswith(begun + piece) for each in texts):
+                    expected.add(id)
+            assert allowed(constraint, tokens_of(begun)) == expected, begun
+
+
+def test_masks_depend_on_the_tokens_alone(grammars: Grammars) -> None:
+    """Asked in any order, from several threads, prepared or not: as a new constraint that is asked once."""
+    grammar = schema_grammar(OBJECT)
+    whole = tokens_of('{"name": "Lily", "n": 12}')
+    other = tokens_of('{\n  "name":"é\\n"')
+    outputs = [whole[:n] for n in range(len(whole) + 1)] + [other[:n] for n in range(len(other) + 1)]
+    expected = [allowed(grammars.constraint(grammar), output) for output in outputs]
+    asked = grammars.constraint(grammar)
+    assert isinstance(asked, GrammarConstraint)
+    draw = random.Random(3)
+    for _ in range(150):
+        index = draw.randrange(len(outputs))
+        if draw.random() < 0.5:
+            asked.prepare(outputs[draw.choice([index, draw.randrange(len(outputs))])])
+        assert allowed(asked, outputs[index]) == expected[index]
+    with ThreadPoolExecutor(4) as pool:
+        order = [draw.randrange(len(outputs)) for _ in range(100)]
+        assert list(pool.map(lambda i: allowed(asked, outputs[i]), order)) == [expected[i] for i in order]
+
+
+def test_tokens_that_do_not_match_are_an_error_and_then_forgotten(grammars: Grammars) -> None:
+    constraint = grammars.constraint(Grammar("regex", "abc"))
+    before = allowed(constraint, tokens_of("a"))
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="do not match the grammar"):
+            constraint(tokens_of("ax"))
+    with pytest.raises(GrammarError, match="do not match the grammar"):
+        constraint(tokens_of("abcd"))
+    assert allowed(constraint, tokens_of("a")) == before
+    assert allowed(constraint, tokens_of("abc")) == tokenizer().stop_ids
+
+
+def test_what_costs_too_much_is_an_error_and_no_end_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library itself would allow the token that ends a text."""
+    monkeypatch.setitem(grammar_compiler._LIMITS, "step_max_items", 3)
+    compiler = GrammarCompiler(GrammarVocabulary.of(tokenizer()))
+    matcher = compiler.compile('start: (a | b)+\na: "x" a "y" | "z"\nb: "x" b "w" | "z"').copy()
+    with pytest.raises(GrammarError, match=r"cannot go on: .*Too many items"):
+        matcher.mask()
+
+
+def test_a_grammar_that_gets_slower_and_slower_ends_its_answer(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = grammars.constraint(Grammar("lark", 'start: a\na: a a | a a a | "x" |'))
+    assert allowed(constraint, tokens_of("x"))
+    monkeypatch.setattr(grammar_module, "MASKS_S", 0)
+    monkeypatch.setattr(grammar_module, "MASK_S", 1e-7)
+    with pytest.raises(GrammarError, match="too slow here"):
+        constraint(tokens_of("xx"))
+
+
+# --- while the model runs -----------------------------------------------------------------------------
+
+
+class SlowMatcher:
+    """Makes a mask when it is told to, and says in which thread."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self.threads: list[int] = []
+
+    def consume(self, tokens: list[int]) -> bool:
+        return True
+
+    def rollback(self, n: int) -> bool:
+        return True
+
+    def mask(self) -> np.ndarray:
+        self.threads.append(threading.get_ident())
+        self.begun.set()
+        assert self.go.wait(60)
+        return np.ones(1, np.uint64)
+
+
+def test_a_mask_is_made_while_the_model_runs() -> None:
+    matcher = SlowMatcher()
+    with ThreadPoolExecutor(1) as pool:
+        constraint = GrammarConstraint(lambda: matcher, pool)  # type: ignore[arg-type, return-value]
+        constraint.prepare([1, 2])
+        # Here the model would run: nothing waits for the mask, which is being made elsewhere.
+        assert matcher.begun.wait(60)
+        matcher.go.set()
+        assert constraint([1, 2]).mask is not None
+        assert len(matcher.threads) == 1 and matcher.threads[0] != threading.get_ident()
+        assert constraint([1, 2]).mask is not None  # a step that is repeated
+        assert len(matcher.threads) == 1
+        assert constraint([1, 2, 3]).mask is not None  # nothing was prepared: here and now
+        assert matcher.threads[1:] == [threading.get_ident()]
+        # A thread that is late is not waited for.
+        busy = threading.Event()
+        pool.submit(busy.wait, 60)
+        constraint.prepare([1, 2, 3, 4])
+        assert constraint([1, 2, 3, 4]).mask is not None
+        assert matcher.threads[2:] == [threading.get_ident()]
+        busy.set()
+
+
+def test_a_constraint_goes_on_when_the_threads_are_gone() -> None:
+    made = Grammars(tokenizer())
+    constraint = made.constraint(Grammar("regex", "a+"))
+    made.close()
+    made.close()
+    assert isinstance(constraint, GrammarConstraint)
+    constraint.prepare(tokens_of("a"))
+    assert allowed(constraint, tokens_of("a"))
+
+
+# --- whole answers ------------------------------------------------------------------------------------
+
+REGEXES = [
+    "(yes|no|maybe)( please)?[.!]",
+    r"\d{4}-\d{2}",
+    "[^a-z\n]{3,9}x?",
+    "(ab)*c|d.{2}é",
+    'a/b"\\\\',
+    "(?i)lily",
+    "",
+]
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_answers_match_an_expression_from_beginning_to_end(llm: LLM, grammars: Grammars, regex: str) -> None:
+    for seed in range(4):
+        constraint = grammars.constraint(Grammar("regex", regex))
+        found = llm.generate(
+            "Once upon a time",
+            max_tokens=60,
+            seed=seed,
+            temperature=3,
+            top_k=0,
+            top_p=1,
+            min_p=0,
+            constraint=constraint,
+        )
+        if found.finish_reason == "stop":
+            assert re.fullmatch(regex, found.text), found.text
+        else:
+            assert found.finish_reason == "length"
+
+
+def test_answers_match_a_schema(llm: LLM, grammars: Grammars) -> None:
+    validator = pytest.importorskip("jsonschema_rs").validator_for(OBJECT)
+    ended = 0
+    for seed in range(10):
+        found = llm.generate(
+            "The answer as JSON: ", max_tokens=120, seed=seed, temperature=2, top_k=0, top_p=1, min_p=0,
+            constraint=grammars.constraint(schema_grammar(OBJECT)),
+        )  # fmt: skip
+        if found.finish_reason == "stop":
+            validator.validate(json.loads(found.text))
+            ended += 1
+    assert ended >= 5
+
+
+def test_an_object_of_any_kind(llm: LLM, grammars: Grammars) -> None:
+    for seed in range(4):
+        found = llm.generate(
+            "JSON: ", max_tokens=150, seed=seed, constraint=grammars.constraint(Grammar("json_object"))
+        )
+        assert found.text.startswith("{")
+        if found.finish_reason == "stop":
+            assert isinstance(json.loads(found.text), dict)
+
+
+# --- what strangers send ------------------------------------------------------------------------------
+
+REFUSED = [
+    (Grammar("regex", "(" * 30_000 + "a" + ")" * 30_000), "not valid"),
+    (Grammar("regex", "a" * 70_000), "bytes: allowed are 65536"),
+    (Grammar("regex", "(?=a)b"), "look-around"),
+    (Grammar("regex", r"(a)\1"), "backreferences are not supported"),
+    (Grammar("regex", r"\bx"), "not supported"),
+    (Grammar("regex", "["), "unclosed character class"),
+    (Grammar("regex", "[a&&b]"), "no token can come next"),
+    (schema_grammar({"enum": list(range(100_000))}), "bytes: allowed are 65536"),
+    (schema_grammar({"allOf": [{"type": "string"}, {"type": "number"}]}), "Unsatisfiable schema"),
+    (schema_grammar({"type": "integer", "minimum": 5, "maximum": 4}), "Unsatisfiable schema"),
+    (
+        schema_grammar({"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+        "oneOf constraints are not supported",
+    ),
+    (schema_grammar({"type": "string", "pattern": "(?<!a)b"}), "look-around"),
+    (schema_grammar({"const": "\ud800"}), "not valid"),
+    (schema_grammar({"not": {}}), "'not'"),
+    (Grammar("gbnf", "root ::= x"), "line 1, column 10, .*no rule 'x'"),
+    (Grammar("gbnf", "root ::= " + "(" * 30_000), "too deep"),
+    (Grammar("lark", 'start: "a"\nb: ('), "line 2"),
+    (Grammar("lark", "start: a\na: a"), "no token can come next"),
+    (Grammar("lark", "start: " + "(" * 30_000 + '"a"' + ")" * 30_000), "too deeply nested"),
+    (Grammar("lark", 'start: %json {"x-guidance": {"lenient": true}}'), "x-guidance"),
+    (Grammar("yaml", ""), "the kind of grammar is 'yaml': allowed are json_schema"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("grammar", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_grammars_that_cannot_be_are_refused_in_one_line(
+    grammars: Grammars, grammar: Grammar, message: str
+) -> None:
+    for _ in range(2):
+        with pytest.raises(GrammarError, match=message) as caught:
+            grammars.check(grammar)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
+        assert caught.value.code == "invalid_grammar"
+
+
+RUN = [
+    Grammar("regex", "(a+)+b"),
+    Grammar("regex", "(((a{1,1000}){1,1000}){1,1000})"),
+    Grammar("regex", "a{1000000000}"),
+    Grammar("regex", "(a|b)*a(a|b){14}"),
+    schema_grammar({"type": "object", "properties": {"a": {"$ref": "#"}}}),
+    schema_grammar({"enum": [str(i) for i in range(4096)]}),
+    schema_grammar({"type": "array", "minItems": 100_000, "items": {"type": "array", "minItems": 100_000}}),
+    schema_grammar({"type": "string", "minLength": 100_000, "pattern": "^(a+)+$"}),
+    Grammar("gbnf", 'root ::= ("a" | root "b"){0,100000}'),
+]
+
+
+@pytest.mark.parametrize("grammar", RUN, ids=lambda value: str(value)[:40])
+def test_grammars_that_trouble_others_run_within_their_bounds(grammars: Grammars, grammar: Grammar) -> None:
+    """Or are refused; but the process lives, and so do steps."""
+    try:
+        grammars.check(grammar)
+    except GrammarError as error:
+        assert "too" in str(error)
+        return
+    constraint = grammars.constraint(grammar)
+    output: list[int] = []
+    draw = random.Random(0)
+    for _ in range(20):
+        coming = sorted(allowed(constraint, output) - tokenizer().stop_ids)
+        if not coming:
+            break
+        output.append(draw.choice(coming))
+
+
+def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs() -> None:
+    vocabulary = GrammarVocabulary.of(tokenizer())
+    slow = GrammarProcess(vocabulary, seconds=0.05)
+    options = " | ".join(f'[a-z]+ "{i}"' for i in range(2500))
+    # Which one it is depends on how busy the machine is.
+    with pytest.raises(JobError, match=r"too complex: it took longer than 0\.05 s|machine is too busy"):
+        slow.check(Grammar("gbnf", f"root ::= {options}"))
+    slow.close()
+    process = GrammarProcess(vocabulary)
+    assert process.check(Grammar("regex", "a")) == "start: /a/\n"
+    assert process._process.pid is not None
+    process.close()
+    with pytest.raises(JobError, match="closed") as caught:
+        process.check(Grammar("regex", "a"))
+    assert caught.value.code == "engine_failed"
+
+
+def test_a_process_that_was_killed_is_replaced() -> None:
+    process = GrammarProcess(GrammarVocabulary.of(tokenizer()))
+    process.check(Grammar("regex", "a"))
+    child = process._process._child
+    assert child is not None
+    child.process.kill()
+    with pytest.raises(JobError, match="cannot be checked now") as caught:
+        process.check(Grammar("regex", "b"))
+    assert (caught.value.code, caught.value.retry_after_s) == ("engine_failed", 5)
+    process.check(Grammar("regex", "b"))
+    process.close()
+
+
+class Answers:
+    """In place of a process: gives or raises what it is told, in order."""
+
+    def __init__(self, answers: list[Exception | dict[str, str]]) -> None:
+        self.left = answers
+
+    def ask(self, request: dict[str, str], seconds: float | None = None) -> dict[str, str]:
+        if not request:
+            return {}
+        answer = self.left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("answers", "code"),
+    [
+        ([ProcessDied("killed"), {"lark": "x"}], ""),
+        ([ProcessDied("no memory"), ProcessDied("no memory")], "invalid_grammar"),
+        ([ProcessTimeout("too slow")], "invalid_grammar"),
+        ([ProcessTimeout("too slow", by_clock=True)], "queue_full"),
+        ([UserError("no such rule")], "invalid_grammar"),
+    ],
+)
+def test_who_is_to_blame_for_a_check_that_fails(answers: list[Any], code: str) -> None:
+    process = GrammarProcess(GrammarVocabulary.of(tokenizer()))
+    process._process = Answers(answers)  # type: ignore[assignment]
+    if not code:
+        assert process.check(Grammar("regex", "a")) == "x"
+    else:
+        with pytest.raises(JobError) as caught:
+            process.check(Grammar("regex", "a"))
+        assert caught.value.code == code and isinstance(caught.value, GrammarError) == ("grammar" in code)
+    assert not answers
+
+
+class Process:
+    """In place of one that checks grammars: notes them, and goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self.go.set()
+
+    def check(self, grammar: Grammar) -> str:
+        self.asked.append(grammar.source)
+        self.begun.set()
+        assert self.go.wait(60)
+        if grammar.source == "bad":
+            raise GrammarError("bad")
+        if grammar.source == "busy":
+            raise JobError("busy", "queue_full")
+        return "start: /a/"
+
+    def close(self) -> None:
+        self.go.set()
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    made = Process()
+    monkeypatch.setattr(grammar_module, "GrammarProcess", lambda vocabulary: made)
+    return made
+
+
+def test_what_was_checked_is_remembered(process: Process) -> None:
+    made = Grammars(tokenizer())
+    for _ in range(3):
+        assert made.checking(Grammar("regex", "good")).result() == Grammar("checked", "start: /a/")
+        with pytest.raises(GrammarError, match="bad"):
+            made.check(Grammar("regex", "bad"))
+    assert process.asked == ["good", "bad"]
+    for _ in range(2):
+        with pytest.raises(JobError, match="busy"):
+            made.check(Grammar("regex", "busy"))
+    assert process.asked == ["good", "bad", "busy", "busy"]
+    made.close()
+
+
+def test_checks_share_one_thread_and_too_many_are_refused_at_once(process: Process) -> None:
+    made = Grammars(tokenizer())
+    process.go.clear()
+    all = [Grammar("regex", str(n)) for n in range(MOST_CHECKS)]
+    futures = [made.checking(each) for each in all]
+    assert [made.checking(each) for each in all] == futures  # who asks for the same waits for the same
+    with pytest.raises(JobError, match="16 grammars are being checked") as caught:
+        made.checking(Grammar("regex", "one more"))
+    assert caught.value.code == "queue_full" and caught.value.retry_after_s
+    assert not futures[0].cancel()  # others may wait for it
+    process.go.set()
+    assert {each.result(60).source for each in futures} == {"start: /a/"}
+    assert process.asked == [each.source for each in all]
+    made.check(Grammar("regex", "one more"))
+    made.close()
+
+
+def test_after_closing_nothing_starts_and_who_waits_is_told(process: Process) -> None:
+    made = Grammars(tokenizer())
+    process.go.clear()
+    futures = [made.checking(Grammar("regex", source)) for source in "ab"]
+    assert process.begun.wait(60)
+    made.close()
+    for future in futures:
+        with pytest.raises(JobError) as caught:
+            future.result(60)
+        assert caught.value.code == "closed"
+    with pytest.raises(JobError) as caught:
+        made.check(Grammar("regex", "a"))
+    assert caught.value.code == "closed" and process.asked == ["a"]
+
+
+@pytest.mark.parametrize(("grammar", "language"), LANGUAGES, ids=lambda value: str(value)[:30])
+def test_what_a_check_gives_needs_no_reading_and_allows_the_same(
+    grammars: Grammars, grammar: Grammar, language: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = grammars.checking(grammar).result()
+    assert ready.kind == "checked"
+    expected = grammars.constraint(grammar)
+    monkeypatch.setattr(grammar_module, "lark_of", None)
+    found = grammars.constraint(ready)
+    for text in language:
+        for length in range(len(text.encode()) + 1):
+            output = tokens_of(text.encode()[:length])
+            assert allowed(found, output) == allowed(expected, output)
+    # Only a check makes them.
+    with pytest.raises(GrammarError, match="the kind of grammar is 'checked'"):
+        grammars.check(ready)
+
+
+def test_an_answer_cannot_use_up_what_another_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states of an expression that one answer has come through count against the bound of that one."""
+    monkeypatch.setitem(grammar_compiler._LIMITS, "max_lexer_states", 400)
+    made = Grammars(tokenizer())
+    grammar = Grammar("regex", "(a|b)*a(a|b){12}e")
+    others = made.constraint(grammar)
+    before = allowed(others, tokens_of("ab"))
+    greedy = made.constraint(grammar)
+    draw = random.Random(1)
+    text = tokens_of("".join(draw.choice("ab") for _ in range(1000)))
+    with pytest.raises(GrammarError, match="too many states"):
+        for length in range(len(text)):
+            greedy(text[:length])
+    assert allowed(others, tokens_of("aba")) == before  # as far from the end as before
+    assert allowed(made.constraint(grammar), tokens_of("ab")) == before
+    made.close()
+
+
+def test_a_single_check() -> None:
+    check(Grammar("regex", "a"), tokenizer())
+    with pytest.raises(GrammarError):
+        check(Grammar("regex", "("), tokenizer())
+
+
+def test_a_cache_holds_what_was_used_last_up_to_its_bytes() -> None:
+    cache: BoundedCache[str, int] = BoundedCache(100)
+    for key, size in (("a", 40), ("b", 40)):
+        cache.put(key, size, size)
+    assert cache.get("a") == 40
+    cache.put("c", 1, 50)  # b goes, which was used longest ago
+    assert (cache.get("a"), cache.get("b"), cache.get("c"), cache.bytes) == (40, None, 1, 90)
+    cache.put("c", 2, 10)
+    assert (cache.get("c"), cache.bytes) == (2, 50)
+    cache.put("d", 3, 101)
+    assert (cache.get("d"), cache.get("a"), cache.bytes) == (None, 40, 50)
+    cache.put("e", 4, 100)
+    assert (cache.get("e"), cache.get("a"), cache.bytes) == (4, None, 100)
+
+
+def test_a_vocabulary_without_an_end_is_refused() -> None:
+    class Endless:
+        stop_ids = frozenset[int]()
+
+    with pytest.raises(GrammarError, match="no token that ends a text"):
+        GrammarVocabulary.of(Endless())  # type: ignore[arg-type]
+
+
+def test_a_vocabulary_crosses_to_another_process_unchanged() -> None:
+    vocabulary = GrammarVocabulary.of(tokenizer())
+    plain = json.loads(json.dumps(vocabulary.to_plain()))
+    assert GrammarVocabulary.from_plain(plain) == vocabulary

@@ -1,0 +1,338 @@
+"""Schemas as grammars: random answers against jsonschema-rs, what is refused, and limits."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vocabulary_of_bytes import compiler, ids_in, matches, tokenizer, tokens_of
+
+from hotcold.engine import json_schema
+from hotcold.engine.grammar_error import GrammarError
+from hotcold.engine.json_schema import FORMATS, MOST_ENUM, checked, lark_of_schema, schemas_in_lark
+
+
+def lark(schema: object) -> str:
+    return lark_of_schema(json.dumps(schema))
+
+
+def answer(schema: object, draw: random.Random, most: int = 400) -> str | None:
+    """A random answer that the grammar of a schema allows; None where it found no end. It takes tokens that
+    close something more often than chance would."""
+    matcher = compiler().compile(lark(schema)).copy()
+    closing = {tokens_of(char)[0] for char in '"]}'}
+    output: list[int] = []
+    for _ in range(most):
+        allowed = ids_in(matcher.mask())
+        if allowed & compiler().stops and draw.random() < 0.5:
+            break
+        allowed -= compiler().stops
+        if not allowed:
+            break
+        near = sorted(allowed & closing)
+        token = draw.choice(near if near and draw.random() < 0.4 else sorted(allowed))
+        assert matcher.consume([token])
+        output.append(token)
+    else:
+        return None
+    assert matcher.complete()
+    return b"".join(map(tokenizer().piece, output)).decode()
+
+
+def sized(*names: str) -> st.SearchStrategy[dict[str, int]]:
+    """Two of them in order, or one, or none."""
+    least, most = names
+    return st.tuples(st.integers(0, 3), st.integers(0, 3)).flatmap(
+        lambda two: st.sampled_from(
+            [{}, {least: two[0]}, {most: two[1] + 1}, {least: two[0], most: sum(two)}]
+        )
+    )
+
+
+names = st.sampled_from(["a", "b", "ä ö", 'q"\\', "long name"])
+scalars = st.sampled_from([None, True, 0, -7, 1.5, "", "x", 'é"\n', [1, {"k": None}], {"z": [], "é": "y"}])
+strings = st.builds(
+    lambda size, more: {"type": "string", **size, **more},
+    sized("minLength", "maxLength"),
+    st.sampled_from([{}, {}, {"pattern": "^[a-c]+$"}, {"pattern": "\\d"}]),
+).filter(lambda schema: schema.get("maxLength", 9) > 0 or "pattern" not in schema)
+numbers = st.sampled_from(
+    [
+        {"type": "integer"}, {"type": "integer", "minimum": -3, "maximum": 12},
+        {"type": "number", "minimum": 0.5},
+        {"type": "number", "exclusiveMaximum": 3}, {"type": "integer", "multipleOf": 3},
+        {"type": "number", "multipleOf": 0.25, "maximum": 100}, {"type": ["integer", "null"]},
+    ]
+)  # fmt: skip
+others = st.sampled_from(
+    [{}, True, {"type": "boolean"}, {"type": "null"}, {"const": "c"}, {"const": {"a": [1, 2]}}]
+)
+formats = st.sampled_from([{"type": "string", "format": name} for name in FORMATS])
+enums = st.lists(scalars, min_size=1, max_size=4).map(lambda values: {"enum": values})
+
+
+def arrays(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(
+        lambda size, items, prefix: {"type": "array", "items": items, **size, **prefix},
+        sized("minItems", "maxItems"),
+        items,
+        st.one_of(
+            st.just({}), st.lists(items, min_size=1, max_size=2).map(lambda each: {"prefixItems": each})
+        ),
+    )
+
+
+def objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def build(properties: dict[str, Any], required: list[bool], rest: Any, draw: bool) -> dict[str, Any]:
+        wanted = [name for name, want in zip(properties, required, strict=False) if want]
+        schema = {
+            "type": "object",
+            "properties": properties,
+            "required": wanted,
+            "additionalProperties": rest,
+        }
+        return schema if draw else dict(reversed(schema.items()))
+
+    rest = st.one_of(st.just(False), st.just(False), values)
+    return st.builds(
+        build,
+        st.dictionaries(names, values, max_size=3),
+        st.lists(st.booleans(), min_size=3),
+        rest,
+        st.booleans(),
+    )
+
+
+schemas = st.recursive(
+    st.one_of(strings, numbers, others, enums, formats),
+    lambda inner: st.one_of(
+        arrays(inner),
+        objects(inner),
+        st.lists(inner, min_size=1, max_size=3).map(lambda each: {"anyOf": each}),
+    ),
+    max_leaves=6,
+)
+
+
+@given(schema=schemas, seed=st.integers(0, 10**6))
+@settings(max_examples=80, deadline=None)
+def test_every_answer_is_valid_by_another_validator(schema: Any, seed: int) -> None:
+    validator = pytest.importorskip("jsonschema_rs").validator_for(schema, validate_formats=True)
+    draw = random.Random(seed)
+    for _ in range(3):
+        text = answer(schema, draw)
+        if text is not None:
+            value = json.loads(text, parse_constant=pytest.fail)
+            validator.validate(value)
+
+
+FIXED: list[Any] = [
+    {"$ref": "#/$defs/tree", "$defs": {"tree": {
+        "type": "object", "properties": {"v": {"type": "integer"}, "kids": {"type": "array", "items": {
+            "$ref": "#/$defs/tree"}}}, "required": ["v"], "additionalProperties": False}}},
+    {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+     "required": ["next"]},
+    {"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+               {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]}]},
+    {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}]},
+    {"oneOf": [{"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]},
+               {"type": "object", "properties": {"k": {"const": "b"}, "n": {"type": "integer"}},
+                "required": ["k"]}]},
+    {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": False},
+    {"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1, "maxProperties": 2},
+    {"type": "object", "properties": {"a": {}}, "required": ["z", "a"]},
+    {"minimum": 5}, {"minLength": 2}, {"required": ["a"]}, {"minItems": 1, "maxItems": 2},
+    {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "minItems": 2,
+     "items": [{"type": "integer"}, {"type": "string"}], "additionalItems": False},
+    {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 3,
+     "exclusiveMinimum": True},
+    {"type": "array", "items": {"type": "integer"}, "uniqueItems": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", FIXED, ids=lambda schema: json.dumps(schema)[:60])
+def test_answers_to_schemas_of_each_feature_are_valid(schema: Any) -> None:
+    validator = pytest.importorskip("jsonschema_rs").validator_for(schema)
+    draw = random.Random(1)
+    found = [text for _ in range(15) if (text := answer(schema, draw)) is not None]
+    assert len(found) > 3
+    for text in found:
+        validator.validate(json.loads(text))
+
+
+def test_properties_come_in_the_order_of_the_schema_and_spaces_are_few() -> None:
+    properties = {name: {"type": "integer"} for name in ("b", "a", "c")}
+    grammar = lark({"type": "object", "properties": properties, "required": ["c", "b"]})
+    right = [
+        '{"b":1,"c":2}',
+        '{"b": 1, "a": 5, "c": 2}',
+        '{\n  "b": 1,\n  "c": 2\n}',
+        '{\r\n\t"b": 1, "c": 2}',
+    ]
+    assert [text for text in right if not matches(grammar, text)] == []
+    wrong = [
+        '{"c":2,"b":1}',
+        '{"b":1}',
+        '{"b":  1,"c":2}',
+        ' {"b":1,"c":2}',
+        '{"b":1,"c":2} ',
+        '{\n\n"b":1,"c":2}',
+    ]
+    assert [text for text in wrong if matches(grammar, text)] == []
+
+
+UNSUPPORTED = [
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "propertyNames", "maxLenght",
+    "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties",
+    "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$vocabulary",
+    "x-guidance", "additionalItems",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keyword", UNSUPPORTED)
+@pytest.mark.parametrize("place", ["top", "property", "definition"])
+def test_what_is_not_supported_is_refused_by_name(keyword: str, place: str) -> None:
+    schema: Any = {"type": "object", keyword: {"type": "string"}}
+    if place == "property":
+        schema = {"type": "object", "properties": {"p": schema}}
+    elif place == "definition":
+        schema = {"$defs": {"d": schema}, "type": "integer"}
+    with pytest.raises(GrammarError, match=keyword.replace("$", r"\$")):
+        lark(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"uniqueItems": True}, "'uniqueItems' in the schema is not supported: supported are "),
+        ({"nullable": True}, "'nullable'"),
+        ({"format": "regex"}, "format in the schema is 'regex': supported are date, time, date-time"),
+        ({"format": "unknown"}, "format in the schema is 'unknown'"),
+        ({"$ref": "https://example.com/schema"}, "only references within the schema"),
+        ({"$ref": "other.json#/a"}, "only references within the schema"),
+        ({"$ref": "#/$defs/nothing"}, "points at nothing"),
+        ({"$ref": "#name"}, "a path of plain names"),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {}}}, "a path of plain names"),
+        ({"$ref": "#/properties/a/x-not", "properties": {"a": {"x-not": {"not": {}}}}}, "'not' in"),
+        ({"properties": {"a": {"$id": "https://example.com"}}}, r"\$id in 'a' is supported at the top only"),
+        ({"$schema": "https://example.com/mine"}, r"\$schema is "),
+        ({"type": "text"}, "type in the schema is 'text': allowed are null"),
+        ({"type": []}, "type in the schema"),
+        ({"enum": []}, "a list of values is needed"),
+        ({"enum": [str(i) for i in range(MOST_ENUM + 1)]}, "4097 values: allowed are 4096"),
+        ({"const": 2**60}, r"below 2\^53"),
+        ({"minimum": "1"}, "a number is needed"),
+        ({"minLength": -1}, "whole numbers 0 to 100000"),
+        ({"maxItems": 10**9}, "whole numbers 0 to 100000"),
+        ({"multipleOf": 0}, "multipleOf"),
+        ({"required": "a"}, "a list of names"),
+        ({"properties": []}, "an object of schemas"),
+        ({"anyOf": []}, "a list of schemas"),
+        ({"items": 5}, "items is 5: a schema is an object, true or false"),
+        (False, "nothing matches"),
+        (5, "a schema is an object"),
+        ({"$ref": "#"}, "nothing finite matches"),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "nothing finite"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "nothing finite"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "finite"),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)  # fmt: skip
+def test_schemas_that_are_wrong_are_refused_in_one_line(schema: object, message: str) -> None:
+    with pytest.raises(GrammarError, match=message) as caught:
+        lark(schema)
+    assert "\n" not in str(caught.value) and caught.value.code == "invalid_grammar"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("NaN", "NaN is no number of JSON"),
+        ('{"minimum": Infinity}', "Infinity is no number of JSON"),
+        ("[" * 60_000, "too deep"),
+        ('{"items":' * 1000 + "{}" + "}" * 1000, "too deep: allowed are 64"),
+        ('{"items":' * 40 + "{}" + "}" * 40, "more than 32 schemas within each other"),
+        ('{"description": "' + "x" * 70_000 + '"}', "bytes: allowed are 65536"),
+        ('{"minimum": 1e999}', "below 2"),
+        ("1" * 5000, "not JSON"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_texts_that_are_no_schema_are_refused(text: str, message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
+        lark_of_schema(text)
+
+
+def test_each_schema_is_looked_at_once_however_many_refer_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a check costs must not double with each definition: these would take 2^14 looks, or 9!."""
+    doubled: Any = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(14)}
+    doubled["d14"] = {"anyOf": [False]}
+    mutual: Any = {
+        f"d{i}": {
+            "anyOf": [
+                {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{j}"}}, "required": ["x"]}
+                for j in range(9)
+                if j != i
+            ]
+        }
+        for i in range(9)
+    }
+    found = json_schema._target
+    seen: list[str] = []
+    monkeypatch.setattr(json_schema, "_target", lambda *each: seen.append(each[1]) or found(*each))
+    for definitions in (doubled, mutual):
+        schema = {"$defs": definitions, "$ref": "#/$defs/d0"}
+        seen.clear()
+        with pytest.raises(GrammarError, match="nothing finite matches"):
+            checked(schema)
+        assert 0 < len(seen) <= 2 * json.dumps(schema).count("$ref")
+
+
+@pytest.mark.parametrize(("last", "ends"), [({"type": "integer"}, True), ({"$ref": "#/$defs/d0"}, False)])
+def test_a_long_chain_of_references(last: Any, ends: bool) -> None:
+    definitions = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1500)} | {"d1500": last}
+    schema = {"$defs": definitions, "$ref": "#/$defs/d0"}
+    if ends:
+        assert checked(schema) == schema
+    else:
+        with pytest.raises(GrammarError, match="nothing finite matches"):
+            checked(schema)
+
+
+def test_references_of_what_is_referred_to_are_checked_too() -> None:
+    hidden = {"a": {"$ref": "#/x-more/b"}, "b": {"not": {}}}
+    with pytest.raises(GrammarError, match="'not'"):
+        checked({"x-more": hidden, "$ref": "#/x-more/a"})
+
+
+def test_what_is_for_readers_is_left_out() -> None:
+    told = {
+        "title": "t", "description": "d", "default": 1, "examples": [1], "$comment": "c", "deprecated": True,
+        "readOnly": True, "writeOnly": False, "x-order": 3, "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://example.com/it", "contentEncoding": "base64", "unevaluatedProperties": True,
+    }  # fmt: skip
+    assert checked({"type": "integer", **told}) == {"type": "integer"}
+    # Where such a word is the name of a property it is one.
+    named = {"type": "object", "properties": {"title": {"type": "string", "title": "T"}}}
+    assert checked(named) == {"type": "object", "properties": {"title": {"type": "string"}}}
+
+
+def test_schemas_within_a_grammar_are_checked_too() -> None:
+    grammar = schemas_in_lark(
+        'start: "x" a | %json {"type": "integer", "title": "n"}\na: %json {"const": "}"} "y"'
+    )
+    assert "title" not in grammar
+    assert matches(grammar, "42") and matches(grammar, 'x"}"y') and not matches(grammar, "x")
+    for text in (
+        'start: %json {"not": {}}',
+        'start: %json {"x-guidance": {"lenient": true}}',
+        "start: %json x",
+    ):
+        with pytest.raises(GrammarError):
+            schemas_in_lark(text)

@@ -1,0 +1,298 @@
+"""What a viewer is told of the neurons that fire, held to masks that the FFN op reports elsewhere."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from sidecars import with_sidecar
+
+from hotcold.demo import model_path
+from hotcold.engine import neuron_map
+from hotcold.engine.engine import Engine
+from hotcold.engine.generation import joined, stream
+from hotcold.engine.live import Frame, Live, Picture, Viewer
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
+from hotcold.engine.neuron_map import MapLayout, NeuronMap
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.scoring import Scorer
+from hotcold.engine.session import LoadedModel, Session
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.gpu import GPUMemoryError
+from hotcold.model.config import Config
+from hotcold.sparse.placement import Placement, write_placement
+from hotcold.sparse.sizes import sizes_of_file
+from tests.placed import on_two
+from tests.vulkan_devices import DRIVERS
+
+PROMPT = "Once upon a time there was a little fox who"
+TOKENS = 40
+
+Bools = npt.NDArray[np.bool_]
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load(None, LoadOptions(threads=1, sequences=2, sparsity="exact"))
+
+
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """Layers 0 and 5 wholly on the CPU, layer 1 wholly hot, a part of 3 and 4; layer 2 has no hot neuron."""
+    path = tmp_path_factory.mktemp("placed") / "some.gpuidx"
+    with open_gguf(model_path()) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        sizes = sizes_of_file(file, config, 256, "f16")
+    random = np.random.default_rng(3)
+    hot = [random.random(1024) < share for share in (0, 1, 0, 0.3, 0.7, 0)]
+    write_placement(path, sizes, Placement(hot, range(1, 5), True))
+    options = LoadOptions(placement=path, hot_backend="cpu", threads=1, hot_threads=1, sparsity="exact")
+    return load(None, options)
+
+
+def run(session: Session, *, watched: bool = True) -> tuple[Request, list[Frame]]:
+    engine = Engine(session)
+    ids = session.model.tokenizer.encode(PROMPT)
+    viewer = Viewer() if watched else None
+    request = Request(ids, SamplingParams(temperature=0), max_tokens=TOKENS, ignore_eos=True, viewer=viewer)
+    pieces = list(stream(engine, request))
+    assert joined(pieces).ids == tuple(request.output)
+    return request, [piece.frame for piece in pieces if piece.frame is not None]
+
+
+def unpacked(layout: MapLayout, frame: Frame) -> dict[int, Bools]:
+    """By token, which cells fired, where each is one neuron."""
+    assert layout.bits == 1
+    if not frame.of:
+        return {}
+    bits = np.frombuffer(base64.b64decode(frame.cells), np.uint8).reshape(len(frame.of), -1)
+    found = np.unpackbits(bits, axis=1, bitorder="little")[:, : sum(layout.cells)].astype(bool)
+    return dict(zip(frame.of, found, strict=True))
+
+
+def truth(model: LoadedModel, request: Request) -> dict[int, Bools]:
+    """By token, which of all neurons fired to choose it, in the order of the file: every token of the text
+    once more by the decode rule, on one backend, with masks that the test itself gives to the FFNs."""
+    found: list[Bools] = []
+    masks: list[Any] = []
+
+    def watch(ffns: list[Any]) -> list[Any]:
+        for ffn, n in zip(ffns, model.config.neurons, strict=True):
+            ffn.fired = model.backend.zeros((model.limits.tokens, -(-n // 64)), np.uint64)
+            masks.append(ffn.fired)
+        return ffns
+
+    session = model.session(wrap=watch)
+    for logits in Scorer(session).logits([*request.prompt, *request.output]):
+        words = np.hstack([model.backend.read(mask, 0, len(logits)) for mask in masks])
+        found += [*np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").astype(bool)]
+    first = len(request.prompt) - 1
+    return {token: found[first + token] for token in range(len(request.output))}
+
+
+def shown_order(model: LoadedModel) -> npt.NDArray[np.int64]:
+    """Of all cells, the neuron of the file: by layer first hot ones, each part with what fires most first."""
+    profile = model_path().with_suffix(".profile.gguf")
+    masks = getattr(model.devices, "masks", None)
+    order = []
+    with open_gguf(profile) as file:
+        for i, n in enumerate(model.config.neurons):
+            firing = file.load(f"blk.{i}.profile").dequantise().reshape(-1)
+            ranked = sorted(range(n), key=lambda neuron: (-firing[neuron], neuron))
+            if masks is not None:
+                ranked.sort(key=lambda neuron: not masks[i][neuron])
+            order.append(1024 * i + np.array(ranked))
+    return np.concatenate(order)
+
+
+def agrees(shown: dict[int, Bools], expected: dict[int, Bools], order: npt.NDArray[np.int64]) -> float:
+    """The share of neurons that are as expected, of those that fired in either."""
+    same = every = 0
+    for token, cells in shown.items():
+        fired = expected[token][order]
+        same += int((fired & cells).sum())
+        every += int((fired | cells).sum())
+    return same / every
+
+
+@pytest.mark.parametrize("sparsity", ["exact", "off"])
+def test_cells_are_the_neurons_that_fired(model: LoadedModel, sparsity: str) -> None:
+    session = model.session(sparsity)
+    layout = NeuronMap(model).layout
+    request, frames = run(session)
+    shown = {token: cells for frame in frames for token, cells in unpacked(layout, frame).items()}
+    assert [*shown] == [*range(1, TOKENS)]  # the first comes from the prompt
+    assert frames[-1].tokens == TOKENS and [f.tokens for f in frames] == sorted(f.tokens for f in frames)
+    assert agrees(shown, truth(model, request), shown_order(model)) == 1
+    hot = np.concatenate([np.arange(1024) < count for count in layout.hot])
+    for frame in frames:
+        cells = unpacked(layout, frame)
+        assert frame.fired == tuple((int(c[hot].sum()), int(c[~hot].sum())) for c in cells.values())
+
+
+def test_cells_of_a_model_on_two_backends(model: LoadedModel, placed: LoadedModel) -> None:
+    """Sums of two parts have another last bit now and then, so a neuron at its threshold may differ."""
+    layout = NeuronMap(placed).layout
+    assert layout.hot_by == "placement" and layout.hot[:3] == (0, 1024, 0)
+    request, frames = run(placed.session())
+    shown = {token: cells for frame in frames for token, cells in unpacked(layout, frame).items()}
+    assert shown and agrees(shown, truth(model, request), shown_order(placed)) > 0.999
+
+
+@pytest.mark.parametrize("vulkan", DRIVERS[:1], indirect=True)
+def test_cells_of_a_model_on_a_device(model: LoadedModel, vulkan: Any) -> None:
+    """Half of each layer's neurons are its own; the same text as unwatched. Its sums are not the CPU's bit
+    for bit, and a code of a norm's output that turns moves what is near a threshold."""
+    session = on_two(vulkan, 0.5, sparsity="exact")
+    request, frames = run(session)
+    layout = NeuronMap(session.model).layout
+    shown = {token: cells for frame in frames for token, cells in unpacked(layout, frame).items()}
+    assert shown and agrees(shown, truth(model, request), shown_order(session.model)) > 0.97
+    assert run(session, watched=False)[0].output == request.output
+    rates = frames[-1].rates
+    assert rates is not None and rates.gpu_share is not None and 0.2 < rates.gpu_share < 0.9
+    session.close()
+
+
+def test_predicted_neurons_that_fired(tmp_path: Path) -> None:
+    """No more neurons are shown than the FFNs counted; and the same text as unwatched."""
+    model = load(with_sidecar(tmp_path, [True] * 6), LoadOptions(threads=1, sparsity="predicted"))
+    session = model.session()
+    request, frames = run(session)
+    assert run(session, watched=False)[0].output == request.output
+    shown = unpacked(NeuronMap(model).layout, frames[-1])
+    pairs = session.watched().counts().sum(0)[:, 3].sum()
+    assert 0 < sum(cells.sum() for cells in shown.values()) <= pairs
+
+
+def test_without_a_viewer_nothing_is_made(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("somebody watches")
+
+    monkeypatch.setattr("hotcold.engine.engine.Live", refuse)
+    monkeypatch.setattr(Session, "watched", refuse)
+    request, frames = run(model.session(), watched=False)
+    assert len(request.output) == TOKENS and frames == []
+
+
+def test_a_viewer_changes_no_token_and_counts_go_on(model: LoadedModel) -> None:
+    alone, watched = model.session(), model.session()
+    assert run(alone, watched=False)[0].output == run(watched)[0].output
+    np.testing.assert_array_equal(alone.counters.rows, watched.counters.rows)
+    assert watched.watched().steps > 0
+
+
+def test_a_viewer_sees_only_its_own_request(model: LoadedModel) -> None:
+    session = model.session()
+    expected, alone = run(session)
+    engine, layout = Engine(session), NeuronMap(model).layout
+    params = SamplingParams(temperature=0)
+    own = Request(expected.prompt, params, max_tokens=TOKENS, ignore_eos=True, viewer=Viewer())
+    other = Request(expected.prompt[::-1], params, max_tokens=TOKENS, ignore_eos=True)
+    engine.add(other)
+    frames = [piece.frame for piece in stream(engine, own) if piece.frame is not None]
+    assert own.output == expected.output and len(other.output) > 10
+    seen, before = ({t: c for f in each for t, c in unpacked(layout, f).items()} for each in (frames, alone))
+    assert seen.keys() == before.keys()
+    for token, cells in seen.items():
+        np.testing.assert_array_equal(cells, before[token])
+
+
+def test_frames_are_bounded_and_not_more_often_than_they_should_be(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a clock that ticks 10 ms a look, a frame has cells every ten pieces; a full one takes no more."""
+    ticks = iter(range(10**6))
+    monkeypatch.setattr("hotcold.engine.live.time.perf_counter", lambda: next(ticks) / 100)
+    live = Live(model.session())
+    viewer = Viewer()
+    viewer.live = live
+    with_cells = 0
+    for token in range(100):
+        viewer.note(token, np.zeros(6 * 16, np.uint64))
+        with_cells += bool(viewer.frame(token + 1, last=False).cells)
+    assert 9 <= with_cells <= 10
+    for token in range(100, 100 + live.most + 5):
+        if not viewer.is_full(live.most):
+            viewer.note(token, np.zeros(6 * 16, np.uint64))
+    assert len(viewer.frame(10**6, last=True).of) == live.most
+
+
+def test_rates_are_of_bytes_that_were_read(model: LoadedModel, placed: LoadedModel) -> None:
+    _, frames = run(model.session())
+    rates = frames[-1].rates
+    assert rates is not None and rates.gpu_share == 0
+    assert rates.tok_s is not None and rates.tok_s > 0 and rates.gb_s is not None and rates.gb_s > 0
+    rates = run(placed.session())[1][-1].rates
+    assert rates is not None and rates.gpu_share is not None and 0.2 < rates.gpu_share < 0.9
+
+
+def test_a_gpu_without_room_gives_figures_alone(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Session) -> None:
+        raise GPUMemoryError("full", 0)
+
+    monkeypatch.setattr(Session, "watched", full)
+    request, frames = run(model.session())
+    assert len(request.output) == TOKENS
+    assert frames[-1].cells == "" and frames[-1].rates is not None and frames[-1].rates.tok_s
+    assert "cannot be shown" in frames[0].note and "full" in frames[0].plain()["note"]
+    assert not any(each.note for each in frames[1:])
+
+
+def test_cells_of_several_neurons(placed: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted one by one, from masks made at random."""
+    fine = NeuronMap(placed)
+    monkeypatch.setattr(neuron_map, "MOST_CELLS", 300)
+    coarse = NeuronMap(placed)
+    layout = coarse.layout
+    assert layout.bits == 4 and 200 < sum(layout.cells) <= 300
+    words = sum(layer.ffn.words for layer in placed.weights.layers)
+    random = np.random.default_rng(0)
+    masks = random.integers(0, 1 << 63, (3, words), np.uint64) & random.integers(
+        0, 1 << 63, (3, words), np.uint64
+    )
+    single, both = fine.cells(masks)
+    text, again = coarse.cells(masks)
+    assert both == again
+    neurons = unpacked(fine.layout, Frame(3, (0, 1, 2), single))
+    nibbles = np.frombuffer(base64.b64decode(text), np.uint8).reshape(3, -1)
+    for token in range(3):
+        values = [value for byte in nibbles[token].tolist() for value in (byte & 15, byte >> 4)]
+        at = cell = 0
+        for layer, n in enumerate(layout.neurons):
+            hot, hot_cells = layout.hot[layer], layout.hot_cells[layer]
+            for count, cells in ((hot, hot_cells), (n - hot, layout.cells[layer] - hot_cells)):
+                assert cells == -(-count // 21)  # the fewest neurons with which 6 * (49 + 1) cells do
+                for i in range(cells):
+                    part = neurons[token][at + 21 * i : min(at + 21 * (i + 1), at + count)]
+                    assert 0 <= values[cell] - 15 * np.sqrt(part.mean()) < 1
+                    cell += 1
+                at += count
+
+
+def test_memory_is_that_of_the_file_and_the_cache(model: LoadedModel, placed: LoadedModel) -> None:
+    with open_gguf(model_path()) as file:
+        tensors = {name: info.nbytes for name, info in file.tensors.items()}
+    neurons = sum(nbytes for name, nbytes in tensors.items() if ".ffn_" in name and "norm" not in name)
+    for each in (model, placed):
+        session = each.session()
+        picture = Picture.of(session)
+        uses = {use.kind: use for use in picture.memory}
+        assert uses["neurons"].gpu_bytes + uses["neurons"].cpu_bytes == pytest.approx(neurons, rel=0.02)
+        assert uses["embedding"].cpu_bytes == tensors["token_embd.weight"]
+        cache = uses["kv"].gpu_bytes + uses["kv"].cpu_bytes
+        assert cache == session.cache.pages * 32 * 6 * 2 * 256 * 2  # 6 layers, K and V of 256 float16
+    assert sum(use.gpu_bytes for use in Picture.of(model.session()).memory) == 0
+    assert uses["attention"].gpu_bytes == pytest.approx(2 * uses["attention"].cpu_bytes, rel=0.01)
+
+
+def test_a_model_without_zeros_has_figures_alone(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neuron_map, "SPARSE_ACTIVATIONS", ())
+    _, frames = run(model.session("off"))
+    assert frames[-1].cells == "" and frames[-1].rates is not None and frames[-1].rates.tok_s

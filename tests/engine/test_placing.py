@@ -1,0 +1,230 @@
+"""What is loaded where, on machines with a made-up GPU, whose part a CPU backend plays."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotcold import LLM
+from hotcold.engine import loading, machine, memory, placing
+from hotcold.engine.load_options import LoadError, LoadOptions
+from hotcold.engine.reports import Setup
+from hotcold.errors import UserError
+from hotcold.kernels import gpus
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels.gpu import GPU, GPUError, GPUMemoryError
+from hotcold.sparse.hardware import Hardware, find_hardware
+from tests.made_up_gpus import made_up
+
+CARD = made_up(0, "Made-Up Card")
+INTEGRATED = made_up(1, "Made-Up Graphics", kind="integrated", unified=True)
+SOFTWARE = made_up(2, "software", kind="software")
+
+
+def fast() -> Hardware:
+    return replace(find_hardware("rtx4090-i9"), source="a test", machine={"gpu": None})
+
+
+@dataclass
+class Machine:
+    """A machine with these devices, and what was asked of them."""
+
+    devices: list[GPU] = field(default_factory=lambda: [CARD])
+    opened: list[tuple[GPU, int | None, bool]] = field(default_factory=list)
+    #: By the device's name: a card that handshakes hardly slow down.
+    measured: dict[str, Hardware] = field(default_factory=lambda: {CARD.name: fast()})
+    #: Is called with each backend that is opened in a GPU's place.
+    change: Callable[[CPUBackend], None] = lambda backend: None
+
+    def open_gpu(self, gpu: GPU, budget: int | None, *, spin: bool) -> CPUBackend:
+        self.opened.append((gpu, budget, spin))
+        backend = CPUBackend(1)
+        backend.check_room = lambda nbytes: None  # type: ignore[attr-defined]
+        self.change(backend)
+        return backend
+
+
+@pytest.fixture
+def has(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.delenv("HOTCOLD_GPU")
+    made = Machine()
+    monkeypatch.setattr(gpus, "find_gpus", lambda: (made.devices, "" if made.devices else "none found"))
+    monkeypatch.setattr(placing, "open_gpu", made.open_gpu)
+    monkeypatch.setattr(placing, "measured_hardware", lambda gpu: made.measured.get(gpu.name))
+    return made
+
+
+def load(**options: Any) -> Any:
+    return loading.load(None, LoadOptions(threads=1, **options))
+
+
+def test_a_card_is_used_without_a_word(has: Machine) -> None:
+    """All of a small model goes there; the notes and the report say so."""
+    model = load()
+    assert has.opened == [(CARD, 7 << 30, False)] and model.hot is not None
+    where = "GPU Made-Up Card (driver 1.0): 6 of 6 layers and the head; 100.0% of the neurons, 100.0% of the"
+    assert model.notes[0].startswith(where) and model.notes[0].endswith("of 7.00 GiB; handshakes by submits")
+    assert "a test, and fable-7m" in model.notes[1]
+    report = Setup.of(model.session()).gpu
+    assert report is not None and (report["name"], report["layers"], report["head"]) == (CARD.name, 6, True)
+    assert report["planned_bytes"] == model.on_gpu.planned_bytes < report["budget_bytes"] == 7 << 30
+
+
+def test_the_text_is_the_cpu_s(has: Machine) -> None:
+    texts = []
+    for options in ({"gpu": "off"}, {"vram_budget": 6 << 20}, {"gpu": 0}):
+        with LLM(threads=1, **options) as llm:
+            texts.append(llm.generate("Once upon a time", max_tokens=20, temperature=0).ids)
+    assert texts[0] == texts[1] == texts[2] and [budget for _, budget, _ in has.opened] == [6 << 20, 7 << 30]
+
+
+def test_a_card_that_was_not_measured(has: Machine) -> None:
+    """It is taken for one whose kernels and handshakes cost what others report: too much for a small model,
+    unless somebody asks for it."""
+    has.measured.clear()
+    model = load()
+    assert model.hot is None and "it is expected not to be faster than the CPU" in model.notes[0]
+    model = load(gpu="card")
+    assert model.hot is not None and model.notes[0].startswith("GPU Made-Up Card")
+    assert model.notes[1].startswith("the CPU alone (--gpu off) is expected to be faster (")
+
+
+def test_without_a_gpu_nothing_is_said(has: Machine) -> None:
+    for has.devices in ([], [SOFTWARE]):
+        model = load()
+        assert model.hot is None and model.on_gpu is None and model.notes == ()
+        assert Setup.of(model.session()).gpu is None
+
+
+def test_a_software_driver_has_to_be_named(has: Machine) -> None:
+    has.devices = [SOFTWARE]
+    with pytest.raises(GPUError, match=r"no GPU found, but 2 \(software\): name one to use it"):
+        load(vram_budget=6 << 20)
+    has.measured["software"] = slow = replace(find_hardware("rtx4060"), gpu_stream_gb_s=1e-3)
+    assert load(gpu="soft", vram_budget=6 << 20).hot is not None, slow  # it stands for a card
+
+
+def test_an_integrated_gpu_is_used_where_it_was_measured_to_be_faster(has: Machine) -> None:
+    has.devices = [INTEGRATED]
+    model = load()
+    seen = "GPU 1 (Made-Up Graphics) is not used: it shares the processor's memory, and need not be faster"
+    assert model.hot is None and model.notes[0].startswith(seen) and not has.opened
+    card = find_hardware("rtx4060")
+    has.measured[INTEGRATED.name] = replace(card, spins=True, source="a test", machine={})
+    assert load().hot is not None and has.opened[-1] == (INTEGRATED, 7 << 30, True)
+    as_fast = replace(card, gpu_stream_gb_s=card.cpu_stream_gb_s, gpu_rows_gb_s=card.cpu_stream_gb_s)
+    has.measured[INTEGRATED.name] = replace(as_fast, source="a test", machine={})
+    model = load()
+    assert model.hot is None and "is not used: " in model.notes[0] and len(has.opened) == 1
+    for options in ({"gpu": "graphics"}, {"vram_budget": 6 << 20}):
+        has.measured[INTEGRATED.name] = replace(card, source="a test", machine={})
+        assert load(**options).hot is not None
+
+
+def test_a_budget_for_which_nothing_fits(has: Machine) -> None:
+    model = load(vram_budget=1000)
+    assert model.hot is None and not has.opened
+    assert "is not used: within 1000 B there is room for nothing" in model.notes[0]
+
+
+def test_a_card_that_fails_to_open(has: Machine) -> None:
+    """A note where nobody asked for it, else an error."""
+
+    def fail(backend: CPUBackend) -> None:
+        raise GPUError("the driver failed")
+
+    has.change = fail
+    model = load()
+    assert model.hot is None and model.notes == ("no GPU is used: the driver failed",)
+    for options in ({"gpu": "card"}, {"vram_budget": 6 << 20}):
+        with pytest.raises(GPUError, match="the driver failed"):
+            load(**options)
+
+
+@pytest.mark.parametrize("allocated", [0, 9_000_000])
+def test_memory_that_runs_out_shrinks_the_placement(
+    has: Machine, allocated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, while weights are read; what was set is told, and holds."""
+
+    def fail(backend: CPUBackend) -> None:
+        def matrix(*_: Any) -> Any:
+            error = GPUMemoryError("12 bytes: the device's memory is full")
+            error.allocated = allocated
+            raise error
+
+        if len(has.opened) == 1:
+            monkeypatch.setattr(backend, "matrix", matrix)
+
+    has.change = fail
+    model = load(vram_budget=12 << 20)
+    first = int(model.notes[0].split("--vram-budget ")[1].split()[0])
+    assert allocated * 19 // 20 <= first < 10 << 20
+    assert model.notes[0].startswith("12 bytes: the device's memory is full: now --vram-budget ")
+    assert model.notes[1].startswith("GPU Made-Up Card")
+    assert [budget for _, budget, _ in has.opened] == [12 << 20, first]
+    assert model.on_gpu.planned_bytes <= first and Setup.of(model.session()).notes[:2] == model.notes[:2]
+
+
+def test_memory_that_is_never_there(has: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(backend: CPUBackend) -> None:
+        def matrix(*_: Any) -> Any:
+            raise GPUMemoryError("full")
+
+        monkeypatch.setattr(backend, "matrix", matrix)
+
+    has.change = fail
+    model = load(vram_budget=12 << 20)  # until nothing is left to place there
+    assert model.hot is None and len(has.opened) > 1 and "within" in model.notes[len(has.opened)]
+    budgets = [budget for _, budget, _ in has.opened]
+    assert budgets == sorted(budgets, reverse=True) and len(set(budgets)) == len(budgets)
+    monkeypatch.setattr(loading, "_TRIES", 1)
+    with pytest.raises(GPUMemoryError, match="full"):
+        load(vram_budget=12 << 20)
+
+
+def needed(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
+    """Bytes of the processor's memory that have to be free."""
+
+    def fits(free: int) -> bool:
+        monkeypatch.setattr(memory, "available_memory", lambda: free)
+        try:
+            load(**options)
+        except LoadError as error:
+            assert "not enough memory" in str(error)
+            return False
+        return True
+
+    return bisect.bisect_left(range(64 << 20), True, key=fits)
+
+
+def test_memory_of_the_host_is_what_lies_on_the_host(has: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a card with memory of its own neither its weights nor its keys, values and buffers, but what goes
+    there at a time: of a small model as much as its weights."""
+    has.devices = [CARD, INTEGRATED, SOFTWARE]
+    alone = needed(monkeypatch, gpu="off")
+    card = needed(monkeypatch, gpu="0", vram_budget=16 << 20)
+    shared = [needed(monkeypatch, gpu=gpu, vram_budget=16 << 20) for gpu in ("1", "2")]
+    assert shared[0] == shared[1] > max(alone, card)
+    monkeypatch.setattr(memory, "STAGING_BYTES", 0)
+    held = load(gpu="0", vram_budget=16 << 20).on_gpu
+    without = needed(monkeypatch, gpu="0", vram_budget=16 << 20)
+    assert card - without == held.weight_bytes > 7 << 20 and without < alone - (5 << 20)
+
+
+def test_what_doctor_measured_is_found(has: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert machine.measured_hardware(CARD) is None
+    path = machine.cache_path(CARD)
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    assert machine.measured_hardware(CARD) is None
+    assert len({path, machine.cache_path(INTEGRATED), machine.cache_path(None)}) == 3
+    with pytest.raises(UserError, match="set XDG_CACHE_HOME"):
+        monkeypatch.setenv("XDG_CACHE_HOME", "here")
+        machine.cache_path(CARD)

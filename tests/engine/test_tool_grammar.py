@@ -1,0 +1,177 @@
+"""Answers that may or must call tools, by the formats of models."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from vocabulary_of_bytes import compiler, ids_in, matches, tokenizer, tokens_of
+
+from hotcold.engine.grammar import Grammars, tools_grammar
+from hotcold.engine.grammar_error import GrammarError
+from hotcold.engine.grammar_text import lark_of
+from hotcold.engine.job import Grammar
+from hotcold.engine.tool_calls import HERMES, LLAMA, MISTRAL, ToolFormat
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "description": "d", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "weather_now", "strict": False}},
+]
+CITY = '{"name": "weather", "arguments": {"city": "Köln", "days": 3}}'
+NOW = '{"name": "weather_now", "arguments": {}}'
+
+
+def hermes(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def lark(
+    choice: object, *, parallel: bool = True, form: ToolFormat = HERMES, ids: dict[str, int] | None = None
+) -> str:
+    grammar = tools_grammar(TOOLS, choice, parallel, form, ids)  # type: ignore[arg-type]
+    assert isinstance(grammar, Grammar)
+    return lark_of(grammar, ids or {})
+
+
+def check(grammar: str, right: list[str], wrong: list[str]) -> None:
+    assert [text for text in right if not matches(grammar, text)] == []
+    assert [text for text in wrong if matches(grammar, text)] == []
+
+
+WRONG_CALLS = [
+    hermes('{"name": "wind", "arguments": {}}'),
+    hermes(CITY.replace("3", "12")),
+    hermes(CITY.replace('"city"', '"town"')),
+    hermes('{"arguments": {}, "name": "weather_now"}'),
+    hermes(NOW.replace("{}", '{"x": 1}')),
+    hermes(CITY)[:-1],
+    hermes(CITY) + "x",
+    "<tool_call>",
+]
+
+
+def test_auto_is_text_and_then_perhaps_calls() -> None:
+    text = ["", "It rains.", "a < b <tool_cal", '{"name": "weather"', "\n\n"]
+    right = [
+        *text,
+        hermes(CITY),
+        hermes(NOW),
+        "Let me see.\n" + hermes(CITY, NOW, CITY),
+        hermes(CITY.replace(": {", ": {\n  ")),
+    ]
+    check(lark("auto"), right, [*WRONG_CALLS, "Hm <tool_call> x", hermes(CITY) + hermes(NOW)])
+
+
+def test_required_is_calls_only() -> None:
+    check(
+        lark("required"), [hermes(CITY), hermes(NOW, CITY)], [*WRONG_CALLS, "", "Hm", "Hm\n" + hermes(CITY)]
+    )
+
+
+def test_a_named_tool_is_the_only_one() -> None:
+    named = {"type": "function", "function": {"name": "weather_now"}}
+    check(lark(named), [hermes(NOW)], [hermes(CITY), hermes(NOW, CITY), "Hm"])
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_one_call_where_they_are_not_parallel(choice: str) -> None:
+    check(lark(choice, parallel=False), [hermes(CITY)], [hermes(CITY, NOW)])
+
+
+def test_llamas_calls_begin_with_the_answer() -> None:
+    call = CITY.replace("arguments", "parameters")
+    marked = "<|python_tag|>" + call
+    check(
+        lark("auto", form=LLAMA),
+        [call, "Hm.", "Hm. {x}", marked, "Hm" + marked],
+        ["{x", " {x", "<|python_tag|>x"],
+    )
+    check(lark("required", form=LLAMA), [call], ["Hm.", call + call, f"{call}; {call}"])
+
+
+def test_mistrals_calls_are_a_list() -> None:
+    one, two = f"[TOOL_CALLS][{CITY}]", f"[TOOL_CALLS][{CITY}, {NOW}]"
+    check(lark("auto", form=MISTRAL), ["Hm [x]", one, two, "Hm" + one], ["[TOOL_CALLS]", "[TOOL_CALLS]Hm"])
+    check(lark("required", form=MISTRAL, parallel=False), [one], [two, ""])
+
+
+def test_a_marker_that_is_a_control_token_is_that_token() -> None:
+    """And its letters are no text either, which would look the same."""
+    grammar = lark("auto", form=MISTRAL, ids={"[TOOL_CALLS]": 1})
+    assert 1 not in tokenizer().stop_ids  # BOS plays its part
+    matcher = compiler().compile(grammar).copy()
+    assert 1 in ids_in(matcher.mask())
+    assert matcher.consume([1, *tokens_of(f"[{CITY}]")]) and matcher.complete()
+    assert not matches(grammar, f"[TOOL_CALLS][{CITY}]") and matches(grammar, "Hm [TOOL")
+
+
+def test_free_text_has_room_for_other_control_tokens() -> None:
+    """As a model has them around its thinking."""
+    grammar = lark("auto", ids={"[THINK]": 0, "[/THINK]": 1})
+    for tail, complete in (("Hm", True), (hermes(CITY), True), ("<tool_call>\n{", False), ("", True)):
+        matcher = compiler().compile(grammar).copy()
+        assert matcher.consume([0, *tokens_of("Let me <b>see"), 1, *tokens_of("\n"), 1, *tokens_of(tail)])
+        assert matcher.complete() is complete
+    matcher = compiler().compile(grammar).copy()
+    assert matcher.consume(tokens_of("<tool_call>\n"))
+    assert not {0, 1} & ids_in(matcher.mask())
+
+
+def test_none_and_no_tools_are_free() -> None:
+    assert tools_grammar(TOOLS, "none", True, HERMES) is None
+    assert tools_grammar([], "auto", True, HERMES) is None
+
+
+def tool(name: object, **more: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "message"),
+    [
+        (TOOLS, tool("wind"), "tool_choice names 'wind': the tools are"),
+        (TOOLS, "some", "tool_choice is 'some': allowed are none, auto, required"),
+        ([], "required", "there are no tools"),
+        ([{"type": "browser"}], "auto", "allowed is type 'function'"),
+        ([tool(None)], "auto", "the name of a tool is None"),
+        ([tool("")], "auto", "the name of a tool"),
+        ([tool("a"), tool("a")], "auto", "the tool 'a' is there twice"),
+        ([tool(f"t{i}") for i in range(10_000)], "auto", "10000 tools: allowed are 128"),
+        ([tool("a", parameters={"type": "string"})], "auto", "no schema of type 'object'"),
+        ([tool("a", parameters="x")], "auto", "no schema of type 'object'"),
+        ([tool("a", parameters={"type": "object", "not": {}})], "auto", "the tool 'a': 'not' in the schema"),
+        ([tool("a", parameters={"type": "object", "title": "x" * 70_000})], "auto", "the tool 'a': .*65536"),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_tools_that_are_wrong_are_refused(tools: list[dict[str, Any]], choice: Any, message: str) -> None:
+    with pytest.raises(GrammarError, match=message) as caught:
+        tools_grammar(tools, choice, True, HERMES)
+    assert "\n" not in str(caught.value)
+
+
+def test_many_tools_compile_and_every_call_is_for_one_of_them() -> None:
+    tools = [tool(f"tool {i} \"'<é>", parameters=WEATHER) for i in range(128)]
+    grammar = tools_grammar(tools, "required", False, HERMES)
+    assert grammar is not None
+    grammars = Grammars(tokenizer())
+    grammars.check(grammar)
+    grammars.close()
+    matcher = compiler().compile(lark_of(grammar, {})).copy()
+    draw = random.Random(0)
+    output: list[int] = []
+    while not (allowed := ids_in(matcher.mask())) & compiler().stops and len(output) < 400:
+        quote = allowed & set(tokens_of('"}'))
+        output.append(draw.choice(sorted(quote or allowed)))
+        assert matcher.consume(output[-1:])
+    text = b"".join(map(tokenizer().piece, output)).decode()
+    call = json.loads(text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))
+    assert call["name"] in {each["function"]["name"] for each in tools} and "city" in call["arguments"]

@@ -1,0 +1,108 @@
+"""A model on a GPU whose driver fails, while it is loaded and in a step: one clear line, no hang, nothing
+left, and the model can be loaded again."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.request import Request
+from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.session import Session
+from hotcold.kernels import _native
+from hotcold.kernels._native import LinkError, VulkanError
+from tests.placed import on_two
+from tests.vulkan_devices import DRIVERS, device_index
+
+DEVICE_LOST, UNKNOWN = -4, -13
+
+
+@pytest.fixture(scope="module")
+def index() -> int:
+    return device_index(DRIVERS[0])
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def loaded(index: int, share: float = 0.5) -> Session:
+    from hotcold.kernels.vulkan import VulkanBackend
+
+    return on_two(VulkanBackend(index), share)
+
+
+def generate(session: Session) -> list[int]:
+    request = Request([1, 300, 400], SamplingParams(temperature=0), max_tokens=4, ignore_eos=True)
+    Engine(session).run([request])
+    return request.output
+
+
+def fallible(calls: dict[str, int]) -> dict[str, int]:
+    """Those that were called, and return whether they failed."""
+    found = {}
+    for name, count in calls.items():
+        try:
+            _native.vulkan_fail(name, 0, 0)
+        except ValueError:
+            continue
+        if count and name != "vkDeviceWaitIdle":  # of what is destroyed, where nobody can be told
+            found[name] = count
+    return found
+
+
+def memories(calls: dict[str, int]) -> int:
+    return calls["vkAllocateMemory"] - calls["vkFreeMemory"]
+
+
+def test_every_call_of_a_load_fails_once(index: int) -> None:
+    gc.collect()
+    _native.vulkan_forget_calls()
+    loaded(index).close()
+    counts = fallible(_native.vulkan_calls())
+    assert len(counts) > 20
+    for name, count in counts.items():
+        gc.collect()
+        _native.vulkan_forget_calls()
+        _native.vulkan_fail(name, (count + 1) // 2, UNKNOWN)
+        # What goes wrong while devices are listed is a reason not to use that one.
+        said = rf"^(.* cannot be used: )?{name}: VK_ERROR_UNKNOWN: update the GPU's driver"
+        with pytest.raises(VulkanError, match=said):
+            loaded(index)
+        gc.collect()
+        assert memories(_native.vulkan_calls()) == (name == "vkAllocateMemory"), name
+    session = loaded(index)
+    assert len(generate(session)) == 4
+    session.close()
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_every_call_of_a_step_fails_once(index: int, share: float) -> None:
+    session = loaded(index, share)
+    wanted = generate(session)
+    _native.vulkan_forget_calls()
+    assert generate(session) == wanted
+    counts = fallible(_native.vulkan_calls())
+    session.close()
+    assert {"vkQueueSubmit", "vkWaitSemaphores"} <= set(counts)
+    for name, count in counts.items():
+        session = loaded(index, share)
+        generate(session)
+        _native.vulkan_fail(name, (count + 1) // 2, DEVICE_LOST)
+        with pytest.raises(VulkanError, match=r"DEVICE_LOST|was lost before"):
+            for _ in range(20):  # how often a side asks whether the other one is done is its own affair
+                generate(session)
+        with pytest.raises((VulkanError, LinkError)):
+            generate(session)
+        session.close()
+    session = loaded(index, share)
+    assert generate(session) == wanted
+    session.close()

@@ -1,0 +1,166 @@
+"""The example of replicas behind Ray Serve: a local cluster of two, one of which is killed under load."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.usefixtures("benchmarks"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
+]
+
+REPLICA = b"ray::ServeReplica:default:Replica"
+PATIENCE_S = 240
+
+
+@pytest.fixture(scope="module")
+def cluster(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """The example itself in a process of its own: its URL, and its process."""
+    folder = tmp_path_factory.mktemp("ray")
+    # Ray binds with SO_REUSEPORT as well; what is bound here and never listens keeps the port for it.
+    with socket.socket() as held, (folder / "log").open("wb") as log:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        command = [sys.executable, repository / "examples" / "ray_serve.py", "--port", str(port)]
+        environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        try:
+            yield f"http://127.0.0.1:{port}", process.pid
+        finally:
+            started = below(process.pid)
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pid in started:
+                if is_ray(pid):
+                    os.kill(pid, signal.SIGKILL)
+            print((folder / "log").read_text(errors="replace")[-4000:])
+
+
+@pytest.fixture
+def client() -> ModuleType:
+    return importlib.import_module("load_client")
+
+
+def below(pid: int) -> list[int]:
+    """The processes that one has started, and they."""
+    found: list[int] = importlib.import_module("serving").children(pid)
+    return found
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def is_ray(pid: int) -> bool:
+    return b"ray" in command_line(pid)
+
+
+def replicas(pid: int) -> list[int]:
+    """The processes that hold a replica."""
+    return [each for each in below(pid) if command_line(each).startswith(REPLICA)]
+
+
+async def until_ready(server: Any) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            status, _ = await asyncio.wait_for(server.get("/health"), 5)
+            if status == 200:
+                return
+        except (OSError, EOFError, TimeoutError):
+            pass
+        assert time.monotonic() < ends, "the replicas did not start"
+        await asyncio.sleep(0.5)
+
+
+async def one(client: ModuleType, server: Any, request: Any, stream: bool) -> Any:
+    async with client.Connection(server) as connection:
+        return await client.ask(connection, server, request, stream)
+
+
+def test_the_api_is_that_of_the_server(cluster: tuple[str, int], client: ModuleType) -> None:
+    async def asked() -> None:
+        server = client.Server(cluster[0])
+        await until_ready(server)
+        status, models = await server.get("/v1/models")
+        assert status == 200 and json.loads(models)["data"][0]["id"].startswith("fable")
+        status, missing = await server.get("/v1/nothing")
+        assert status == 404 and json.loads(missing)["error"].keys() == {"message", "type", "param", "code"}
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+        assert (await one(client, server, client.Ask(client.CHAT, body), True)).whole
+
+    asyncio.run(asked())
+
+
+def test_a_replica_that_is_killed_under_load(cluster: tuple[str, int], client: ModuleType) -> None:
+    """Answers that had not begun are whole, and those of a server alone; streams that had begun end with an
+    event that says so. None is wrong."""
+    asyncio.run(killed_under_load(cluster, client))
+
+
+async def killed_under_load(cluster: tuple[str, int], client: ModuleType) -> None:
+    url, pid = cluster
+    server = client.Server(url)
+    await until_ready(server)
+    body = {"prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": True, "temperature": 0.8}
+    asks = [client.Ask(client.COMPLETIONS, {**body, "seed": seed}) for seed in range(24)]
+    alone = [await one(client, server, each, False) for each in asks[:6]]
+    assert all(answer.whole for answer in alone), alone
+
+    running = [asyncio.create_task(one(client, server, each, i % 2 == 0)) for i, each in enumerate(asks)]
+    while not any(task.done() for task in running):  # both are in the middle of their answers
+        await asyncio.sleep(0.01)
+    victims = replicas(pid)
+    assert len(victims) == 2
+    os.kill(victims[0], signal.SIGKILL)
+    answers = await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S)
+
+    for number, answer in enumerate(answers):
+        if not answer.whole:  # it had begun
+            assert number % 2 == 0 and answer.moments and "replica_died" in answer.error, answer
+    for answer, expected in zip(answers, alone, strict=False):
+        text = answer.texts[0]
+        assert text == expected.texts[0] if answer.whole else expected.texts[0].startswith(text)
+    assert sum(answer.whole for answer in answers) >= 12  # all that were not streamed
+    assert victims[0] not in replicas(pid)
+    await until_ready(server)
+    await both_killed(client, server, pid, asks[0])
+    assert (await one(client, server, asks[0], True)).texts == alone[0].texts
+
+
+async def both_killed(client: ModuleType, server: Any, pid: int, request: Any) -> None:
+    """While a stream comes: it ends with the error event, and who asks next waits for new replicas."""
+    answer = client.Answer()
+    async with client.Connection(server) as connection:
+        asking = asyncio.create_task(client.ask(connection, server, request, True, answer))
+        while not answer.moments:
+            assert not asking.done()
+            await asyncio.sleep(0.005)
+        for victim in replicas(pid):
+            os.kill(victim, signal.SIGKILL)
+        await asyncio.wait_for(asking, PATIENCE_S)
+    assert not answer.whole and "replica_died" in answer.error and "server_error" in answer.error, answer
+    await until_ready(server)

@@ -1,0 +1,95 @@
+"""Layers of experts, made up, and which experts rows choose."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from hotcold.formats.blocks import Tensor
+from hotcold.kernels.backend import FFNTensors
+from tests.op_truth import FFNKind, random_rows, random_tensor, rng
+
+RELU = FFNKind()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Experts as a file has them, and as FFNs by themselves; None: an expert without neurons, which may still
+    have a bias."""
+
+    tensors: FFNTensors
+    experts: tuple[FFNTensors | None, ...]
+    biases: np.ndarray | None  # [E, D]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [each.up.shape[0] if each else 0 for each in self.experts]
+
+    @property
+    def word_begins(self) -> list[int]:
+        return [0, *np.cumsum([-(-n // 64) for n in self.sizes])]
+
+
+@functools.cache
+def make_layer(
+    k: int,
+    sizes: tuple[int, ...],
+    dim: int,
+    types: tuple[str, str, str],
+    kind: FFNKind = RELU,
+    layout: str = "by_neuron",
+) -> Layer:
+    """By output, sizes other than 0 are equal."""
+    random, rows, by_output = rng("experts", sizes, types, kind), sum(sizes), layout == "by_output"
+    some = sum(n > 0 for n in sizes)
+    shape = (some * dim, max(sizes)) if by_output else (rows, dim)
+    down = random_tensor(random, types[2], *shape, scale=max(sizes) ** -0.5)
+    bias = [random_rows(random, n) * np.float32(0.3) if kind.biases else None for n in (rows, rows)]
+    biases = random_rows(random, len(sizes), dim) * np.float32(0.3) if kind.biases else None
+    ends = tuple(int(end) for end in np.cumsum(sizes))
+    whole = FFNTensors(
+        gate=random_tensor(random, types[0], rows, dim) if kind.gated else None,
+        up=random_tensor(random, types[1], rows, dim),
+        down=down,
+        down_layout=layout,
+        activation=kind.activation,
+        threshold=kind.threshold,
+        gate_bias=bias[0] if kind.gated else None,
+        up_bias=bias[1],
+        down_bias=biases if biases is None or len(sizes) > 1 else biases[0],
+        experts=len(sizes),
+        chosen=k,
+        expert_ends=ends if len(set(sizes)) > 1 else None,
+    )
+    experts: list[FFNTensors | None] = []
+    outputs = 0
+    for first, end in pairwise((0, *ends)):
+        own = slice(first, end)
+        if first == end:
+            experts.append(None)
+            continue
+        assert isinstance(whole.up, Tensor) and isinstance(whole.gate, Tensor | None)
+        experts.append(
+            FFNTensors(
+                gate=None if whole.gate is None else whole.gate.take_rows(own),
+                up=whole.up.take_rows(own),
+                down=down.take_rows(slice(outputs, outputs + dim) if by_output else own),
+                down_layout=layout,
+                activation=kind.activation,
+                threshold=kind.threshold,
+                gate_bias=None if whole.gate_bias is None else whole.gate_bias[own],
+                up_bias=None if whole.up_bias is None else whole.up_bias[own],
+            )
+        )
+        outputs += dim
+    return Layer(whole, tuple(experts), biases)
+
+
+def choices(key: object, rows: int, experts: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random ids, ascending in each row, and factors."""
+    random = rng("chosen", key)
+    ids = np.array([random.permutation(experts)[:k] for _ in range(rows)], np.int32).reshape(rows, k)
+    return np.sort(ids, axis=1), random.uniform(0.1, 1, (rows, k)).astype(np.float32)

@@ -1,0 +1,109 @@
+"""A stand-in for ``AsyncLLM`` without a process, whose answers, delays and failures a test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from functools import cache
+from typing import Any
+
+from hotcold.demo import model_path
+from hotcold.engine.engine_state import ModelInfo
+from hotcold.engine.generation import Piece
+from hotcold.engine.job import Grammar, Job, JobError
+from hotcold.engine.live import Frame
+from hotcold.engine.model_file import ModelFile
+from hotcold.engine.request import Timings
+
+CONTEXT = 256
+
+
+@cache
+def model_file() -> ModelFile:
+    return ModelFile.read(model_path())
+
+
+class MadeUpLLM:
+    """Continues every prompt with ``words``, each after ``pace_s``; it is loaded from the start."""
+
+    def __init__(self, words: tuple[str, ...] = ("a", " b", " c"), pace_s: float = 0) -> None:
+        self.words, self.pace_s = words, pace_s
+        self.status, self.loaded, self.error = "ready", 1.0, None
+        self.jobs: list[Job] = []
+        self.running = 0  #: streams that were begun and not yet closed
+        self.held: asyncio.Event | None = None  #: where set, the first piece waits for it
+        self.frame: Frame | None = None  #: of every piece
+        self.fail_at: int | None = None  #: of the pieces, the one instead of which an error comes
+        self.failure = JobError("it broke", "engine_failed")
+        self.checks: list[Grammar] = []  #: that were asked for
+        self.checking: asyncio.Event | None = None  #: where set, checks wait for it
+        self.refusal: JobError | None = None  #: of grammars
+        self.tokenizer, self.metadata = model_file().tokenizer, model_file().metadata
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            name="made-up",
+            path="made-up.gguf",
+            fingerprint="0123456789abcdef",
+            context=CONTEXT,
+            vocab=self.tokenizer.vocab_size,
+            family="llama",
+            sparsity="exact",
+            notes=(),
+            slots=4,
+            chunk=128,
+            cache_type="f16",
+            cache_positions=1024,
+            threads=1,
+            layers=2,
+            neurons=(64, 64),
+        )
+
+    async def start(self) -> None: ...
+
+    async def ready(self) -> None: ...
+
+    async def close(self, drain_s: float = 0) -> None:
+        self.status = "closed"
+
+    async def stats(self, *, steps: bool = False) -> Any:
+        raise JobError("no engine", "engine_failed")
+
+    async def check(self, grammar: Grammar) -> None:
+        self.checks.append(grammar)
+        if self.checking is not None:
+            await self.checking.wait()
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
+        if len(job.prompt) >= CONTEXT:
+            raise JobError("the prompt is too long", "context_length_exceeded")
+        self.jobs.append(job)
+        self.running += 1
+        timings = Timings(added=time.perf_counter())
+        try:
+            if self.held is not None:
+                await self.held.wait()
+            for i, word in enumerate(self.words):
+                await asyncio.sleep(self.pace_s)
+                if i == self.fail_at:
+                    raise self.failure
+                timings.first_token = timings.first_token or time.perf_counter()
+                last = i == len(self.words) - 1
+                yield Piece(
+                    text=word,
+                    ids=(100 + i,),
+                    logprobs=(),
+                    finish_reason="stop" if last else None,
+                    stop=None,
+                    context_full=False,
+                    prompt_tokens=len(job.prompt),
+                    seed=1,
+                    timings=timings,
+                    frame=self.frame,
+                )
+        finally:
+            self.running -= 1

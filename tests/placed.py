@@ -1,0 +1,40 @@
+"""The built-in model, or a file, on two backends that are given: parts of it as a placement says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
+from hotcold.engine.session import Session
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels import open_backend
+from hotcold.model.config import Config
+from hotcold.model.weights import load_weights
+from hotcold.sparse.placement import Placement
+from hotcold.sparse.predictor import predictor_names
+from hotcold.sparse.split import SplitDevices
+
+
+def random_placement(
+    config: Config, share: float, layers: range | None = None, *, head: bool = True
+) -> Placement:
+    """So many neurons of each of these layers are hot, chosen at random; 0 and 1 are exact."""
+    random, own = np.random.default_rng(1), layers or range(config.layers)
+    hot = [(random.random(n) < share) & (i in own) for i, n in enumerate(config.neurons)]
+    return Placement(hot, own, head)
+
+
+def on_two(hot: Any, placement: Placement | float, path: Path | None = None, **options: Any) -> Session:
+    """The cold side is ``cpu``, on one thread. ``placement`` may be a share of hot neurons in all layers."""
+    model = load(path, LoadOptions(threads=1, gpu="off", **options))
+    if not isinstance(placement, Placement):
+        placement = random_placement(model.config, placement)
+    devices = SplitDevices.place(placement, open_backend("cpu", 1), hot)
+    with open_gguf(model.path) as file:
+        weights = load_weights(file, model.config, devices, None, predictor_names(file))
+    return replace(model, devices=devices, weights=weights).session()

@@ -1,0 +1,108 @@
+"""Servers for tests: the application by itself, and one that listens, both on a made-up model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from hotcold.server.app import make_app
+from hotcold.server.run import http_server
+from hotcold.server.service import Service
+from hotcold.server.settings import Settings, listening_sockets
+from tests.made_up_llm import MadeUpLLM
+
+
+@dataclass
+class Application:
+    client: TestClient
+    service: Service
+    llm: MadeUpLLM
+
+
+@contextmanager
+def application(settings: Settings | None = None) -> Iterator[Application]:
+    llm = MadeUpLLM()
+    service = Service(llm, settings or Settings(log=False))  # type: ignore[arg-type]
+    asyncio.run(service.load())
+    app = make_app(service)
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        yield Application(client, service, llm)
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[Application]:
+    with application() as found:
+        yield found
+
+
+@pytest.fixture
+def app_with() -> Iterator[Callable[..., Application]]:
+    """Makes applications with settings of their own."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(application(Settings(log=False, **settings)))
+
+
+@dataclass
+class Live:
+    """A server that listens, in a thread of this process."""
+
+    port: int
+    service: Service
+    llm: MadeUpLLM
+    loop: asyncio.AbstractEventLoop
+    server: Any  #: uvicorn's
+
+    def connections(self) -> int:
+        return len(self.server.server_state.connections)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Runs it in the server's thread."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
+
+
+@contextmanager
+def live_server(**values: Any) -> Iterator[Live]:
+    settings = Settings(port=0, log=False, **values)
+    sockets = listening_sockets(settings)
+    found: list[Live] = []
+    started = threading.Event()
+    servers = []
+
+    async def run() -> None:
+        llm = MadeUpLLM()
+        service = Service(llm, settings)  # type: ignore[arg-type]
+        await service.load()
+        servers.append(http_server(service, None))
+        found.append(Live(sockets[0].getsockname()[1], service, llm, asyncio.get_running_loop(), servers[0]))
+        started.set()
+        await servers[0].serve(sockets)
+        service.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    assert started.wait(30)
+    try:
+        yield found[0]
+    finally:
+        servers[0].should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def live() -> Iterator[Callable[..., Live]]:
+    """Starts servers with settings of their own."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(live_server(**settings))

@@ -1,0 +1,114 @@
+"""Bodies of requests: JSON and nothing else, within bounds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotcold.server import bodies
+from hotcold.server.bodies import MOST_MARKS, parse
+from hotcold.server.protocol.errors import APIError
+
+DEPTH = 20
+CHARACTERS = st.text(st.characters(exclude_categories=["Cs"]))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | CHARACTERS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(CHARACTERS, inner, max_size=3),
+    max_leaves=20,
+)
+
+
+def depth_of(value: Any) -> int:
+    """Counted by walking, where the code counts brackets."""
+    if isinstance(value, list | dict):
+        inner = value.values() if isinstance(value, dict) else value
+        return 1 + max(map(depth_of, inner), default=0)
+    return 0
+
+
+@given(JSON, st.booleans())
+def test_what_json_writes_is_read(value: Any, ascii: bool) -> None:
+    assert parse(json.dumps(value, ensure_ascii=ascii).encode(), 100) == value
+
+
+@given(JSON, st.integers(0, 6))
+def test_depth_is_bounded(value: Any, allowed: int) -> None:
+    nested = [[[[[[[[[value]]]]]]]]]  # the count begins where there are some brackets
+    body = json.dumps(nested).encode()
+    if depth_of(nested) <= 9 + allowed:
+        assert parse(body, 9 + allowed) == nested
+    else:
+        with pytest.raises(APIError, match="in each other"):
+            parse(body, 9 + allowed)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "empty"),
+        (b" \n", "empty"),
+        (b"{", "not JSON"),
+        (b"{'a': 1}", "not JSON"),
+        (b'{"a": 1}}', "not JSON"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": Infinity}', "Infinity is not JSON"),
+        (b'{"a": -Infinity}', "-Infinity is not JSON"),
+        (b'{"a": 1e999}', "too large"),
+        (b'{"a": -1e999}', "too large"),
+        (b"9" * 5000, "too long"),
+        (b'{"a": 1, "b": 2, "a": 1}', "'a' is twice"),
+        (b'[{"x": {"a": 1, "a": 2}}]', "'a' is twice"),
+        (b'{"a": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"\\udc00": 1}', "half of a surrogate pair"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        ("{}".encode("utf-16"), "not UTF-8"),
+        (b'{"a": "\x00"}', "not JSON"),
+        (b"[" * 100_000, "in each other"),
+        (b'{"a":' * 100_000, "in each other"),
+        (b"[" * 100_000 + b"]" * 100_000, "in each other"),
+        (b'[["\\\\"' + b",[" * 50, "in each other"),
+        (b"[" + b"[]," * MOST_MARKS + b"1]", "brackets, commas and colons"),
+        (b"[" + b"1," * MOST_MARKS + b"1]", "brackets, commas and colons"),
+        (b"{" + b'"":' * (MOST_MARKS + 1) + b"1}", "brackets, commas and colons"),
+    ],
+)
+def test_what_is_refused(body: bytes, message: str) -> None:
+    with pytest.raises(APIError, match=message) as caught:
+        parse(body, DEPTH)
+    assert caught.value.status == 400
+    assert "\n" not in caught.value.message and len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize("text", ["[" * 200, '"]}[{' * 50, '\\"[' * 50, "\\" * 41, "\\\\[" * 99])
+def test_brackets_in_strings_do_not_count(text: str) -> None:
+    value = [[text, {text: text}]] * 9
+    assert parse(json.dumps(value).encode(), 3) == value
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@given(value=JSON, ascii=st.booleans(), allowed=st.integers(1, 5))
+def test_where_slices_end_changes_nothing(size: int, value: Any, ascii: bool, allowed: int) -> None:
+    nested = [value, '"[\\', {'\\"{': [value]}]
+    body = json.dumps(nested, ensure_ascii=ascii).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies, "_SLICE", size)
+        if depth_of(nested) <= allowed:
+            assert parse(body, allowed) == nested
+        else:
+            with pytest.raises(APIError, match="in each other"):
+                parse(body, allowed)
+
+
+def test_what_strings_hold_is_not_counted_and_what_is_there_may_be_much() -> None:
+    value = ["[{,:" * MOST_MARKS, [0] * (MOST_MARKS - 10)]
+    assert parse(json.dumps(value).encode(), 2) == value
+
+
+def test_pairs_of_surrogates_are_characters() -> None:
+    assert parse(b'["\\ud83d\\ude00"]', DEPTH) == ["\U0001f600"]

@@ -1,0 +1,233 @@
+"""``compare_cpu.py --quick``: what is timed is computed, ratios pair rounds, and the picture shows them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotcold.engine.load_options import LoadOptions
+from hotcold.engine.loading import load
+from hotcold.engine.session import Session
+from hotcold.formats.gguf import open_gguf
+
+pytestmark = pytest.mark.usefixtures("benchmarks")
+
+MEASURES = ["prompt of 40", "decode at 0", "decode at 512", "3 sequences"]
+
+
+@pytest.fixture(scope="module")
+def quick() -> ModuleType:
+    return importlib.import_module("quick_contestants")
+
+
+@pytest.fixture(scope="module")
+def report() -> ModuleType:
+    return importlib.import_module("quick_report")
+
+
+@pytest.fixture(scope="module")
+def plan(quick: ModuleType) -> Any:
+    return quick.Plan((40,), (0, 512), 3, generate=4, parallel_generate=2)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    synthetic = importlib.import_module("synthetic")
+    path = tmp_path_factory.mktemp("quick") / "model.gguf"
+    synthetic.write(path, synthetic.Recipe(synthetic.Shape(512, 1024, 1, 8, 4, 600, 4096)))
+    return path
+
+
+def session_of(path: Path, plan: Any) -> Session:
+    options = LoadOptions("off", context=plan.context, sequences=3, cache_positions=4096)
+    return load(path, options).session()
+
+
+def test_ours_reads_prompts_and_goes_on_from_a_cache_that_was_written(
+    quick: ModuleType, plan: Any, path: Path
+) -> None:
+    """Counted by the engine: tokens computed for a prompt, and positions that generation attends to."""
+    assert plan.measures == MEASURES
+    session = session_of(path, plan)
+    ours = quick.QuickOurs(session, plan)
+    tokens, read, positions = {}, {}, {}
+    for seed in (0, 0, 1):  # the same prompt again is read again
+        for measure in plan.measures:
+            at = session.counters.prompt_tokens
+            run = ours.prepare(measure, seed)
+            before = session.counters.kv_positions
+            tokens[measure] = run().tokens
+            positions[measure] = session.counters.kv_positions - before
+            read[measure] = session.counters.prompt_tokens - at
+        assert read["prompt of 40"] == 40 and read["decode at 512"] <= 32
+    assert tokens == dict(zip(MEASURES, (40, 4, 4, 6), strict=True))
+    # After 512 tokens and one that does not count, steps of 514 to 517 positions.
+    assert positions["decode at 512"] == sum(range(514, 518))
+    assert positions["decode at 0"] == sum(range(18, 22))
+    keys = np.asarray(session.cache.layers[0][0])
+    assert keys.reshape(len(keys), -1).any(axis=1).all()
+
+
+def test_llama_cpp_goes_on_from_copies_of_a_computed_beginning(
+    quick: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    plan = quick.Plan((40,), (0, 1024), 3, generate=4, parallel_generate=2)
+    peer = quick.QuickLlamaCpp(path, 2, plan)
+    last = {}
+    for measure in plan.measures:
+        peer.warm(measure)
+        measured = peer.prepare(measure, 1)()
+        kind = f"{'several' if 'seq' in measure else 'single'} {peer.settings[measure]}"
+        memory = llama_cpp.llama_get_memory(peer._contexts[kind])
+        last[measure] = llama_cpp.llama_memory_seq_pos_max(memory, 0)
+        assert measured.tokens == {"prompt of 40": 40, "3 sequences": 6}.get(measure, 4)
+    assert last == {"prompt of 40": 39, "decode at 0": 20, "decode at 1024": 1028, "3 sequences": 18}
+    peer.close()
+
+
+def test_llama_bench_is_asked_for_what_is_measured(
+    quick: ModuleType, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repacking is faster for prompts alone here, and is used for these alone."""
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        ran.append(command[command.index("-rtr") :])
+        prompt = "-n 0 -p" in " ".join(command) or command[command.index("-p") + 1] != "0"
+        speed = 100.0 if prompt == (command[command.index("-rtr") + 1] == "1") else 50.0
+        text = "noise\n[\n" + json.dumps({"samples_ts": [1.0, speed, 1000.0]}) + "\n]\n"
+        return subprocess.CompletedProcess(command, 0, text, "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    processes = importlib.import_module("quick_processes")
+    bench = processes.LlamaBench(Path("llama-bench"), Path("model"), 2, plan)
+    bench.warm("prompt of 40")
+    bench.warm("decode at 0")
+    assert len(ran) == 4 and bench.can("decode at 512", 2)
+    assert bench.prepare("prompt of 40", 0)().tok_s == 100
+    assert ran[-1] == ["-rtr", "1", "-r", "3", "-p", "40", "-n", "0"]
+    assert bench.prepare("decode at 512", 0)().tokens == 4
+    assert ran[-1] == ["-rtr", "0", "-r", "3", "-p", "0", "-n", "0", "-gp", "512,4"]
+    assert [measure for measure in MEASURES if bench.can(measure, 0)] == ["prompt of 40", "decode at 0"]
+    assert not bench.can("decode at 0", 1)
+    with pytest.raises(RuntimeError, match="not understood"):
+        processes.speed_of("error")
+
+
+def test_openvino_is_asked_in_a_process_of_its_own(plan: Any, path: Path, tmp_path: Path) -> None:
+    """Here by a program that takes a second for whatever it is asked."""
+    processes = importlib.import_module("quick_processes")
+    stub = tmp_path / "python"
+    stub.write_text(
+        f"#!/bin/sh\necho '{{\"version\": 1}}'\n"
+        f'while read line; do echo "$line" >> {tmp_path}/asked; echo \'{{"seconds": 1}}\'; done\n'
+    )
+    stub.chmod(0o755)
+    peer = processes.OpenVINO(stub, path, 2, plan)
+    model = path.with_suffix(".openvino")
+    with open_gguf(model) as file:
+        assert file.metadata["tokenizer.ggml.model"] == "gpt2" and len(file.tensors) == 12
+    speeds = {measure: peer.prepare(measure, 3)().tok_s for measure in MEASURES[:3]}
+    assert speeds == {"prompt of 40": 40, "decode at 0": 4, "decode at 512": 4}
+    asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
+    assert [(each["prompt"], each["generate"]) for each in asked] == [(40, 0), (16, 4), (512, 4)]
+    assert [measure for measure in MEASURES if peer.can(measure, 0)] == MEASURES[:2]
+    peer.close()
+    assert not model.exists()
+    with pytest.raises(RuntimeError, match="ended with 1"):
+        processes.OpenVINO(Path("/bin/false"), path, 2, plan)
+    assert not model.exists()
+
+
+def sample(report: ModuleType, contestant: str, round: int, tok_s: float, **more: Any) -> Any:
+    given = {"type": "Q4_0", "measure": "decode at 0", "gb_s": 20.0, "read_gb_s": 40.0, "state": "smt"}
+    return report.Sample(contestant=contestant, round=round, tok_s=tok_s, **(given | more))
+
+
+def test_ratios_pair_samples_of_a_round_and_losing_cases_are_said(report: ModuleType) -> None:
+    samples = [
+        sample(report, "dense", 0, 30), sample(report, "llama_cpp", 0, 20),
+        sample(report, "dense", 1, 90), sample(report, "llama_cpp", 1, 30, state="busy"),
+        sample(report, "dense", 2, 40), sample(report, "llama_cpp", 2, 20),
+        sample(report, "ik_llama_cpp", 2, 80), sample(report, "exact", 0, 60),
+    ]  # fmt: skip
+    row = report.summary(samples)["types"]["Q4_0"]["decode at 0"]
+    assert row["ratios"]["dense_over_llama_cpp"] == {"median": 1.75, "low": 1.5, "high": 2.0, "n": 2}
+    assert row["ratios"]["ik_llama_cpp_over_llama_cpp"]["median"] == 4
+    assert row["probe_share"]["dense"]["median"] == 0.5
+    assert report.summary(samples)["losing"] == ["Q4_0, decode at 0: dense over ik_llama_cpp 0.50"]
+    table = report.markdown(samples, {"threads": 2})
+    assert "| Q4_0 | decode at 0 | 40.0 (0.50) | 60.0 (0.50) |" in table
+    assert "| 1.75 (1.50 to 2.00) | 3.00 (3.00 to 3.00) | **0.50** (0.50 to 0.50) |" in table
+
+
+def test_the_picture_has_a_bar_of_the_right_length_for_each_ratio(report: ModuleType) -> None:
+    picture = importlib.import_module("quick_picture")
+    samples = [
+        sample(report, "dense", 0, 30), sample(report, "exact", 0, 60), sample(report, "llama_cpp", 0, 20),
+        sample(report, "dense", 0, 10, type="F16"), sample(report, "llama_cpp", 0, 20, type="F16"),
+    ]  # fmt: skip
+    text = picture.svg(report.summary(samples), {"processor": "A & B", "threads": 2})
+    root = ElementTree.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    colour = {name: each[1] for name, each in picture.BARS.items()}
+    widths = [
+        (each.get("fill"), float(each.get("width", "0")))
+        for each in root.iter(f"{space}rect")
+        if each.get("height") == str(picture.BAR - 2) and float(each.get("y", "0")) > picture.TOP
+    ]
+    assert [fill for fill, _ in widths] == [colour["dense"], colour["exact"], colour["dense"]]
+    assert [width / widths[0][1] for _, width in widths] == pytest.approx([1, 2, 1 / 3], abs=0.01)
+    bold = {each.text for each in root.iter(f"{space}text") if each.get("font-weight") == "700"}
+    assert bold == {"0.50"}
+
+
+def test_the_quick_table_is_made_and_added_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole script on a model of one small layer, twice, with a type each."""
+    compare = importlib.import_module("compare_cpu")
+    quick = importlib.import_module("quick_comparison")
+
+    class Machine:
+        def __init__(self, threads: int) -> None: ...
+
+        def around(self, run: Any, seconds: float) -> tuple[Any, Any]:
+            return run(), SimpleNamespace(state="smt", read_gb_s=40.0)
+
+    monkeypatch.setattr(quick, "MachineState", Machine)
+    shape = ["512", "1024", "8", "4", "600"]
+    for type in ("Q4_0", "Q8_0"):
+        options = ["--quick", "--only", type, "--shape", *shape, "--layers", "1", "--rounds", "1"]
+        options += ["--prompts", "40", "--depths", "0", "512", "--sequences", "2", "--generate", "3"]
+        monkeypatch.setattr(
+            sys, "argv", ["compare_cpu.py", *options, "--no-llama-cpp", "--out", str(tmp_path)]
+        )
+        compare.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["quick"] and [*found["types"]] == ["Q4_0", "Q8_0"]
+    row = found["types"]["Q4_0"]["decode at 512"]["tok_s"]
+    assert row.keys() == {"dense", "exact", "predicted"} and row["dense"]["n"] == quick.TURNS
+    assert "| Q8_0 | 2 sequences |" in (tmp_path / "quick.md").read_text()
+    ElementTree.parse(tmp_path / "quick.svg")
+
+
+def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
+    quick = importlib.import_module("quick_comparison")
+    args = Namespace(prompts=[128], depths=[100], sequences=1, generate=4, ik_llama_bench=None)
+    with pytest.raises(SystemExit, match="multiples of 512"):
+        quick.run(args, tmp_path, dict)
+    args.depths, args.ik_llama_bench = [0], tmp_path / "missing"
+    with pytest.raises(SystemExit, match="is no file"):
+        quick.run(args, tmp_path, dict)

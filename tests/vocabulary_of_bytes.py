@@ -1,0 +1,48 @@
+"""Grammars asked about texts, byte by byte, with the built-in model's vocabulary."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from hotcold.demo import model_path
+from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary, Mask
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.tokenizer import Tokenizer
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    with open_gguf(model_path()) as file:
+        return Tokenizer.from_metadata(file.metadata)
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(GrammarVocabulary.of(tokenizer()))
+
+
+@cache
+def byte_ids() -> dict[bytes, int]:
+    found = {tokenizer().piece(id): id for id in reversed(range(tokenizer().vocab_size))}
+    return {bytes([byte]): found[bytes([byte])] for byte in range(256)}
+
+
+def tokens_of(text: str | bytes) -> list[int]:
+    encoded = text.encode() if isinstance(text, str) else text
+    return [byte_ids()[bytes([byte])] for byte in encoded]
+
+
+def ids_in(mask: Mask) -> set[int]:
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def matches(lark: str, text: str) -> bool:
+    """Whether a text is an answer that a grammar allows from its first byte to its last."""
+    matcher = compiler().compile(lark).copy()
+    for token in tokens_of(text):
+        if token not in ids_in(matcher.mask()) or not matcher.consume([token]):
+            return False
+    return matcher.complete()

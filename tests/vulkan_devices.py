@@ -1,0 +1,88 @@
+"""Where tests find Vulkan devices: the software drivers lavapipe and SwiftShader, or a GPU that is named.
+
+``HOTCOLD_TEST_GPU=NAME`` tests that device instead of the software drivers: no other GPU is ever used.
+``HOTCOLD_TEST_VULKAN=1`` (or ``CI=true``) makes a missing driver a failure and not a reason to skip;
+``HOTCOLD_TEST_VULKAN=full`` also runs the tests that are left out in CI because they take long."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from hotcold.kernels.vulkan import VulkanBackend
+
+#: What a device's name contains, and where distributions put the driver's manifest.
+SOFTWARE = {
+    "lavapipe": ("llvmpipe", ("/usr/share/vulkan/icd.d/lvp_icd*.json",)),
+    "swiftshader": (
+        "SwiftShader",
+        (
+            "/usr/lib/chromium/vk_swiftshader_icd.json",
+            "/usr/lib*/chromium*/vk_swiftshader_icd.json",
+            "/usr/share/vulkan/icd.d/*swiftshader*.json",
+        ),
+    ),
+}
+PACKAGES = {"lavapipe": "mesa-vulkan-drivers", "swiftshader": "chromium-common"}
+
+NAMED = os.environ.get("HOTCOLD_TEST_GPU")
+#: What the fixture ``vulkan`` takes in turn.
+DRIVERS = ("gpu",) if NAMED else tuple(SOFTWARE)
+FULL = os.environ.get("HOTCOLD_TEST_VULKAN") == "full"
+REQUIRED = bool(NAMED) or bool(os.environ.get("HOTCOLD_TEST_VULKAN")) or os.environ.get("CI") == "true"
+
+
+def manifest(driver: str) -> Path | None:
+    """The file that tells Vulkan's loader where a software driver is."""
+    for pattern in SOFTWARE[driver][1]:
+        for found in sorted(Path("/").glob(pattern.removeprefix("/"))):
+            return found
+    return None
+
+
+def choose_drivers() -> None:
+    """Makes both software drivers known to Vulkan's loader, and no other one; to be called before it is first
+    used in this process."""
+    if NAMED:
+        return
+    found = [str(path) for path in map(manifest, SOFTWARE) if path]
+    for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # of loaders from 1.3.207 on, and of older ones
+        os.environ[variable] = ":".join(found)
+
+
+def device_index(driver: str) -> int:
+    """Of a driver's device; skips the test, or fails it, where there is none."""
+    from hotcold.kernels import _native
+
+    wanted = NAMED if driver == "gpu" else SOFTWARE[driver][0]
+    assert wanted
+    if driver != "gpu" and manifest(driver) is None:
+        absent(f"no driver {driver}: install Debian's {PACKAGES[driver]}")
+    try:
+        devices = _native.vulkan_devices()
+    except _native.VulkanError as error:
+        absent(f"Vulkan: {error}")
+    for device in devices:
+        if wanted.lower() in device.name.lower():
+            assert not device.problem, f"{device.name}: {device.problem}"
+            return device.index
+    absent(f"no Vulkan device named {wanted}; there are: {', '.join(each.name for each in devices)}")
+
+
+def absent(reason: str) -> NoReturn:
+    if REQUIRED:
+        pytest.fail(f"{reason} (HOTCOLD_TEST_VULKAN or CI is set: Vulkan's tests must run)")
+    pytest.skip(reason)
+
+
+@cache
+def open_vulkan(driver: str) -> VulkanBackend:
+    """One backend a process and driver, whose pipelines all tests share."""
+    from hotcold.kernels.vulkan import VulkanBackend
+
+    return VulkanBackend(device_index(driver))

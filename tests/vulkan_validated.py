@@ -1,0 +1,69 @@
+"""A process that runs what it is told under Vulkan's validation layer; test_vulkan_validation.py starts it.
+
+``python vulkan_validated.py DRIVER sample MODEL`` or ``... DRIVER without_barrier``. Its last line says
+whether the layer was loaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from tests.vulkan_devices import choose_drivers, open_vulkan  # noqa: E402
+
+choose_drivers()
+
+from hotcold.engine.engine import Engine  # noqa: E402
+from hotcold.engine.request import Request  # noqa: E402
+from hotcold.engine.sampler import SamplingParams  # noqa: E402
+from tests.mirrored_backend import MirroredBackend  # noqa: E402
+from tests.placed import on_two  # noqa: E402
+from tests.vulkan_table import cases  # noqa: E402
+
+#: Each op, with what else makes other dispatches of it.
+SAMPLE = (
+    "linear Q4_0 100x64", "linear F16 7x33", "linear several matrices", "embed Q4_0",
+    "ffn Q4_0 by_neuron relu, biases", "ffn Q4_0 by_output relu, biases", "ffn Q4_0 by_output silu, biases",
+    "ffn F16 by_neuron relu, biases", "ffn Q4_0 by_neuron relu, 2 of 4 experts", "predict F16 F16 relu",
+    "predict F16 experts", "router F32 mixtral", "attention f16 2 kv heads of 64",
+    "attention q8_0 2 kv heads of 64 sinks and softcap", "store_kv f16", "store_kv q8_0", "norm of 100",
+    "rope of all shapes", "add and gather", "top_k with ties",
+)  # fmt: skip
+
+
+def sample(backend: Any, model: Path) -> None:
+    named = {str(case): case for case in cases()}
+    for name in SAMPLE:
+        found = [case for title, case in named.items() if title.startswith(name)]
+        assert found, name
+        found[0].run(MirroredBackend(backend))
+    for spin in (False, True):
+        backend.spin = spin
+        session = on_two(backend, 0.5, model, sequences=2)
+        params = SamplingParams(temperature=0)
+        requests = [
+            Request(prompt, params, max_tokens=3, ignore_eos=True) for prompt in ([1, 2], [*range(5, 30)])
+        ]
+        Engine(session).run(requests)
+        session.close()
+
+
+def without_barrier(backend: Any) -> None:
+    """Codes of an input are read while they may still be written."""
+    [case] = [case for case in cases() if str(case) == "linear Q4_0 100x64"]
+    backend.device.leave_out_barrier(1)
+    case.run(MirroredBackend(backend))
+
+
+if __name__ == "__main__":
+    driver, what, *more = sys.argv[1:]
+    opened = open_vulkan(driver)
+    if what == "sample":
+        sample(opened, Path(more[0]))
+    else:
+        without_barrier(opened)
+    maps = Path("/proc/self/maps").read_text()
+    print("layer loaded" if "libVkLayer_khronos_validation" in maps else "no layer")
