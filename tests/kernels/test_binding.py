@@ -158,8 +158,8 @@ def test_arrays_with_too_few_rows_are_refused(shape: tuple[int, ...]) -> None:
     x, full = floats(*shape), floats(ROWS, 8)
     ones = np.ones(8, np.float32)
     for call in (
-        lambda p: p.add(x, full),
-        lambda p: p.add(full, x),
+        lambda p: p.add(x, full, 1.0, 1.0),
+        lambda p: p.add(full, x, 1.0, 1.0),
         lambda p: p.gather(x, full),
         lambda p: p.norm(x, full, ones, None, 1e-5, False, 0),
         lambda p: p.norm(full, x, ones, None, 1e-5, False, 0),
@@ -195,7 +195,7 @@ def test_a_batch_without_sequences_holds_no_row() -> None:
     batch = arrays(sequences=0)
     p = _native.Program("scalar", _native.Pool(1), batch)
     x = floats(ROWS, 8)
-    p.add(x, x)
+    p.add(x, x, 1.0, 1.0)
     p.run()
     batch[0][0] = 1
     with pytest.raises(ValueError, match="sequence 0 is out of range"):
@@ -242,7 +242,7 @@ def test_rows_are_those_of_tokens_or_of_logits() -> None:
 def test_no_op_follows_a_run() -> None:
     """Scratch is laid out by then."""
     p, x = program(), floats(ROWS, 32)
-    p.add(x, x)
+    p.add(x, x, 1.0, 1.0)
     p.run()
     with pytest.raises(ValueError, match="this program has run"):
         p.linear(x, [matrix("Q4_0", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
