@@ -34,7 +34,7 @@ def contestants(path: Path, threads: int, lengths: Lengths) -> dict[str, Contest
     if predictor.exists():
         modes += ["exact", "predicted"]
     found: dict[str, Contestant] = {mode: Ours(model.session(mode), lengths) for mode in modes}
-    return found | {"llama.cpp": LlamaCpp(path, threads, lengths)}
+    return found | {"llama.cpp": LlamaCpp(path, threads, lengths, all_logits=True)}
 
 
 def run(found: dict[str, Contestant], rounds: int, seconds: float = math.inf) -> Samples:

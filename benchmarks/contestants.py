@@ -139,17 +139,19 @@ class LlamaCpp:
     """llama.cpp without anything around it: ``llama_decode`` on given tokens, no sampling, no text.
 
     One sequence and several have a llama.cpp context each. Its KV cache is F16 and a prompt is one batch.
-    Flash attention is tried on and off; the faster is kept.
+    Flash attention is tried on and off; the faster is kept. Rows whose logits nobody asks for do not pass its
+    last layer's FFN, which of a model of few layers would be much: with ``all_logits`` each row of a prompt
+    is asked for, so that both engines compute the same layers.
 
     Raises:
         ImportError: llama-cpp-python is not installed.
     """
 
-    def __init__(self, path: Path, threads: int, lengths: Lengths) -> None:
+    def __init__(self, path: Path, threads: int, lengths: Lengths, *, all_logits: bool = False) -> None:
         import llama_cpp
 
         self._lib: Any = llama_cpp
-        self.lengths, self.threads = lengths, threads
+        self.lengths, self.threads, self.all_logits = lengths, threads, all_logits
         silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
         self._silent = silent  # the library keeps a pointer to it
@@ -177,7 +179,7 @@ class LlamaCpp:
         lengths = self.lengths
         self._clear("single")
         prompt = [random_tokens(lengths.prompt, self._vocab, seed)]
-        yield "prompt", lambda: self._decode("single", prompt)
+        yield "prompt", lambda: self._read("single", prompt[0])
         for at in range(lengths.prompt, lengths.prompt + lengths.generate, lengths.piece):
             yield "generation", lambda at=at: self._generate("single", at, lengths.piece, seed + at)
         if lengths.sequences > 1:
@@ -246,8 +248,11 @@ class LlamaCpp:
     def _clear(self, kind: str) -> None:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._contexts[kind]), True)
 
-    def _decode(self, kind: str, prompts: list[list[int]], at: int = 0) -> Measured:
-        """One batch: the tokens of each sequence from position ``at`` on; logits of the last of each."""
+    def _read(self, kind: str, prompt: list[int], at: int = 0) -> Measured:
+        return self._decode(kind, [prompt], at, self.all_logits)
+
+    def _decode(self, kind: str, prompts: list[list[int]], at: int = 0, all_logits: bool = False) -> Measured:
+        """One batch: the tokens of each sequence from position ``at`` on; logits of the last ones or all."""
         total = sum(map(len, prompts))
         batch = self._lib.llama_batch_init(total, 0, 1)
         try:
@@ -256,7 +261,7 @@ class LlamaCpp:
                 for i, token in enumerate(tokens):
                     batch.token[row], batch.pos[row] = token, at + i
                     batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
-                    batch.logits[row] = i == len(tokens) - 1
+                    batch.logits[row] = all_logits or i == len(tokens) - 1
                     row += 1
             batch.n_tokens = total
             start = time.perf_counter()

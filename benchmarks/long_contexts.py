@@ -45,7 +45,7 @@ class BothLlamaCpp(LlamaCpp):
     def run(self, kind: str, prompt: list[int], steps: int) -> tuple[float, float]:
         self._clear(kind)
         seconds = sum(
-            self._decode(kind, [prompt[at : at + BATCH]], at).seconds for at in range(0, len(prompt), BATCH)
+            self._read(kind, prompt[at : at + BATCH], at).seconds for at in range(0, len(prompt), BATCH)
         )
         each = [self._decode(kind, [[300 + i]], len(prompt) + i).seconds for i in range(steps)]
         return seconds, statistics.median(each)
@@ -110,7 +110,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or Path(folder, "dense.gguf")
         if not path.exists():
-            shape = Shape(4096, 11008, args.layers, 32, args.kv_heads, 2048, max(longest, 8300))
+            shape = Shape(4096, 11008, args.layers, 32, args.kv_heads, 1024, max(longest, 8300))
             write(path, Recipe(shape, args.type))
         session = load(
             path,
@@ -118,7 +118,10 @@ def main() -> None:
         ).session()
         engine = Engine(session)
         llama = BothLlamaCpp(
-            path, args.threads, Lengths(prompt=BATCH, generate=max(8, longest - BATCH + 8), sequences=1)
+            path,
+            args.threads,
+            Lengths(prompt=BATCH, generate=max(8, longest - BATCH + 8), sequences=1),
+            all_logits=True,
         )
         contestants: dict[str, Pass] = {
             "ours": lambda prompt, steps: ours(engine, prompt, steps),

@@ -5,7 +5,8 @@
     python benchmarks/compare_cpu.py --quick --only Q6_K --prompts 16 512 --depths 32768 --sequences 1
 
 Synthetic models of one seed: a layer of 4096/14336, with 8 heads for keys and values and 32 for queries, and
-a vocabulary of 4096, so that the head weighs as little as in a whole model. ``--layers`` takes more, where
+a vocabulary of 1024, so that the head weighs as little as in a whole model. llama.cpp, which leaves out the
+last layer's FFN for rows without logits, is asked for the logits of all. ``--layers`` takes more, where
 the last cache is larger than some layers or time does not matter. For every type:
 
 - ``dense``: ours on a stock file of a SiLU model; ``llama_cpp``, ``ik_llama_cpp`` and ``openvino`` on the
@@ -52,7 +53,7 @@ TURNS = 3  #: of each short measure in a round
 #: In place of those of the long comparison; rounds end with the minutes.
 DEFAULTS = {
     "types": ["Q4_0", "Q4_K_M", "Q8_0", "F16"],
-    "shape": [4096, 14336, 32, 8, 4096],
+    "shape": [4096, 14336, 32, 8, 1024],
     "layers": 1,
     "rounds": 20,
     "generate": 48,
@@ -225,7 +226,7 @@ def measure_type(
 
 
 def run(args: argparse.Namespace, folder: Path, facts: Callable[[], dict[str, Any]]) -> None:
-    plan = Plan(tuple(args.prompts), tuple(args.depths), args.sequences, args.generate)
+    plan = Plan(tuple(args.prompts), tuple(args.depths), args.sequences, args.generate, layers=args.layers)
     if any(depth % 512 for depth in args.depths):
         raise SystemExit(f"--depths {args.depths}: allowed are multiples of 512")
     if args.ik_llama_bench is not None and not args.ik_llama_bench.is_file():

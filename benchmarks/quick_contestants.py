@@ -37,6 +37,7 @@ class Plan:
     generate: int = 24
     parallel_prompt: int = 16  #: of each sequence, and of generation at depth 0
     parallel_generate: int = 12
+    layers: int = 1  #: of the models
 
     @property
     def measures(self) -> list[str]:
@@ -148,7 +149,7 @@ class QuickLlamaCpp(LlamaCpp):
     def __init__(self, path: Path, threads: int, plan: Plan) -> None:
         self.plan = plan
         self.settings: dict[str, str] = {}
-        super().__init__(path, threads, plan.lengths)
+        super().__init__(path, threads, plan.lengths, all_logits=True)
 
     def can(self, measure: str, turn: int) -> bool:
         return True
@@ -176,8 +177,8 @@ class QuickLlamaCpp(LlamaCpp):
         kind = f"{'several' if measure.endswith('sequences') else 'single'} {flash}"
         self._clear(kind)
         if measure.startswith("prompt"):
-            prompt = [random_tokens(n, self._vocab, seed)]
-            return lambda: self._decode(kind, prompt)
+            prompt = random_tokens(n, self._vocab, seed)
+            return lambda: self._read(kind, prompt)
         if measure.startswith("decode"):
             at, steps = n or plan.parallel_prompt, plan.generate
             if n:

@@ -19,7 +19,10 @@ class LlamaBench:
 
     Flash attention is on; with repacking at run time where that is faster for a prompt, or for a token. A
     cache of many positions is computed by each process, so that generation after it has one sample. The
-    others are medians of three, and one a round."""
+    others are medians of three, and one a round. The last layer's FFN is computed for a prompt's last token
+    alone, so of models of fewer than ``LEAST_LAYERS`` prompts are not measured."""
+
+    LEAST_LAYERS = 4
 
     def __init__(self, binary: Path, path: Path, threads: int, plan: Plan) -> None:
         self._command = [str(binary), "-m", str(path), "-t", str(threads), "-fa", "1", "-o", "json"]
@@ -30,6 +33,8 @@ class LlamaBench:
     def can(self, measure: str, turn: int) -> bool:
         if measure.startswith("decode") and number(measure):
             return not self._deep
+        if measure.startswith("prompt") and self.plan.layers < self.LEAST_LAYERS:
+            return False
         return turn == 0 and not measure.endswith("sequences")
 
     def warm(self, measure: str) -> None:

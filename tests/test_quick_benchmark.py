@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import subprocess
@@ -37,7 +38,7 @@ def report() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def plan(quick: ModuleType) -> Any:
-    return quick.Plan((40,), (0, 512), 3, generate=4, parallel_generate=2)
+    return quick.Plan((40,), (0, 512), 3, generate=4, parallel_generate=2, layers=4)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,8 @@ def test_llama_bench_is_asked_for_what_is_measured(
     assert bench.prepare("decode at 512", 0)().tokens == 4
     assert ran[-1] == ["-rtr", "0", "-r", "3", "-p", "0", "-n", "0", "-gp", "512,4"]
     assert [measure for measure in MEASURES if bench.can(measure, 0)] == ["prompt of 40", "decode at 0"]
+    few = processes.LlamaBench(Path("llama-bench"), Path("model"), 2, dataclasses.replace(plan, layers=3))
+    assert not few.can("prompt of 40", 0)
     assert not bench.can("decode at 0", 1)
     with pytest.raises(RuntimeError, match="not understood"):
         processes.speed_of("error")
