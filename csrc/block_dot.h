@@ -127,6 +127,15 @@ template <class B> HC_INLINE I start_of(const Input& in, int t, int64_t at, bool
     return Vec::sub_i(Vec::zero_i(), Vec::template shl<log2_of(offset)>(sum));
 }
 
+// acc + four products of bytes in each lane of M words of codes; those of x lie a group's words apart.
+template <bool Signed, int M> HC_INLINE I dot_words(I acc, const I (&w)[M], const int8_t* x) {
+    auto sum = Vec::dot_begin(acc);
+    for (int i = 0; i < M; ++i)
+        sum = Vec::template dot_add<Signed>(sum, Vec::template dot_code<Signed>(w[i]),
+                                            Vec::load_i(x + i * 4 * kLanes));
+    return Vec::dot_end(acc, sum);
+}
+
 // One group of R rows and T tokens: lanes [l, l + n) of a group of `lanes` blocks that starts at `block`.
 template <class B, int R, int T> HC_INLINE void dot_group(const uint8_t* const* rows, const Input& in, int t0,
                                                           int64_t blocks, int64_t block, int lanes, int l,
@@ -152,7 +161,7 @@ template <class B, int R, int T> HC_INLINE void dot_group(const uint8_t* const* 
             const int8_t* x = in.codes(t0 + t) + block * kBlock + (first + W * B::parts) * 4 * kLanes + 4 * l;
             for (int r = 0; r < R; ++r) {
                 I& a = acc[r][t][W * (H - 1)];
-                a = Vec::template dot4<B::signed_codes, M>(a, codes[r], x, 4 * kLanes);
+                a = dot_words<B::signed_codes, M>(a, codes[r], x);
             }
         }
     });

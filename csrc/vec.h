@@ -17,6 +17,12 @@
 #define HC_NOINLINE __attribute__((noinline))
 #define HC_INLINE_LAMBDA __attribute__((always_inline))
 #endif
+// GCC computes many products before it adds them up, and keeps them in memory, unless each sum is looked at.
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(HC_ISA_SCALAR)
+#define HC_IN_ORDER(vector) asm volatile("" : "+v"(vector))
+#else
+#define HC_IN_ORDER(vector)
+#endif
 #if defined(HC_ISA_AVX512)
 #include "vec_avx512.h"
 #elif defined(HC_ISA_AVX2) || defined(HC_ISA_AVXVNNI) || defined(HC_ISA_AVXVNNI_EVEX)

@@ -25,10 +25,11 @@ struct Vec {
     static constexpr int width = 8;
     static constexpr int accumulators = 4;
     static constexpr int row_tile = 1, token_tile = 4, plain_rows = 3, plain_tile = 4, down_tile = 4;
-    static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
+    static constexpr int decoded_rows = 2, decoded_tokens = 4;  // a tile of row_tiles.h
+    static constexpr int panel_vectors = 8;                     // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 6, attend_keys = 2, attend_values = 2;  // tiles of attention_block
 #ifdef HC_DPBUSD
-    static constexpr int signed_offset = 128;  // how much too large dot4 takes signed codes to be
+    static constexpr int signed_offset = 128;  // how much too large dot_code makes signed codes
 #else
     static constexpr int signed_offset = 0;
 #endif
@@ -156,28 +157,29 @@ struct Vec {
     static I to_int(F a) { return _mm256_cvtps_epi32(a); }
     static F as_float(I a) { return _mm256_castsi256_ps(a); }
 
-    // acc + four products of bytes in each lane of M words; those of x lie `step` bytes apart.
+    // Dots of bytes, four in each lane: acc + the products of at most words_at_once words of codes, which
+    // dot_code makes ready, with as many of x, added to what dot_begin gives.
+    using Dots = I;
 #ifdef HC_DPBUSD
     static constexpr int words_at_once(int) { return 8; }
-    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
-        for (int i = 0; i < M; ++i) {
-            const I u = Signed ? _mm256_xor_si256(w[i], _mm256_set1_epi8(char(0x80))) : w[i];
-            acc = HC_DPBUSD(acc, u, load_i(x + i * step));
-        }
-        return acc;
+    template <bool Signed> static I dot_code(I w) {
+        return Signed ? _mm256_xor_si256(w, _mm256_set1_epi8(char(0x80))) : w;
     }
+    static I dot_begin(I acc) { return acc; }
+    template <bool Signed> static I dot_add(I sum, I code, I x) { return HC_DPBUSD(sum, code, x); }
+    static I dot_end(I, I sum) { return sum; }
 #else
     // Sums of pairs stay in 16 bits while they fit: a pair is below 2 * 127 * 2^bits.
     static constexpr int words_at_once(int bits) { return bits <= 7 ? 1 << (7 - bits) : 1; }
-    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
-        I pairs[M];
-        for (int i = 0; i < M; ++i) {
-            const I v = load_i(x + i * step);
-            const I pair = Signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(v, w[i]))
-                                  : _mm256_maddubs_epi16(w[i], v);
-            pairs[i] = i ? _mm256_add_epi16(pairs[i - 1], pair) : pair;
-        }
-        return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs[M - 1], _mm256_set1_epi16(1)));
+    template <bool Signed> static I dot_code(I w) { return w; }
+    static I dot_begin(I) { return _mm256_setzero_si256(); }
+    template <bool Signed> static I dot_add(I sum, I code, I x) {
+        return _mm256_add_epi16(
+            sum, Signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(x, code))
+                        : _mm256_maddubs_epi16(code, x));
+    }
+    static I dot_end(I acc, I sum) {
+        return _mm256_add_epi32(acc, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
     }
 #endif
     static HC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }  // into L1

@@ -10,9 +10,10 @@ struct Vec {
     static constexpr int width = 16;
     static constexpr int accumulators = 4;  // independent sums of one float dot
     static constexpr int row_tile = 2, token_tile = 4, plain_rows = 4, plain_tile = 4, down_tile = 8;
-    static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
+    static constexpr int decoded_rows = 4, decoded_tokens = 4;  // a tile of row_tiles.h
+    static constexpr int panel_vectors = 16;                    // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 6, attend_keys = 2, attend_values = 4;  // tiles of attention_block
-    static constexpr int signed_offset = 128;  // how much too large dot4 takes signed codes to be
+    static constexpr int signed_offset = 128;  // how much too large dot_code makes signed codes
     using F = __m512;
     using I = __m512i;
 
@@ -127,15 +128,16 @@ struct Vec {
     static I to_int(F a) { return _mm512_cvtps_epi32(a); }
     static F as_float(I a) { return _mm512_castsi512_ps(a); }
 
-    // acc + four products of bytes in each lane of M words; those of x lie `step` bytes apart.
+    // Dots of bytes, four in each lane: acc + the products of at most words_at_once words of codes, which
+    // dot_code makes ready, with as many of x, added to what dot_begin gives.
+    using Dots = I;
     static constexpr int words_at_once(int) { return 8; }
-    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
-        for (int i = 0; i < M; ++i) {
-            const I u = Signed ? _mm512_xor_si512(w[i], _mm512_set1_epi8(char(0x80))) : w[i];
-            acc = _mm512_dpbusd_epi32(acc, u, load_i(x + i * step));
-        }
-        return acc;
+    template <bool Signed> static I dot_code(I w) {
+        return Signed ? _mm512_xor_si512(w, _mm512_set1_epi8(char(0x80))) : w;
     }
+    static I dot_begin(I acc) { return acc; }
+    template <bool Signed> static I dot_add(I sum, I code, I x) { return _mm512_dpbusd_epi32(sum, code, x); }
+    static I dot_end(I, I sum) { return sum; }
     static HC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }  // into L1
     static HC_INLINE void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 };

@@ -16,7 +16,8 @@ struct Vec {
     static constexpr int width = 4;
     static constexpr int accumulators = 4;
     static constexpr int row_tile = 1, token_tile = 4, plain_rows = 4, plain_tile = 4, down_tile = 8;
-    static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
+    static constexpr int decoded_rows = 4, decoded_tokens = 4;  // a tile of row_tiles.h
+    static constexpr int panel_vectors = 16;                    // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 6, attend_keys = 4, attend_values = 4;  // tiles of attention_block
     static constexpr int signed_offset = 0;
     using F = float32x4_t;
@@ -128,24 +129,30 @@ struct Vec {
     static I to_int(F a) { return vcvtnq_s32_f32(a); }
     static F as_float(I a) { return vreinterpretq_f32_s32(a); }
 
-    // acc + four products of bytes in each lane of M words; those of x lie `step` bytes apart.
+    // Dots of bytes, four in each lane: acc + the products of at most words_at_once words of codes, which
+    // dot_code makes ready, with as many of x, added to what dot_begin gives.
+    template <bool Signed> static I dot_code(I w) { return w; }
 #ifdef HC_ISA_DOTPROD
+    using Dots = I;
     static constexpr int words_at_once(int) { return 8; }
-    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
-        for (int i = 0; i < M; ++i) acc = vdotq_s32(acc, vreinterpretq_s8_s32(w[i]), vld1q_s8(x + i * step));
-        return acc;
+    static I dot_begin(I acc) { return acc; }
+    template <bool Signed> static I dot_add(I sum, I code, I x) {
+        return vdotq_s32(sum, vreinterpretq_s8_s32(code), vreinterpretq_s8_s32(x));
     }
+    static I dot_end(I, I sum) { return sum; }
 #else
+    struct Dots {
+        int16x8_t low, high;
+    };
     // Products are added in 16 bits while they fit: each is at most 127 * 2^bits.
     static constexpr int words_at_once(int bits) { return bits < 5 ? 8 : 1 << (8 - bits); }
-    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
-        int16x8_t low = vdupq_n_s16(0), high = low;
-        for (int i = 0; i < M; ++i) {
-            const int8x16_t a = vreinterpretq_s8_s32(w[i]), b = vld1q_s8(x + i * step);
-            low = vmlal_s8(low, vget_low_s8(a), vget_low_s8(b));
-            high = vmlal_high_s8(high, a, b);
-        }
-        return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+    static Dots dot_begin(I) { return {vdupq_n_s16(0), vdupq_n_s16(0)}; }
+    template <bool Signed> static HC_INLINE Dots dot_add(Dots sum, I code, I x) {
+        const int8x16_t a = vreinterpretq_s8_s32(code), b = vreinterpretq_s8_s32(x);
+        return {vmlal_s8(sum.low, vget_low_s8(a), vget_low_s8(b)), vmlal_high_s8(sum.high, a, b)};
+    }
+    static HC_INLINE I dot_end(I acc, Dots sum) {
+        return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(sum.low), vpaddlq_s16(sum.high)));
     }
 #endif
     static HC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }  // into L1

@@ -16,7 +16,8 @@ struct Vec {
     static constexpr int width = 4;
     static constexpr int accumulators = 1;
     static constexpr int row_tile = 1, token_tile = 2, plain_rows = 1, plain_tile = 2, down_tile = 4;
-    static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
+    static constexpr int decoded_rows = 2, decoded_tokens = 2;  // a tile of row_tiles.h
+    static constexpr int panel_vectors = 8;                     // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 2, attend_keys = 1, attend_values = 2;  // tiles of attention_block
     static constexpr int signed_offset = 0;
     struct F {
@@ -133,13 +134,17 @@ struct Vec {
     static I to_int(F a) { return HC_EACH(I, int32_t(std::lrintf(a.v[i]))); }
     static F as_float(I a) { return bits_of<F>(a); }
 
+    // Dots of bytes, four in each lane: acc + the products of words of codes with as many of x.
+    using Dots = I;
     static constexpr int words_at_once(int) { return 8; }
-    template <bool Signed, int M> static HC_INLINE I dot4(I acc, const I (&w)[M], const int8_t* x, int step) {
-        for (int j = 0; j < M; ++j)
-            for (int i = 0; i < 16; ++i)
-                acc.v[i / 4] += int32_t(byte(w[j].v[i / 4], i % 4)) * x[j * step + i];
-        return acc;
+    template <bool Signed> static I dot_code(I w) { return w; }
+    static I dot_begin(I acc) { return acc; }
+    template <bool Signed> static HC_INLINE I dot_add(I sum, I code, I x) {
+        for (int i = 0; i < 16; ++i)
+            sum.v[i / 4] += int32_t(byte(code.v[i / 4], i % 4)) * byte(x.v[i / 4], i % 4);
+        return sum;
     }
+    static I dot_end(I, I sum) { return sum; }
     static HC_INLINE void prefetch(const void*) {}
     static HC_INLINE void prefetch_l2(const void*) {}
 };

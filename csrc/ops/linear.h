@@ -1,6 +1,6 @@
 // Rows times tokens: out[t][r] (+)= row[r] . x[t] + bias[r].
 #pragma once
-#include "../block_dot.h"
+#include "row_tiles.h"
 
 namespace hc {
 namespace {
@@ -102,8 +102,40 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
     }
 }
 
+// The same for many tokens: of all rows but the last, fewer than a tile has. -> how many rows.
 template <class B>
-void dots_of(const SomeRows& rows, const Input& in, int t0, int t1, Stream& stream, const Sink& sink) {
+int64_t decoded_dots(const SomeRows& some, const Input& in, int t0, int t1, const Sink& sink) {
+    constexpr int R = Vec::decoded_rows;
+    const int64_t whole = some.count / R * R;
+    // Rows that follow are most likely the same thread's next piece.
+    const int64_t known = some.list ? whole : smaller(whole + kDecodedRows, some.rows.count - some.first);
+    for (int t = t0; t < t1; t += kMostDecoded)
+        for (int64_t first = 0; first < whole; first += kDecodedRows) {
+            const int count = int(smaller<int64_t>(kDecodedRows, whole - first));
+            const int64_t end =
+                t == t0 ? smaller<int64_t>(first + count + kDecodedRows, known) : first + count;
+            const uint8_t* rows[2 * kDecodedRows];
+            for (int64_t r = first; r < end; ++r) rows[r - first] = some.row(r);
+            const Coming coming{rows + count, int(end - first) - count, row_bytes(some.rows)};
+            dots_decoded<B>(rows, count, in, t, smaller(kMostDecoded, t1 - t), coming,
+                            [&](int r, int token, float dot) HC_INLINE_LAMBDA {
+                                sink.put(first + r, t - t0 + token, some.number(first + r), dot);
+                            });
+        }
+    return whole;
+}
+
+template <class B> void dots_of(SomeRows rows, const Input& in, int t0, int t1, Stream& stream, Sink sink) {
+    if constexpr (worth_decoding<B>())
+        if (t1 - t0 >= kLeastDecoded) {
+            const int64_t done = decoded_dots<B>(rows, in, t0, t1, sink);
+            if (done == rows.count) return;
+            if (rows.list) rows.list += done;
+            rows.first += done;
+            rows.count -= done;
+            sink.out += done * sink.row_step;
+            stream.pass(done * row_bytes(rows.rows));
+        }
     constexpr int TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
     const int tiled = t0 + (t1 - t0) / TT * TT, left = t1 - tiled;
     if (t0 < tiled) dots_with<B, TT>(rows, in, t0, t0, tiled, stream, sink);
