@@ -30,6 +30,7 @@ from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 
 BATCH = 512
+VOCABULARY = 1024
 Pass = Callable[[list[int], int], tuple[float, float]]  #: prompt, steps -> seconds of it, seconds of a step
 
 
@@ -110,7 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or Path(folder, "dense.gguf")
         if not path.exists():
-            shape = Shape(4096, 11008, args.layers, 32, args.kv_heads, 1024, max(longest, 8300))
+            shape = Shape(4096, 11008, args.layers, 32, args.kv_heads, VOCABULARY, max(longest, 8300))
             write(path, Recipe(shape, args.type))
         session = load(
             path,
@@ -129,14 +130,14 @@ def main() -> None:
             "flash": lambda prompt, steps: llama.run("flash", prompt, steps),
         }
         for run in contestants.values():  # warms memory and threads
-            run(random_tokens(64, 2048, 0), 2)
+            run(random_tokens(64, VOCABULARY, 0), 2)
         for length, pairs in wanted.items():
             runs: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
             for pair in range(pairs):
                 names = list(contestants)
                 for name in names[pair % 3 :] + names[: pair % 3]:
                     runs[name].append(
-                        contestants[name](random_tokens(length, 2048, length + pair), args.steps)
+                        contestants[name](random_tokens(length, VOCABULARY, length + pair), args.steps)
                     )
             report.append({"kv_heads": args.kv_heads, **figures(runs, length)})
             show(report[-1])

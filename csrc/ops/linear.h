@@ -22,13 +22,13 @@ struct Sink {
 
 // Dots of `tiles` times R plain rows with T tokens, a slice of columns at a time: the tokens' slice stays in
 // L1 for all the rows, whose sums wait in memory meanwhile. Sums in dot_plain's order. `cold` rows are not in
-// L2: their slices are short, so that no more is on its way than a core keeps.
+// L2: their slices are at most 512 columns, so that no more is on its way than a core keeps.
 constexpr int kTiles = 8;
 template <class P, int R, int T> HC_NOINLINE void dot_slices(const uint8_t* const* rows, int tiles,
                                                              const Input& in, int t0, bool cold,
                                                              float (*out)[R][T]) {
     constexpr int step = Vec::accumulators * Vec::width;
-    const int64_t whole = in.cols / step * step, slice = (cold ? 4 : 16) * step;
+    const int64_t whole = in.cols / step * step, slice = (cold ? Vec::cold_steps : 16) * step;
     PlainSums<R, T> sum[kTiles];
     for (int i = 0; i < tiles; ++i) clear<R, T>(sum[i]);
     for (int64_t at = 0; at < whole; at += slice)
