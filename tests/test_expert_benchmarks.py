@@ -61,7 +61,8 @@ def test_dense_experts_and_a_comparison(
     recipes.write(path, recipes.Recipe(shape))
     lengths = contestants.Lengths(40, 4, 2, parallel_prompt=4, parallel_generate=3)
 
-    def ours_again(path: Path, threads: int, lengths: Any) -> Any:
+    def ours_again(path: Path, threads: int, lengths: Any, *, all_logits: bool) -> Any:
+        assert all_logits
         return contestants.Ours(
             load(path, LoadOptions(threads=threads, sequences=2, context=lengths.context)).session(), lengths
         )

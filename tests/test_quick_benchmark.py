@@ -228,7 +228,7 @@ def test_the_quick_table_is_made_and_added_to(
 
 def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
     quick = importlib.import_module("quick_comparison")
-    args = Namespace(prompts=[128], depths=[100], sequences=1, generate=4, ik_llama_bench=None)
+    args = Namespace(prompts=[128], depths=[100], sequences=1, generate=4, layers=1, ik_llama_bench=None)
     with pytest.raises(SystemExit, match="multiples of 512"):
         quick.run(args, tmp_path, dict)
     args.depths, args.ik_llama_bench = [0], tmp_path / "missing"

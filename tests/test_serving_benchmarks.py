@@ -68,7 +68,8 @@ def test_a_short_load_on_the_server(repository: Path) -> None:
 
 def test_a_short_run_of_what_http_costs(repository: Path) -> None:
     model = repository / "src" / "hotcold" / "demo" / "fable-7m-q8_0.gguf"
-    arguments = ["-m", str(model), "--parallel", "2", "--rounds", "2", "-n", "12", "-c", "64", "-p", "4"]
+    # Long enough that both clients generate at the same time on a busy machine, too.
+    arguments = ["-m", str(model), "--parallel", "2", "--rounds", "2", "-n", "200", "-c", "256", "-p", "4"]
     found = last_line("serving_cost.py", arguments, repository)
     assert len(found["samples"]) == 2 and found["ratio"]["least"] > 0
 
