@@ -97,6 +97,27 @@ def test_llama_cpp_goes_on_from_copies_of_a_computed_beginning(
     peer.close()
 
 
+@pytest.mark.parametrize("all_logits", [False, True])
+def test_llama_cpp_is_asked_for_the_logits_of_a_prompt(all_logits: bool) -> None:
+    """It leaves out the last FFN for rows without: of a model of one layer that is nearly everything."""
+    contestants = importlib.import_module("contestants")
+    asked: list[list[bool]] = []
+    names = ("token", "pos", "n_seq_id", "logits")
+    fake = SimpleNamespace(
+        llama_batch_init=lambda n, *_: SimpleNamespace(
+            **{name: [0] * n for name in names}, seq_id=[[0] for _ in range(n)]
+        ),
+        llama_decode=lambda context, batch: asked.append(batch.logits) or 0,
+        llama_synchronize=lambda context: None,
+        llama_batch_free=lambda batch: None,
+    )
+    peer = contestants.LlamaCpp.__new__(contestants.LlamaCpp)
+    peer._lib, peer._contexts, peer.all_logits = fake, {"single": None}, all_logits
+    assert peer._read("single", [5, 6, 7]).tokens == 3
+    peer._decode("single", [[5, 6], [7]])
+    assert asked == [[all_logits, all_logits, True], [False, True, True]]
+
+
 def test_llama_bench_is_asked_for_what_is_measured(
     quick: ModuleType, plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
