@@ -318,7 +318,7 @@ def test_a_thousand_connections_that_drop(live: Any, connect: Connect) -> None:
             if i % 2:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # RST
     until(lambda: server.call(lambda: server.connections() == 0))
-    assert server.llm.running == 0
+    until(lambda: server.llm.running == 0)  # streams end after their connections
     check_healthy(server, connect)
 
 
