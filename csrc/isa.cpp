@@ -13,7 +13,7 @@
 namespace hc {
 // clang-format off
 const Kernels HC_CONCAT(kernels_, HC_ISA) = {
-    Vec::name, quantise, decode_row, product, ffn_piece, ffn_hidden, ffn_reduce, ffn_prompt_down, predict,
+    Vec::name, quantise, arrange, decode_row, product, ffn_piece, ffn_hidden, ffn_reduce, ffn_prompt_down, predict,
     attention_split, attention_merge, attention_row, attention_block, router, norm, rope, store_row, add, relu, read,
 };
 // clang-format on

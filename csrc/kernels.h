@@ -114,6 +114,11 @@ struct Input {
     int64_t stride = 0;  // floats between tokens
     uint8_t* quantised = nullptr;
     int64_t cols = 0;
+    float* arranged = nullptr;  // where plain weights will meet many tokens: see ops/plain_tiles.h
+
+    // A stride that no set of a cache divides, as tokens are read side by side.
+    HC_SMALL static int64_t arranged_stride(int64_t cols) { return cols + 16; }
+    HC_SMALL float* arranged_row(int t) const { return arranged + t * arranged_stride(cols); }
 
     HC_SMALL static int64_t token_bytes(int64_t cols) { return padded(cols) + padded(cols) / kBlock * 12; }
     HC_SMALL int8_t* codes(int t) const {
@@ -127,6 +132,11 @@ struct Input {
         return sums(t) + padded(cols) / kBlock;
     }  // of each block's first half
 };
+
+constexpr int kLeastArranged = 16;          // of fewer tokens none is
+constexpr int64_t kDotScratch = 1 << 20;    // bytes that a product of arranged tokens takes of `local`
+constexpr int64_t kPlainPiece = 192 << 10;  // bytes of plain rows that stay in L2 for all their tokens
+constexpr int kArrangedRows = 24;           // of them at once, whatever their length
 
 // out[t * stride + r] (+)= rows[r] . x[t] + bias[r].
 struct Product {
@@ -273,9 +283,11 @@ constexpr size_t kLocalBytes = 2 << 20;
 struct Kernels {
     const char* name;
     void (*quantise)(const Input&, int token);
+    void (*arrange)(const Input&, int token);  // plain input of kLeastArranged tokens and more
     void (*decode_row)(const Rows&, int64_t row, float* out, uint8_t* local);
     // Rows [first, first + count) of one product for tokens [t0, t1).
-    void (*product)(const Product&, const Input&, int64_t first, int64_t count, int t0, int t1);
+    void (*product)(const Product&, const Input&, int64_t first, int64_t count, int t0, int t1,
+                    uint8_t* local);
     void (*ffn_piece)(const Ffn&, int tokens, int piece, uint8_t* local);
     void (*ffn_hidden)(const Ffn&, int64_t first, int64_t count, int t0, int t1, uint8_t* local);
     // One group of a token's sums over all pieces, to `out`.

@@ -82,6 +82,20 @@ void Program::quantise(std::shared_ptr<Input> in, std::function<int64_t()> rows)
     step(std::move(rows), [this, in](int64_t t, const Scratch&) { k_.quantise(*in, int(t)); });
 }
 
+void Program::prepare(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets, int64_t max_rows,
+                      std::function<int64_t()> rows) {
+    if (meets.quantised) {
+        take_quantised(plan, in, max_rows);
+        quantise(in, rows);
+    }
+    if (meets.plain && max_rows >= kLeastArranged) {
+        plan.take(max_rows * Input::arranged_stride(in->cols) * 4,
+                  [in](uint8_t* p) { in->arranged = reinterpret_cast<float*>(p); });
+        step([rows] { return rows() >= kLeastArranged ? rows() : 0; },
+             [this, in](int64_t t, const Scratch&) { k_.arrange(*in, int(t)); });
+    }
+}
+
 // Pieces of several products over the same input: blocks of rows, one product after another.
 void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Product>> all,
                        std::function<int64_t()> rows) {
@@ -94,11 +108,11 @@ void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Pr
         return i;
     };
     step([rows, n = begins.back()] { return rows() ? n : 0; },
-         [this, in, all, of, begins, rows](int64_t piece, const Scratch&) {
+         [this, in, all, of, begins, rows](int64_t piece, const Scratch& s) {
              const size_t i = of(piece);
              const Product& p = (*all)[i];
              const int64_t size = piece_rows(p.rows), first = (piece - begins[i]) * size;
-             k_.product(p, *in, first, std::min(size, p.rows.count - first), 0, int(rows()));
+             k_.product(p, *in, first, std::min(size, p.rows.count - first), 0, int(rows()), s.local);
          },
          [all, of, begins](int64_t piece, int64_t end) {
              const size_t i = of(piece);
@@ -110,14 +124,11 @@ void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Pr
 
 void Program::linear(const float* x, const std::vector<Product>& list, RowsOf rows) {
     ScratchPlan plan(*this);
-    const bool quantised =
-        std::any_of(list.begin(), list.end(), [](const Product& p) { return is_quantised(p.rows.type); });
+    Meets meets{};
+    for (const Product& p : list) meets.with(p.rows);
     auto in = input_of(x, list[0].rows.cols);
     const auto n = [this, rows] { return count(rows); };
-    if (quantised) {
-        take_quantised(plan, in, max_rows(rows));
-        quantise(in, n);
-    }
+    prepare(plan, in, meets, max_rows(rows), n);
     products(in, std::make_shared<std::vector<Product>>(list), n);
 }
 
@@ -186,10 +197,9 @@ void Program::router(const float* x, const Rows& weights, const float* bias, con
     ScratchPlan plan(*this);
     const auto tokens = [this] { return count(kTokens); };
     auto in = input_of(x, weights.cols);
-    if (is_quantised(weights.type)) {
-        take_quantised(plan, in, bounds_.tokens);
-        quantise(in, tokens);
-    }
+    Meets meets{};
+    meets.with(weights);
+    prepare(plan, in, meets, bounds_.tokens, tokens);
     auto logits =
         std::make_shared<std::vector<Product>>(1, Product{weights, bias, nullptr, weights.count, false});
     plan.take(bounds_.tokens * weights.count * 4,

@@ -98,6 +98,13 @@ class Program {
               std::function<Span(int64_t, int64_t)> reads = {});
     void take_quantised(ScratchPlan&, std::shared_ptr<Input>, int64_t max_rows);
     void quantise(std::shared_ptr<Input>, std::function<int64_t()> rows);
+    // What products of these kinds of weights read besides `x`.
+    struct Meets {
+        bool quantised, plain;
+        void with(const Rows& rows) { (is_quantised(rows.type) ? quantised : plain) = true; }
+    };
+    void prepare(ScratchPlan&, std::shared_ptr<Input>, Meets, int64_t max_rows,
+                 std::function<int64_t()> rows);
     void products(std::shared_ptr<Input>, std::shared_ptr<std::vector<Product>>,
                   std::function<int64_t()> rows);
     void ffn_by_neuron(std::shared_ptr<Ffn>, ScratchPlan&);

@@ -355,12 +355,12 @@ void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
         return op->neurons(part) ? ceil_div(op->layer.dim(), down_size) : 0;
     };
     step([=] { return op->prompt_cut.over(op->prompt, outputs_of); },
-         [this, op, down_size](int64_t piece, const Scratch&) {
+         [this, op, down_size](int64_t piece, const Scratch& s) {
              const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
              const Ffn f = op->view(op->prompt, part);
              const int64_t first = piece * down_size, end = std::min(first + down_size, f.dim());
              const Product product{f.down, f.down_bias, f.out, f.dim(), false};
-             k_.product(product, op->hidden_of(part), first, end - first, 0, part.rows());
+             k_.product(product, op->hidden_of(part), first, end - first, 0, part.rows(), s.local);
          });
     step([this] { return count(kTokens); },
          [op](int64_t t, const Scratch&) { add_experts(*op, op->prompt, int(t)); });

@@ -67,13 +67,11 @@ void Program::ffn(Ffn args, const float* x) {
     auto f = std::make_shared<Ffn>(args);
     f->hidden_tokens = bounds_.tokens;
     cut_into_pieces(*f, int(max_decode()), pool_->threads());
-    const bool quantised = is_quantised(f->up.type) || (f->gate.base && is_quantised(f->gate.type));
     f->x = Input{x, f->dim(), nullptr, f->dim()};
-    if (quantised) {
-        const std::shared_ptr<Input> in(f, &f->x);
-        take_quantised(plan, in, bounds_.tokens);
-        quantise(in, [this] { return count(kTokens); });
-    }
+    Meets meets{};
+    meets.with(f->up);
+    if (f->gate.base) meets.with(f->gate);
+    prepare(plan, {f, &f->x}, meets, bounds_.tokens, [this] { return count(kTokens); });
     if (f->by_output)
         ffn_by_output(f, plan);
     else
@@ -161,10 +159,9 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
              [this, f](int64_t, const Scratch&) {
                  account_by_output(*f, batch_.decode_count(), !batch_.prompt_count());
              });
-    if (is_quantised(f->down.type)) {
-        take_quantised(plan, in, bounds_.tokens);
-        quantise(in, tokens);
-    }
+    Meets meets{};
+    meets.with(f->down);
+    prepare(plan, in, meets, bounds_.tokens, tokens);
     auto down = std::make_shared<std::vector<Product>>(
         1, Product{f->down, f->down_bias, f->out, f->down.count, f->accumulate});
     products(in, down, tokens);

@@ -10,12 +10,13 @@ namespace hc {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rows of one piece of a product, so that a piece stays in L2 for all its tokens: about 64 KB of weights, or
-// 192 KB of plain ones, whose tokens do not stay there and are read again for every piece.
+// Rows of one piece of a product, so that a piece stays in L2 for all its tokens: about 64 KB of weights. Of
+// plain ones more, whose tokens do not stay there and are read again for every piece.
 inline int64_t piece_rows(const Rows& rows) {
-    const int64_t bytes = (is_quantised(rows.type) ? 64 : 192) << 10;
-    return std::clamp<int64_t>(bytes / std::max<int64_t>(1, row_size(rows.type, rows.cols)), 8,
-                               kMaxPieceRows);
+    const int64_t bytes = std::max<int64_t>(1, row_size(rows.type, rows.cols));
+    if (is_quantised(rows.type)) return std::clamp<int64_t>((64 << 10) / bytes, 8, kMaxPieceRows);
+    return std::clamp<int64_t>(kPlainPiece / bytes, kArrangedRows, kMaxPieceRows) / kArrangedRows *
+           kArrangedRows;
 }
 
 // Rows [first, end) where they lie in one stretch.

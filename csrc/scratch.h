@@ -46,9 +46,10 @@ inline int64_t ffn_piece_scratch(const Ffn& f, int tokens) {
     return most * kNeuronScratch + 64 + levels * tokens * sums_of(f.dim()) * 4;
 }
 
-// ffn_hidden: up values of one piece's rows and 64 tokens.
-constexpr int64_t kMaxPieceRows = 256;
-static_assert(kMaxPieceRows * 64 * 4 <= int64_t(kLocalBytes), "a piece's tile must fit");
+// ffn_hidden: up values of one piece's rows and 64 tokens, and what its products take.
+constexpr int kMaxPieceRows = 256, kUpTile = 64;
+constexpr int64_t kUpTileBytes = kMaxPieceRows * kUpTile * 4;
+static_assert(kUpTileBytes + kDotScratch <= int64_t(kLocalBytes), "a piece's tile must fit");
 
 // ffn_prompt_down: for each token of a tile the sums of all levels and of the leaf under way, 32 decoded rows
 // with their scales, and a list of those that count.

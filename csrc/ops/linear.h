@@ -1,5 +1,6 @@
 // Rows times tokens: out[t][r] (+)= row[r] . x[t] + bias[r].
 #pragma once
+#include "plain_tiles.h"
 #include "row_tiles.h"
 
 namespace hc {
@@ -49,6 +50,12 @@ struct SomeRows {
     int64_t number(int64_t r) const { return list ? list[r] : first + r; }
     const uint8_t* row(int64_t r) const { return rows.row(number(r)); }
 };
+
+inline void skip_rows(SomeRows& rows, Sink& sink, int64_t n) {
+    if (rows.list) rows.list += n;
+    rows.first += n;
+    sink.out += n * sink.row_step;
+}
 
 // Dots of all rows with tokens [t, t1), a multiple of T; a function of its own for each T, as registers are
 // few. Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1. Only the
@@ -125,20 +132,32 @@ int64_t decoded_dots(const SomeRows& some, const Input& in, int t0, int t1, cons
     return whole;
 }
 
-template <class B> void dots_of(SomeRows rows, const Input& in, int t0, int t1, Stream& stream, Sink sink) {
-    if constexpr (worth_decoding<B>())
-        if (t1 - t0 >= kLeastDecoded) {
-            const int64_t done = decoded_dots<B>(rows, in, t0, t1, sink);
-            if (done == rows.count) return;
-            if (rows.list) rows.list += done;
-            rows.first += done;
-            rows.count -= done;
-            sink.out += done * sink.row_step;
-            stream.pass(done * row_bytes(rows.rows));
-        }
+// The same for plain rows: of all but the last, and all tokens but the last. -> how many rows.
+template <class P> int64_t arranged_dots(const SomeRows& some, const Input& in, int t0, int t1,
+                                         const Sink& sink, uint8_t* local) {
+    constexpr int R = Vec::plain_rows, most = kArrangedTiles * R;
+    const int64_t whole = some.count / R * R;
+    for (int64_t first = 0; first < whole; first += most) {
+        const int count = int(smaller<int64_t>(most, whole - first));
+        const int64_t known = some.list ? whole : smaller(whole + most, some.rows.count - some.first);
+        const int64_t end = smaller<int64_t>(first + count + most, known);
+        const uint8_t* rows[2 * most];
+        for (int64_t r = first; r < end; ++r) rows[r - first] = some.row(r);
+        const Coming coming{rows + count, int(end - first) - count, row_bytes(some.rows)};
+        dots_arranged<P>(rows, count / R, in, t0, t1, coming, local,
+                         [&](int r, int token, float dot) HC_INLINE_LAMBDA {
+                             sink.put(first + r, token - t0, some.number(first + r), dot);
+                         });
+    }
+    return whole;
+}
+
+// Tokens [t, t1), whatever their number; `to` begins with token t0.
+template <class B> void few_dots(const SomeRows& rows, const Input& in, int t0, int t, int t1, Stream& stream,
+                                 const Sink& sink) {
     constexpr int TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
-    const int tiled = t0 + (t1 - t0) / TT * TT, left = t1 - tiled;
-    if (t0 < tiled) dots_with<B, TT>(rows, in, t0, t0, tiled, stream, sink);
+    const int tiled = t + (t1 - t) / TT * TT, left = t1 - tiled;
+    if (t < tiled) dots_with<B, TT>(rows, in, t0, t, tiled, stream, sink);
     if constexpr (TT > 3)
         if (left == 3) return dots_with<B, 3>(rows, in, t0, tiled, t1, stream, sink);
     if constexpr (TT > 2)
@@ -146,10 +165,49 @@ template <class B> void dots_of(SomeRows rows, const Input& in, int t0, int t1, 
     if (left) dots_with<B, 1>(rows, in, t0, tiled, t1, stream, sink);
 }
 
+// Rows that few_dots reads again and again must stay in L2, even long ones.
+template <class P>
+void few_dots_of_plain(SomeRows rows, const Input& in, int t0, int t, int t1, Stream& stream, Sink sink) {
+    const int64_t all = rows.count, fit = kPlainPiece / larger<int64_t>(row_bytes(rows.rows), 1);
+    const int64_t most =
+        t1 - t > Vec::plain_tile ? larger<int64_t>(fit / Vec::plain_rows, 2) * Vec::plain_rows : all;
+    for (int64_t first = 0; first < all; first += most) {
+        rows.count = smaller(most, all - first);
+        few_dots<P>(rows, in, t0, t, t1, stream, sink);
+        skip_rows(rows, sink, most);
+    }
+}
+
+template <class B>
+void dots_of(SomeRows rows, const Input& in, int t0, int t1, Stream& stream, Sink sink, uint8_t* local) {
+    int64_t done = 0;
+    if constexpr (worth_decoding<B>()) {
+        if (t1 - t0 >= kLeastDecoded) done = decoded_dots<B>(rows, in, t0, t1, sink);
+    } else if constexpr (!B::quantised) {
+        if (in.arranged && local && t1 - t0 >= kLeastArranged) {
+            const int whole = t0 + (t1 - t0) / Vec::plain_tile * Vec::plain_tile;
+            done = arranged_dots<B>(rows, in, t0, whole, sink, local);
+            SomeRows again = rows;
+            again.count = done;
+            Stream idle;
+            if (whole < t1) few_dots_of_plain<B>(again, in, t0, whole, t1, idle, sink);
+        }
+    }
+    if (done == rows.count) return;
+    stream.pass(done * row_bytes(rows.rows));
+    skip_rows(rows, sink, done);
+    rows.count -= done;
+    if constexpr (B::quantised)
+        few_dots<B>(rows, in, t0, t0, t1, stream, sink);
+    else
+        few_dots_of_plain<B>(rows, in, t0, t0, t1, stream, sink);
+}
+
+// `local` is kDotScratch bytes, without which no tokens are taken as they are arranged.
 void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t count, const Input& in, int t0,
-          int t1, Stream& stream, const Sink& sink) {
+          int t1, Stream& stream, const Sink& sink, uint8_t* local = nullptr) {
     with_type(rows.type, [&](auto type) {
-        dots_of<decltype(type)>({rows, list, first, count}, in, t0, t1, stream, sink);
+        dots_of<decltype(type)>({rows, list, first, count}, in, t0, t1, stream, sink, local);
     });
 }
 
@@ -163,10 +221,11 @@ inline Stream stream_of(const Rows& rows, int64_t first, int64_t count) {
     return s;
 }
 
-void product(const Product& p, const Input& in, int64_t first, int64_t count, int t0, int t1) {
+void product(const Product& p, const Input& in, int64_t first, int64_t count, int t0, int t1,
+             uint8_t* local) {
     Stream ahead = stream_of(p.rows, first, count);
     const Sink sink{p.out + t0 * p.stride + first, 1, p.stride, p.bias, p.accumulate};
-    dots(p.rows, nullptr, first, count, in, t0, t1, ahead, sink);
+    dots(p.rows, nullptr, first, count, in, t0, t1, ahead, sink, local);
 }
 
 // Words [word, end) of the masks.
