@@ -26,7 +26,8 @@ struct Vec {
     static constexpr int accumulators = 4;
     static constexpr int row_tile = 1, token_tile = 4, plain_rows = 3, plain_tile = 4, down_tile = 4;
     static constexpr int decoded_rows = 2, decoded_tokens = 4;  // a tile of row_tiles.h
-    static constexpr int cold_steps = 16;    // of columns in a slice of plain rows from memory
+    // In a slice of columns of plain rows from memory.
+    static constexpr int cold_steps(int bytes) { return bytes > 2 ? 4 : 16; }
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 6, attend_keys = 2, attend_values = 2;  // tiles of attention_block
 #ifdef HC_DPBUSD

@@ -17,7 +17,8 @@ struct Vec {
     static constexpr int accumulators = 1;
     static constexpr int row_tile = 1, token_tile = 2, plain_rows = 1, plain_tile = 2, down_tile = 4;
     static constexpr int decoded_rows = 2, decoded_tokens = 2;  // a tile of row_tiles.h
-    static constexpr int cold_steps = 4;     // of columns in a slice of plain rows from memory
+    // In a slice of columns of plain rows from memory.
+    static constexpr int cold_steps(int) { return 4; }
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 2, attend_keys = 1, attend_values = 2;  // tiles of attention_block
     static constexpr int signed_offset = 0;

@@ -23,13 +23,14 @@ struct Sink {
 
 // Dots of `tiles` times R plain rows with T tokens, a slice of columns at a time: the tokens' slice stays in
 // L1 for all the rows, whose sums wait in memory meanwhile. Sums in dot_plain's order. `cold` rows are not in
-// L2: their slices are at most 512 columns, so that no more is on its way than a core keeps.
+// L2: their slices are at most 1 KB, so that no more is on its way than a core keeps. With the rows'
+// bytes come one in `turns` of those that follow.
 constexpr int kTiles = 8;
 template <class P, int R, int T> HC_NOINLINE void dot_slices(const uint8_t* const* rows, int tiles,
                                                              const Input& in, int t0, bool cold,
-                                                             float (*out)[R][T]) {
+                                                             Coming& coming, int turns, float (*out)[R][T]) {
     constexpr int step = Vec::accumulators * Vec::width;
-    const int64_t whole = in.cols / step * step, slice = (cold ? Vec::cold_steps : 16) * step;
+    const int64_t whole = in.cols / step * step, slice = (cold ? Vec::cold_steps(P::bytes) : 16) * step;
     PlainSums<R, T> sum[kTiles];
     for (int i = 0; i < tiles; ++i) clear<R, T>(sum[i]);
     for (int64_t at = 0; at < whole; at += slice)
@@ -37,19 +38,11 @@ template <class P, int R, int T> HC_NOINLINE void dot_slices(const uint8_t* cons
             const int64_t end = smaller(at + slice, whole), next = i + 1 < tiles ? at : at + slice;
             const uint8_t* const* after = rows + (i + 1) % tiles * R;
             const Ahead ahead{after, next * P::bytes, cold ? smaller(next + slice, whole) * P::bytes : 0};
+            coming.fetch(R * (end - at) * P::bytes / turns);
             add_columns<P>(rows + i * R, in.x + t0 * in.stride, in.stride, at, end, sum[i], ahead);
         }
     for (int i = 0; i < tiles; ++i) finish_plain<P, R, T>(rows + i * R, in, t0, sum[i], out[i]);
 }
-
-// Rows first, first + 1, ..., or those that a list names.
-struct SomeRows {
-    Rows rows;
-    const int32_t* list;
-    int64_t first, count;
-    int64_t number(int64_t r) const { return list ? list[r] : first + r; }
-    const uint8_t* row(int64_t r) const { return rows.row(number(r)); }
-};
 
 inline void skip_rows(SomeRows& rows, Sink& sink, int64_t n) {
     if (rows.list) rows.list += n;
@@ -59,9 +52,11 @@ inline void skip_rows(SomeRows& rows, Sink& sink, int64_t n) {
 
 // Dots of all rows with tokens [t, t1), a multiple of T; a function of its own for each T, as registers are
 // few. Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1. Only the
-// first tokens, from t0 on, read the rows from memory, along with the stream.
+// first tokens, from t0 on, read the rows from memory, along with the stream; of plain rows, what comes next
+// is fetched during all `turns` of tiles of tokens.
 template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const Input& input, int t0, int t,
-                                                     int t1, Stream& stream, const Sink& to) {
+                                                     int t1, Stream& stream, Coming& coming, int turns,
+                                                     const Sink& to) {
     // Copies that no store can change: what they hold stays in registers.
     const SomeRows rows = some;
     const Input in = input;
@@ -94,7 +89,7 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
                 const uint8_t* w[kTiles * RT];
                 for (int i = 0; i < tiles * RT; ++i) w[i] = rows.row(r + i);
                 float d[kTiles][RT][T];
-                dot_slices<B, RT, T>(w, tiles, in, t, cold, d);
+                dot_slices<B, RT, T>(w, tiles, in, t, cold, coming, turns, d);
                 if (cold) stream.pass(tiles * RT * row_bytes(rows.rows));
                 for (int i = 0; i < tiles * RT; ++i)
                     for (int j = 0; j < T; ++j)
@@ -113,17 +108,14 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
 template <class B>
 int64_t decoded_dots(const SomeRows& some, const Input& in, int t0, int t1, const Sink& sink) {
     constexpr int R = Vec::decoded_rows;
-    const int64_t whole = some.count / R * R;
-    // Rows that follow are most likely the same thread's next piece.
-    const int64_t known = some.list ? whole : smaller(whole + kDecodedRows, some.rows.count - some.first);
+    const int64_t whole = some.count / R * R, known = some.known(kDecodedRows);
     for (int t = t0; t < t1; t += kMostDecoded)
         for (int64_t first = 0; first < whole; first += kDecodedRows) {
             const int count = int(smaller<int64_t>(kDecodedRows, whole - first));
-            const int64_t end =
-                t == t0 ? smaller<int64_t>(first + count + kDecodedRows, known) : first + count;
-            const uint8_t* rows[2 * kDecodedRows];
-            for (int64_t r = first; r < end; ++r) rows[r - first] = some.row(r);
-            const Coming coming{rows + count, int(end - first) - count, row_bytes(some.rows)};
+            const uint8_t* rows[kDecodedRows];
+            for (int r = 0; r < count; ++r) rows[r] = some.row(first + r);
+            const int64_t next = first + count;
+            const Coming coming{some, next, t == t0 ? smaller(next + kDecodedRows, known) : next};
             dots_decoded<B>(rows, count, in, t, smaller(kMostDecoded, t1 - t), coming,
                             [&](int r, int token, float dot) HC_INLINE_LAMBDA {
                                 sink.put(first + r, t - t0 + token, some.number(first + r), dot);
@@ -135,15 +127,14 @@ int64_t decoded_dots(const SomeRows& some, const Input& in, int t0, int t1, cons
 // The same for plain rows: of all but the last, and all tokens but the last. -> how many rows.
 template <class P> int64_t arranged_dots(const SomeRows& some, const Input& in, int t0, int t1,
                                          const Sink& sink, uint8_t* local) {
-    constexpr int R = Vec::plain_rows, most = kArrangedTiles * R;
-    const int64_t whole = some.count / R * R;
-    for (int64_t first = 0; first < whole; first += most) {
-        const int count = int(smaller<int64_t>(most, whole - first));
-        const int64_t known = some.list ? whole : smaller(whole + most, some.rows.count - some.first);
-        const int64_t end = smaller<int64_t>(first + count + most, known);
-        const uint8_t* rows[2 * most];
-        for (int64_t r = first; r < end; ++r) rows[r - first] = some.row(r);
-        const Coming coming{rows + count, int(end - first) - count, row_bytes(some.rows)};
+    constexpr int R = Vec::plain_rows;
+    const int64_t whole = some.count / R * R, known = some.known(kArrangedRows);
+    for (int64_t first = 0; first < whole; first += kArrangedRows) {
+        const int count = int(smaller<int64_t>(kArrangedRows, whole - first));
+        const uint8_t* rows[kArrangedRows];
+        for (int r = 0; r < count; ++r) rows[r] = some.row(first + r);
+        const int64_t next = first + count;
+        const Coming coming{some, next, smaller(next + kArrangedRows, known)};
         dots_arranged<P>(rows, count / R, in, t0, t1, coming, local,
                          [&](int r, int token, float dot) HC_INLINE_LAMBDA {
                              sink.put(first + r, token - t0, some.number(first + r), dot);
@@ -152,28 +143,33 @@ template <class P> int64_t arranged_dots(const SomeRows& some, const Input& in, 
     return whole;
 }
 
-// Tokens [t, t1), whatever their number; `to` begins with token t0.
+// Tokens [t, t1), whatever their number; `to` begins with token t0. Meanwhile `ahead` rows are fetched that
+// follow, if any.
 template <class B> void few_dots(const SomeRows& rows, const Input& in, int t0, int t, int t1, Stream& stream,
-                                 const Sink& sink) {
+                                 const Sink& sink, int64_t ahead = 0) {
     constexpr int TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
-    const int tiled = t + (t1 - t) / TT * TT, left = t1 - tiled;
-    if (t < tiled) dots_with<B, TT>(rows, in, t0, t, tiled, stream, sink);
+    const int tiled = t + (t1 - t) / TT * TT, left = t1 - tiled, turns = (t1 - t + TT - 1) / TT;
+    Coming coming{rows, rows.count, rows.known(turns > 1 ? ahead : 0)};  // one turn alone waits for its own
+    if (t < tiled) dots_with<B, TT>(rows, in, t0, t, tiled, stream, coming, turns, sink);
     if constexpr (TT > 3)
-        if (left == 3) return dots_with<B, 3>(rows, in, t0, tiled, t1, stream, sink);
+        if (left == 3) return dots_with<B, 3>(rows, in, t0, tiled, t1, stream, coming, turns, sink);
     if constexpr (TT > 2)
-        if (left == 2) return dots_with<B, 2>(rows, in, t0, tiled, t1, stream, sink);
-    if (left) dots_with<B, 1>(rows, in, t0, tiled, t1, stream, sink);
+        if (left == 2) return dots_with<B, 2>(rows, in, t0, tiled, t1, stream, coming, turns, sink);
+    if (left) dots_with<B, 1>(rows, in, t0, tiled, t1, stream, coming, turns, sink);
 }
 
-// Rows that few_dots reads again and again must stay in L2, even long ones.
+// Long rows are read some at a time: those of several tiles of tokens stay in L2, along with those that
+// follow and the tokens.
+constexpr int64_t kFewBytes = 64 << 10;
 template <class P>
 void few_dots_of_plain(SomeRows rows, const Input& in, int t0, int t, int t1, Stream& stream, Sink sink) {
-    const int64_t all = rows.count, fit = kPlainPiece / larger<int64_t>(row_bytes(rows.rows), 1);
-    const int64_t most =
-        t1 - t > Vec::plain_tile ? larger<int64_t>(fit / Vec::plain_rows, 2) * Vec::plain_rows : all;
+    constexpr int R = Vec::plain_rows;
+    const int64_t all = rows.count, bytes = t1 - t > Vec::plain_tile ? kFewBytes : kPlainPiece;
+    const int64_t most = larger<int64_t>(bytes / larger<int64_t>(row_bytes(rows.rows), 1) / R, 2) * R;
     for (int64_t first = 0; first < all; first += most) {
         rows.count = smaller(most, all - first);
-        few_dots<P>(rows, in, t0, t, t1, stream, sink);
+        // Rows of four bytes a column keep memory busy as they are.
+        few_dots<P>(rows, in, t0, t, t1, stream, sink, t == t0 && P::bytes == 2 ? rows.count : 0);
         skip_rows(rows, sink, most);
     }
 }

@@ -60,8 +60,7 @@ template <class P, class Put> HC_NOINLINE void dots_arranged(const uint8_t* cons
     constexpr int64_t most = kPlainPiece / (kArrangedRows * step * P::bytes);
     const int64_t all = in.cols / step, stride = Input::arranged_stride(in.cols);
     const int64_t slices = (all + most - 1) / most;
-    const int64_t share =
-        (coming.count * coming.bytes / larger<int64_t>(slices * ((t1 - t0) / T), 1) + 63) / 64 * 64;
+    const int64_t share = coming.share(slices * ((t1 - t0) / T));
     const int together = slices > 1 ? kMostArranged : t1 - t0;
     auto* sums = (PlainSums<R, T>(*)[kArrangedTiles])local;
     constexpr int64_t sums_bytes = sizeof(PlainSums<R, T>[kMostArranged / T][kArrangedTiles]);
