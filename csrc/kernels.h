@@ -137,6 +137,7 @@ constexpr int kLeastArranged = 16;          // of fewer tokens none is
 constexpr int64_t kDotScratch = 1 << 20;    // bytes that a product of arranged tokens takes of `local`
 constexpr int64_t kPlainPiece = 192 << 10;  // bytes of plain rows that stay in L2 for all their tokens
 constexpr int kArrangedRows = 24;           // of them at once, whatever their length
+constexpr int kDecodedRows = 16;            // quantised ones that are decoded at once: see ops/row_tiles.h
 
 // out[t * stride + r] (+)= rows[r] . x[t] + bias[r].
 struct Product {

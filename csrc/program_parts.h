@@ -11,12 +11,14 @@ namespace hc {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows of one piece of a product, so that a piece stays in L2 for all its tokens: about 64 KB of weights. Of
-// plain ones more, whose tokens do not stay there and are read again for every piece.
+// plain ones more, whose tokens do not stay there and are read again for every piece. As many times as many
+// as prompts take at once.
 inline int64_t piece_rows(const Rows& rows) {
-    const int64_t bytes = std::max<int64_t>(1, row_size(rows.type, rows.cols));
-    if (is_quantised(rows.type)) return std::clamp<int64_t>((64 << 10) / bytes, 8, kMaxPieceRows);
-    return std::clamp<int64_t>(kPlainPiece / bytes, kArrangedRows, kMaxPieceRows) / kArrangedRows *
-           kArrangedRows;
+    const bool quantised = is_quantised(rows.type);
+    const int64_t most =
+        (quantised ? 64 << 10 : kPlainPiece) / std::max<int64_t>(1, row_size(rows.type, rows.cols));
+    const int64_t unit = quantised ? kDecodedRows : kArrangedRows;
+    return std::clamp<int64_t>((most + unit / 2) / unit, 1, kMaxPieceRows / unit) * unit;
 }
 
 // Rows [first, end) where they lie in one stretch.

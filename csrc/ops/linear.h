@@ -177,9 +177,9 @@ void few_dots_of_plain(SomeRows rows, const Input& in, int t0, int t, int t1, St
 template <class B>
 void dots_of(SomeRows rows, const Input& in, int t0, int t1, Stream& stream, Sink sink, uint8_t* local) {
     int64_t done = 0;
-    if constexpr (worth_decoding<B>()) {
+    if constexpr (B::quantised) {
         if (t1 - t0 >= kLeastDecoded) done = decoded_dots<B>(rows, in, t0, t1, sink);
-    } else if constexpr (!B::quantised) {
+    } else {
         if (in.arranged && local && t1 - t0 >= kLeastArranged) {
             const int whole = t0 + (t1 - t0) / Vec::plain_tile * Vec::plain_tile;
             done = arranged_dots<B>(rows, in, t0, whole, sink, local);

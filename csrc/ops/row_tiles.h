@@ -41,15 +41,7 @@ struct Coming {
 
 constexpr int kLeastDecoded = 16;  // fewer tokens are not worth it
 constexpr int kMostDecoded = 64;   // tokens at once, whose sums stay in L2
-constexpr int kDecodedRows = 16;   // at once, in tiles of Vec::decoded_rows
-
-// Bytes that are codes as they are gain nothing.
-template <class B> constexpr bool worth_decoding() {
-    if constexpr (B::quantised)
-        return B::parts == 4;
-    else
-        return false;
-}
+static_assert(kDecodedRows % Vec::decoded_rows == 0, "whole tiles");
 
 // A group of some rows: what dot_group makes of each vector in turn, a tile's rows side by side.
 template <class B> struct DecodedRows {
