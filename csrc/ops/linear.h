@@ -178,7 +178,7 @@ template <class B>
 void dots_of(SomeRows rows, const Input& in, int t0, int t1, Stream& stream, Sink sink, uint8_t* local) {
     int64_t done = 0;
     if constexpr (B::quantised) {
-        if (t1 - t0 >= kLeastDecoded) done = decoded_dots<B>(rows, in, t0, t1, sink);
+        if (t1 - t0 >= least_decoded<B>()) done = decoded_dots<B>(rows, in, t0, t1, sink);
     } else {
         if (in.arranged && local && t1 - t0 >= kLeastArranged) {
             const int whole = t0 + (t1 - t0) / Vec::plain_tile * Vec::plain_tile;

@@ -39,8 +39,9 @@ struct Coming {
     }
 };
 
-constexpr int kLeastDecoded = 16;  // fewer tokens are not worth it
-constexpr int kMostDecoded = 64;   // tokens at once, whose sums stay in L2
+// Fewer tokens are not worth it; the least pay where products are quick and decoding is not.
+template <class B> constexpr int least_decoded() { return B::code_bits <= 4 ? 8 : B::parts == 4 ? 12 : 16; }
+constexpr int kMostDecoded = 64;  // tokens at once, whose sums stay in L2
 static_assert(kDecodedRows % Vec::decoded_rows == 0, "whole tiles");
 
 // A group of some rows: what dot_group makes of each vector in turn, a tile's rows side by side.
