@@ -158,18 +158,20 @@ template <class B> void few_dots(const SomeRows& rows, const Input& in, int t0, 
     if (left) dots_with<B, 1>(rows, in, t0, tiled, t1, stream, coming, turns, sink);
 }
 
-// Long rows are read some at a time: those of several tiles of tokens stay in L2, along with those that
-// follow and the tokens.
+// Long rows are read some at a time, which stay in L2 for all tokens. Those of a few tiles of tokens leave
+// room for their successors, which are fetched meanwhile; rows of four bytes a column keep memory busy as
+// they are.
 constexpr int64_t kFewBytes = 64 << 10;
 template <class P>
 void few_dots_of_plain(SomeRows rows, const Input& in, int t0, int t, int t1, Stream& stream, Sink sink) {
     constexpr int R = Vec::plain_rows;
-    const int64_t all = rows.count, bytes = t1 - t > Vec::plain_tile ? kFewBytes : kPlainPiece;
-    const int64_t most = larger<int64_t>(bytes / larger<int64_t>(row_bytes(rows.rows), 1) / R, 2) * R;
+    const bool few = t1 - t > Vec::plain_tile && t1 - t < kLeastArranged;
+    const int64_t all = rows.count,
+                  fit = (few ? kFewBytes : kPlainPiece) / larger<int64_t>(row_bytes(rows.rows), 1);
+    const int64_t most = larger<int64_t>(fit / R, 2) * R;
     for (int64_t first = 0; first < all; first += most) {
         rows.count = smaller(most, all - first);
-        // Rows of four bytes a column keep memory busy as they are.
-        few_dots<P>(rows, in, t0, t, t1, stream, sink, t == t0 && P::bytes == 2 ? rows.count : 0);
+        few_dots<P>(rows, in, t0, t, t1, stream, sink, few && t == t0 && P::bytes == 2 ? rows.count : 0);
         skip_rows(rows, sink, most);
     }
 }
