@@ -1,6 +1,8 @@
 // Plain rows times many tokens: what a tile of sums takes up lies in the order in which it is added, so that
 // the sums stay in registers for a long run of columns.
 #pragma once
+#include <cstring>
+
 #include "row_tiles.h"
 
 namespace hc {
