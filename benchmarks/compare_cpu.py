@@ -62,12 +62,20 @@ class Models:
         dim, neurons, heads, kv_heads, vocab = args.shape
         self.shape = synthetic.Shape(dim, neurons, args.layers, heads, kv_heads, vocab, 2048)
 
+    @property
+    def dense_active(self) -> float | None:
+        """The share of the file that the dense contestants run: an ungated model has no SiLU twin."""
+        return self.args.active[0] if self.args.ungated else None
+
     def path(self, type: str, active: float | None, layout: str) -> Path:
         shape = "x".join(map(str, (*self.args.shape, self.args.layers)))
         what = "silu" if active is None else f"relu{active:g}"
+        if self.args.ungated:
+            what = f"ungated{active:g}"
         path = self.folder / f"{shape}-{type}-{what}-{layout}.gguf"
         if not path.exists():
-            synthetic.write(path, synthetic.Recipe(self.shape, type, active, layout), self.args.vocabulary)
+            recipe = synthetic.Recipe(self.shape, type, active, layout, gated=not self.args.ungated)
+            synthetic.write(path, recipe, self.args.vocabulary)
             say(f"wrote {path.name}, {path.stat().st_size / 1e9:.2f} GB")
             for figures in synthetic.verify(path)[:1] if active is not None else ():
                 say(f"  layer 0 on random tokens: {figures}")
@@ -90,7 +98,7 @@ def say(line: str) -> None:
 
 def dense_contestants(models: Models, type: str, lengths: Lengths) -> dict[str, Contestant]:
     """Those that do not depend on the active share."""
-    path = models.path(type, None, "by_output")
+    path = models.path(type, models.dense_active, "by_output")
     found: dict[str, Contestant] = {"dense": Ours(models.ours(path, "off", lengths), lengths)}
     if not models.args.no_llama_cpp:
         try:
@@ -176,14 +184,16 @@ def measure_all(args: argparse.Namespace, folder: Path) -> tuple[list[report.Sam
             del contestants
             save(args, samples, facts(args) | settings)
             if args.work is None:
-                for layout in ("by_output", "pwri"):
-                    models.path(type, active, layout).unlink()
+                kept = models.path(type, models.dense_active, "by_output")
+                for path in (models.path(type, active, layout) for layout in ("by_output", "pwri")):
+                    if path != kept:
+                        path.unlink()
         if isinstance(llama, LlamaCpp):
             settings[f"llama.cpp's flash attention, {type}"] = llama.flash_attention
             llama.close()
         del dense, llama
         if args.work is None:
-            models.path(type, None, "by_output").unlink()
+            models.path(type, models.dense_active, "by_output").unlink()
     return samples, settings
 
 
@@ -268,6 +278,7 @@ def main() -> None:
     add("--types", nargs="+", default=["Q4_0"], help="of blocks (Q4_0; with --quick all four)")
     add("--active", nargs="+", type=float, default=[0.1], help="shares of active neurons (0.1)")
     add_model_options(add)
+    add("--ungated", action="store_true", help="squared ReLU without a gate (llama.cpp's arcee); not --quick")
     add("--pieces", type=int, default=1, help="that a generation is timed in (1)")
     add("--sequences", type=int, default=8, help="at the same time; 1 leaves the measure out (8)")
     add("--probe", type=float, default=0.1, help="seconds of each probe of the read bandwidth (0.1)")
@@ -279,6 +290,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.pieces < 1 or args.generate % args.pieces:
         parser.error(f"--pieces {args.pieces} must divide --generate {args.generate}")
+    if args.ungated and (args.quick or len(args.active) > 1):
+        parser.error("--ungated makes one file for all contestants: give one --active, and not --quick")
     if args.quick:
         with model_folder(args) as folder:
             quick_comparison.run(args, folder, lambda: facts(args))

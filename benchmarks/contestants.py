@@ -47,9 +47,10 @@ class Lengths:
 
     @property
     def context(self) -> int:
-        """Positions that one sequence needs."""
+        """Positions that one sequence needs, and as many as the prompts of all together: a step has no more
+        rows than that."""
         longest = max(self.prompt + self.generate, self.parallel_prompt + self.parallel_generate)
-        return longest + 8
+        return max(longest, self.sequences * self.parallel_prompt) + 8
 
 
 @dataclass(frozen=True)

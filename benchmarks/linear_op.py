@@ -5,8 +5,8 @@
 
 Each build has a process of its own, which waits while the others run. A figure is the median over rounds, in
 billions of products of a weight and an activation per second; with two builds also the median of the paired
-ratios, old time / new time, and their range. The matrix has 4096 columns and as many rows as `--rows` says:
-it comes from memory where it is larger than the cache. The last line of stdout is one JSON object.
+ratios, old time / new time, and their range. The matrix comes from memory where it is larger than the cache.
+The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import time
 from pathlib import Path
 
 TYPES = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_0", "Q4_0", "IQ4_NL")
-COLUMNS = 4096
 
 
-def serve(types: list[str], tokens: list[int], rows: int, threads: int) -> None:
+def serve(types: list[str], tokens: list[int], rows: int, columns: int, threads: int) -> None:
     """Of the build that runs this: answers lines ``type tokens`` with the seconds of one op."""
     import numpy as np
     from experts import random_tensor
@@ -36,16 +35,16 @@ def serve(types: list[str], tokens: list[int], rows: int, threads: int) -> None:
     random, most = np.random.default_rng(0), max(tokens)
     backend = CPUBackend(threads)
     batch = Batch(BatchLimits(most, most, 1, 1))
-    x, out = backend.zeros((most, COLUMNS)), backend.zeros((most, rows))
-    backend.write(x, random.standard_normal((most, COLUMNS), np.float32))
+    x, out = backend.zeros((most, columns)), backend.zeros((most, rows))
+    backend.write(x, random.standard_normal((most, columns), np.float32))
     programs = {}
     for name in types:
         type = block_type(name)
         if type.weights == 1:
-            data = random.integers(0, 60, type.data_shape((rows, COLUMNS)), np.uint8)  # small numbers all
-            tensor = Tensor(type, (rows, COLUMNS), data)
+            data = random.integers(0, 60, type.data_shape((rows, columns)), np.uint8)  # small numbers all
+            tensor = Tensor(type, (rows, columns), data)
         else:
-            tensor = random_tensor(random, type, rows, COLUMNS)
+            tensor = random_tensor(random, type, rows, columns)
         matrix = backend.matrix(tensor)
         programs[name] = backend.record(lambda matrix=matrix: backend.linear(x, [matrix], batch, [out]))
     print(backend.isa, flush=True)
@@ -59,7 +58,8 @@ def serve(types: list[str], tokens: list[int], rows: int, threads: int) -> None:
 
 class Build:
     def __init__(self, where: Path, args: argparse.Namespace) -> None:
-        settings = {"types": args.types, "tokens": args.tokens, "rows": args.rows, "threads": args.threads}
+        names = ("types", "tokens", "rows", "columns", "threads")
+        settings = {name: getattr(args, name) for name in names}
         environment = {**os.environ, "PYTHONPATH": str(where.resolve())}
         command = [sys.executable, __file__, "--serve", json.dumps(settings)]
         self._process = subprocess.Popen(
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=[*TYPES])
     parser.add_argument("--tokens", nargs="+", type=int, default=[16, 128])
     parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
@@ -98,7 +99,7 @@ def main() -> None:
     figures = []
     for type in args.types:
         for tokens in args.tokens:
-            work = tokens * args.rows * COLUMNS / 1e9
+            work = tokens * args.rows * args.columns / 1e9
             taken = [[build.seconds(type, tokens) for build in builds] for _ in range(args.rounds + 1)][1:]
             speeds = [round(work / statistics.median(column), 1) for column in zip(*taken, strict=True)]
             ratios = [row[0] / row[-1] for row in taken]
@@ -109,7 +110,8 @@ def main() -> None:
     isas = [build.isa for build in builds]
     for build in builds:
         build.close()
-    print(json.dumps({"isa": isas, "threads": args.threads, "rows": args.rows, "figures": figures}))
+    shape = {"rows": args.rows, "columns": args.columns}
+    print(json.dumps({"isa": isas, "threads": args.threads, **shape, "figures": figures}))
 
 
 if __name__ == "__main__":

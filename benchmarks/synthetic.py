@@ -4,6 +4,7 @@
     python benchmarks/synthetic.py -o sparse.gguf --active 0.1    # its twin: ReLU, down by neuron, sparse
     python benchmarks/synthetic.py -o stock.gguf --active 0.1 --layout by_output  # the same, as a stock file
     python benchmarks/synthetic.py -o sparse.pwri --active 0.1 --layout pwri      # PowerInfer's, predictor
+    python benchmarks/synthetic.py -o arcee.gguf --active 0.1 --ungated           # squared ReLU, no gate
 
 Blocks are written directly as random valid bytes, one tensor in memory at a time, so a file of a gigabyte
 takes seconds. The same seed gives the same weights in every layout (F32, F16, BF16, Q8_0 and Q4_0: exactly;
@@ -13,7 +14,8 @@ In a sparse file the weights *cause* the activity: the last 256 dimensions of th
 reserved; each token's embedding has random features there which attention and FFN never overwrite, and a
 constant. Gate row i is a random direction over the features and a bias on the constant, chosen so that it
 fires for a share p_i of the tokens; p_i falls as a power law with the given mean. Over the other dimensions
-gate rows are small noise.
+gate rows are small noise. An ungated model is llama.cpp's ``arcee`` (squared ReLU): its up rows do what gate
+rows do elsewhere.
 
 The predictor of a PWRI file reads the same features s, which are -a or a: its first factor picks the reserved
 dimensions, and w . s + b = 2 w . relu(s) + (b - a * sum(w)), so its second is the gate row over them with
@@ -75,14 +77,26 @@ class Recipe:
     layout: str = "by_output"  #: of :data:`LAYOUTS`
     predictor_type: str | None = None  #: None: as the matrices if PowerInfer computes with that, else F16
     seed: int = 1
+    gated: bool = True  #: False: squared ReLU of up alone, which only a sparse model can have
 
     def __post_init__(self) -> None:
+        if self.active is None and not self.gated:
+            raise ValueError("an ungated model is sparse: give the active share")
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout {self.layout!r}: choose from {', '.join(LAYOUTS)}")
         if self.active is None and self.layout != "by_output":
             raise ValueError(f"layout {self.layout} needs a sparse model: give the active share")
         if self.predictor not in PREDICTOR_TYPES:
             raise ValueError(f"predictor type {self.predictor}: choose from {', '.join(PREDICTOR_TYPES)}")
+
+    @property
+    def architecture(self) -> str:
+        return "llama" if self.gated else "arcee"
+
+    @property
+    def deciding(self) -> str:
+        """The matrix whose rows say which neurons fire."""
+        return "ffn_gate.weight" if self.gated else "ffn_up.weight"
 
     @property
     def predictor(self) -> str:
@@ -223,11 +237,12 @@ class Weights(Mapping[str, Tensor]):
     def _plan_ffn(self, prefix: str) -> None:
         dim, neurons, layout = self.shape.dim, self.shape.neurons, self.recipe.layout
         self._norm(prefix + "ffn_norm.weight")
-        self._matrix(prefix + "ffn_up.weight", neurons, dim)
+        if self.recipe.gated:
+            self._matrix(prefix + "ffn_up.weight", neurons, dim)
         if self.recipe.active is None:
             self._matrix(prefix + "ffn_gate.weight", neurons, dim)
         else:
-            self._add(prefix + "ffn_gate.weight", neurons, dim, lambda: self._sparse_gate(prefix))
+            self._add(prefix + self.recipe.deciding, neurons, dim, lambda: self._sparse_gate(prefix))
         size = (dim, neurons) if layout == "by_output" else (neurons, dim)
         name = "ffn_down_t.weight" if layout == "pwri" else "ffn_down.weight"
         self._add(prefix + name, *size, lambda: self._down(prefix))
@@ -340,8 +355,9 @@ def verify(path: Path, tokens: int = 256, seed: int = 0) -> list[Figures]:
         normed = x / np.sqrt((x**2).mean(axis=1, keepdims=True))
         threshold = file.metadata.get("powerinfer.sparse_threshold", 0.0)
         figures = []
-        for layer in range(file.metadata["llama.block_count"]):
-            fired = product(normed, file.load(f"blk.{layer}.ffn_gate.weight")) > 0
+        deciding = "ffn_gate" if "blk.0.ffn_gate.weight" in file.tensors else "ffn_up"
+        for layer in range(file.metadata[f"{file.metadata['general.architecture']}.block_count"]):
+            fired = product(normed, file.load(f"blk.{layer}.{deciding}.weight")) > 0
             if f"blk.{layer}.fc1.weight" not in file.tensors:
                 figures.append(Figures(float(fired.mean())))
                 continue
@@ -373,25 +389,25 @@ def power_law(n: int, mean: float) -> npt.NDArray[np.float64]:
 
 
 def metadata(recipe: Recipe, name: str, vocabulary: Path | None) -> dict[str, Any]:
-    shape = recipe.shape
+    shape, architecture = recipe.shape, recipe.architecture
     keys: dict[str, Any] = {
-        "general.architecture": "llama",
+        "general.architecture": architecture,
         "general.name": name,
         "general.quantization_version": np.uint32(2),
-        "llama.context_length": np.uint32(shape.context),
-        "llama.embedding_length": np.uint32(shape.dim),
-        "llama.block_count": np.uint32(shape.layers),
-        "llama.feed_forward_length": np.uint32(shape.neurons),
-        "llama.rope.dimension_count": np.uint32(shape.dim // shape.heads),
-        "llama.rope.freq_base": np.float32(10000),
-        "llama.attention.head_count": np.uint32(shape.heads),
-        "llama.attention.head_count_kv": np.uint32(shape.kv_heads),
-        "llama.attention.layer_norm_rms_epsilon": np.float32(1e-5),
-        "llama.vocab_size": np.uint32(shape.vocab),
+        f"{architecture}.context_length": np.uint32(shape.context),
+        f"{architecture}.embedding_length": np.uint32(shape.dim),
+        f"{architecture}.block_count": np.uint32(shape.layers),
+        f"{architecture}.feed_forward_length": np.uint32(shape.neurons),
+        f"{architecture}.rope.dimension_count": np.uint32(shape.dim // shape.heads),
+        f"{architecture}.rope.freq_base": np.float32(10000),
+        f"{architecture}.attention.head_count": np.uint32(shape.heads),
+        f"{architecture}.attention.head_count_kv": np.uint32(shape.kv_heads),
+        f"{architecture}.attention.layer_norm_rms_epsilon": np.float32(1e-5),
+        f"{architecture}.vocab_size": np.uint32(shape.vocab),
     }
     if recipe.layout == "pwri":
         keys["powerinfer.sparse_threshold"] = np.float32(0)
-    elif recipe.active is not None:
+    elif recipe.active is not None and recipe.gated:
         keys["hotcold.ffn.activation"] = "relu"
     if recipe.layout == "by_neuron":
         keys["hotcold.ffn.down_layout"] = "by_neuron"
@@ -445,6 +461,7 @@ def main() -> None:
     add("--type", default="Q4_0", help="block type of every matrix (Q4_0)")
     add("--active", type=float, help="mean share of neurons that fire; without it the model is dense (SiLU)")
     add("--layout", choices=LAYOUTS, help="of down (by_neuron if sparse, else by_output)")
+    add("--ungated", action="store_true", help="with --active: squared ReLU, no gate")
     add("--predictor-type", choices=PREDICTOR_TYPES, help="with --layout pwri (as --type, else F16)")
     add("--dim", type=int, default=4096)
     add("--neurons", type=int, default=11008)
@@ -458,7 +475,7 @@ def main() -> None:
     args = parser.parse_args()
     shape = Shape(args.dim, args.neurons, args.layers, args.heads, args.kv_heads, args.vocab, args.context)
     layout = args.layout or ("by_output" if args.active is None else "by_neuron")
-    recipe = Recipe(shape, args.type, args.active, layout, args.predictor_type, args.seed)
+    recipe = Recipe(shape, args.type, args.active, layout, args.predictor_type, args.seed, not args.ungated)
     write(args.output, recipe, args.vocabulary)
     print(f"{args.output}: {args.output.stat().st_size / 1e9:.3f} GB")
     if args.active is None:

@@ -253,12 +253,17 @@ template <class P, int R, int T> HC_INLINE void finish_plain(const uint8_t* cons
                 sum[0][r][t] =
                     Vec::fma(P::load(rows[r], i, n), Vec::load(x + t * in.stride + i, n), sum[0][r][t]);
     }
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r) {
+        F total[T];
         for (int t = 0; t < T; ++t) {
-            F s = sum[0][r][t];
-            for (int a = 1; a < A; ++a) s = Vec::add(s, sum[a][r][t]);
-            out[r][t] = Vec::sum(s);
+            total[t] = sum[0][r][t];
+            for (int a = 1; a < A; ++a) total[t] = Vec::add(total[t], sum[a][r][t]);
         }
+        if constexpr (T == 4)
+            Vec::sum4(total, out[r]);
+        else
+            for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(total[t]);
+    }
 }
 
 // Dots of one plain row with T tokens, whose sums stay in registers: two tokens at most.

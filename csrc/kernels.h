@@ -133,7 +133,7 @@ struct Input {
     }  // of each block's first half
 };
 
-constexpr int kLeastArranged = 16;          // of fewer tokens none is
+constexpr int kLeastArranged = 4;           // of fewer tokens none is
 constexpr int64_t kDotScratch = 1 << 20;    // bytes that a product of arranged tokens takes of `local`
 constexpr int64_t kPlainPiece = 192 << 10;  // bytes of plain rows that stay in L2 for all their tokens
 constexpr int kArrangedRows = 24;           // of them at once, whatever their length

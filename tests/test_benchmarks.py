@@ -48,17 +48,18 @@ def report() -> ModuleType:
     return importlib.import_module("comparison_report")
 
 
+@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("active", [0.05, 0.2])
 @pytest.mark.parametrize("type", ["Q4_0", "Q8_0", "F16"])
 def test_the_share_of_neurons_that_fires(
-    synthetic: ModuleType, tmp_path: Path, type: str, active: float
+    synthetic: ModuleType, tmp_path: Path, type: str, active: float, gated: bool
 ) -> None:
     """Counted while the model runs, on the bytes of the file, against the share that was asked for."""
     shape = synthetic.Shape(512, 1408, 3, 8, 4, 2000, 512)
     path = tmp_path / "sparse.gguf"
-    synthetic.write(path, synthetic.Recipe(shape, type, active, "by_neuron", seed=3))
+    synthetic.write(path, synthetic.Recipe(shape, type, active, "by_neuron", seed=3, gated=gated))
     session = load(path, LoadOptions()).session()
-    assert session.sparsity == "exact"
+    assert session.sparsity == "exact" and session.model.config.gated == gated
     scorer = Scorer(session)
     score(scorer, np.random.default_rng(0).integers(259, 2000, 200).tolist())
     counted = [figures.active for figures in synthetic.verify(path)]
@@ -117,14 +118,15 @@ def test_layouts_hold_the_same_weights(synthetic: ModuleType, tmp_path: Path, ty
     assert pwri.keys() - by_neuron.keys() == {"blk.0.fc1.weight", "blk.0.fc2.weight"}
 
 
+@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("predictor", ["F16", "Q8_0", "Q4_0"])
 def test_a_predictor_finds_the_neurons_that_fire(
-    synthetic: ModuleType, tmp_path: Path, predictor: str
+    synthetic: ModuleType, tmp_path: Path, predictor: str, gated: bool
 ) -> None:
     """What was counted from the file, against what the engine computes with it."""
     shape = synthetic.Shape(512, 1376, 2, 8, 8, 1000, 256)
     path = tmp_path / "model.gguf"
-    synthetic.write(path, synthetic.Recipe(shape, "Q4_0", 0.1, "pwri", predictor))
+    synthetic.write(path, synthetic.Recipe(shape, "Q4_0", 0.1, "pwri", predictor, gated=gated))
     figures = synthetic.verify(path)
     assert all(each.recall > 0.97 and each.marked == pytest.approx(0.1, rel=0.1) for each in figures)
     tokens = np.random.default_rng(0).integers(259, 1000, 200).tolist()

@@ -124,33 +124,26 @@ int64_t decoded_dots(const SomeRows& some, const Input& in, int t0, int t1, cons
     return whole;
 }
 
-// The same for plain rows: of all but the last, and all tokens but the last. -> how many rows.
+// The same for plain rows.
 template <class P> int64_t arranged_dots(const SomeRows& some, const Input& in, int t0, int t1,
                                          const Sink& sink, uint8_t* local) {
     constexpr int R = Vec::plain_rows;
-    const int64_t whole = some.count / R * R, known = some.known(kArrangedRows);
-    for (int64_t first = 0; first < whole; first += kArrangedRows) {
-        const int count = int(smaller<int64_t>(kArrangedRows, whole - first));
-        const uint8_t* rows[kArrangedRows];
-        for (int r = 0; r < count; ++r) rows[r] = some.row(first + r);
-        const int64_t next = first + count;
-        const Coming coming{some, next, smaller(next + kArrangedRows, known)};
-        dots_arranged<P>(rows, count / R, in, t0, t1, coming, local,
+    const int64_t whole = some.count / R * R;
+    for (int64_t first = 0; first < whole; first += kArrangedRows)
+        dots_arranged<P>(some, first, int(smaller<int64_t>(kArrangedRows, whole - first)), in, t0, t1, local,
                          [&](int r, int token, float dot) HC_INLINE_LAMBDA {
                              sink.put(first + r, token - t0, some.number(first + r), dot);
                          });
-    }
     return whole;
 }
 
-// Tokens [t, t1), whatever their number; `to` begins with token t0. Meanwhile `ahead` rows are fetched that
-// follow, if any.
-template <class B> void few_dots(const SomeRows& rows, const Input& in, int t0, int t, int t1, Stream& stream,
+// Tokens [t0, t1), whatever their number. Meanwhile `ahead` rows are fetched that follow, if any.
+template <class B> void few_dots(const SomeRows& rows, const Input& in, int t0, int t1, Stream& stream,
                                  const Sink& sink, int64_t ahead = 0) {
     constexpr int TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
-    const int tiled = t + (t1 - t) / TT * TT, left = t1 - tiled, turns = (t1 - t + TT - 1) / TT;
+    const int tiled = t0 + (t1 - t0) / TT * TT, left = t1 - tiled, turns = (t1 - t0 + TT - 1) / TT;
     Coming coming{rows, rows.count, rows.known(turns > 1 ? ahead : 0)};  // one turn alone waits for its own
-    if (t < tiled) dots_with<B, TT>(rows, in, t0, t, tiled, stream, coming, turns, sink);
+    if (t0 < tiled) dots_with<B, TT>(rows, in, t0, t0, tiled, stream, coming, turns, sink);
     if constexpr (TT > 3)
         if (left == 3) return dots_with<B, 3>(rows, in, t0, tiled, t1, stream, coming, turns, sink);
     if constexpr (TT > 2)
@@ -162,16 +155,17 @@ template <class B> void few_dots(const SomeRows& rows, const Input& in, int t0, 
 // room for their successors, which are fetched meanwhile; rows of four bytes a column keep memory busy as
 // they are.
 constexpr int64_t kFewBytes = 64 << 10;
+constexpr int kFewTokens = 15;
 template <class P>
-void few_dots_of_plain(SomeRows rows, const Input& in, int t0, int t, int t1, Stream& stream, Sink sink) {
+void few_dots_of_plain(SomeRows rows, const Input& in, int t0, int t1, Stream& stream, Sink sink) {
     constexpr int R = Vec::plain_rows;
-    const bool few = t1 - t > Vec::plain_tile && t1 - t < kLeastArranged;
+    const bool few = t1 - t0 > Vec::plain_tile && t1 - t0 <= kFewTokens;
     const int64_t all = rows.count,
                   fit = (few ? kFewBytes : kPlainPiece) / larger<int64_t>(row_bytes(rows.rows), 1);
     const int64_t most = larger<int64_t>(fit / R, 2) * R;
     for (int64_t first = 0; first < all; first += most) {
         rows.count = smaller(most, all - first);
-        few_dots<P>(rows, in, t0, t, t1, stream, sink, few && t == t0 && P::bytes == 2 ? rows.count : 0);
+        few_dots<P>(rows, in, t0, t1, stream, sink, few && P::bytes == 2 ? rows.count : 0);
         skip_rows(rows, sink, most);
     }
 }
@@ -182,23 +176,17 @@ void dots_of(SomeRows rows, const Input& in, int t0, int t1, Stream& stream, Sin
     if constexpr (B::quantised) {
         if (t1 - t0 >= least_decoded<B>()) done = decoded_dots<B>(rows, in, t0, t1, sink);
     } else {
-        if (in.arranged && local && t1 - t0 >= kLeastArranged) {
-            const int whole = t0 + (t1 - t0) / Vec::plain_tile * Vec::plain_tile;
-            done = arranged_dots<B>(rows, in, t0, whole, sink, local);
-            SomeRows again = rows;
-            again.count = done;
-            Stream idle;
-            if (whole < t1) few_dots_of_plain<B>(again, in, t0, whole, t1, idle, sink);
-        }
+        if (in.arranged && local && t1 - t0 >= kLeastArranged)
+            done = arranged_dots<B>(rows, in, t0, t1, sink, local);
     }
     if (done == rows.count) return;
     stream.pass(done * row_bytes(rows.rows));
     skip_rows(rows, sink, done);
     rows.count -= done;
     if constexpr (B::quantised)
-        few_dots<B>(rows, in, t0, t0, t1, stream, sink);
+        few_dots<B>(rows, in, t0, t1, stream, sink);
     else
-        few_dots_of_plain<B>(rows, in, t0, t0, t1, stream, sink);
+        few_dots_of_plain<B>(rows, in, t0, t1, stream, sink);
 }
 
 // `local` is kDotScratch bytes, without which no tokens are taken as they are arranged.

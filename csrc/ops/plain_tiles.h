@@ -10,7 +10,9 @@ namespace {
 
 constexpr int kArrangedTiles = kArrangedRows / Vec::plain_rows;
 static_assert(kArrangedRows % Vec::plain_rows == 0, "whole tiles");
-constexpr int kMostArranged = 64;  // tokens whose sums wait at once
+constexpr int kMostArranged = 64;  // tokens whose sums wait at once, and fewer than a tile besides
+// A core keeps some 20 lines on their way: with few tokens what comes next is fetched a few lines at a time.
+constexpr int kManyArranged = 32, kFetchSteps = 128 / Vec::width;
 
 // dot_plain's sums are of every A-th vector of columns from the a-th on: those of a = 0 come first, then
 // those of a = 1. Columns after the last whole step stay where they are.
@@ -34,13 +36,18 @@ template <class P> void arrange_rows(const uint8_t* const* rows, int64_t at, int
                             rows[r] + at * P::bytes + (k * A + a) * bytes, bytes);
 }
 
-template <class P, int R, int T> HC_NOINLINE void add_arranged(const uint8_t* w, const float* x,
-                                                               int64_t stride, int64_t steps, bool begun,
-                                                               F (&sums)[R][T]) {
+// `share` of what comes next is fetched every so many steps.
+template <class P, int R, int T>
+HC_NOINLINE void add_arranged(const uint8_t* w, const float* x, int64_t stride, int64_t steps, bool begun,
+                              Coming& coming, int64_t share, int64_t every, F (&sums)[R][T]) {
     F sum[R][T];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sum[r][t] = begun ? sums[r][t] : Vec::zero();
-    for (int64_t k = 0; k < steps; ++k) {
+    for (int64_t k = 0, due = 0; k < steps; ++k) {
+        if (k == due) {
+            coming.fetch(share);
+            due += every;
+        }
         F row[R];
         for (int r = 0; r < R; ++r) row[r] = P::load(w, (k * R + r) * Vec::width);
         for (int t = 0; t < T; ++t) {
@@ -52,44 +59,61 @@ template <class P, int R, int T> HC_NOINLINE void add_arranged(const uint8_t* w,
         for (int t = 0; t < T; ++t) sums[r][t] = sum[r][t];
 }
 
-// put(row, token, dot) for some tiles of rows, kArrangedTiles at most, and tokens [t0, t1) in whole tiles.
-// Rows that are longer than fits are read a slice at a time, for some tokens whose sums wait in memory
-// meanwhile.
-template <class P, class Put> HC_NOINLINE void dots_arranged(const uint8_t* const* rows, int tiles,
-                                                             const Input& in, int t0, int t1, Coming coming,
-                                                             uint8_t* local, Put&& put) {
+// put(row, token, dot) for rows [first, first + count), whole tiles and at most kArrangedRows, and tokens
+// [t0, t1). Rows that are longer than fits are read a slice at a time, for some tokens whose sums wait in
+// memory meanwhile. With each slice the next one is fetched: of the same rows, or of those that follow.
+template <class P, class Put> HC_NOINLINE void dots_arranged(const SomeRows& some, int64_t first, int count,
+                                                             const Input& in, int t0, int t1, uint8_t* local,
+                                                             Put&& put) {
     constexpr int A = Vec::accumulators, R = Vec::plain_rows, T = Vec::plain_tile, step = A * Vec::width;
-    constexpr int64_t most = kPlainPiece / (kArrangedRows * step * P::bytes);
-    const int64_t all = in.cols / step, stride = Input::arranged_stride(in.cols);
-    const int64_t slices = (all + most - 1) / most;
-    const int64_t share = coming.share(slices * ((t1 - t0) / T));
-    const int together = slices > 1 ? kMostArranged : t1 - t0;
+    constexpr int64_t step_bytes = step * P::bytes, most = kPlainPiece / (kArrangedRows * step_bytes);
+    const int64_t all = in.cols / step, stride = Input::arranged_stride(in.cols), next = first + count;
+    const int tiles = count / R, together = all > most ? kMostArranged : t1 - t0;
+    const uint8_t* rows[kArrangedRows];
+    for (int r = 0; r < count; ++r) rows[r] = some.row(first + r);
     auto* sums = (PlainSums<R, T>(*)[kArrangedTiles])local;
-    constexpr int64_t sums_bytes = sizeof(PlainSums<R, T>[kMostArranged / T][kArrangedTiles]);
+    constexpr int64_t sums_bytes = sizeof(PlainSums<R, T>[kMostArranged / T + 1][kArrangedTiles]);
     static_assert(sums_bytes + kPlainPiece <= kDotScratch, "sums and rows must fit");
     uint8_t* arranged = local + sums_bytes;
-    for (int first = t0; first < t1; first += together)
+    for (int group = t0, end = t0; group < t1; group = end) {
+        end = t1 - group < together + T ? t1 : group + together;
         for (int64_t at = 0; at == 0 || at < all; at += most) {
             const int64_t steps = smaller(most, all - at), run = steps * R * Vec::width * P::bytes;
             for (int i = 0; i < tiles; ++i)
                 arrange_rows<P>(rows + i * R, at * step, steps, arranged + i * A * run);
-            for (int t = first; t < smaller(first + together, t1); t += T) {
-                auto& of_tile = sums[slices > 1 ? (t - first) / T : 0];
-                coming.fetch(share);
+            const bool same = at + most < all || end < t1;
+            const int64_t from = at + most < all ? at + most : 0;
+            Coming coming{some, same ? first : next,
+                          same ? next : smaller(next + kArrangedRows, some.known(kArrangedRows)),
+                          from * step_bytes, smaller(from + most, all) * step_bytes};
+            const int64_t every = end - group < kManyArranged ? kFetchSteps : steps;
+            const int64_t fetches = (steps + every - 1) / larger<int64_t>(every, 1) * A * tiles;
+            const int64_t share = coming.share(fetches * ((end - group + T - 1) / T));
+            const auto tile = [&](auto token_count, int t) HC_INLINE_LAMBDA {
+                constexpr int K = decltype(token_count)::value;
+                auto* of_tile = sums[all > most ? (t - group) / T : 0];
+                const float* x = in.arranged_row(t) + at * Vec::width;
                 for (int a = 0; a < A; ++a)
                     for (int i = 0; i < tiles; ++i)
-                        add_arranged<P, R, T>(arranged + (i * A + a) * run,
-                                              in.arranged_row(t) + (a * all + at) * Vec::width, stride, steps,
-                                              at > 0, of_tile[i][a]);
-                if (at + steps < all) continue;
+                        add_arranged<P, R, K>(arranged + (i * A + a) * run, x + a * all * Vec::width, stride,
+                                              steps, at > 0, coming, share, every,
+                                              reinterpret_cast<PlainSums<R, K>&>(of_tile[i])[a]);
+                if (at + steps < all) return;
                 for (int i = 0; i < tiles; ++i) {
-                    float dot[R][T];
-                    finish_plain<P, R, T>(rows + i * R, in, t, of_tile[i], dot);
+                    float dot[R][K];
+                    finish_plain<P, R, K>(rows + i * R, in, t, reinterpret_cast<PlainSums<R, K>&>(of_tile[i]),
+                                          dot);
                     for (int r = 0; r < R; ++r)
-                        for (int j = 0; j < T; ++j) put(i * R + r, t + j, dot[r][j]);
+                        for (int j = 0; j < K; ++j) put(i * R + r, t + j, dot[r][j]);
                 }
-            }
+            };
+            int t = group;
+            for (; t + T <= end; t += T) tile(Constant<T>{}, t);
+            unroll<1, T>([&](auto left) HC_INLINE_LAMBDA {
+                if (end - t == decltype(left)::value) tile(left, t);
+            });
         }
+    }
 }
 
 }  // namespace

@@ -18,22 +18,22 @@ struct SomeRows {
     int64_t known(int64_t n) const { return list ? count : smaller(count + n, rows.count - first); }
 };
 
-// Rows [next, end) that will be read soon; brought into L2 a share at a time.
+// Bytes [from, to) of rows [next, end), which will be read soon; brought into L2 a share at a time.
 struct Coming {
     const SomeRows& rows;
-    int64_t next, end, bytes = row_bytes(rows.rows.type, rows.rows.cols), at = 0;
+    int64_t next, end, from = 0, to = row_bytes(rows.rows.type, rows.rows.cols), at = from;
     // What must come with each of so many steps, in whole lines.
     int64_t share(int64_t steps) const {
-        return next < end ? ((end - next) * bytes / larger<int64_t>(steps, 1) + 63) / 64 * 64 : 0;
+        return next < end ? ((end - next) * (to - from) / larger<int64_t>(steps, 1) + 63) / 64 * 64 : 0;
     }
     HC_INLINE void fetch(int64_t share) {
         while (share > 0 && next < end) {
             const uint8_t* row = rows.row(next);
-            const int64_t to = smaller(at + share, bytes);
-            share -= to - at;
-            for (; at < to; at += 64) Vec::prefetch_l2(row + at);
-            if (at < bytes) return;
-            at = 0;
+            const int64_t stop = smaller(at + share, to);
+            share -= stop - at;
+            for (; at < stop; at += 64) Vec::prefetch_l2(row + at);
+            if (at < to) return;
+            at = from;
             ++next;
         }
     }

@@ -136,7 +136,7 @@ def test_a_linear_row_is_the_same_in_any_batch(
     open_exact: OpenBackend, type: str, count: int, columns: int
 ) -> None:
     """Of so many rows and tokens that neither divides into tiles or into what is computed at once."""
-    backend, x = open_exact(), random_rows(rng("x"), 67, columns)
+    backend, x = open_exact(), random_rows(rng("x"), 70, columns)
     matrix = backend.matrix(random_tensor(rng("linear"), type, count, columns))
 
     def run(rows: np.ndarray, decode: int) -> np.ndarray:
@@ -148,7 +148,8 @@ def test_a_linear_row_is_the_same_in_any_batch(
         return out[: len(rows)].copy()
 
     alone = np.vstack([run(x[t : t + 1], 1) for t in range(len(x))])
-    for rows, decode in ((2, 2), (3, 3), (16, 16), (20, 4), (40, 0), (33, 1), (65, 0), (67, 1)):
+    few = [(rows, rows) for rows in (2, 3, 4, 5, 6, 7, 16)]
+    for rows, decode in (*few, (20, 4), (40, 0), (33, 1), (65, 0), (66, 16), (67, 1), (70, 0)):
         same_bits(run(x[:rows], decode), alone[:rows])
 
 
