@@ -249,12 +249,18 @@ def test_no_op_follows_a_run() -> None:
 
 
 def test_a_program_tells_what_scratch_its_ops_share() -> None:
-    """The largest op's. Quantised rows take 44 bytes for each 32 columns, in groups of 512."""
+    """The largest op's. Quantised rows take 44 bytes for each 32 columns, in groups of 512.
+
+    Plain rows are arranged from the fourth token on, 16 columns longer than they are.
+    """
+    few = program(tokens=3)
+    few.linear(floats(3, 32), [matrix("F32", 32, 32)], [None], [floats(3, 32)], False, 0)
+    assert few.scratch_bytes == 0
     p = program()
     assert p.scratch_bytes == 0
     x = floats(ROWS, 32)
     p.linear(x, [matrix("F32", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
-    assert p.scratch_bytes == 0
+    assert p.scratch_bytes == ROWS * (32 + 16) * 4
     p.linear(x, [matrix("Q4_0", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
     quantised = ROWS * 16 * 44
     assert p.scratch_bytes == -(-quantised // 64) * 64
