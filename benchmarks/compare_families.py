@@ -6,7 +6,8 @@ Each model is a checkpoint with Hugging Face's names, written by NumPy, that ``c
 F16; llama.cpp's quantiser (package llama-cpp-python) makes the types of it. Llama, Phi-3, Granite and Mixtral
 are stories260K made wider (as in compare_formats.py), the last with experts that are copies of its FFN, and
 score a text of stories. The others cannot say what stories260K says: their weights are random, and their text
-is drawn from their own F16 file. Random models let rounding grow; what they show is F16.
+is drawn from their own F16 file. Random models let rounding grow; what they show is F16. With ``--teach
+STEPS`` transformers trains every family on one text of stories instead (taught.py), and another is scored.
 
 Both programs also continue eight texts greedily, compared up to the first token whose two best logits lie
 closer than 0.05 of their spread. The last line of stdout is a JSON object.
@@ -26,6 +27,7 @@ from typing import Any
 import llama_cpp
 import ml_dtypes
 import numpy as np
+import taught
 from compare_formats import REPOSITORY, Ours, Theirs, make, widen
 
 from hotcold.convert import ConvertOptions, convert
@@ -64,6 +66,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 512,
     },
     "olmo2": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
+    "arcee": {"architectures": ["ArceeForCausalLM"], "model_type": "arcee", "hidden_act": "relu2"},
+    "jais2": {
+        "architectures": ["Jais2ForCausalLM"], "model_type": "jais2", "hidden_act": "relu2",
+        "layer_norm_eps": 1e-5,
+    },
+    "smollm3": {
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layer_interval": 4,
+        "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+    "falcon": {
+        "architectures": ["FalconForCausalLM"], "model_type": "falcon", "activation": "gelu_pytorch_tanh",
+        "multi_query": True, "new_decoder_architecture": False, "parallel_attn": True, "bias": False,
+        "alibi": False, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
+    },
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False,
+    },
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32},
     "mixtral": {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4,
         "num_experts_per_tok": 2, "sliding_window": None,
@@ -72,8 +92,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
         "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True, "head_dim": 32,
     },
+    "qwen2moe": {
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
 }  # fmt: skip
 TOKENS = 48  #: of each greedy continuation
+VOCABULARY = REPOSITORY / "tests/data/tiny-llama/tokenizer.model"  #: 288 tokens: bytes and the shortest words
+#: Of TinyStories: what is learnt, and what is scored.
+LESSONS, STORIES = "mines-opt-ml_decoding-gpt_tinystories_10k.txt", "smallGPT_tiny_stories.txt"
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any], seed: int) -> None:
@@ -81,7 +109,7 @@ def write_checkpoint(folder: Path, config: dict[str, Any], seed: int) -> None:
     small beside it and routers are decided, as in trained models: else rounding grows from layer to layer."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    shutil.copy(REPOSITORY / "tests/data/tiny-llama/tokenizer.model", folder)
+    shutil.copy(VOCABULARY, folder)
     layout, facts = find_layout(Settings(folder / "config.json", config))
     rng, sizes = np.random.default_rng(seed), dimensions(facts)
     arrays = {}
@@ -161,6 +189,18 @@ def write_trained(folder: Path, wide: GGUFFile, config: dict[str, Any]) -> dict[
     return config
 
 
+def write_taught(
+    folder: Path, config: dict[str, Any], texts: list[list[int]], steps: int, seed: int
+) -> float:
+    """The family after so many steps of training; its loss."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(VOCABULARY, folder)
+    arrays, loss = taught.teach(config, texts, steps, seed)
+    write_safetensors(folder / "model.safetensors", arrays)
+    return loss
+
+
 def with_tokenizer(path: Path, wide: GGUFFile, output: Path) -> None:
     """The converted file with the tokenizer of stories260K, which is no checkpoint's."""
     with open_gguf(path) as file:
@@ -201,6 +241,14 @@ def greedy(model: Theirs, text: list[int], count: int) -> tuple[list[int], list[
 def prepare(family: str, folder: Path, f16: Path, args: argparse.Namespace, seed: int) -> list[list[int]]:
     """Writes the family's F16 file; the texts that it is to score."""
     config, options = COMMON | FAMILIES[family], ConvertOptions("F16", dense=True, name="tiny")
+    lessons, stories = (
+        (args.data / "text/tinystories" / name).read_text(encoding="utf-8") for name in (LESSONS, STORIES)
+    )
+    if args.teach:
+        loss = write_taught(folder / "model", config, taught.cut(lessons, VOCABULARY, 128), args.teach, seed)
+        print(f"{family:<9} taught: {loss:.3f} nats a token", flush=True)
+        convert(folder / "model", f16, options)
+        return taught.cut(stories, VOCABULARY, args.length)[: 3 * args.windows]
     if family not in TRAINED:
         write_checkpoint(folder / "model", config, seed)
         convert(folder / "model", f16, options)
@@ -217,8 +265,7 @@ def prepare(family: str, folder: Path, f16: Path, args: argparse.Namespace, seed
         (folder / "model/tokenizer.json").write_text(json.dumps({"model": model, "pre_tokenizer": bpe}))
         convert(folder / "model", folder / "own.gguf", options)
         with_tokenizer(folder / "own.gguf", wide, f16)
-    text = (args.data / "text/tinystories/smallGPT_tiny_stories.txt").read_text(encoding="utf-8")
-    return [window[: args.length] for window in Ours(f16, args).windows(text, 3 * args.windows)]
+    return [window[: args.length] for window in Ours(f16, args).windows(stories, 3 * args.windows)]
 
 
 def agreed(path: Path, ours: Ours, theirs: Theirs, texts: list[list[int]]) -> tuple[int, int]:
@@ -244,6 +291,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=data, required=data is None, help="the shared test data")
     parser.add_argument("--families", nargs="+", choices=tuple(FAMILIES), default=tuple(FAMILIES))
     parser.add_argument("--types", nargs="+", default=("F16", "Q8_0", "Q4_K_M", "Q4_0"))
+    parser.add_argument("--teach", type=int, metavar="STEPS", help="train every family for so many steps")
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--length", type=int, default=192, help="tokens of a window (192)")
     parser.add_argument("--context", type=int, default=512)

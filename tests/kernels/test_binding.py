@@ -260,11 +260,12 @@ def test_a_program_tells_what_scratch_its_ops_share() -> None:
     assert p.scratch_bytes == 0
     x = floats(ROWS, 32)
     p.linear(x, [matrix("F32", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
-    assert p.scratch_bytes == ROWS * (32 + 16) * 4
+    arranged = ROWS * (32 + 16) * 4
+    assert p.scratch_bytes == arranged
     p.linear(x, [matrix("Q4_0", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
     quantised = ROWS * 16 * 44
     assert p.scratch_bytes == -(-quantised // 64) * 64
     weights: Any = open_backend("cpu", 1).ffn_weights(random_ffn(rng(), (6400, 32), ("F32",) * 3))
     p.ffn(x, weights.native, floats(ROWS, 32), False, None, None, None, False, None, None)
     hidden, partial, counts = ROWS * 6400 * 4, 50 * ROWS * 528 * 4, 50 * 5 * 8
-    assert p.scratch_bytes == hidden + partial + -(-counts // 64) * 64 + -(-50 * 4 // 64) * 64
+    assert p.scratch_bytes == arranged + hidden + partial + -(-counts // 64) * 64 + -(-50 * 4 // 64) * 64
