@@ -9,7 +9,8 @@
 The models are synthetic (benchmarks/synthetic.py) and made from one seed. Contestants, for every block type
 and share of active neurons:
 
-- ``dense``: ours on a stock GGUF of a SiLU model, sparsity off;
+- ``dense``: ours on a stock GGUF of a SiLU model, sparsity off (with ``--ungated`` of squared ReLU, whose
+  down rows then lie so that neurons can be left out: that costs time where none is);
 - ``llama_cpp``: llama.cpp on the same file;
 - ``exact``: ours, lossless sparsity, on weights that lie by neuron (those of the PWRI file, which once in
   memory are those of the by-neuron GGUF: one copy serves both modes);

@@ -33,7 +33,7 @@ WORST_OF = {
     "parallel8_over_llama_cpp": ("parallel_dense_over_llama_cpp", "parallel_exact_over_llama_cpp"),
 }
 NAMES = {
-    "dense": "ours dense (stock SiLU file)",
+    "dense": "ours dense, the stock file",
     "exact": "ours `exact`, by neuron",
     "exact_stock": "ours `exact`, stock ReLU file",
     "predicted": "ours `predicted`, PWRI",

@@ -278,6 +278,20 @@ def test_a_dense_step_reads_the_whole_file_once() -> None:
     assert (counters.rows == [1024, 1024, 1024, 1024, 0]).all()
 
 
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-olmo2"])
+def test_norms_of_q_and_k_are_read_whole(name: str, folder: Path) -> None:
+    """One head wide, or as wide as all of them."""
+    path = golden(name, folder).path
+    session = reference(path, sparsity="off")
+    with open_gguf(path) as file:
+        tensors = sum(info.nbytes for info in file.tensors.values())
+        if "output.weight" in file.tensors:
+            tensors -= file.tensors["token_embd.weight"].nbytes  # of which a step reads a row
+    decode_once(session, [0])
+    computed = session.counters.rows[:, [0, 1, 2, 4]] * np.array(session.footprint.row_bytes)
+    assert session.footprint.step_bytes + computed.sum() == tensors
+
+
 def test_counts_of_several_decode_rows() -> None:
     session = reference(sparsity="off")
     decode_once(session, [0, 1, 2])

@@ -185,7 +185,7 @@ def minicpm_keys(config: Settings) -> Facts:
     return {
         "embedding_scale": np.float32(config.number("scale_emb", 1)),
         "residual_scale": np.float32(config.number("scale_depth", 1) / math.sqrt(layers)),
-        "logit_scale": np.float32(width / config.number("dim_model_base", 1)),
+        "logit_scale": np.float32(width / config.integer("dim_model_base", 1)),
     }
 
 

@@ -271,11 +271,14 @@ def _norm_values(weights: Weights, config: Config) -> int:
     def values(norm: Norm | None, width: int) -> int:
         return 0 if norm is None else width * (1 if norm.bias is None else 2)
 
+    each_head = config.family.qk_norm == "head"
+    heads, kv_heads = (1, 1) if each_head else (config.heads, config.kv_heads)
     total = values(weights.norm, config.dim)
     for layer in weights.layers:
         total += values(layer.attn_norm, config.dim) + values(layer.ffn_norm, config.dim)
         total += values(layer.attn_post_norm, config.dim) + values(layer.ffn_post_norm, config.dim)
-        total += values(layer.q_norm, config.head_dim) + values(layer.k_norm, config.head_dim)
+        total += values(layer.q_norm, heads * config.head_dim)
+        total += values(layer.k_norm, kv_heads * config.head_dim)
     return total
 
 

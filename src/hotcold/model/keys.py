@@ -53,9 +53,9 @@ class Keys:
         return float(value)
 
     def factor(self, key: str, default: float) -> float:
-        """A number above 0; 0 in a file stands for none, as in llama.cpp."""
+        """A number above a millionth; 0 in a file stands for none, as in llama.cpp."""
         value = self.get(key)
-        return default if value is None or (is_number(value) and value == 0) else self.number(key, 0, 1e6)
+        return default if value is None or (is_number(value) and value == 0) else self.number(key, 1e-6, 1e6)
 
     def choice(self, key: str, allowed: Iterable[str], default: str) -> str:
         value = self.get(key, default)

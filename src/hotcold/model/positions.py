@@ -58,9 +58,9 @@ def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
         raise ModelError(f"{keys.name('rope.dimension_count')} is {dim}: an even number is needed")
     base = keys.number("rope.freq_base", 1, 1e12, default=10000.0)
     kind = keys.choice("rope.scaling.type", _SCALINGS, "none")
-    linear = keys.number("rope.scale_linear", 0, 1e6, default=1.0)  # an old name of the linear factor
+    linear = keys.number("rope.scale_linear", 1e-6, 1e6, default=1.0)  # an old name of the linear factor
     if kind == "linear":
-        linear = keys.number("rope.scaling.factor", 0, 1e6, default=linear)
+        linear = keys.number("rope.scaling.factor", 1e-6, 1e6, default=linear)
     original = keys.whole("rope.scaling.original_context_length", 1, 1 << 24, default=context)
     magnitude = keys.factor("rope.scaling.attn_factor", 1.0)
     rope = Rope(dim, base, family.rope_interleaved, linear, magnitude=magnitude, original=original)
@@ -68,7 +68,7 @@ def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
 
 
 def _yarn(keys: Keys, rope: Rope, *, whole: bool) -> Rope:
-    factor = keys.number("rope.scaling.factor", 0, 1e6)
+    factor = keys.number("rope.scaling.factor", 1e-6, 1e6)
     fast = keys.number("rope.scaling.yarn_beta_fast", 1e-6, 1e6, default=32.0)
     slow = keys.number("rope.scaling.yarn_beta_slow", 1e-6, 1e6, default=1.0)
     mixed = keys.get("rope.scaling.yarn_ext_factor", 1)
