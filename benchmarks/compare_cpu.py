@@ -58,24 +58,22 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 class Models:
     """The files, written when first needed, and ours on them."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
-        self.args, self.folder = args, folder
+    def __init__(self, args: argparse.Namespace, folder: Path, *, ungated: bool = False) -> None:
+        self.args, self.folder, self.ungated = args, folder, ungated
         dim, neurons, heads, kv_heads, vocab = args.shape
         self.shape = synthetic.Shape(dim, neurons, args.layers, heads, kv_heads, vocab, 2048)
 
     @property
     def dense_active(self) -> float | None:
         """The share of the file that the dense contestants run: an ungated model has no SiLU twin."""
-        return self.args.active[0] if self.args.ungated else None
+        return self.args.active[0] if self.ungated else None
 
     def path(self, type: str, active: float | None, layout: str) -> Path:
         shape = "x".join(map(str, (*self.args.shape, self.args.layers)))
-        what = "silu" if active is None else f"relu{active:g}"
-        if self.args.ungated:
-            what = f"ungated{active:g}"
+        what = "silu" if active is None else f"{'ungated' if self.ungated else 'relu'}{active:g}"
         path = self.folder / f"{shape}-{type}-{what}-{layout}.gguf"
         if not path.exists():
-            recipe = synthetic.Recipe(self.shape, type, active, layout, gated=not self.args.ungated)
+            recipe = synthetic.Recipe(self.shape, type, active, layout, gated=not self.ungated)
             synthetic.write(path, recipe, self.args.vocabulary)
             say(f"wrote {path.name}, {path.stat().st_size / 1e9:.2f} GB")
             for figures in synthetic.verify(path)[:1] if active is not None else ():
@@ -172,7 +170,7 @@ def run_rounds(
 
 
 def measure_all(args: argparse.Namespace, folder: Path) -> tuple[list[report.Sample], dict[str, Any]]:
-    models, machine = Models(args, folder), MachineState(args.threads)
+    models, machine = Models(args, folder, ungated=args.ungated), MachineState(args.threads)
     lengths = Lengths(args.prompt, args.generate, args.sequences, pieces=args.pieces)
     samples: list[report.Sample] = []
     settings: dict[str, Any] = {"sequences in parallel": args.sequences, "pieces": args.pieces}

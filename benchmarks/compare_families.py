@@ -20,6 +20,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,10 @@ from hotcold.convert.metadata import dimensions
 from hotcold.convert.settings import Settings
 from hotcold.engine.scoring import log_softmax
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
-from tests.checkpoints import write_safetensors
-from tests.stories260k import write_stories260k
+
+sys.path.insert(0, str(REPOSITORY / "tests"))
+from checkpoints import write_safetensors
+from stories260k import write_stories260k
 
 COMMON: dict[str, Any] = {
     "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,

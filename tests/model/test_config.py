@@ -239,7 +239,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}, "llama.rope.scaling.factor is 0.0"),
     ({"rope__scaling__type": "linear", "rope__scaling__factor": 5e-324},
      "llama.rope.scaling.factor is 5e-324: above 1e-06"),
-    ({"rope__scaling__type": "yarn", "rope__scaling__factor": 5e-324}, "rope.scaling.factor is 5e-324: above"),
+    ({"rope__scaling__type": "yarn", "rope__scaling__factor": 5e-324}, "rope.scaling.factor is 5e-324"),
     ({"rope__scale_linear": 5e-324}, "llama.rope.scale_linear is 5e-324: above 1e-06"),
     ({"logit_scale": 5e-324}, "llama.logit_scale is 5e-324: above 1e-06"),
     ({"expert_count": 8}, "expert_count is 8: this is not supported yet|expert_used_count is missing"),
