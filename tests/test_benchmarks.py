@@ -22,6 +22,7 @@ from hotcold.engine.loading import load
 from hotcold.engine.scoring import Scorer, score
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor, block_type
 from hotcold.formats.gguf import open_gguf
+from hotcold.kernels import fetching
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.sparse.placement import read_placement
@@ -357,6 +358,41 @@ def test_numbers_of_threads_take_turns(
         base = next(b for b in figures if b["sparsity"] == line["sparsity"] and b["threads"] == 1)
         times = [a["tok_s"] / b["tok_s"] for a, b in zip(line["rounds"], base["rounds"], strict=True)]
         assert line["times"] == sorted(times)[1]
+
+
+def run_small(
+    script: str, options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    """What a script that takes compare_cpu's options of models ends with, on models that take no time."""
+    model = "--shape 256 1408 4 2 400 --layers 1 --threads 1 --rounds 2 --prompt 4"
+    monkeypatch.setattr(sys, "argv", [script, *model.split(), *options.split()])
+    importlib.import_module(script).main()
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_settings_of_fetching_take_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = fetching.default_fetching()
+    options = "--settings 3K:1 8K:2 --tokens 1 --probe 0.001 --modes dense predicted"
+    try:
+        found = run_small("fetching", options, monkeypatch, capsys)
+    finally:
+        fetching.use_fetching(before)
+    assert found["default"] == str(before)
+    rows = [row for row in found["rows"] if row["state"] == "any"]  # none of a state that changed meanwhile
+    assert {row["setting"] for row in rows} <= {"3K:1", "8K:2"}
+    assert {row["mode"] for row in rows} <= {"dense", "predicted"}
+    assert all(row["ratio"] == 1 for row in rows if row["setting"] == "3K:1")
+
+
+def test_a_busy_neighbour_is_there_and_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run_small("neighbour", "--generate 2 --no-llama-cpp", monkeypatch, capsys)
+    assert {*found["busy_over_quiet"]} == {"dense", "exact", "exact_stock", "predicted"}
+    assert all(sample["ratio"] == sample["busy"] / sample["quiet"] for sample in found["samples"])
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu"])
