@@ -66,7 +66,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi3": {
         "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "sliding_window": None,
-        "original_max_position_embeddings": 512,
+        "original_max_position_embeddings": 512, "pad_token_id": 0,
     },
     "olmo2": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
     "arcee": {"architectures": ["ArceeForCausalLM"], "model_type": "arcee", "hidden_act": "relu2"},

@@ -32,7 +32,9 @@ def teach(
     """The model's tensors under their published names, bfloat16, and the last steps' mean loss in nats."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(seed)
     settings = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **settings)).float()

@@ -13,7 +13,7 @@ import pytest
 
 from hotcold.convert import ConvertError, ConvertOptions, convert
 from hotcold.formats.gguf import open_gguf
-from tests.checkpoints import copy_checkpoint
+from tests.checkpoints import change_config, change_tensors, copy_checkpoint
 from tests.golden import DATA
 from tests.torch_files import write_state
 
@@ -109,6 +109,80 @@ def test_bad_folders_are_refused_in_one_line(case: str, folder: Path) -> None:
         with_predictors(folder)
     assert message in str(caught.value) and "\n" not in str(caught.value)
     assert [path.name for path in folder.parent.iterdir()] == ["predictors"]
+
+
+OWN = "model__layers__{}__mlp__predictor__{}__weight"  #: as the checkpoint of TurboSparse-Mistral has them
+
+
+def own(**changes: object) -> dict[str, object]:
+    """A checkpoint's own predictors, the same as those of ``folder``."""
+    named = {
+        OWN.format(layer, part): values
+        for layer in range(3)
+        for part, values in zip(("fc1", "fc2"), arrays(layer), strict=True)
+    }
+    return named | changes
+
+
+def test_a_checkpoints_own_predictors_are_kept_as_a_folders_are(folder: Path, tmp_path: Path) -> None:
+    (folder / "config.json").unlink()  # which has the threshold; own predictors have none
+    checkpoint = copy_checkpoint(tmp_path, "tiny-drelu")
+    change_config(checkpoint, sliding_window=64)
+    convert(checkpoint, tmp_path / "given.gguf", ConvertOptions(predictors=folder))
+    change_tensors(checkpoint, **own())
+    done = convert(checkpoint, tmp_path / "own.gguf")
+    assert (tmp_path / "own.gguf").read_bytes() == (tmp_path / "given.gguf").read_bytes()
+    assert open_gguf(tmp_path / "own.gguf").metadata["bamboo.attention.sliding_window"] == 64
+    assert done.notes == [
+        "it has predictors, with which its publishers always compute: so does sparsity predicted"
+    ]
+    # Given ones replace its own.
+    change_tensors(checkpoint, **{OWN.format(0, "fc2"): np.zeros((N, 32), "<f2")})
+    done = convert(checkpoint, tmp_path / "replaced.gguf", ConvertOptions(predictors=folder))
+    assert (tmp_path / "replaced.gguf").read_bytes() == (tmp_path / "given.gguf").read_bytes()
+    assert done.notes == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({OWN.format(1, "fc1"): ...}, "has no tensor 'model.layers.1.mlp.predictor.fc1.weight'"),
+        ({OWN.format(2, "fc2"): ...}, "has no tensor 'model.layers.2.mlp.predictor.fc2.weight'"),
+        (
+            {OWN.format(1, "fc2"): np.zeros((N, 31), "<f2")},
+            "'model.layers.1.mlp.predictor.fc2.weight' has shape [160, 31]: config.json implies [160, 32]",
+        ),
+        ({OWN.format(0, "fc1"): np.zeros((), "<f2")}, "predictor.fc1.weight has 0 rows: 1 to 65536"),
+        (
+            {OWN.format(3, "fc1"): np.zeros((8, D), "<f2")},
+            "such as 'model.layers.3.mlp.predictor.fc1.weight'",
+        ),
+        (
+            {"model__layers__0__mlp__predictor__fc1__bias": np.zeros(32, "<f2")},
+            "such as 'model.layers.0.mlp.predictor.fc1.bias'",
+        ),
+    ],
+)
+def test_own_predictors_that_lack_something(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    checkpoint = copy_checkpoint(tmp_path, "tiny-drelu")
+    change_tensors(checkpoint, **own(**changes))
+    with pytest.raises(ConvertError) as caught:
+        convert(checkpoint, tmp_path / "out.gguf")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_predictors_inside_experts_are_left_out_and_named(tmp_path: Path) -> None:
+    checkpoint = copy_checkpoint(tmp_path, "tiny-turbosparse")
+    convert(checkpoint, tmp_path / "without.gguf")
+    name = "model__layers__0__block_sparse_moe__experts__0__predictor__fc1__weight"
+    change_tensors(checkpoint, **{name: np.ones((8, 32), "<f2")})
+    done = convert(checkpoint, tmp_path / "with.gguf")
+    assert (tmp_path / "with.gguf").read_bytes() == (tmp_path / "without.gguf").read_bytes()
+    (note,) = done.notes
+    assert note.startswith(
+        "predictors inside experts (1 tensors, such as 'model.layers.0.block_sparse_moe.exp"
+    )
 
 
 def test_what_is_no_folder(tmp_path: Path) -> None:

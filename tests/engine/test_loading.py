@@ -248,12 +248,12 @@ def test_progress_ends_at_the_total() -> None:
     assert len({total for _, total in seen}) == 1
 
 
-def decode_once(session: Session, positions: list[int]) -> None:
+def decode_once(session: Session, positions: list[int], token: int = 300) -> None:
     """One step of decode rows at these positions of sequence 0."""
     batch, n = session.transformer.batch, len(positions)
     pages = session.cache.allocate("test", session.cache.free_pages)
     batch.pages[0, : len(pages)] = pages
-    batch.tokens[:n], batch.positions[:n], batch.sequence[:n] = 300, positions, 0
+    batch.tokens[:n], batch.positions[:n], batch.sequence[:n] = token, positions, 0
     batch.slots[:n] = [pages[p // 32] * 32 + p % 32 for p in positions]
     batch.lengths[0] = max(positions) + 1
     batch.logits_rows[:n] = range(n)
@@ -287,7 +287,7 @@ def test_norms_of_q_and_k_are_read_whole(name: str, folder: Path) -> None:
         tensors = sum(info.nbytes for info in file.tensors.values())
         if "output.weight" in file.tensors:
             tensors -= file.tensors["token_embd.weight"].nbytes  # of which a step reads a row
-    decode_once(session, [0])
+    decode_once(session, [0], token=200)
     computed = session.counters.rows[:, [0, 1, 2, 4]] * np.array(session.footprint.row_bytes)
     assert session.footprint.step_bytes + computed.sum() == tensors
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.checkpoint import open_checkpoint
+from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.layouts import Layout, activation, find_layout
 from hotcold.convert.metadata import dimensions, model_metadata
 from hotcold.convert.predictors import predictor_metadata, predictor_sources
@@ -106,6 +106,8 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     checkpoint = replace(checkpoint, config=config)
     kind, threshold = activation(config, layout)
     notes = _check_dense(options, layout, kind) if options.dense else []
+    if layout.left_out:
+        notes += _left_out(checkpoint, layout.left_out)
     by_neuron = kind in _SPARSE and not options.dense
     down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
     facts = model_metadata(config, layout)
@@ -129,6 +131,10 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     if options.predictors:
         given = predictor_sources(options.predictors, checkpoint, dimensions(config))
         found |= {source.name: source for source in given}
+    elif "blk.0.fc1.weight" in found:
+        notes.append(
+            "it has predictors, with which its publishers always compute: so does sparsity predicted"
+        )
     types, more = _choose_types(found, block_type(options.type))
     return Plan(metadata, found, types, notes + more)
 
@@ -143,6 +149,13 @@ def _check_dense(options: ConvertOptions, layout: Layout, kind: str) -> list[str
     if kind == layout.llama_cpp:
         return []
     return [f"llama.cpp computes {layout.llama_cpp} for {layout.architecture}; this model needs {kind}"]
+
+
+def _left_out(checkpoint: Checkpoint, pattern: str) -> list[str]:
+    names = [name for name in checkpoint.files if re.search(pattern, name)]
+    if not names:
+        return []
+    return [f"predictors inside experts ({len(names)} tensors, such as {shown(names[0])}) are left out"]
 
 
 def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[str, BlockType], list[str]]:

@@ -57,6 +57,9 @@ class Layout:
     yarn_truncates: bool = True  #: YaRN's first and last interpolated pair are whole numbers
     prefixes: Mapping[str, str] = field(default_factory=dict)  #: other beginnings of names -> the rules'
     ignored: tuple[str, ...] = ()  #: beginnings of names that belong to other parts than the text's
+    #: Predictors that its checkpoints may hold: a name with places for the layer and for fc1 or fc2.
+    predictor: str = ""
+    left_out: str = ""  #: an expression for tensors without which the model is whole; a note tells of them
 
 
 def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
@@ -114,9 +117,11 @@ _GEMMA3 = Layout(
 LAYOUTS = {
     "llama": Layout("llama", "LlamaForCausalLM", _FATRELU, _LLAMA, interleaved=True),
     "sparsellama": Layout("llama", "SparseLlamaForCausalLM", _FATRELU, _LLAMA, interleaved=True),  # ProSparse
-    # Bamboo's code, which TurboSparse-Mistral has too, applies hidden_act to gate and up alike.
+    # Bamboo's code applies hidden_act to gate and up alike. So does TurboSparse-Mistral's, which computes the
+    # neurons alone for which a predictor, which reads the residual stream, has a sigmoid above 1/2.
     "bamboo": Layout(
-        "bamboo", "BambooForCausalLM", {"relu": "drelu"}, _LLAMA, llama_cpp=None, interleaved=True
+        "bamboo", "BambooForCausalLM", {"relu": "drelu"}, _LLAMA, adapting.mistral, llama_cpp=None,
+        interleaved=True, predictor="model.layers.{}.mlp.predictor.{}.weight",
     ),
     "mistral": Layout(
         "llama", "MistralForCausalLM", _RELU, _rules("llama", **_NO_BIAS), adapting.mistral, interleaved=True
@@ -131,7 +136,7 @@ LAYOUTS = {
     ),
     "turbosparsemixtral": Layout(
         "llama", "TurboSparseMixtralForCausalLM", {"relu": "drelu"}, _MIXTRAL, adapting.mistral,
-        adapting.expert_keys, interleaved=True,
+        adapting.expert_keys, interleaved=True, left_out=r"\.predictor\.",
     ),
     "qwen2": Layout(
         "qwen2", "Qwen2ForCausalLM", _SILU, _rules("llama", **_NO_BIAS | {"qkv_bias": True}), adapting.qwen

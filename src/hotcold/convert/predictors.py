@@ -1,10 +1,11 @@
-"""Predictors as PowerInfer publishes them: a folder with ``model_N.pt`` for each layer, and ``config.json``.
+"""Predictors as PowerInfer publishes them: in a folder, or as tensors of the checkpoint itself.
 
-A file holds the two matrices of a layer's predictor, ``fc1.weight`` ``[R, D]`` and ``fc2.weight`` ``[N, R]``;
-R may differ by layer. Nothing in it is executed."""
+They are two matrices for each layer, ``fc1.weight`` ``[R, D]`` and ``fc2.weight`` ``[N, R]``; R may differ by
+layer. A folder has them in ``model_N.pt``, of which nothing is executed, and ``config.json``. The checkpoint
+of TurboSparse-Mistral has its own (PowerInfer, pull request 212)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hotcold.convert.source import Source, loaded
 from hotcold.convert.tensor_files import open_torch_file
 
 MAX_RANK = 1 << 16
+_PARTS = ("fc1", "fc2")
 _FILE = re.compile(r"model_(\d{1,9})\.pt")
 
 
@@ -48,18 +50,36 @@ def predictor_sources(folder: Path, checkpoint: Checkpoint, sizes: Mapping[str, 
     return found
 
 
+def own_predictors(checkpoint: Checkpoint, name: str, sizes: Mapping[str, int]) -> list[Source]:
+    """Of every layer, from tensors of this ``name`` (a layer and a part complete it); none if there is none.
+
+    ConvertError: a layer has none where others do, or not as above."""
+    layers = [[name.format(layer, part) for part in _PARTS] for layer in range(sizes["L"])]
+    if not any(each in checkpoint.files for names in layers for each in names):
+        return []
+    return [source for i, names in enumerate(layers) for source in _sources(checkpoint, names, i, sizes)]
+
+
 def _of_layer(path: Path, layer: int, checkpoint: Checkpoint, sizes: Mapping[str, int]) -> list[Source]:
     file = Checkpoint(path, checkpoint.config, open_torch_file(path))
-    if set(file.files) != {"fc1.weight", "fc2.weight"}:
+    names = [f"{part}.weight" for part in _PARTS]
+    if set(file.files) != {*names}:
         raise ConvertError(f"{path} has {len(file.files)} tensors: fc1.weight and fc2.weight are needed")
-    shape = file.shape("fc1.weight")
+    return _sources(file, names, layer, sizes)
+
+
+def _sources(
+    checkpoint: Checkpoint, names: Sequence[str], layer: int, sizes: Mapping[str, int]
+) -> list[Source]:
+    """A layer's two, whose rank is the first one's to say."""
+    shape = checkpoint.shape(names[0]) if names[0] in checkpoint.files else (1,)
     rank = shape[0] if shape else 0
     if not 1 <= rank <= MAX_RANK:
-        raise ConvertError(f"{path}: fc1.weight has {rank} rows: 1 to {MAX_RANK} are possible")
-    needed = {"fc1": (rank, sizes["D"]), "fc2": (sizes["N"], rank)}
+        raise ConvertError(f"{checkpoint.folder}: {names[0]} has {rank} rows: 1 to {MAX_RANK} are possible")
+    shapes = (rank, sizes["D"]), (sizes["N"], rank)
     return [
-        loaded(file, f"blk.{layer}.{part}.weight", [f"{part}.weight"], shape)
-        for part, shape in needed.items()
+        loaded(checkpoint, f"blk.{layer}.{part}.weight", [name], needed)
+        for part, name, needed in zip(_PARTS, names, shapes, strict=True)
     ]
 
 

@@ -10,6 +10,7 @@ from hotcold.convert.checkpoint import Checkpoint, Rearrange
 from hotcold.convert.gpt_oss import expert_sources
 from hotcold.convert.layouts import Layout, Rule
 from hotcold.convert.metadata import dimensions, rope_tables
+from hotcold.convert.predictors import own_predictors
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source, loaded
 from hotcold.convert.tensor_files import Array
@@ -37,7 +38,9 @@ def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[So
             found += expert_sources(checkpoint, layer, sizes)
     for rule in last:
         found += _of_rule(checkpoint, layout, rule, 0, sizes, down_layout)
-    _refuse_others(checkpoint, {origin for source in found for origin in source.origins})
+    if layout.predictor:
+        found += own_predictors(checkpoint, layout.predictor, sizes)
+    _refuse_others(checkpoint, {origin for source in found for origin in source.origins}, layout.left_out)
     for name, table in rope_tables(config).items():
         found.append(Source(name, table.shape, ("rope_scaling",), partial(np.copy, table)))
     return found
@@ -87,10 +90,12 @@ def plus_one(values: Array) -> Array:
     return values.astype(np.float32) + np.float32(1)
 
 
-def _refuse_others(checkpoint: Checkpoint, used: set[str]) -> None:
+def _refuse_others(checkpoint: Checkpoint, used: set[str], left_out: str) -> None:
     if not checkpoint.config.flag("own_head", True):
         used.add("lm_head.weight")
     others = [name for name in checkpoint.files if name not in used and not _REDUNDANT.search(name)]
+    if left_out:
+        others = [name for name in others if not re.search(left_out, name)]
     if others:
         seen = f"tensors that this layout does not have ({len(others)}, such as {shown(others[0])})"
         raise ConvertError(f"{checkpoint.folder} has {seen}: leaving them out would give another model")
