@@ -133,9 +133,7 @@ def test_a_checkpoints_own_predictors_are_kept_as_a_folders_are(folder: Path, tm
     done = convert(checkpoint, tmp_path / "own.gguf")
     assert (tmp_path / "own.gguf").read_bytes() == (tmp_path / "given.gguf").read_bytes()
     assert open_gguf(tmp_path / "own.gguf").metadata["bamboo.attention.sliding_window"] == 64
-    assert done.notes == [
-        "it has predictors, with which its publishers always compute: so does sparsity predicted"
-    ]
+    assert done.notes == ["it has predictors: its publishers compute with them, as sparsity predicted does"]
     # Given ones replace its own.
     change_tensors(checkpoint, **{OWN.format(0, "fc2"): np.zeros((N, 32), "<f2")})
     done = convert(checkpoint, tmp_path / "replaced.gguf", ConvertOptions(predictors=folder))

@@ -132,9 +132,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
         given = predictor_sources(options.predictors, checkpoint, dimensions(config))
         found |= {source.name: source for source in given}
     elif "blk.0.fc1.weight" in found:
-        notes.append(
-            "it has predictors, with which its publishers always compute: so does sparsity predicted"
-        )
+        notes.append("it has predictors: its publishers compute with them, as sparsity predicted does")
     types, more = _choose_types(found, block_type(options.type))
     return Plan(metadata, found, types, notes + more)
 
