@@ -88,7 +88,7 @@ class OpenVINO:
 
     def __init__(self, python: Path, path: Path, threads: int, plan: Plan) -> None:
         self.plan = plan
-        self._copy = path.with_suffix(".openvino")
+        self._copy = path.with_suffix(".openvino.gguf")  # it knows a GGUF file by its name alone
         with open_gguf(path) as file:
             self._vocab = file.tensors["token_embd.weight"].shape[0]
             tensors = {name: file.load(name) for name in file.tensors}

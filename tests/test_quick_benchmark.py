@@ -159,7 +159,7 @@ def test_openvino_is_asked_in_a_process_of_its_own(plan: Any, path: Path, tmp_pa
     )
     stub.chmod(0o755)
     peer = processes.OpenVINO(stub, path, 2, plan)
-    model = path.with_suffix(".openvino")
+    model = path.with_suffix(".openvino.gguf")
     with open_gguf(model) as file:
         assert file.metadata["tokenizer.ggml.model"] == "gpt2" and len(file.tensors) == 12
     speeds = {measure: peer.prepare(measure, 3)().tok_s for measure in MEASURES[:3]}
