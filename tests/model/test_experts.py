@@ -53,6 +53,31 @@ def test_down_by_neuron_is_down_by_output(name: str, tmp_path: Path, backend: Ba
     np.testing.assert_allclose(logits, tiny.prompt_logits, atol=1e-4, rtol=0)
 
 
+def test_smallthinker_as_powerinfer_writes_it(tmp_path: Path, backend: Backend) -> None:
+    """Its converter transposes down without a key that says so, and adds a predictor of the head."""
+    tiny, neurons = expert_golden("tiny-smallthinker", tmp_path), 16
+    by_output, by_neuron = tmp_path / "by_output.gguf", tmp_path / "by_neuron.gguf"
+    with open_gguf(tiny.path) as file:
+        sizes = dict.fromkeys(("feed_forward_length", "expert_feed_forward_length"), neurons)
+        own = {key: value for key, value in file.metadata.items() if not key.startswith("hotcold.")}
+        metadata = own | {f"smallthinker.{key}": np.uint32(value) for key, value in sizes.items()}
+        arrays = {name: file.load(name).dequantise() for name in file.tensors}
+    for name in [name for name in arrays if "_exps" in name]:
+        arrays[name] = arrays[name][..., :neurons] if "down" in name else arrays[name][:, :neurons]
+    write_gguf(by_output, metadata, {name: quantise(each, "F32") for name, each in arrays.items()})
+    arrays = {name: each.swapaxes(1, 2) if "down_exps" in name else each for name, each in arrays.items()}
+    arrays["lm_head_profiler.weight"] = np.ones((8, 32), np.float32)
+    tensors = {name: quantise(np.ascontiguousarray(each), "F32") for name, each in arrays.items()}
+    write_gguf(by_neuron, metadata, tensors)
+    for path, layout in ((by_output, "by_output"), (by_neuron, "by_neuron")):
+        with open_gguf(path) as file:
+            assert Config.from_metadata(file.metadata, file.magic, file.tensors).down_layout == layout
+    expected = Runner(by_output, backend, cache_type="f32").run(tiny.prompt)
+    logits = Runner(by_neuron, backend, cache_type="f32").run(tiny.prompt)
+    np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
+    assert logits.std() > 0.1
+
+
 @pytest.mark.parametrize("type", ["MXFP4", "Q4_0"])
 def test_experts_in_blocks(type: str, tmp_path: Path, backend: Backend) -> None:
     """Against their own values in F32; inputs of dots are rounded to int8, which is worth a few percent."""

@@ -100,7 +100,12 @@ def _down_layout(file: GGUFFile) -> str | None:
     names = [name for name in file.tensors if _DOWN.fullmatch(name)]
     if names and all("ffn_down_t." in name for name in names):
         return "by_neuron"
-    return (_text(file.metadata.get("hotcold.ffn.down_layout")) or "by_output") if names else None
+    if not names:
+        return None
+    try:
+        return Config.from_metadata(file.metadata, file.magic, file.tensors).down_layout
+    except ModelError:  # it does not run here, and is shown all the same
+        return _text(file.metadata.get("hotcold.ffn.down_layout")) or "by_output"
 
 
 def _placement(file: GGUFFile) -> str | None:

@@ -89,7 +89,7 @@ class Config:
             neurons = keys.per_layer("feed_forward_length", 1, MAX_NEURONS, layers)
         else:
             neurons = (experts.count * experts.neurons,) * layers
-        activation, threshold, down_layout = _ffn(Keys(metadata, "hotcold"), family, magic, gated)
+        activation, threshold = _ffn(Keys(metadata, "hotcold"), family, magic, gated)
         eps = f"attention.layer_norm_{'rms_' * (family.norm == 'rms')}epsilon"
         return cls(
             family=family,
@@ -106,7 +106,9 @@ class Config:
             activation=activation,
             threshold=threshold,
             gated=gated,
-            down_layout=down_layout,
+            down_layout=Keys(metadata, "hotcold").choice(
+                "ffn.down_layout", DOWN_LAYOUTS, _implied_layout(family, tensors)
+            ),
             scales=_scales(keys, family.scales(layers, dim, heads)),
             softcap=keys.factor("attn_logit_softcapping", 0.0) or None,
             experts=experts,
@@ -169,8 +171,8 @@ def _scales(keys: Keys, implied: Scales) -> Scales:
     )
 
 
-def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, float, str]:
-    """Activation, threshold and down layout: our own keys if a file has them, else what its magic implies."""
+def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, float]:
+    """Activation and threshold: our own keys if a file has them, else what its magic implies."""
     implied = family.powerinfer_activation if magic == "PWRI" else family.activation
     activation = keys.choice("ffn.activation", ACTIVATIONS, implied)
     threshold = keys.get("ffn.threshold", 0.0)
@@ -180,4 +182,12 @@ def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, floa
         check_activation(activation, float(threshold), gated=gated)
     except ValueError as error:
         raise ModelError(f"{keys.name('ffn')}: {error}") from None
-    return activation, float(threshold), keys.choice("ffn.down_layout", DOWN_LAYOUTS, "by_output")
+    return activation, float(threshold)
+
+
+def _implied_layout(family: Family, tensors: Mapping[str, TensorInfo]) -> str:
+    """Of down, where no key says it. Square matrices are as llama.cpp has them."""
+    up, down = (tensors.get(f"blk.0.ffn_{part}_exps.weight") for part in ("up", "down"))
+    if family.down_by_shape and up and down and up.shape == down.shape and up.shape[-1] != up.shape[-2]:
+        return "by_neuron"
+    return "by_output"

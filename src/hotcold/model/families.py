@@ -65,6 +65,8 @@ class Family:
     full_unrotated: bool = False
     experts_normalised: bool = True  #: factors of a token's experts add up to 1, unless a file denies it
     router_early: bool = False  #: the router reads a layer's input, not normed; else what the FFN reads
+    #: Without a key the shape of down says whether its rows are neurons (PowerInfer's --transpose-down)
+    down_by_shape: bool = False
 
 
 def _minicpm(layers: int, dim: int, heads: int) -> Scales:
@@ -113,6 +115,7 @@ FAMILIES: dict[str, Family] = {
             full_attention=Every(4, first=True),
             full_unrotated=True,
             router_early=True,
+            down_by_shape=True,
         ),
         # As transformers has it; llama.cpp rounds YaRN's pairs here, too, which moves its logits a little.
         Family(

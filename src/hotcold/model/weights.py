@@ -23,8 +23,9 @@ from hotcold.model.rope import FACTORS
 Progress = Callable[[int, int], None]
 Shape = tuple[int, ...]
 
-#: Precomputed tables that old converters wrote; recomputed here from the metadata.
-_IGNORED = re.compile(r"(blk\.\d+\.)?attn_rot_embd(\.weight)?|rope\.inv_freq")
+#: Precomputed tables that old converters wrote, recomputed here from the metadata; and the predictor of
+#: tokens in PowerInfer's files of SmallThinker, without which the head is exact.
+_IGNORED = re.compile(r"(blk\.\d+\.)?attn_rot_embd(\.weight)?|rope\.inv_freq|lm_head_profiler\.weight")
 
 
 @dataclass(frozen=True)
