@@ -67,15 +67,32 @@ bool has_avx512() {
 #endif
 
 #ifdef HC_HAVE_DOTPROD
+#if defined(__APPLE__)
+bool has_feature(const char* name) {
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname(name, &has, &size, nullptr, 0) == 0 && has;
+}
+#endif
 bool has_dotprod() {
 #if defined(__linux__)
     return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
 #elif defined(__APPLE__)
-    int has = 0;
-    size_t size = sizeof has;
-    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has;
+    return has_feature("hw.optional.arm.FEAT_DotProd");
 #elif defined(_M_ARM64)
     return IsProcessorFeaturePresent(43);  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE, which older headers lack
+#else
+    return false;
+#endif
+}
+#endif
+#ifdef HC_HAVE_I8MM
+bool has_i8mm() {
+#if defined(__linux__)
+    constexpr unsigned long i8mm = 1ul << 13;  // HWCAP2_I8MM, which older headers lack
+    return has_dotprod() && (getauxval(AT_HWCAP2) & i8mm);
+#elif defined(__APPLE__)
+    return has_dotprod() && has_feature("hw.optional.arm.FEAT_I8MM");
 #else
     return false;
 #endif
@@ -131,6 +148,9 @@ const Kernels* find_kernels(const char* name) {
 #endif
 #ifdef HC_HAVE_AVX2
     if (wanted("avx2") && has_avx2()) return &kernels_avx2;
+#endif
+#ifdef HC_HAVE_I8MM
+    if (wanted("i8mm") && has_i8mm()) return &kernels_i8mm;
 #endif
 #ifdef HC_HAVE_DOTPROD
     if (wanted("dotprod") && has_dotprod()) return &kernels_dotprod;

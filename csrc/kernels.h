@@ -138,6 +138,7 @@ constexpr int64_t kDotScratch = 1 << 20;    // bytes that a product of arranged 
 constexpr int64_t kPlainPiece = 192 << 10;  // bytes of plain rows that stay in L2 for all their tokens
 constexpr int kArrangedRows = 24;           // of them at once, whatever their length
 constexpr int kDecodedRows = 16;            // quantised ones that are decoded at once: see ops/row_tiles.h
+constexpr int kMostDecoded = 64;            // times so many tokens, whose sums stay in L2
 
 // out[t * stride + r] (+)= rows[r] . x[t] + bias[r].
 struct Product {
@@ -313,7 +314,7 @@ struct Kernels {
 };
 
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avxvnni, kernels_avxvnni_evex, kernels_avx512,
-    kernels_neon, kernels_dotprod;
+    kernels_neon, kernels_dotprod, kernels_i8mm;
 
 // How far ahead of their use weights are fetched, and into which cache: what suits this processor, unless
 // somebody sets it while no program runs. It changes no result.

@@ -27,7 +27,7 @@
 #include "vec_avx512.h"
 #elif defined(HC_ISA_AVX2) || defined(HC_ISA_AVXVNNI) || defined(HC_ISA_AVXVNNI_EVEX)
 #include "vec_avx2.h"
-#elif defined(HC_ISA_NEON) || defined(HC_ISA_DOTPROD)
+#elif defined(HC_ISA_NEON) || defined(HC_ISA_DOTPROD) || defined(HC_ISA_I8MM)
 #include "vec_neon.h"
 #else
 #include "vec_scalar.h"

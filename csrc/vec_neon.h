@@ -1,14 +1,21 @@
-// NEON of every ARMv8-A, and with the dot product instructions of ARMv8.2-A.
+// NEON of every ARMv8-A, with the dot product instructions of ARMv8.2-A, and with those that multiply
+// matrices of bytes (I8MM of ARMv8.6-A), too.
 #pragma once
 #include <arm_neon.h>
 
 #include <cstring>
 
+#if defined(HC_ISA_DOTPROD) || defined(HC_ISA_I8MM)
+#define HC_HAS_DOTS
+#endif
+
 namespace hc {
 namespace {
 
 struct Vec {
-#ifdef HC_ISA_DOTPROD
+#if defined(HC_ISA_I8MM)
+    static constexpr const char* name = "i8mm";
+#elif defined(HC_ISA_DOTPROD)
     static constexpr const char* name = "dotprod";
 #else
     static constexpr const char* name = "neon";
@@ -134,7 +141,7 @@ struct Vec {
     // Dots of bytes, four in each lane: acc + the products of at most words_at_once words of codes, which
     // dot_code makes ready, with as many of x, added to what dot_begin gives.
     template <bool Signed> static I dot_code(I w) { return w; }
-#ifdef HC_ISA_DOTPROD
+#ifdef HC_HAS_DOTS
     using Dots = I;
     static constexpr int words_at_once(int) { return 8; }
     static I dot_begin(I acc) { return acc; }
@@ -155,6 +162,27 @@ struct Vec {
     }
     static HC_INLINE I dot_end(I acc, Dots sum) {
         return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(sum.low), vpaddlq_s16(sum.high)));
+    }
+#endif
+#ifdef HC_ISA_I8MM
+    // Dots of eight bytes of two rows, in the halves of `rows`, with those of two tokens: row 0 with either,
+    // then row 1.
+    static I multiply_pairs(I sum, I rows, I tokens) {
+        return vmmlaq_s32(sum, vreinterpretq_s8_s32(rows), vreinterpretq_s8_s32(tokens));
+    }
+    // Lane i of to[j]: lane j of the i-th.
+    static HC_INLINE void transpose4(I a, I b, I c, I d, I (&to)[4]) {
+        const int32x4x2_t first = vtrnq_s32(a, b), second = vtrnq_s32(c, d);
+        for (int i = 0; i < 2; ++i) {
+            to[i] = vcombine_s32(vget_low_s32(first.val[i]), vget_low_s32(second.val[i]));
+            to[2 + i] = vcombine_s32(vget_high_s32(first.val[i]), vget_high_s32(second.val[i]));
+        }
+    }
+    static HC_INLINE void transpose4(F a, F b, F c, F d, F (&to)[4]) {
+        I bits[4];
+        transpose4(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b), vreinterpretq_s32_f32(c),
+                   vreinterpretq_s32_f32(d), bits);
+        for (int i = 0; i < 4; ++i) to[i] = as_float(bits[i]);
     }
 #endif
     static HC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }  // into L1

@@ -18,6 +18,7 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 ARM = platform.machine().lower() in ("aarch64", "arm64")
 #: With the stand-in for AVX-VNNI, which runs wherever AVX-512 does; only compilers of its time know AVX-VNNI.
 ISAS_OF_X86 = ["avx2", "avxvnni", "avxvnni_evex", "avx512"]
+ISAS_OF_ARM = ["neon", "dotprod", "i8mm"]
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
 
@@ -69,7 +70,7 @@ def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.parametrize("isa", ["scalar", *ISAS_OF_X86 * X86, *["neon", "dotprod"] * ARM])
+@pytest.mark.parametrize("isa", ["scalar", *ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM])
 def test_op_table(native: Path, isa: str) -> None:
     check([str(native)], isa)
 
@@ -102,13 +103,17 @@ def test_op_table_on_emulated_arm(aarch64: Path) -> None:
 
 
 def test_op_table_on_emulated_arms_with_and_without_dot_products(aarch64: Path) -> None:
-    """The best that each has; sums of integers are exact, so both have the same products."""
-    new, old = ([EMULATOR, "-cpu", cpu, str(aarch64)] for cpu in ("cortex-a76", "cortex-a72"))
-    isa, products = check(new, "")
-    assert isa == "dotprod"
+    """The best that each has; sums of integers are exact, so all have the same products, of matrices too."""
+    newest, new, old = (
+        [EMULATOR, "-cpu", cpu, str(aarch64)] for cpu in ("max", "cortex-a76", "cortex-a72")
+    )
+    isa, products = check(newest, "")
+    assert isa == "i8mm"
+    assert check(new, "", "dots") == ("dotprod", products)
     assert check(old, "", "dots") == ("neon", products)
-    done = subprocess.run([*old, "dotprod"], capture_output=True, check=False)
-    assert done.returncode == LACKS_ISA
+    for command, lacking in ((new, "i8mm"), (old, "dotprod")):
+        done = subprocess.run([*command, lacking], capture_output=True, check=False)
+        assert done.returncode == LACKS_ISA
 
 
 def test_an_unknown_instruction_set_is_refused(native: Path) -> None:
@@ -160,7 +165,7 @@ def objects(native: Path) -> dict[str, Path]:
     """The object files with kernels, by instruction set."""
     files = sorted(native.parent.glob("**/hotcold_isa_*.dir/**/*.o"))
     found = {file.as_posix().partition("hotcold_isa_")[2].partition(".")[0]: file for file in files}
-    assert {*found, "avxvnni"} == {"scalar", "avxvnni", *ISAS_OF_X86 * X86, *["neon", "dotprod"] * ARM}
+    assert {*found, "avxvnni"} == {"scalar", "avxvnni", *ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM}
     return found
 
 

@@ -107,8 +107,7 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
 // The same for many tokens: of all rows but the last, fewer than a tile has. -> how many rows.
 template <class B>
 int64_t decoded_dots(const SomeRows& some, const Input& in, int t0, int t1, const Sink& sink) {
-    constexpr int R = Vec::decoded_rows;
-    const int64_t whole = some.count / R * R, known = some.known(kDecodedRows);
+    const int64_t whole = some.count / kRowTile * kRowTile, known = some.known(kDecodedRows);
     for (int t = t0; t < t1; t += kMostDecoded)
         for (int64_t first = 0; first < whole; first += kDecodedRows) {
             const int count = int(smaller<int64_t>(kDecodedRows, whole - first));

@@ -202,19 +202,20 @@ struct Step1 {
 
 void test_linear(const Kernels& k, std::shared_ptr<Pool> pool, Type type, int64_t cols, int tokens) {
     Step1 s(tokens, std::min(tokens, 3), tokens);
-    const Weights w = random_weights(type, 37, cols);
-    const auto x = random_floats(tokens * cols), bias = random_floats(37);
-    std::vector<float> out(size_t(tokens) * 37, 1.0f), embedded(size_t(tokens * cols));
+    constexpr int rows = 45;  // whole sets of decoded rows, a part of one, and rows that no tile holds
+    const Weights w = random_weights(type, rows, cols);
+    const auto x = random_floats(tokens * cols), bias = random_floats(rows);
+    std::vector<float> out(size_t(tokens) * rows, 1.0f), embedded(size_t(tokens * cols));
     Program program(k, pool, s.batch, s.bounds);
-    program.linear(x.data(), {{w.rows, bias.data(), out.data(), 37, true}}, kTokens);
+    program.linear(x.data(), {{w.rows, bias.data(), out.data(), rows, true}}, kTokens);
     program.embed(w.rows, embedded.data(), kByToken, false);
     std::vector<float> both(embedded.size(), 3.0f);
     program.embed(w.rows, both.data(), kByPosition, true);
     program.run();
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * cols)], cols);
-        for (int r = 0; r < 37; ++r)
-            check("linear", type, cols, out[size_t(t * 37 + r)], 1 + bias[size_t(r)] + dot(w, r, v),
+        for (int r = 0; r < rows; ++r)
+            check("linear", type, cols, out[size_t(t * rows + r)], 1 + bias[size_t(r)] + dot(w, r, v),
                   magnitude(w.values) * double(cols) / 8);
         for (int64_t i = 0; i < cols; ++i)
             check("embed", type, cols, embedded[size_t(t * cols + i)], w.at(s.tokens[size_t(t)], i), 1);
@@ -598,13 +599,14 @@ int main(int argc, char** argv) {
     const std::string isa = argc > 1 ? argv[1] : "";
     const Kernels* k = find_kernels(isa.c_str());
     if (!k) {
-        for (const char* known : {"avx512", "avxvnni", "avxvnni_evex", "avx2", "dotprod", "neon"})
+        for (const char* known : {"avx512", "avxvnni", "avxvnni_evex", "avx2", "i8mm", "dotprod", "neon"})
             if (isa == known) {
                 std::printf("this processor or this build lacks %s\n", known);
                 return 77;
             }
-        std::printf("unknown instruction set %s: choose from avx512, avxvnni, avx2, dotprod, neon, scalar\n",
-                    isa.c_str());
+        std::printf(
+            "unknown instruction set %s: choose from avx512, avxvnni, avx2, i8mm, dotprod, neon, scalar\n",
+            isa.c_str());
         return 2;
     }
     if (argc > 2 && !std::strcmp(argv[2], "picked")) {

@@ -40,7 +40,7 @@ from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor
 from hotcold.kernels.fetching import default_fetching, use_fetching
 from hotcold.kernels.memory_nodes import memory_nodes
 
-ISAS = ("avx512", "avxvnni", "avx2", "dotprod", "neon", "scalar")
+ISAS = ("avx512", "avxvnni", "avx2", "i8mm", "dotprod", "neon", "scalar")
 ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
 MAX_THREADS = 1024
 MOST_ROWS = 1 << 20  #: of a step; pieces of work are counted in 32 bits
