@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.published import named_model
 from tests.vulkan_devices import DRIVERS, choose_drivers, open_vulkan
 
 # The reference backend's small products lose most of their time in an oversubscribed pool.
@@ -63,6 +64,18 @@ def repository() -> Path:
 def vulkan(request: pytest.FixtureRequest) -> Any:
     """A VulkanBackend on each driver in turn."""
     return open_vulkan(str(request.param))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct in Q4_1, as published."""
+    return named_model("HOTCOLD_SMOLLM2")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M in Q4_K_M, as published."""
+    return named_model("HOTCOLD_GEMMA3")
 
 
 @pytest.fixture(scope="session")
