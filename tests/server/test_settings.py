@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
         ("good\nschlüssel\n", "keys:2: a key has"),
         ("k" * 513, "keys:1: a key has"),
         ("k\n" * 10_001, "10001 keys"),
-        ("k" * (1 << 21), "less than 1 MiB"),
+        ("k" * (1 << 21), "2097152 bytes: a file of keys has one key a line and at most 1048576 bytes"),
     ],
 )
 def test_files_of_keys_that_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -43,8 +46,29 @@ def test_files_of_keys_that_are_refused(tmp_path: Path, text: str, message: str)
 
 
 def test_a_file_of_keys_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="none"):
+    with pytest.raises(UserError, match="none: cannot be opened: No such file"):
         settings.api_keys(tmp_path / "none")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX files")
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [("/dev/urandom", "a device"), ("/dev/stdin", "is a"), (".", "a directory"), ("pipe", "a FIFO")],
+)
+def test_what_may_never_end_is_no_file_of_keys(tmp_path: Path, name: str, seen: str) -> None:
+    """Whoever opened it would wait, or read for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    program = "import sys; from hotcold.commands.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve", "--port", "0", "--api-key-file", str(tmp_path / name)],
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert seen in done.stderr and done.stderr.endswith(": a regular file is needed\n")
 
 
 def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

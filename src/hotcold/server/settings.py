@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotcold.errors import UserError
+from hotcold.formats.files import RegularFile, naming
 
 KEY_VARIABLE = "HOTCOLD_API_KEY"
 MOST_KEYS = 10_000
+LONGEST_FILE = 1 << 20  #: bytes of a file of keys
 _KEY = re.compile(r"[!-~]{1,512}")
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+", re.IGNORECASE)
@@ -52,14 +54,13 @@ def digest(key: str) -> bytes:
 
 def api_keys(path: Path | None) -> tuple[bytes, ...]:
     """Digests of the keys in a file, one a line (empty lines and those that begin with ``#`` are no keys), or
-    of the one in the environment. UserError for a file that has none, and for lines that no client can send;
-    OSError where it cannot be read."""
+    of the one in the environment. UserError for a file that has none, for lines that no client can send, and
+    for what is no regular file: a pipe or a device may never end. OSError where it cannot be opened."""
     if path is None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
         return (_digest(key, f"${KEY_VARIABLE}"),) if key else ()
-    if path.stat().st_size > 1 << 20:
-        raise UserError(f"{path}: a file of keys has one key a line and less than 1 MiB")
-    text = path.read_text(encoding="utf-8", errors="replace")
+    with naming(path, UserError):
+        text = _text_of_keys(RegularFile(path))
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     keys = [_digest(line, f"{path}:{number}") for number, line in lines if line and line[0] != "#"]
     if not keys:
@@ -69,6 +70,12 @@ def api_keys(path: Path | None) -> tuple[bytes, ...]:
     if len(keys) > MOST_KEYS:
         raise UserError(f"{path}: {len(keys)} keys; {MOST_KEYS} are allowed")
     return tuple(keys)
+
+
+def _text_of_keys(file: RegularFile) -> str:
+    if file.size > LONGEST_FILE:
+        raise UserError(f"{file.size} bytes: a file of keys has one key a line and at most {LONGEST_FILE} bytes")
+    return file.read(0, file.size).decode("utf-8", "replace")
 
 
 def _digest(key: str, place: str) -> bytes:
