@@ -234,6 +234,8 @@ def test_a_head_that_arrives_byte_by_byte(live: Any, connect: Connect) -> None:
             if select.select([connection.socket], [], [], 0.01)[0]:
                 break  # the answer is there
             connection.send(b"y")
+        else:
+            pytest.fail("the server still waits for the rest")
     check_error(connection.rest(), 408, "request_timeout")
     until(lambda: server.call(lambda: not server.connections()))
 
