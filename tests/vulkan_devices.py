@@ -1,17 +1,22 @@
-"""Where tests find Vulkan devices: the software drivers lavapipe and SwiftShader, or a GPU that is named.
+"""What tests need of Vulkan: its loader; a driver, that is lavapipe and SwiftShader, which are software, or a
+GPU that is named; a validation layer. And what happens where one is not installed.
 
 ``HOTCOLD_TEST_GPU=NAME`` tests that device instead of the software drivers: no other GPU is ever used.
-``HOTCOLD_TEST_VULKAN=1`` (or ``CI=true``) makes a missing driver a failure and not a reason to skip;
+``HOTCOLD_TEST_VULKAN=1`` (or ``CI=true``) makes what is missing a failure and not a reason to skip;
 ``HOTCOLD_TEST_VULKAN=full`` also runs the tests that are left out in CI because they take long."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+
+from tests.vulkan_layers import LAYERS
 
 if TYPE_CHECKING:
     from hotcold.kernels.vulkan import VulkanBackend
@@ -28,7 +33,15 @@ SOFTWARE = {
         ),
     ),
 }
-PACKAGES = {"lavapipe": "mesa-vulkan-drivers", "swiftshader": "chromium-common"}
+LOADERS = {"win32": "vulkan-1.dll", "darwin": "libvulkan.1.dylib"}
+#: What a test may need, and the package of Debian that brings it.
+PACKAGES = {
+    "the loader": "libvulkan1",
+    "lavapipe": "mesa-vulkan-drivers",
+    "swiftshader": "chromium-common",
+    "the newer layer": "chromium-common",
+    "the older layer": "vulkan-validationlayers",
+}
 
 NAMED = os.environ.get("HOTCOLD_TEST_GPU")
 #: What the fixture ``vulkan`` takes in turn.
@@ -50,22 +63,44 @@ def choose_drivers() -> None:
     used in this process."""
     if NAMED:
         return
-    found = [str(path) for path in map(manifest, SOFTWARE) if path]
+    found = [str(path) for path in map(manifest, SOFTWARE) if path] or ["/no/driver.json"]  # "" would be all
     for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # of loaders from 1.3.207 on, and of older ones
         os.environ[variable] = ":".join(found)
+
+
+@cache
+def is_there(piece: str) -> bool:
+    """One of PACKAGES, or "gpu": whether there is a named one only the loader can tell."""
+    if piece == "the loader":
+        try:
+            ctypes.CDLL(LOADERS.get(sys.platform, "libvulkan.so.1"))
+        except OSError:
+            return False
+        return True
+    if piece.endswith(" layer"):
+        return LAYERS[piece.split()[1]].exists()
+    return piece == "gpu" or manifest(piece) is not None
+
+
+def need(*pieces: str) -> None:
+    """Skips the test, or fails it, where one is not installed."""
+    for piece in pieces:
+        if not is_there(piece):
+            absent(f"Vulkan: {piece} is missing: install Debian's {PACKAGES[piece]}")
 
 
 def device_index(driver: str) -> int:
     """Of a driver's device; skips the test, or fails it, where there is none."""
     from hotcold.kernels import _native
 
+    need("the loader", driver)
     wanted = NAMED if driver == "gpu" else SOFTWARE[driver][0]
     assert wanted
-    if driver != "gpu" and manifest(driver) is None:
-        absent(f"no driver {driver}: install Debian's {PACKAGES[driver]}")
     try:
         devices = _native.vulkan_devices()
     except _native.VulkanError as error:
+        if driver != "gpu":
+            raise  # all that it needs is there
         absent(f"Vulkan: {error}")
     for device in devices:
         if wanted.lower() in device.name.lower():

@@ -19,7 +19,7 @@ from hotcold.kernels import _native
 from hotcold.kernels._native import VulkanError, VulkanMemoryError
 from hotcold.kernels.backend import Batch, BatchLimits
 from hotcold.kernels.vulkan import VulkanBackend
-from tests.vulkan_devices import DRIVERS, device_index
+from tests.vulkan_devices import DRIVERS, device_index, need
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMITS = BatchLimits(4, 1, 1, 1)
@@ -386,7 +386,9 @@ def test_threads_and_devices_at_once(index: int) -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    """No loader, and no driver: one line that says what to install."""
+    """A loader, and no driver: one line that says what to install. (Without a loader:
+    tests/commands/test_gpu.py.)"""
+    need("the loader")
     script = (
         "from hotcold.kernels import _native\n"
         "try:\n    print(_native.vulkan_devices())\n"
@@ -402,6 +404,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_a_device_whose_driver_fails_hides_no_other() -> None:
+    device_index(DRIVERS[0])
     right = _native.vulkan_devices()
     _native.vulkan_fail("vkEnumerateDeviceExtensionProperties", 1, INITIALISATION)
     found = _native.vulkan_devices()

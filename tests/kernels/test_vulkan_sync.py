@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.vulkan_devices import DRIVERS, absent, manifest
+from tests.vulkan_devices import DRIVERS, need
+from tests.vulkan_layers import LAYER, LAYERS
 
-LAYER = "VK_LAYER_KHRONOS_validation"
-LIBRARY = "libVkLayer_khronos_validation.so"
 #: Without the second, the layer does not look at what shaders read and write through descriptors.
 SETTINGS = {
     "VK_INSTANCE_LAYERS": LAYER,
@@ -66,12 +65,9 @@ print("done")
 def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a manifest of the current layer, which lies beside SwiftShader. (Debian 12's own does
     not see a write after a write.)"""
-    swiftshader = manifest("swiftshader")
-    library = swiftshader.with_name(LIBRARY) if swiftshader else Path(LIBRARY)
-    if not library.exists():
-        absent(f"no {LIBRARY}: install Debian's chromium-common")
+    need("the loader", "the newer layer")
     folder = tmp_path_factory.mktemp("layer")
-    about = {"name": LAYER, "type": "GLOBAL", "library_path": str(library), "api_version": "1.4.0"}
+    about = {"name": LAYER, "type": "GLOBAL", "library_path": str(LAYERS["newer"]), "api_version": "1.4.0"}
     content = {
         "file_format_version": "1.2.0",
         "layer": about | {"implementation_version": "1", "description": LAYER},
@@ -82,6 +78,7 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reported(layer: Path, driver: str, script: str, *arguments: str) -> list[str]:
     """What the layer says of a script."""
+    need(driver)
     root = Path(__file__).resolve().parents[2]
     path = os.pathsep.join([str(root), str(root / "tests"), *sys.path])
     done = subprocess.run(

@@ -10,17 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.golden import golden
-from tests.vulkan_devices import REQUIRED, device_index
+from tests.vulkan_devices import need
 from tests.vulkan_layers import LAYERS, environment, messages
 
 
 def validated(layer: str, driver: str, folder: Path, *arguments: str) -> str:
     """Runs vulkan_validated.py under a layer; what the layer reported."""
-    if not LAYERS[layer].exists():
-        if REQUIRED:
-            pytest.fail(f"{LAYERS[layer]} is missing: install vulkan-validationlayers and chromium-common")
-        pytest.skip(f"no validation layer {LAYERS[layer]}")
-    device_index(driver)
+    need("the loader", f"the {layer} layer", driver)
     script = Path(__file__).resolve().parent.parent / "vulkan_validated.py"
     command = [sys.executable, str(script), driver, *arguments]
     done = subprocess.run(
