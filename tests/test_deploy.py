@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -84,6 +85,34 @@ def test_the_proxy_keeps_every_path_of_the_figures_and_the_name_it_was_called_by
     assert not any(re.search(each, "/v1/models") for each in denied)
     # With a port, which an Origin of the server's own page has as well.
     assert re.findall(r"proxy_set_header Host (\S+);", proxy) == ["$http_host"]
+
+
+def test_the_proxy_is_configured_as_nginx_takes_it(tmp_path: Path) -> None:
+    """By nginx itself, with a certificate in the place of the page's."""
+    tools = [shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in ("nginx", "openssl")]
+    if not all(tools):
+        pytest.skip("there is no nginx here, or no openssl: install Debian's nginx-light and openssl")
+    nginx, openssl = map(str, tools)
+    request = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    files = ["-keyout", str(tmp_path / "privkey.pem"), "-out", str(tmp_path / "fullchain.pem")]
+    subprocess.run([openssl, *request, *files], check=True, capture_output=True)
+    (proxy,) = blocks("nginx")
+    page = proxy.replace("/etc/letsencrypt/live/llm.example.org", str(tmp_path))
+
+    def check(proxy: str) -> str:
+        """What it says of a configuration: "" if nothing is wrong."""
+        path = tmp_path / "nginx.conf"
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        folders = "".join(f"{kind}_temp_path {tmp_path}/{kind};\n" for kind in kinds)  # no rights are needed
+        head = f"pid {tmp_path}/pid;\nevents {{}}\nhttp {{\naccess_log off;\n{folders}"
+        path.write_text(f"{head}{proxy}}}\n", encoding="utf-8")
+        command = [nginx, "-t", "-q", "-p", str(tmp_path), "-c", str(path), "-e", "stderr"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == ("[emerg]" not in done.stderr), done.stderr
+        return "".join(line for line in done.stderr.splitlines(True) if "[emerg]" in line)
+
+    assert page.count(str(tmp_path)) == 2 and check(page) == ""
+    assert "unknown directive" in check(page.replace("proxy_buffering", "proxy_bufering"))
 
 
 def test_the_dockerfile_copies_what_there_is() -> None:
