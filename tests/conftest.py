@@ -15,6 +15,8 @@ from hypothesis import settings
 from tests.published import named_model
 from tests.vulkan_devices import DRIVERS, choose_drivers, open_vulkan
 
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = pytest.StashKey[bool]()
 # The reference backend's small products lose most of their time in an oversubscribed pool.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported, after this
 # Tests that want a GPU name it; the others mean the CPU, on machines with a GPU too.
@@ -27,6 +29,11 @@ settings.load_profile("hotcold")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="also run what takes minutes: long matrices, and builds of the kernels",
+    )
     parser.addoption(
         "--backend",
         choices=["opaque"],
@@ -45,6 +52,33 @@ def pytest_configure(config: pytest.Config) -> None:
         hotcold.kernels.open_backend = lambda *args, **more: OpaqueBackend(inner(*args, **more))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """All tests use every core; those of a file that is named run in this process, and start at once."""
+    everything = {ROOT, ROOT / "tests"}
+    if not all(config.invocation_params.dir.joinpath(arg).resolve() in everything for arg in config.args):
+        return 0
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.stash[LEFT_OUT] = True
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    distributed = config.getoption("numprocesses", None)  # then the others know what was left out
+    if not config.getoption("--full") and (distributed or config.stash.get(LEFT_OUT, False)):
+        terminalreporter.write_line(
+            "Long matrices and builds of the kernels were left out: pytest --full runs them as well."
+        )
+
+
 @pytest.fixture(scope="module")
 def benchmarks(repository: Path) -> Iterator[None]:
     """Scripts import each other by name, as they do when one of them is run."""
@@ -57,7 +91,7 @@ def benchmarks(repository: Path) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The checkout that these tests belong to."""
-    return Path(__file__).resolve().parent.parent
+    return ROOT
 
 
 @pytest.fixture(scope="session", params=DRIVERS)

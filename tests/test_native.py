@@ -24,6 +24,7 @@ CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake"),
     pytest.mark.skipif(sys.platform == "win32", reason="the extension is what Windows tests"),
 ]

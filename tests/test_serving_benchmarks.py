@@ -66,6 +66,7 @@ def test_a_short_load_on_the_server(repository: Path) -> None:
     assert found["figures"]["cache_pages"] > 0 and found["ttft_s"]["p50"] > 0
 
 
+@pytest.mark.full
 def test_a_short_run_of_what_http_costs(repository: Path) -> None:
     model = repository / "src" / "hotcold" / "demo" / "fable-7m-q8_0.gguf"
     # Long enough that both clients generate at the same time on a busy machine, too.

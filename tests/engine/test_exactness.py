@@ -47,6 +47,7 @@ def logits(session: Session) -> np.ndarray:
 
 
 @pytest.mark.long
+@pytest.mark.full
 def test_ten_thousand_greedy_tokens_are_the_same_exact_and_off() -> None:
     exact = session(sparsity="exact")
     off = exact.model.session("off")

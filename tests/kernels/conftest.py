@@ -27,6 +27,7 @@ VULKAN = tuple(f"vulkan-{driver}" for driver in DRIVERS)
 #: longer than elsewhere: tests/kernels/test_vulkan_table.py has every op and type.
 SAMPLE = 4
 SLOW_SAMPLE = 1  #: likewise on SwiftShader, to which each kind of pipeline costs 0.3 s
+CPU_SAMPLE = 8  #: with an instruction set that is not this processor's best, unless pytest is told --full
 
 
 @functools.cache
@@ -66,19 +67,21 @@ def open_every() -> list[Callable[[int], Backend]]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves a sample of what is run on Vulkan's devices and on their model."""
+    """Leaves a sample of what runs on Vulkan's devices, on their model, and with lesser instruction sets."""
     if FULL:
         return
+    samples = {name: SLOW_SAMPLE if "swiftshader" in name else SAMPLE for name in ("ordered", *VULKAN)}
+    if not config.getoption("--full"):
+        samples |= {f"cpu-{isa}": CPU_SAMPLE for isa in ISAS[1:]}
     left_out = {item for item in items if _takes_long(item)}
     found: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         params = getattr(item, "callspec", None)
         name = str(params.params.get("backend", params.params.get("open_exact"))) if params else ""
-        if name == "ordered" or name in VULKAN:
+        if name in samples:
             found[item.nodeid.partition("[")[0], name].append(item)
     for (_, name), own in found.items():
-        most = SLOW_SAMPLE if "swiftshader" in name else SAMPLE
-        taken = {len(own) * i // most for i in range(most)}
+        taken = {len(own) * i // samples[name] for i in range(samples[name])}
         left_out |= {item for i, item in enumerate(own) if i not in taken}
         if name == "ordered":  # which looks less carefully at what it is given
             left_out |= {item for item in own if "refused" in item.name}
