@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
@@ -255,19 +257,30 @@ def test_the_readme_starts_with_the_two_commands() -> None:
     ]
 
 
-def readme_lines_of_use() -> list[str]:
-    """Every ``hotcold`` command of the README."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.startswith("hotcold ")]
+def documented_commands() -> list[str]:
+    """Every ``hotcold`` command of the README and of the pages in docs, with its page before it."""
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        if page.name == "deploy.md":
+            continue  # tests/test_deploy.py
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"^ *```sh\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+            commands = re.findall(r"(?:^|\| )(hotcold .*)$", block, re.MULTILINE)
+            found += [f"{page.name}: {command}" for command in commands]
+    return found
 
 
-@pytest.mark.parametrize("line", readme_lines_of_use())
-def test_commands_of_the_readme_are_understood(
+def test_pages_have_commands() -> None:
+    pages = {line.partition(":")[0] for line in documented_commands()}
+    assert {"README.md", "chat.md", "convert.md", "gpu.md", "hub.md", "server.md"} <= pages
+
+
+@pytest.mark.parametrize("line", documented_commands())
+def test_documented_commands_are_understood(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # some options refuse files that exist
-    _, verb, *arguments = shlex.split(line, comments=True)
+    _, verb, *arguments = shlex.split(line.partition(": ")[2], comments=True)
     assert verb in dict(VERBS)
     module = importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}")
     parser = OneLineParser()
@@ -294,12 +307,24 @@ def test_the_python_of_the_readme_runs(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_python_of_the_page_on_grammars_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "grammar.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(block, {})
+    assert capsys.readouterr().out.lstrip().startswith("{")
+
+
+@pytest.mark.skipif(os.name == "nt" or shutil.which("bash") is None, reason="needs bash")
 def test_ci_runs_the_commands_of_the_readme() -> None:
+    """As they are, in a bare root; and at the end everything."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    for line in readme_commands():
-        for command in line.split(" && "):
-            assert command in script, f"{command!r} is no line of .ci/run"
-    assert script[-1] == "pytest"
+    (reads,) = [line for line in script if line.startswith("mapfile -t commands ")]
+    program = f"{reads}\nprintf '%s\\n' \"${{commands[@]}}\""
+    done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == readme_commands()
+    bare = [line for line in "\n".join(script).replace("\\\n", "").splitlines() if " .ci/bare " in line]
+    assert [re.findall(r"\$\{commands\[(\d)\]\}", line) for line in bare] == [["0", "1"], ["1"]]
+    assert script[-1].startswith("pytest --full ")
 
 
 def test_the_tree_of_the_readme_is_the_tree() -> None:
