@@ -48,7 +48,7 @@ TESTS = ("tests/engine", "tests/sparse", "tests/commands")
 #: Imported before any fork, with all their modules, and the layers that each imports.
 BELOW = {"formats": (), "kernels": ("formats",), "model": ("formats", "kernels")}
 LIBRARIES = ("numpy", "hypothesis", "scipy.optimize", "rich.progress", "tokenizers", "gguf")
-PYTEST = ("-q", "-p", "no:cacheprovider", "-n0")
+PYTEST = ("-q", "-p", "no:cacheprovider")
 MOST_MEMORY = 8 << 30  # address space of a child: a wrong size must not take the machine down
 
 #: Arguments that are text, or checks of one's own programming.

@@ -52,13 +52,19 @@ def pytest_configure(config: pytest.Config) -> None:
         hotcold.kernels.open_backend = lambda *args, **more: OpaqueBackend(inner(*args, **more))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
     """All tests use every core; those of a file that is named run in this process, and start at once."""
     everything = {ROOT, ROOT / "tests"}
-    if not all(config.invocation_params.dir.joinpath(arg).resolve() in everything for arg in config.args):
-        return 0
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+    whole = all(config.invocation_params.dir.joinpath(arg).resolve() in everything for arg in config.args)
+    if whole and getattr(config.option, "numprocesses", 0) is None:  # xdist is there, and was told nothing
+        config.option.numprocesses, config.option.dist = "auto", "worksteal"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 8)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
