@@ -57,14 +57,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """All tests use every core; those of a file that is named run in this process, and start at once."""
     everything = {ROOT, ROOT / "tests"}
     whole = all(config.invocation_params.dir.joinpath(arg).resolve() in everything for arg in config.args)
-    if whole and getattr(config.option, "numprocesses", 0) is None:  # xdist is there, and was told nothing
-        config.option.numprocesses, config.option.dist = "auto", "worksteal"
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 8)
+    if whole and cores > 1 and getattr(config.option, "numprocesses", 0) is None:  # xdist was told nothing
+        config.option.numprocesses, config.option.dist = min(cores, 8), "worksteal"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

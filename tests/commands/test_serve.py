@@ -40,7 +40,7 @@ MISTAKES = [
     (["--host", "::"], "without a key"),
     (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
     (["--host", "192.0.2.1", "--public-without-key"], "no such address"),
-    (["--api-key-file", "none"], "none: No such file"),
+    (["--api-key-file", "none"], "none: cannot be opened: No such file"),
     (["--api-key-file", "empty"], "no key in it"),
     (["--api-key-file", "."], r"\."),
     (["--api-key", "secret"], "unknown option '--api-key'; did you mean --api-key-file"),
