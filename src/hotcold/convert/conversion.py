@@ -13,7 +13,7 @@ import numpy as np
 
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.layouts import Layout, activation, find_layout
-from hotcold.convert.metadata import dimensions, model_metadata
+from hotcold.convert.metadata import dimensions, model_metadata, rope_notes
 from hotcold.convert.predictors import predictor_metadata, predictor_sources
 from hotcold.convert.settings import ConvertError
 from hotcold.convert.source import Source
@@ -111,6 +111,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     by_neuron = kind in _SPARSE and not options.dense
     down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
     facts = model_metadata(config, layout)
+    notes += rope_notes(config)
     # Before the vocabulary: lists of its size are made where the weights have that many rows.
     found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
     metadata: dict[str, Any] = {

@@ -68,8 +68,8 @@ def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
 
 
 def scaling(keys: Keys) -> tuple[str, float]:
-    """The kind, and the factor that positions are divided by, as llama.cpp reads them: a factor without a kind
-    is linear, ``rope.scale_linear`` is an old name of it, 0 is none, and the kind ``none`` ignores it."""
+    """The kind, and the factor that positions are divided by, as llama.cpp reads them: a factor without a
+    kind is linear, ``rope.scale_linear`` is its old name, 0 is none, and the kind ``none`` ignores it."""
     kind = keys.choice("rope.scaling.type", _SCALINGS, "linear")
     if kind == "yarn" and _FACTOR not in keys and _OLD_FACTOR not in keys:
         raise ModelError(f"{keys.name(_FACTOR)} is missing: yarn needs it")

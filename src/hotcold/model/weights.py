@@ -256,7 +256,9 @@ class _Reader:
         gate, name = None, f"{blk}ffn_gate_inp_shexp.weight"
         if name in self.file.tensors:
             row = self.file.stored(name)
-            gate = self.backend.matrix(replace(row, shape=(1, *row.shape)))
+            # One row, whichever way the file has it.
+            dim, nbytes = self.config.dim, row.rows * row.row_bytes
+            gate = self.backend.matrix(replace(row, shape=(1, dim), rows=1, row_bytes=nbytes))
             self._count(row)
         config = self.config
         own = self.file.stored(f"{blk}ffn_gate_shexp.weight") if config.gated else None
