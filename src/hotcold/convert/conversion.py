@@ -114,10 +114,13 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     notes += rope_notes(config)
     # Before the vocabulary: lists of its size are made where the weights have that many rows.
     found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
-    metadata: dict[str, Any] = {
+    general = {
         "general.architecture": layout.architecture,
         "general.type": "model",
         "general.name": options.name or folder.resolve().name,
+    }
+    metadata: dict[str, Any] = {
+        **general,
         "general.license": options.license or None,
         **facts,
         "general.file_type": FILE_TYPES[options.type],
@@ -126,7 +129,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
         "hotcold.ffn.threshold": np.float32(threshold) if threshold else None,
         "hotcold.ffn.down_layout": down_layout,
         **(predictor_metadata(options.predictors) if options.predictors else {}),
-        **vocabulary_metadata(checkpoint, config.integer("vocab_size"), notes),
+        **vocabulary_metadata(checkpoint, config.integer("vocab_size"), notes, general),
     }
     metadata = {key: value for key, value in metadata.items() if value is not None}
     if options.predictors:

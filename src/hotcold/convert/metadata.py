@@ -130,8 +130,8 @@ class Rope:
 
 
 def rope_of(config: Settings) -> Rope:
-    """Of layers that see all positions, as transformers 5 reads it: what the scaling says is stronger than the
-    keys beside it, but for the original context."""
+    """Of layers that see all positions, as transformers 5 reads it: what the scaling says is stronger than
+    the keys beside it, but for the original context."""
     settings = _scaling(config)
     theta = settings.number("rope_theta", config.number("rope_theta", 10000.0))
     kind = _kind(settings)
