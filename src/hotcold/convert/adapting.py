@@ -46,8 +46,9 @@ def mixtral(config: Settings) -> Facts:
 
 
 def phi3(config: Settings) -> Facts:
-    # Its class takes both for longrope.
-    return mistral(config) | {"rope_names": {"yarn": "longrope"}}
+    key = "original_max_position_embeddings"  # which its class has in any case
+    # Its class takes either name for longrope.
+    return mistral(config) | {key: config.integer(key, 4096), "rope_names": {"yarn": "longrope"}}
 
 
 def qwen(config: Settings) -> Facts:

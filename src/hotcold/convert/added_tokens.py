@@ -8,6 +8,7 @@ import numpy as np
 
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.sentencepiece_model import Piece
+from hotcold.convert.tokenizer_json import SPACED
 from hotcold.model.added_tokens import PREFIX, TokenFlags, implied_flags
 from hotcold.model.spm import SPACE
 from hotcold.model.vocabulary import TokenType
@@ -23,7 +24,8 @@ def flags_metadata(
     empty list says so."""
     entries = [*_entries(checkpoint)]
     named = {name: _ids(entries, tokens, name) for name in ("lstrip", "rstrip", "single_word", "normalized")}
-    if not named["normalized"] or not _spells_first(checkpoint):
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix") is True
+    if not named["normalized"] or not _spells_first(checkpoint, prefix=prefix):
         named["normalized"] = frozenset()
     keys = TokenFlags(**named).metadata()
     special = [id for id, token in enumerate(tokens) if token.type in _FOUND]
@@ -62,11 +64,11 @@ def _ids(entries: Iterable[tuple[Any, Mapping[str, Any]]], tokens: list[Piece], 
     )
 
 
-def _spells_first(checkpoint: Checkpoint) -> bool:
-    """Whether spaces are put before texts and spelled otherwise before some tokens are looked for: only then
-    does it matter which these are."""
+def _spells_first(checkpoint: Checkpoint, *, prefix: bool) -> bool:
+    """Whether spaces are put before texts (``prefix``) and spelled otherwise before some tokens are looked
+    for: only then does it matter which these are."""
     normalizer = checkpoint.settings("tokenizer.json").values.get("normalizer")
     steps = [normalizer] if isinstance(normalizer, Mapping) else []
     inner = steps[0].get("normalizers") if steps else None
     steps += inner if isinstance(inner, list) else []
-    return {"type": "Prepend", "prepend": SPACE} in steps
+    return ({"type": "Prepend", "prepend": SPACE} if prefix else SPACED) in steps

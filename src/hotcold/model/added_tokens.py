@@ -29,7 +29,8 @@ class TokenFlags:
     lstrip: frozenset[int] = frozenset()  #: takes the white space before it along
     rstrip: frozenset[int] = frozenset()  #: takes the white space after it along
     single_word: frozenset[int] = frozenset()  #: is none beside a letter, a digit or an underscore
-    #: is looked for after the space that the vocabulary puts before a text, and begins with that space
+    #: is looked for when spaces are spelled as in the vocabulary: none is white space to strip then, and where
+    #: the vocabulary puts one before a text, the token begins with it
     normalized: frozenset[int] = frozenset()
 
     def metadata(self) -> dict[str, Any]:
@@ -92,26 +93,31 @@ class AddedTokens:
     names: Sequence[tuple[str, int]]
     flags: TokenFlags
 
-    def cut(self, text: str) -> list[str | int]:
-        """The text in parts: strings in between, ids for the tokens; nothing is empty."""
+    def cut(self, text: str, before: str = "", after: str = "") -> list[str | int]:
+        """The text in parts: strings in between, ids for the tokens; nothing is empty. ``before`` and
+        ``after`` are the characters beside it, if any."""
         spans: list[tuple[int, int] | int] = [(0, len(text))] if text else []
         for name, id in self.names:
             if name in text:
                 cut: list[tuple[int, int] | int] = []
                 for span in spans:
-                    cut += [span] if isinstance(span, int) else self._cut(text, *span, name, id)
+                    cut += (
+                        [span] if isinstance(span, int) else self._cut(text, *span, name, id, before, after)
+                    )
                 spans = cut
         return [span if isinstance(span, int) else text[slice(*span)] for span in spans]
 
-    def _cut(self, text: str, start: int, end: int, name: str, id: int) -> list[tuple[int, int] | int]:
+    def _cut(
+        self, text: str, start: int, end: int, name: str, id: int, before: str, after: str
+    ) -> list[tuple[int, int] | int]:
         flags = self.flags
-        # What is looked for after normalisation meets no spaces: they are spelled otherwise by then.
         spaces = SPACES.replace(" ", "") if id in flags.normalized else SPACES
         parts: list[tuple[int, int] | int] = []
         at = start
         while (left := text.find(name, at, end)) >= 0:
             at = left + len(name)
-            if id in flags.single_word and (_is_word(text[left - 1 : left]) or _is_word(text[at : at + 1])):
+            sides = (text[left - 1] if left else before, text[at] if at < len(text) else after)
+            if id in flags.single_word and any(map(_is_word, sides)):
                 continue
             while id in flags.lstrip and left > start and text[left - 1] in spaces:
                 left -= 1

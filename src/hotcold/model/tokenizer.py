@@ -124,8 +124,10 @@ class Tokenizer:
         user-defined tokens are special."""
         ids: list[int] = []
         prefix = space = " " if self._space_prefix else ""
-        for part in parts:
-            for fragment in [part] if isinstance(part, int) else self._user_defined.cut(part):
+        whole = [*parts]
+        for part, before, after in zip(whole, ["", *whole], [*whole[1:], ""], strict=False):
+            beside = self._beside(before)[-1:], self._beside(after)[:1]
+            for fragment in [part] if isinstance(part, int) else self._user_defined.cut(part, *beside):
                 if isinstance(fragment, int):
                     ids.append(fragment)
                     prefix = space
@@ -134,6 +136,10 @@ class Tokenizer:
                     ids += [piece] if isinstance(piece, int) else self._algorithm.encode_ordinary(piece)
                 prefix = ""
         return ids
+
+    def _beside(self, part: str | int) -> str:
+        """The text of a part, for who is beside it."""
+        return self.piece(part).decode(errors="replace") if isinstance(part, int) else part
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some tokens, so that ``decode(encode(text)) == text``.
