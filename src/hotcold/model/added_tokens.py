@@ -29,8 +29,8 @@ class TokenFlags:
     lstrip: frozenset[int] = frozenset()  #: takes the white space before it along
     rstrip: frozenset[int] = frozenset()  #: takes the white space after it along
     single_word: frozenset[int] = frozenset()  #: is none beside a letter, a digit or an underscore
-    #: is looked for when spaces are spelled as in the vocabulary: none is white space to strip then, and where
-    #: the vocabulary puts one before a text, the token begins with it
+    #: is looked for when spaces are spelled as in the vocabulary: none is white space to strip then, and
+    #: where the vocabulary puts one before a text, the token begins with it
     normalized: frozenset[int] = frozenset()
 
     def metadata(self) -> dict[str, Any]:
