@@ -242,6 +242,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"merges": ["\u4e00 b"]}, r"merges\[0\] is '\\u4e00 b'"),
     ({"pre": "my-own"}, r"pre is 'my-own': supported are gpt-2, .*llama-bpe, .*qwen2"),
     ({"pre": 7}, r"pre is 7: supported"),
+    ({"pre": np.array([1, 2])}, r"pre is an array of 2: supported"),
     ({"pre": ["gpt-2"]}, r"pre is \['gpt-2'\]: supported"),
 ]
 

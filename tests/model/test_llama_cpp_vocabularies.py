@@ -1,4 +1,4 @@
-"""Made-up vocabularies in llama.cpp: the same tokens end a text, and text between special ones is the same."""
+"""Made-up vocabularies in llama.cpp: the same tokens end a text, and text between special ones is alike."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def vocabulary(draw: random.Random, kind: str) -> dict[str, Any]:
     """Metadata of one with some of the names, of any type, and some ids, not all of them a token's."""
     names = draw.sample([name for name in ENDS if name not in _APART], 6)
     if draw.random() < 0.5:
-        names = [*{"<|end|>", *draw.sample(["<|return|>", "<|call|>", "<|calls|>", "<|flush|>"], 2), *names}]
+        names += ["<|end|>", *draw.sample(["<|return|>", "<|call|>", "<|calls|>", "<|flush|>"], 2)]
     for group in _ONE_OF:
         for name in [name for name in names if name in group][1:]:
             names.remove(name)
     if kind == "phi3":
-        names = [*{"<|endoftext|>", *names}]  # which llama.cpp asks for there
-    special = [(name, draw.choice([CONTROL, NORMAL, USER_DEFINED])) for name in sorted(names)]
+        names += ["<|endoftext|>"]  # which llama.cpp asks for there
+    special = [(name, draw.choice([CONTROL, NORMAL, USER_DEFINED])) for name in sorted(set(names))]
+    # Tokens of keys are reserved here whatever their type, which llama.cpp leaves as it is.
+    special.append(("<last>", CONTROL))
     if kind != "bpe":
         metadata = spm(special)
     else:

@@ -54,15 +54,21 @@ class ByteLevelBPE:
 
 def pre_kind(metadata: Mapping[str, Any]) -> str:
     """``tokenizer.ggml.pre``, ``default`` without one as in llama.cpp; TokenizerError for an unknown kind."""
-    kind = metadata.get(PREFIX + "pre", "") or "default"
+    kind = metadata[PREFIX + "pre"] if _names_kind(metadata) else "default"
     if not isinstance(kind, str) or kind not in PRE_TOKENIZERS:
         raise wrong("pre", f"is {shown(kind)}: supported are {', '.join(PRE_TOKENIZERS)}")
     return kind
 
 
+def _names_kind(metadata: Mapping[str, Any]) -> bool:
+    """Whether the file has a name of it, be it a wrong one."""
+    kind = metadata.get(PREFIX + "pre")
+    return kind is not None and not (isinstance(kind, str) and not kind)
+
+
 def pre_notes(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """What to tell the user where the file does not name its kind."""
-    if metadata.get(PREFIX + "pre"):
+    if _names_kind(metadata):
         return ()
     seen = f"the file does not name its pre-tokenizer ({PREFIX}pre), so it is 'default', as in llama.cpp"
     return (f"{seen}: words may be cut otherwise than the model was trained with, and answers be worse",)
