@@ -22,6 +22,7 @@ from hotcold.model.plain_text import MarkedText, StandIns
 MOST_STEPS = 20_000  #: of one ``range``
 MOST_CHARACTERS = 8 << 20  #: of a text that a template makes by repeating, and of the whole prompt
 _COMPILED = 8  #: templates kept
+_MOST_PROBED = 1 << 18  # characters that are told of a probe
 
 
 class _Generation(Extension):
@@ -134,7 +135,10 @@ def render(request: dict[str, Any]) -> str:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """``{"text": ...}``; UserError says why there is none."""
+    """``{"text": ...}``; UserError says why there is none. For a request with ``probes``, which have messages
+    and tools each, ``{"texts": [...]}``, with null for each that could not be rendered."""
+    if "probes" in request:
+        return {"texts": [_probed(request, probe) for probe in request["probes"]]}
     try:
         return {"text": render(request)}
     except (MemoryError, RecursionError) as error:
@@ -143,3 +147,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         text = " ".join(str(error).split())[:400]
         kind = type(error).__name__
         raise UserError(text if text and isinstance(error, TemplateError) else f"{kind}: {text}") from None
+
+
+def _probed(request: dict[str, Any], probe: dict[str, Any]) -> str | None:
+    """As :func:`render` would; there are no users' texts, so nothing has stand-ins."""
+    values = {**request["values"], "tools": probe["tools"]}
+    try:
+        return render({**request, "messages": probe["messages"], "values": values})[:_MOST_PROBED]
+    except Exception:
+        return None
