@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.job import Grammar, Job
 from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.tool_calls import GENERAL
 from hotcold.engine.tool_grammar import framed, tools_grammar
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat_reply import ChatReply, Splitter
@@ -72,7 +73,11 @@ FIELDS: Fields = {
     **constraints.FIELDS,
     "tools": Field(TOOLS, None, "Functions that the model may call."),
     "tool_choice": Field(TOOL_CHOICE, None, "auto where there are tools."),
-    "parallel_tool_calls": Field(Flag(), True, "Whether an answer may have several calls."),
+    "parallel_tool_calls": Field(
+        Flag(),
+        None,
+        "Whether an answer may have several calls: true where the template has calls and no tool is named.",
+    ),
     "chat_template_kwargs": Field(TemplateKwargs(), None, "Values for the model's chat template."),
     "reasoning_effort": Field(
         Choice(("none", "minimal", "low", "medium", "high", "xhigh", "max")), None, "For its template."
@@ -186,7 +191,7 @@ def parse(body: object, facts: Facts) -> ChatCall:
         tools=tools,
         callable=callable,
         tool_choice=choice,
-        parallel_tool_calls=values["parallel_tool_calls"],
+        parallel_tool_calls=_parallel(values, facts, choice),
         template_kwargs=kwargs,
         add_generation_prompt=values["add_generation_prompt"] and not continue_last,
         continue_last=continue_last,
@@ -217,11 +222,18 @@ def _grammar(
     token_ids = {name: id for id, name in facts.tokenizer.control_names.items()}
     if not tools:
         return content and framed(content, facts.tool_format, token_ids)
-    parallel = values["parallel_tool_calls"]
+    parallel = _parallel(values, facts, choice)
     try:
         return tools_grammar(tools, choice, parallel, facts.tool_format, token_ids, content)
     except GrammarError as error:
         raise from_job(error, "tools") from None
+
+
+def _parallel(values: Mapping[str, Any], facts: Facts, choice: ToolChoice) -> bool:
+    """Whether there may be several calls. Clients that name a tool read one call (Instructor), and a model that
+    was never taught calls repeats one until its answer is cut off."""
+    given: bool | None = values["parallel_tool_calls"]
+    return facts.tool_format is not GENERAL and not isinstance(choice, dict) if given is None else given
 
 
 def _without_absent(message: Mapping[str, Any]) -> dict[str, Any]:
