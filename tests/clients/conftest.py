@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,3 +38,14 @@ def url(server: Served, request: pytest.FixtureRequest) -> Iterator[str]:
         server.url, Path(folder) / f"{request.path.stem.removeprefix('test_')}-{test}.jsonl"
     ) as url:
         yield f"{url}/v1"
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """The event loop of a test; libraries that look for one find it, and leave none open."""
+    found = asyncio.new_event_loop()
+    asyncio.set_event_loop(found)
+    yield found
+    found.run_until_complete(found.shutdown_asyncgens())
+    found.close()
+    asyncio.set_event_loop(None)

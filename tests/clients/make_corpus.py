@@ -31,7 +31,7 @@ SEEDS = {
     "pydantic-ai_output": ("pydantic_ai-an_output_of_a_class", 0),
     "pydantic-ai_native": ("pydantic_ai-an_output_by_response_format", 0),
     "pydantic-ai_tools": ("pydantic_ai-tools", 0),
-    "pydantic-ai_result": ("pydantic_ai-a_tool_and_then_the_output_Person_", 1),
+    "pydantic-ai_result": ("pydantic_ai-a_tool_and_then_the_output_Person-then1_", 1),
     "pydantic-ai_retry": ("pydantic_ai-another_try", 1),
     "pydantic-ai_stream": ("pydantic_ai-a_streamed_output", 0),
     "instructor_tools": ("instructor-a_model", 0),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,20 +28,21 @@ PACKAGES = {
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
 @pytest.mark.parametrize("block", [block for _, block in BLOCKS], ids=[name for name, _ in BLOCKS])
 def test_a_block(
-    block: str, request: pytest.FixtureRequest, url: str, capsys: pytest.CaptureFixture[str]
+    block: str, url: str, loop: asyncio.AbstractEventLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = next(name for name, other in BLOCKS if other == block)
     pytest.importorskip(PACKAGES[section])
     assert ADDRESS in block
-    names: dict[str, object] = {"__name__": "documented"}
+    names: dict[str, Any] = {"__name__": "documented"}
     exec(block.replace(ADDRESS, url), names)
     if "Person" in names:
         assert "name=" in capsys.readouterr().out
     else:
         assert capsys.readouterr().out.strip()
-    for name in ("client", "stream"):
-        if hasattr(names.get(name), "close"):
-            names[name].close()
+    if "provider" in names:
+        loop.run_until_complete(names["provider"].client.close())
+    elif hasattr(names.get("client"), "close"):
+        names["client"].close()
 
 
 def test_every_client_has_a_block() -> None:

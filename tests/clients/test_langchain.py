@@ -127,7 +127,10 @@ def test_streamed_calls(llm: Any) -> None:
 def test_without_blocking(llm: Any) -> None:
     async def both() -> list[Any]:
         structured = llm.with_structured_output(Person)
-        return await asyncio.gather(llm.ainvoke("Hello"), structured.ainvoke(ABOUT))
+        try:
+            return await asyncio.gather(llm.ainvoke("Hello"), structured.ainvoke(ABOUT))
+        finally:
+            await llm.root_async_client.close()
 
     text, person = asyncio.run(both())
     assert text.content and isinstance(person, Person)
