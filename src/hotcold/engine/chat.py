@@ -10,7 +10,7 @@ from hotcold.engine.chat_stream import ChatStream as ChatStream
 from hotcold.engine.chat_stream import Part as Part
 from hotcold.engine.harmony import EFFORTS, HarmonyStream
 from hotcold.engine.template_process import TemplateError, TemplateProcess, check_extra
-from hotcold.engine.template_traits import Traits, needs_parts, probes, traits_of
+from hotcold.engine.template_traits import Traits, needs_parts, needs_tools, probes, traits_of
 from hotcold.engine.tool_calls import GENERAL, HARMONY, ToolFormat, is_harmony, tool_format
 from hotcold.formats.files import shown
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
@@ -227,8 +227,10 @@ class Chat:
         }
         try:
             texts = self._process.probe({**request, "probes": probes()})
+            if tools := needs_tools(texts):
+                texts = self._process.probe({**request, "probes": probes(tools=True)})
             if needs_parts(texts):
-                others = self._process.probe({**request, "probes": probes(parts=True)})
+                others = self._process.probe({**request, "probes": probes(True, tools)})
                 texts = [*texts[:2], *others[2:]]
         except TemplateError:
             return Traits()
