@@ -286,10 +286,9 @@ class JSONReader:
     def take(self) -> str:
         if self.name is None:
             return ""
-        if self.done and not self._any:
-            self._any = True
-            return "{}"
         found, self._fragment = self._fragment, ""
+        if self.done and not self._any and not found:
+            found = "{}"
         self._any |= bool(found)
         return found
 

@@ -10,8 +10,8 @@ from hotcold.engine.chat_stream import ChatStream as ChatStream
 from hotcold.engine.chat_stream import Part as Part
 from hotcold.engine.harmony import EFFORTS, HarmonyStream
 from hotcold.engine.template_process import TemplateError, TemplateProcess, check_extra
-from hotcold.engine.template_traits import Traits, needs_parts, probes, traits_of
-from hotcold.engine.tool_calls import HARMONY, ToolFormat, is_harmony, tool_format
+from hotcold.engine.template_traits import Traits, needs_parts, needs_tools, probes, traits_of
+from hotcold.engine.tool_calls import GENERAL, HARMONY, ToolFormat, is_harmony, tool_format
 from hotcold.formats.files import shown
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.model.chat_messages import (
@@ -59,9 +59,11 @@ class Chat:
         with_tools = self._templates.get("tool_use", text)
         #: how the model calls tools
         self.tool_format: ToolFormat = tool_format(with_tools)
+        self._harmony = is_harmony(text, tokenizer.control_names.values())
+        if self._harmony:
+            self.tool_format = HARMONY
         #: the form of calls' ids that the template wants
         self.call_ids: CallIds = call_ids_of(with_tools, self.tool_format)
-        self._harmony = is_harmony(text)
         self._thinking = None if self._harmony else thinking_of(text)
         #: control tokens that must be shown in an answer's text (``Job.shown``), for :meth:`stream` to see
         self.shown = self._shown()
@@ -174,7 +176,8 @@ class Chat:
         continue_last: bool,
     ) -> tuple[str, StandIns]:
         """What the template makes of these, with stand-ins in it, and the stand-ins."""
-        template = self._templates.get("tool_use" if tools else "") or self.template or ""
+        shows_tools = bool(tools) and self.tool_format is not GENERAL
+        template = self._templates.get("tool_use" if shows_tools else "") or self.template or ""
         if (size := len(template.encode(errors="replace"))) > MAX_TEMPLATE_BYTES:
             allowed = f"at most {MAX_TEMPLATE_BYTES} are allowed"
             raise TemplateError(f"the model's chat template has {size} bytes: {allowed}")
@@ -224,8 +227,10 @@ class Chat:
         }
         try:
             texts = self._process.probe({**request, "probes": probes()})
+            if tools := needs_tools(texts):
+                texts = self._process.probe({**request, "probes": probes(tools=True)})
             if needs_parts(texts):
-                others = self._process.probe({**request, "probes": probes(parts=True)})
+                others = self._process.probe({**request, "probes": probes(True, tools)})
                 texts = [*texts[:2], *others[2:]]
         except TemplateError:
             return Traits()

@@ -28,10 +28,14 @@ def fitted(
     if format is GENERAL:
         found, tools = with_tools(found, tools), ()
     found = with_fitting_ids(found, ids)
+    if not traits.several_calls:
+        found = with_one_call_each(found)
     if not (traits.system and traits.systems):
         found = with_one_system(found)
     if not traits.system:
         found = without_system(found)
+    if not traits.users:
+        found = with_one_user_at_a_time(found)
     for message in found:
         _fit(message, template, traits)
     return found, [*tools] if traits.bare_tools else [_complete(tool) for tool in tools]
@@ -39,7 +43,7 @@ def fitted(
 
 def with_one_system(messages: Sequence[Message]) -> list[Message]:
     """System messages are one, before all others; what came later is before what the user said next, or
-    behind what the user said last."""
+    behind what the user or a tool said last."""
     found = [dict(message) for message in messages]
     first = 1
     while first < len(found) and found[0]["role"] in _SYSTEMS and found[first]["role"] in _SYSTEMS:
@@ -53,7 +57,7 @@ def with_one_system(messages: Sequence[Message]) -> list[Message]:
                 _add(found[i], later, "\n")
                 found[i]["role"] = role
                 continue
-            if found[i - 1]["role"] == "user":
+            if found[i - 1]["role"] in ("user", "tool"):
                 _add(found[i - 1], found.pop(i), "\n")
                 continue
             found[i]["role"] = "user"
@@ -68,6 +72,43 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
         if len(found) > 1 and found[1]["role"] == "user":
             _add(found[0], found.pop(1), "\n")
         found[0]["role"] = "user"
+    return found
+
+
+def with_one_user_at_a_time(messages: Sequence[Message]) -> list[Message]:
+    """What the user says in several messages in a row is one."""
+    found: list[Message] = []
+    for message in messages:
+        if found and found[-1]["role"] == message["role"] == "user":
+            _add(found[-1], message, "\n\n")
+        else:
+            found.append(dict(message))
+    return found
+
+
+def with_one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """A message with several calls is several, each before the result of its call."""
+    found: list[Message] = []
+    i = 0
+    while i < len(messages):
+        message, calls = messages[i], messages[i].get("tool_calls", ())
+        i += 1
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results = []
+        while i < len(messages) and messages[i]["role"] == "tool":
+            results.append(messages[i])
+            i += 1
+        for n, call in enumerate(calls):
+            more = {} if n == 0 else {"content": None}
+            rest = {name: value for name, value in message.items() if n == 0 or name != "reasoning_content"}
+            found.append({**rest, **more, "tool_calls": [call]})
+            own = [each for each in results if each.get("tool_call_id") == call.get("id")]
+            mine = own[:1] or results[:1]
+            results = [each for each in results if not any(each is one for one in mine)]
+            found += mine
+        found += results
     return found
 
 
@@ -109,8 +150,15 @@ def _think(message: Message) -> None:
 
 
 def _complete(tool: dict[str, Any]) -> dict[str, Any]:
-    """Templates put the description into a text, and walk through the parameters."""
-    function = tool["function"]
-    missing = {"description": "", "parameters": {"type": "object", "properties": {}}}
-    added = {name: value for name, value in missing.items() if function.get(name) is None}
-    return {**tool, "function": {**function, **added}} if added else tool
+    """Templates put descriptions into a text, and walk through the parameters."""
+    function: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    function |= {name: value for name, value in tool["function"].items() if value is not None}
+    parameters = function["parameters"]
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if isinstance(properties, dict):
+        described = {
+            name: {"description": "", **each} if isinstance(each, dict) else each
+            for name, each in properties.items()
+        }
+        function["parameters"] = {**parameters, "properties": described}
+    return {**tool, "function": function}

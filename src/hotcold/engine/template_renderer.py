@@ -5,7 +5,7 @@ here are the bounds on what a template may reach."""
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -75,7 +75,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     ) -> str:
         """Without Jinja's escapes for HTML, as in transformers."""
         text = json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+            default=_listed,
         )
         if ensure_ascii:  # stand-ins were spelled as escapes
             back = {format(ord(b), "04x"): a for a, b in self.stand_ins.forward.items() if ord(b) < 1 << 16}
@@ -85,6 +90,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
                 text,
             )
         return MarkedText(text, self.stand_ins)
+
+
+def _listed(value: object) -> list[Any]:
+    """What Jinja's own filters give, such as ``map``."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _escaped(character: int | None, stand_ins: StandIns) -> str:

@@ -11,9 +11,13 @@ from hotcold.model.chat_messages import Message
 
 _SYSTEM, _SECOND, _LATER = "Vexillum", "Quincunx", "Obolus"
 _USER, _ANSWER, _RESULT = "Fibula", "Lacuna", "Tessera"
-_KEY, _VALUE = "ansa", "Rostrum"
-_ID = "call00001"
-_BARE_TOOL = {"type": "function", "function": {"name": "probe"}}
+_KEY, _VALUE, _OTHER = "ansa", "Rostrum", "Scutum"
+_ID, _OTHER_ID = "call00001", "call00002"
+_BARE_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}}},
+}
+_NO_PARAMETERS = {"type": "function", "function": {"name": "probe", "description": "d"}}
 _TOOL = {
     "type": "function",
     "function": {
@@ -35,18 +39,24 @@ class Traits:
     null: bool = False  #: whether null content of an assistant that calls tools is wanted
     object_arguments: bool = True  #: whether arguments of calls are objects; else JSON in a text
     bare_tools: bool = True  #: whether tools may lack descriptions and parameters
+    several_calls: bool = True  #: whether a message may have several calls
+    users: bool = True  #: whether there may be several messages of the user in a row
 
 
 def _says(role: str, text: Any, **more: Any) -> Message:
     return {"role": role, "content": text, **more}
 
 
-def _calls(arguments: Any, content: Any) -> list[Message]:
-    call = {"id": _ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
+def _calls(content: Any, *arguments: Any) -> list[Message]:
+    ids = (_ID, _OTHER_ID)[: len(arguments)]
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "probe", "arguments": each}}
+        for id, each in zip(ids, arguments, strict=True)
+    ]
     return [
         _says("user", _USER),
-        _says("assistant", content, tool_calls=[call]),
-        _says("tool", _RESULT, tool_call_id=_ID, name="probe"),
+        _says("assistant", content, tool_calls=calls),
+        *(_says("tool", _RESULT, tool_call_id=id, name="probe") for id in ids),
         _says("assistant", _ANSWER),
         _says("user", _USER),
     ]
@@ -69,25 +79,29 @@ _MORE_SYSTEMS = [
     _says("system", _LATER),
     _says("user", _USER),
 ]
-_NULL, _EMPTY, _AS_TEXT = (
-    _calls({_KEY: _VALUE}, None),
-    _calls({_KEY: _VALUE}, ""),
-    _calls(f'{{"{_KEY}": "{_VALUE}"}}', ""),
+_NULL, _EMPTY, _AS_TEXT, _TWO = (
+    _calls(None, {_KEY: _VALUE}),
+    _calls("", {_KEY: _VALUE}),
+    _calls("", f'{{"{_KEY}": "{_VALUE}"}}'),
+    _calls("", {_KEY: _VALUE}, {_KEY: _OTHER}),
 )
 
 
-def probes(parts: bool = False) -> list[dict[str, Any]]:
+def probes(parts: bool = False, tools: bool = False) -> list[dict[str, Any]]:
     """What is to be rendered; with ``parts`` all content is in parts, for a template that takes nothing
-    else."""
+    else; with ``tools`` there are always some."""
     form = _in_parts if parts else list
+    none = [_TOOL] if tools else None
     return [
-        {"messages": _PLAIN, "tools": None},
-        {"messages": _in_parts(_PLAIN), "tools": None},
-        {"messages": form(_ONE_SYSTEM), "tools": None},
-        {"messages": form(_MORE_SYSTEMS), "tools": None},
-        *({"messages": form(each), "tools": [_TOOL]} for each in (_NULL, _EMPTY, _AS_TEXT)),
+        {"messages": _PLAIN, "tools": none},
+        {"messages": _in_parts(_PLAIN), "tools": none},
+        {"messages": form(_ONE_SYSTEM), "tools": none},
+        {"messages": form(_MORE_SYSTEMS), "tools": none},
+        *({"messages": form(each), "tools": [_TOOL]} for each in (_NULL, _EMPTY, _AS_TEXT, _TWO)),
         {"messages": form(_PLAIN), "tools": [_TOOL]},
         {"messages": form(_PLAIN), "tools": [_BARE_TOOL]},
+        {"messages": form(_PLAIN), "tools": [_NO_PARAMETERS]},
+        {"messages": form([_says("user", _USER), _says("user", _SECOND)]), "tools": none},
     ]
 
 
@@ -97,9 +111,14 @@ def needs_parts(texts: Sequence[str | None]) -> bool:
     return not _shows(texts[0], _USER) and _walks(texts[1])
 
 
+def needs_tools(texts: Sequence[str | None]) -> bool:
+    """Whether nothing can be rendered without tools."""
+    return texts[0] is None and texts[1] is None
+
+
 def traits_of(texts: Sequence[str | None]) -> Traits:
     """What the answers to :func:`probes` show; None stands for one that could not be rendered."""
-    plain, in_parts, system, systems, null, empty, as_text, tool, bare_tool = texts
+    plain, in_parts, system, systems, null, empty, as_text, two, tool, *bare, users = texts
     text, parts = _shows(plain, _USER), _walks(in_parts)
     if not text and not parts:
         return Traits()  # it shows no messages of users: nothing can be found out
@@ -112,7 +131,9 @@ def traits_of(texts: Sequence[str | None]) -> Traits:
         systems=all(_shows(systems, each) for each in (_SYSTEM, _SECOND, _LATER)),
         null=not no_null,
         object_arguments=objects or not _shows(as_text, _VALUE),
-        bare_tools=tool is None or bare_tool is not None,
+        bare_tools=tool is None or all(each is not None for each in bare),
+        several_calls=not _shows(empty, _VALUE) or (_shows(two, _VALUE) and _shows(two, _OTHER)),
+        users=_shows(users, _USER) and _shows(users, _SECOND),
     )
 
 

@@ -1,6 +1,7 @@
 """How models write calls of tools: a table of formats, and which one a chat template uses."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -218,7 +219,6 @@ _ARGUMENTS = re.compile(r'\\?"arguments\\?"')  # in a template, perhaps within a
 _TOOLS = re.compile(r"\btools\b")
 #: The first of these whose texts are all in a template that knows tools is its format.
 _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
-    (HARMONY, ("<|channel|>", "<|message|>")),
     (KIMI, ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>")),
     (DEEPSEEK_R1, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json")),
     (DEEPSEEK, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
@@ -245,6 +245,8 @@ def tool_format(template: str) -> ToolFormat:
     return GENERAL
 
 
-def is_harmony(template: str) -> bool:
-    """Whether answers are in channels, with tools or without."""
-    return "<|channel|>" in template
+def is_harmony(template: str, control_tokens: Collection[str]) -> bool:
+    """Whether answers are in channels, with tools or without: a short template may not show them."""
+    if "<|message|>" not in template:
+        return False
+    return "<|channel|>" in template or ("<|start|>" in template and "<|channel|>" in control_tokens)

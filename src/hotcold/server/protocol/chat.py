@@ -170,9 +170,7 @@ def parse(body: object, facts: Facts) -> ChatCall:
     content = constraints.grammar(values)
     tools, callable, choice = _tools(values)
     if content is not None and content.kind == "gbnf" and tools:
-        message = (
-            "tools and a grammar of the whole answer are both given: one is allowed, or tool_choice none"
-        )
+        message = "tools and a grammar of the answer are both given: one is allowed, or tool_choice none"
         raise invalid(message, "tools")
     last = values["messages"][-1]
     continue_last = last["role"] == "assistant"
