@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.tool_calls import ToolFormat
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol import prompts
@@ -29,6 +30,7 @@ class Facts:
     deadline_s: float | None = None  #: of each request
     tool_format: ToolFormat | None = None  #: how the template writes calls; None: it knows no tools
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
+    sampling: SamplingParams = field(default_factory=SamplingParams)  #: where a request does not say
     sparsity: str = ""  #: the mode: off, exact or predicted
 
     @property
