@@ -142,9 +142,7 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
     if asked == 0:
         asked = most
     if asked is not None and not 2 <= asked <= most:
-        raise LoadError(
-            f"context of {asked} positions (-c): this model allows 2 to {most}, 0 is all of these"
-        )
+        raise LoadError(f"context of {asked} positions (-c): this model allows 2 to {most}, and 0 for all")
     context = asked or min(most, options.default_context)
     if (pool := options.cache_positions) is not None and pool < context:
         if asked is not None or pool < 2:

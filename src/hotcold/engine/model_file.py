@@ -34,7 +34,8 @@ class ModelFile:
 
     @classmethod
     def read(cls, path: Path, chat_template: str | None = None) -> Self:
-        """With ``chat_template`` in the place of the file's own. UserError: it is no model file, or its vocabulary is not supported."""
+        """With ``chat_template`` in the place of the file's own. UserError: it is no model file, or its
+        vocabulary is not supported."""
         with open_gguf(path) as file:
             return cls(
                 metadata=with_template(file.metadata, chat_template),

@@ -69,7 +69,7 @@ TEMPLATES: Mapping[str, str] = {
 
 
 def template_text(template: str) -> str:
-    """A template itself: one that is named, or the text, which has Jinja's braces. UserError: it is neither."""
+    """A template itself: one that is named, or the text, which has Jinja's braces. UserError: neither."""
     if not isinstance(template, str):
         kind = type(template).__name__
         raise UserError(f"chat template of type {kind}: Jinja as text, or a name, is needed")

@@ -1,5 +1,5 @@
-"""How tokens are chosen where a request does not say: as a user said of all requests, else as the model's file
-recommends (``general.sampling.*``), else :class:`SamplingParams`."""
+"""How tokens are chosen where nobody says: as the model's file recommends (``general.sampling.*``), else as
+:class:`SamplingParams` has it."""
 
 from collections.abc import Mapping
 from dataclasses import replace

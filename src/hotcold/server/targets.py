@@ -32,7 +32,7 @@ def _plain(scope: Scope) -> dict[str, Any]:
         host, raw = found[1], found[2] or "/"
         others = [(name, value) for name, value in scope["headers"] if name.lower() != b"host"]
         changed = {"headers": [(b"host", host.encode("latin-1")), *others], "path": unquote(raw)}
-    path = changed.get("path", scope["path"])
+    path = str(changed.get("path", scope["path"]))
     if "//" in path:
         changed["path"] = _SLASHES.sub("/", path)
     if changed:

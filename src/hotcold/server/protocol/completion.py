@@ -61,7 +61,7 @@ FIELDS: Fields = {
     "model": MODEL,
     "prompt": Field(Prompts(), None, "What is continued; token ids are taken as they are.", required=True),
     "max_tokens": Field(
-        _LENGTH, None, f"The most tokens of a continuation ({DEFAULT_MAX_TOKENS}); -1: as many as there is room for."
+        _LENGTH, None, f"The most tokens ({DEFAULT_MAX_TOKENS}); -1: as many as there is room for."
     ),
     "n_predict": Field(_LENGTH, None, "Another name of max_tokens."),
     "n": Field(Whole(1, MAX_CHOICES), 1, "How many continuations of each prompt."),

@@ -29,7 +29,9 @@ SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
 #: Others that llama.cpp knows; they are off, so where they stand does not matter.
 _OFF = ("dry", "top_n_sigma", "typ_p", "typical_p", "tfs_z", "xtc", "infill", "adaptive_p")
 _NOTHING: dict[str, dict[str, Any]] = {
-    "penalties": {"repeat_penalty": 1.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
+    "penalties": {
+        "repeat_penalty": 1.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+    },
     "top_k": {"top_k": 0},
     "top_p": {"top_p": 1.0},
     "min_p": {"min_p": 0.0},
