@@ -92,8 +92,8 @@ def test_tools(model: Any) -> None:
 
 @pytest.mark.parametrize(("output", "then"), [(str, "none"), (Person, ["final_result"])])
 def test_a_tool_and_then_the_output(model: Any, output: Any, then: Any) -> None:
-    """The loop of two requests: the second has the call and what it gave. SmolLM2 would rather not call, and then
-    would rather not stop."""
+    """The loop of two requests: the second has the call and what it gave. SmolLM2 would rather not call, and
+    then would rather not stop."""
 
     def settings(run: Any) -> Any:
         choice = ["get_weather"] if run.run_step == 1 else then

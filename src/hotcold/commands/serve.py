@@ -65,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-a", "--alias", metavar="NAME", help="the model's name for clients (default: its file's)")
     add("--log-disable", action="store_true", help="no line on stderr for each request")
     _add_request_options(parser)
+    options.add_template_options(parser)
     options.add_model_options(parser)
+    options.add_sampling_options(parser)
 
 
 def _add_request_options(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> "Settings":
-    from hotcold.server import settings
+    from hotcold.server import origins, settings
 
     return settings.Settings(
         host=args.host,
@@ -157,12 +159,13 @@ def _settings(args: argparse.Namespace) -> "Settings":
         keys=settings.api_keys(args.api_key_file),
         public_without_key=args.public_without_key,
         allow_hosts=tuple(map(settings.check_host, args.allow_host)),
-        cors_origins=tuple(map(settings.check_origin, args.cors_origin)),
+        cors_origins=tuple(map(origins.check_origin, args.cors_origin)),
         log=not args.log_disable,
         timeout_s=args.timeout,
         drain_s=args.drain,
         connections=args.max_connections,
         body_bytes=args.max_body,
+        sampling=options.sampling_given(args),
     )
 
 

@@ -59,7 +59,7 @@ class AsyncLLM(EngineFront):
 
     async def stream_text(self, prompt: Prompt, **options: Unpack[JobOptions]) -> AsyncGenerator[Piece, None]:
         """:meth:`stream` of a text, or token ids. UserError: an option or a prompt that is not allowed."""
-        settings = JobSettings.of(options)
+        settings = JobSettings.of(options, self.sampling)
         ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
         async with contextlib.aclosing(self.stream(settings.job(ids))) as pieces:
             async for piece in pieces:
@@ -80,7 +80,7 @@ class AsyncLLM(EngineFront):
     ) -> Generation | list[Generation]:
         """Continues a prompt, or each of several, as :meth:`LLM.generate` does, and with the same texts. One
         of several that fails says why in :attr:`Generation.error`. Cancelling it ends all of them."""
-        settings = JobSettings.of(options)
+        settings = JobSettings.of(options, self.sampling)
         if is_one(prompt):
             done = await self._generate(prompt, settings.of_prompt(0))  # type: ignore[arg-type]
             if done.error is not None:
@@ -106,7 +106,7 @@ class AsyncLLM(EngineFront):
         rest: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, **options}
         tools, values = rest.pop("tools", ()), rest.pop("template_values", None)
         continue_last = rest.pop("continue_last", False)
-        settings, template = JobSettings.of(rest), self.template
+        settings, template = JobSettings.of(rest, self.sampling), self.template
         rendered = partial(template.ids, messages, tools, kwargs=values, continue_last=continue_last)
         ids = await asyncio.to_thread(rendered)
         parts = template.stream(template.opens_thinking(ids), tools)

@@ -27,19 +27,17 @@ from hotcold.server.protocol.fields import (
 )
 from hotcold.server.protocol.limits import LARGEST, MAX_CHOICES, MAX_LOGPROBS
 from hotcold.server.protocol.messages import MESSAGES, TOOL_CHOICE, TOOLS, TemplateKwargs
-from hotcold.server.protocol.models import check_model
 
 Value: TypeAlias = bool | int | float | str
 ToolChoice: TypeAlias = str | dict[str, Any]
 
-_LENGTH = Whole(1, LARGEST, "leave it out for the server's default")
 _STREAM_OPTIONS = Shape(
     {
         "include_usage": Field(Flag(), False, "One more event, with counts, ends the stream."),
         "include_obfuscation": Field(Flag(), None, "Has no effect."),
     }
 )
-MODEL = Field(Text(0, 512), note="The model's name or an alias; may be left out, there is one.")
+MODEL = Field(Text(0, 512), note="Any name: there is one model, and the answer says which.")
 #: Of both of OpenAI's routes.
 STREAMING: Fields = {
     "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
@@ -59,17 +57,17 @@ EXTENSIONS: Fields = {
 FIELDS: Fields = {
     "model": MODEL,
     "messages": Field(MESSAGES, None, "A last one of the assistant is continued.", required=True),
-    "max_completion_tokens": Field(_LENGTH, None, "The most tokens of the answer."),
-    "max_tokens": Field(_LENGTH, None, "Another name of max_completion_tokens."),
-    "n_predict": Field(
-        Whole(-1, LARGEST), None, "Another name of max_completion_tokens; -1: as many as there is room for."
+    "max_completion_tokens": Field(
+        sampling.LENGTH, None, "The most tokens of the answer; -1: as many as there is room for."
     ),
+    "max_tokens": Field(sampling.LENGTH, None, "Another name of max_completion_tokens."),
+    "n_predict": Field(sampling.LENGTH, None, "Another name of max_completion_tokens."),
     "n": Field(Whole(1, MAX_CHOICES), 1, "How many answers."),
     **STREAMING,
     "logprobs": Field(Flag(), False, "Whether tokens come with log-probabilities."),
     "top_logprobs": Field(Whole(0, MAX_LOGPROBS), None, "The likeliest beside each; needs logprobs."),
     "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "llama.cpp's name: logprobs, and so many."),
-    **sampling.fields(sampling.OPENAI),
+    **sampling.FIELDS,
     **constraints.FIELDS,
     "tools": Field(TOOLS, None, "Functions that the model may call."),
     "tool_choice": Field(TOOL_CHOICE, None, "auto where there are tools."),
@@ -166,7 +164,6 @@ def parse(body: object, facts: Facts) -> ChatCall:
     """APIError for what is wrong. Unknown fields are ignored."""
     check_depth(body)
     values = BODY.read(body, "")
-    check_model(values["model"], facts)
     content = constraints.grammar(values)
     tools, callable, choice = _tools(values)
     if content is not None and content.kind == "gbnf" and tools:
@@ -240,8 +237,6 @@ def _without_absent(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _length(values: Mapping[str, Any], facts: Facts) -> int:
-    if values["n_predict"] == 0:
-        raise invalid("n_predict is 0: an answer has a token at least, or -1 for no bound", "n_predict")
     given = (values[name] for name in ("max_completion_tokens", "max_tokens", "n_predict"))
     found = next((each for each in given if each is not None), facts.default_max_tokens)
     return LARGEST if found == -1 else int(found)

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from hotcold.engine.call_ids import CallIds
+from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.tool_calls import GENERAL, ToolFormat
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol import prompts
@@ -31,6 +32,7 @@ class Facts:
     tool_format: ToolFormat = GENERAL  #: how the model writes calls
     call_ids: CallIds = "openai"  #: the form of ids that its template wants
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
+    sampling: SamplingParams = field(default_factory=SamplingParams)  #: where a request does not say
     sparsity: str = ""  #: the mode: off, exact or predicted
 
     @property
