@@ -23,20 +23,22 @@ _WRITTEN = {
 _Schema = dict[str, Any]
 
 
-def lark_of_schema(text: str) -> str:
-    """The grammar of a schema in JSON. GrammarError: it is broken, or beyond the limits."""
+def lark_of_schema(text: str, notes: list[str] | None = None) -> str:
+    """The grammar of a schema in JSON; ``notes`` gets what it is not held to. GrammarError: the schema is
+    broken, or beyond the limits."""
     _check_bytes(len(text.encode(errors="replace")))
-    return f"start: {lark_term(parsed(text))}\n"
+    return f"start: {lark_term(parsed(text), notes)}\n"
 
 
-def lark_term(schema: object) -> str:
-    """A schema as a term of a grammar; errors as of :func:`lark_of_schema`."""
+def lark_term(schema: object, notes: list[str] | None = None) -> str:
+    """A schema as a term of a grammar; otherwise as :func:`lark_of_schema`."""
     if schema is False:
         raise GrammarError("the schema is false, which nothing matches")
-    found = checked(schema)
-    if found is True:
-        found = {}
-    assert isinstance(found, dict)
+    _check_depth(schema)
+    read = _read(schema)
+    if notes is not None:
+        notes += read.notes
+    found = {} if read.schema is True else read.schema
     return "%json " + json.dumps({"x-guidance": _WRITTEN, **found})
 
 
@@ -73,8 +75,8 @@ def _check_bytes(size: int) -> None:
         raise GrammarError(f"the schema has {size} bytes: allowed are {MOST_BYTES}")
 
 
-def schemas_in_lark(text: str) -> str:
-    """A grammar in Lark, with the schemas in it checked, too."""
+def schemas_in_lark(text: str, notes: list[str] | None = None) -> str:
+    """A grammar in Lark, with the schemas in it as :func:`lark_term` writes them."""
     parts = []
     while (at := text.find("%json")) >= 0:
         start = at + len("%json")
@@ -85,7 +87,7 @@ def schemas_in_lark(text: str) -> str:
             raise GrammarError(_too_deep()) from None
         except ValueError as error:
             raise GrammarError(f"%json is not followed by JSON: {shown(str(error), 100)}") from None
-        parts += [text[:at], lark_term(schema)]
+        parts += [text[:at], lark_term(schema, notes)]
         text = text[end:]
     return "".join([*parts, text])
 

@@ -161,7 +161,7 @@ def parse(body: object, facts: Facts) -> ChatCall:
     check_depth(body)
     values = BODY.read(body, "")
     check_model(values["model"], facts)
-    grammar = constraints.grammar(values)
+    grammar = constraints.grammar(values, facts)
     tools, choice = _tools(values, facts)
     if grammar is not None and tools:
         message = "tools and a format of the whole answer are both given: one is allowed, or tool_choice none"

@@ -30,6 +30,7 @@ class Facts:
     tool_format: ToolFormat | None = None  #: how the template writes calls; None: it knows no tools
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
     sparsity: str = ""  #: the mode: off, exact or predicted
+    open_schemas: bool = False  #: as :attr:`hotcold.server.settings.Settings.open_schemas`
 
     @property
     def vocab(self) -> int:
