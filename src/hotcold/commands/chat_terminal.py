@@ -7,7 +7,7 @@ from dataclasses import replace
 from hotcold.commands.conversation import Conversation
 from hotcold.commands.figures import figures_of, print_figures
 from hotcold.commands.interrupts import Interrupts
-from hotcold.engine.chat import Chat, ChatStream, Part
+from hotcold.engine.chat import AnswerStream, Chat, Part
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
 from hotcold.engine.request import Request
@@ -146,7 +146,7 @@ class Terminal:
             say(f"note: the first {start - first} messages no longer fit in the context and are left out")
         return ids
 
-    def _print(self, request: Request, divide: ChatStream, printer: "Printer") -> None:
+    def _print(self, request: Request, divide: AnswerStream, printer: "Printer") -> None:
         """Ctrl-C ends the answer, which stays as far as it came."""
         try:
             with self._interrupts.heard():

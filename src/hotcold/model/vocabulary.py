@@ -104,6 +104,8 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     bos, eos, unknown, *ends = ids.values()
     special = (TokenType.CONTROL, TokenType.USER_DEFINED)
     ends += [eos] + [id for id, t in enumerate(tokens) if t in _END_OF_TURN and types[id] in special]
+    if {"<|return|>", "<|call|>"} <= set(tokens):  # Harmony: <|end|> closes a channel, not the answer
+        ends = [id for id in ends if id is None or tokens[id] != "<|end|>"]
     stop_ids = frozenset(id for id in ends if id is not None)
     # Whatever the file calls them: text that a user writes must never become one of these.
     for id in stop_ids if bos is None else (bos, *stop_ids):

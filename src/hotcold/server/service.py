@@ -76,6 +76,7 @@ class Service:
             fingerprint=info.fingerprint,
             deadline_s=self.settings.timeout_s,
             tool_format=self._chat.tool_format,
+            call_ids=self._chat.call_ids,
             meta=_meta(self.llm.metadata),
             sparsity=info.sparsity,
             open_schemas=self.settings.open_schemas,
@@ -109,7 +110,7 @@ class Service:
         )
         jobs = [replace(job, shown=chat.shown) for job in call.jobs(ids)]
         opened = call.may_think and chat.opens_thinking(ids)
-        return jobs, call.reply(lambda: chat.stream(opened, call.tools or False))
+        return jobs, call.reply(lambda: chat.stream(opened, call.callable or False, sure=True))
 
     async def in_thread(self, function: Callable[..., T], *values: Any) -> T:
         """What takes long enough to hold up others' events."""

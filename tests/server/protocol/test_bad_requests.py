@@ -19,6 +19,10 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 NAN = float("nan")
 
 
+def allowed(*tools: dict[str, Any], mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}
+
+
 def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
@@ -50,7 +54,8 @@ CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": text(["a"])}, "messages[0].content[0]"),
     ({"messages": text([{"type": "text", "text": "a"}] * 1000)}, "messages[0].content"),
     ({"messages": text("a\ud800")}, "messages[0].content"),
-    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "tool", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "assistant", "content": None, "tool_calls": [TOOL]}]}, "messages"),
     ({"messages": [{"role": "assistant", "tool_calls": [5]}, HELLO]}, "messages[0].tool_calls[0]"),
     ({"messages": ["hello"]}, "messages[0]"),
@@ -119,8 +124,12 @@ CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"tool_choice": tool("f")}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "perhaps"}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
-    ({"tools": [TOOL], "regex": "a"}, "tools"),
+    ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+    ({"tools": [TOOL], "tool_choice": allowed(tool("missing"))}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": allowed()}, "tool_choice.allowed_tools.tools"),
+    ({"tools": [TOOL], "tool_choice": allowed(TOOL, mode="none")}, "tool_choice.allowed_tools.mode"),
+    ({"tools": [TOOL], "grammar": 'root ::= "a"'}, "tools"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -136,23 +137,29 @@ def test_every_choice_has_a_seed_as_several_prompts_of_the_library() -> None:
 
 def test_messages_as_a_template_sees_them() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"a": 1}'}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [
         {"role": "developer", "content": "Be brief.", "name": None},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": [{**each, "cache_control": {}} for each in parts]},
         {"role": "assistant", "content": None, "tool_calls": [call], "unknown": 1},
-        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "c1", "content": None},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant"},
         {"role": "assistant", "content": "It is"},
     ]
     found = parse(messages=messages)
     assert found.messages == [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": "a\nb"},
+        {"role": "user", "content": parts},
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "c1", "content": None},
+        {"role": "assistant", "content": [{"type": "text", "text": "no"}]},
+        {"role": "assistant", "content": None},
         {"role": "assistant", "content": "It is"},
     ]
     assert found.continue_last and not found.add_generation_prompt
-    assert not parse(messages=messages[:-1]).continue_last
+    assert parse(messages=messages[:-1]).continue_last  # of nothing
+    assert not parse(messages=messages[:4]).continue_last
 
 
 def test_tools_and_what_must_be_done_with_them() -> None:
@@ -163,6 +170,37 @@ def test_tools_and_what_must_be_done_with_them() -> None:
     assert parse(tools=[TOOL], parallel_tool_calls=False).parallel_tool_calls is False
     assert parse(tools=[TOOL], tool_choice="none").tools == []
     assert parse(tools=[], tool_choice="auto").tool_choice == "none"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_of_the_tools_are_allowed(mode: str) -> None:
+    """The model is told of all, as it was before, and may call these."""
+    time, wind = ({**TOOL, "function": {"name": name}} for name in ("time", "wind"))
+    chosen = {"mode": mode, "tools": [{"type": "function", "function": {"name": "time"}}]}
+    call = parse(tools=[TOOL, time, wind], tool_choice={"type": "allowed_tools", "allowed_tools": chosen})
+    assert [each["function"]["name"] for each in call.tools] == ["weather", "time", "wind"]
+    assert [each["function"]["name"] for each in call.callable] == ["time"]
+    assert call.tool_choice == mode and call.grammar == parse(tools=[time], tool_choice=mode).grammar
+    assert parse(tools=[TOOL, time]).callable == parse(tools=[TOOL, time]).tools
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"json_schema": {"type": "integer"}},
+        {"regex": "[0-9]+"},
+    ],
+)
+def test_calls_or_content_of_a_format(format: dict[str, Any]) -> None:
+    ids = {name: id for id, name in tokenizer().control_names.items()}
+    content = parse(**format).grammar
+    for choice, may in (("auto", content), ("required", content)):
+        found = parse(tools=[TOOL], tool_choice=choice, **format)
+        assert found.grammar == tools_grammar([TOOL], choice, True, HERMES, ids, may)
+        assert not found.may_think
+    assert parse(tools=[TOOL], tool_choice="none", **format).grammar == content
+    assert parse(tools=[TOOL], **format).grammar != parse(tools=[TOOL]).grammar
 
 
 def test_calls_match_a_grammar_of_their_own() -> None:
@@ -193,12 +231,21 @@ def test_a_format_has_no_room_for_thinking(fields: dict[str, Any], expected: dic
     assert call.template_kwargs == expected and call.may_think is (call.grammar is None)
 
 
-def test_a_model_without_tools_says_so() -> None:
-    body = {"model": "fable", "messages": HELLO, "tools": [TOOL]}
-    with pytest.raises(APIError, match="writes no tool calls") as caught:
-        chat.parse(body, facts(tool_format=None))
-    assert caught.value.param == "tools"
-    assert chat.parse({**body, "tool_choice": "none"}, facts(tool_format=None)).tools == []
+@pytest.mark.parametrize(
+    ("form", "ids"),
+    [
+        ("nine", "[a-zA-Z0-9]{9}"),
+        ("openai", "call_[0-9a-f]{24}"),
+        ("kimi", r"functions\.weather:[01]"),
+    ],
+)
+def test_ids_have_the_form_that_the_template_wants(form: Any, ids: str) -> None:
+    call = chat.parse({"messages": HELLO, "tools": [TOOL]}, facts(call_ids=form))
+    reply = call.reply(Marked)
+    for each in pieces_of("[weather {1}][weather {2}]"):
+        reply.add(0, each)
+    found = [each["id"] for each in reply.whole()["choices"][0]["message"]["tool_calls"]]
+    assert all(re.fullmatch(ids, each) for each in found) and len(set(found)) == 2
 
 
 def test_values_for_the_template() -> None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hotcold.engine.tool_calls import ToolFormat
+from hotcold.engine.call_ids import CallIds
+from hotcold.engine.tool_calls import GENERAL, ToolFormat
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol import prompts
 from hotcold.server.protocol.errors import APIError
@@ -27,7 +28,8 @@ class Facts:
     fingerprint: str = ""  #: of the model, its mode and the program
     default_max_tokens: int = DEFAULT_MAX_TOKENS
     deadline_s: float | None = None  #: of each request
-    tool_format: ToolFormat | None = None  #: how the template writes calls; None: it knows no tools
+    tool_format: ToolFormat = GENERAL  #: how the model writes calls
+    call_ids: CallIds = "openai"  #: the form of ids that its template wants
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
     sparsity: str = ""  #: the mode: off, exact or predicted
     open_schemas: bool = False  #: as :attr:`hotcold.server.settings.Settings.open_schemas`
