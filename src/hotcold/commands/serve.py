@@ -63,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: those of this machine)",
     )
     add("-a", "--alias", metavar="NAME", help="the model's name for clients (default: its file's)")
+    add(
+        "--json-schema-open",
+        action="store_true",
+        help="objects of JSON schemas may have properties that the schema does not name, unless it says "
+        "otherwise: as the standard has it",
+    )
     add("--log-disable", action="store_true", help="no line on stderr for each request")
     _add_request_options(parser)
     options.add_template_options(parser)
@@ -160,6 +166,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         public_without_key=args.public_without_key,
         allow_hosts=tuple(map(settings.check_host, args.allow_host)),
         cors_origins=tuple(map(origins.check_origin, args.cors_origin)),
+        open_schemas=args.json_schema_open,
         log=not args.log_disable,
         timeout_s=args.timeout,
         drain_s=args.drain,

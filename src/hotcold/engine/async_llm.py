@@ -44,10 +44,11 @@ class AsyncLLM(EngineFront):
             self._template = Chat(self.tokenizer, self.metadata, self.info.name)
         return self._template
 
-    async def check(self, grammar: Grammar) -> None:
-        """JobError ``invalid_grammar``: no answer may be held to this. It is compiled in another process,
-        within bounds, and the result is kept for a while. :meth:`stream` does this first."""
-        await self._checked(grammar)
+    async def check(self, grammar: Grammar) -> Grammar:
+        """The grammar with ``notes`` on what of its schemas an answer is not held to. JobError
+        ``invalid_grammar``: no answer may be held to this. It is compiled in another process, within bounds,
+        and the result is kept for a while. :meth:`stream` does this first."""
+        return await self._checked(grammar)
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
         """As :meth:`EngineFront.stream`; the job's grammar is checked first."""

@@ -82,7 +82,8 @@ def call_rules(terms: Terms, kind: CallKind, named: Mapping[str, object]) -> lis
     for i, (name, schema) in enumerate(named.items()):
         if isinstance(kind, JSONCall):
             head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, {json.dumps(kind.key)}: '
-            lines.append(f'call{i}: {terms.quoted(head)} {json_term(schema)} "}}"')
+            id = "" if kind.id is None else f"""(", \\"id\\": \\"" /{kind.id}/ "\\"")? """
+            lines.append(f'call{i}: {terms.quoted(head)} {json_term(schema)} {id}"}}"')
         elif isinstance(kind, NamedCall):
             head = f"{terms.literal(kind.prefix)} {terms.quoted(name)} {_mark(terms, kind.mark)}"
             lines.append(f"call{i}: {head} {terms.literal(kind.separator)} {json_term(schema)}")

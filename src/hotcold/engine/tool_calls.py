@@ -11,6 +11,7 @@ class JSONCall:
     """A call is an object, ``{"name": NAME, key: ARGUMENTS}``, keys in this order."""
 
     key: str  #: as the template has it; what models write is read by any of :data:`ARGUMENT_KEYS`
+    id: str | None = None  #: a pattern of the id that a call may have under another key behind these
 
     def begins(self, text: str) -> bool:
         return text.startswith("{")
@@ -111,7 +112,7 @@ LLAMA = ToolFormat(
 )
 MISTRAL = ToolFormat(
     name="mistral",
-    call=JSONCall("arguments"),
+    call=JSONCall("arguments", id="[a-zA-Z0-9]{9}"),
     before="[TOOL_CALLS][",
     between=", ",
     after="]",

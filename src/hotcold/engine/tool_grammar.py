@@ -7,7 +7,8 @@ from hotcold.engine.call_grammar import Terms, call_rules, content_term
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.harmony_grammar import harmony_rules
 from hotcold.engine.job import Grammar
-from hotcold.engine.json_schema import check_schema_size, checked
+from hotcold.engine.json_schema import read
+from hotcold.engine.schema_rewriting import Rewritten
 from hotcold.engine.tool_calls import HARMONY, ToolFormat
 from hotcold.formats.files import shown
 
@@ -22,6 +23,8 @@ def tools_grammar(
     format: ToolFormat,
     token_ids: Mapping[str, int] | None = None,
     content: Grammar | None = None,
+    *,
+    open: bool = False,
 ) -> Grammar | None:
     """The grammar of an answer, None where it is free.
 
@@ -31,7 +34,9 @@ def tools_grammar(
     be several calls where the format has room for them. ``token_ids`` are the control tokens of the
     vocabulary by name: where one of them is in the format's texts it is that token; others may stand in free
     text. Text that is no call must match ``content``, where that is given: then there are no calls behind it.
-    GrammarError: a tool, its schema or the choice is not right."""
+    What of a tool's schema cannot be enforced is in the grammar's notes, or an error where the tool is
+    ``strict``; ``open`` is as of :func:`~hotcold.engine.schema_rewriting.rewritten`. GrammarError: a tool, its
+    schema or the choice is not right."""
     named = _named(tools)
     if isinstance(choice, Mapping):
         name = _function(choice).get("name")
@@ -46,16 +51,20 @@ def tools_grammar(
         return None
     if not named:
         raise GrammarError(f"tool_choice is {shown(choice)}, but there are no tools")
-    for name, schema in named.items():
-        _check(name, schema)
     terms = Terms(token_ids or {})
     free = choice == "auto"
+    strict = {function.get("name") for function in map(_function, tools) if function.get("strict") is True}
+    found = {name: _read(name, schema, name in strict, open) for name, schema in named.items()}
+    named = {name: each.schema for name, each in found.items()}
+    notes = [f"tool {shown(name)}: {note}" for name, each in found.items() for note in each.notes]
+    if free and content is not None:
+        notes += content.notes
     if format is HARMONY:
         lines = harmony_rules(terms, named, free=free, content=content)
     else:
         several = parallel and format.between is not None
         lines = _rules(terms, named, several, format, free=free, content=content)
-    return Grammar("lark", "\n".join([*lines, *terms.lines]) + "\n")
+    return Grammar("lark", "\n".join([*lines, *terms.lines]) + "\n", tuple(notes))
 
 
 def framed(content: Grammar, format: ToolFormat, token_ids: Mapping[str, int]) -> Grammar:
@@ -65,13 +74,12 @@ def framed(content: Grammar, format: ToolFormat, token_ids: Mapping[str, int]) -
         return content
     terms = Terms(token_ids)
     lines = harmony_rules(terms, {}, free=True, content=content)
-    return Grammar("lark", "\n".join([*lines, *terms.lines]) + "\n")
+    return Grammar("lark", "\n".join([*lines, *terms.lines]) + "\n", content.notes)
 
 
-def _check(name: str, schema: object) -> None:
+def _read(name: str, schema: object, strict: bool, open: bool) -> Rewritten:
     try:
-        check_schema_size(schema)
-        checked(schema)
+        return read(schema, strict=strict, open=open)
     except GrammarError as error:
         raise GrammarError(f"the tool {shown(name)}: {error}") from None
 
@@ -95,7 +103,9 @@ def _named(tools: Sequence[Mapping[str, Any]]) -> dict[str, object]:
         if name in named:
             raise GrammarError(f"the tool {shown(name)} is there twice")
         parameters = function.get("parameters")
-        named[name] = found = _NO_ARGUMENTS if parameters is None else parameters
+        if isinstance(parameters, dict) and parameters and "type" not in parameters:
+            parameters = {"type": "object", **parameters}
+        named[name] = found = parameters or _NO_ARGUMENTS
         if not isinstance(found, dict) or found.get("type") != "object":
             raise GrammarError(f"the parameters of the tool {shown(name)} are no schema of type 'object'")
     return named

@@ -80,6 +80,7 @@ class Service:
             meta=_meta(self.llm.metadata),
             sampling=replace(self.llm.sampling, **self.settings.sampling),
             sparsity=info.sparsity,
+            open_schemas=self.settings.open_schemas,
         )
 
     def check(self) -> None:
@@ -92,10 +93,9 @@ class Service:
         message, code, retry_after = _UNAVAILABLE[self.state]
         return APIError(message, status=503, type="unavailable_error", code=code, retry_after=retry_after)
 
-    async def check_grammar(self, grammar: Grammar | None) -> None:
-        """JobError: no answer can be held to it."""
-        if grammar is not None:
-            await self.llm.check(grammar)
+    async def check_grammar(self, grammar: Grammar | None) -> tuple[str, ...]:
+        """What of its schemas an answer is not held to. JobError: no answer can be held to it."""
+        return () if grammar is None else (await self.llm.check(grammar)).notes
 
     def chat_jobs(self, call: ChatCall) -> tuple[list[Job], ChatReply]:
         """What the model is to continue for a conversation, and what makes an answer of it. Takes as long as

@@ -31,6 +31,7 @@ class Settings:
     #: of web pages that may use it, besides this machine's own, as :mod:`hotcold.server.origins` reads them
     cors_origins: tuple[str, ...] = ()
     public_without_key: bool = False
+    open_schemas: bool = False  #: whether objects of JSON schemas are as open as the standard has them
     log: bool = True  #: whether each request is a line on stderr
     timeout_s: float = 600  #: of a request, waiting included
     drain_s: float = 30  #: how long running requests may go on after SIGTERM

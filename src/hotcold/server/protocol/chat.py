@@ -164,7 +164,7 @@ def parse(body: object, facts: Facts) -> ChatCall:
     """APIError for what is wrong. Unknown fields are ignored."""
     check_depth(body)
     values = BODY.read(body, "")
-    content = constraints.grammar(values)
+    content = constraints.grammar(values, facts)
     tools, callable, choice = _tools(values)
     if content is not None and content.kind == "gbnf" and tools:
         message = "tools and a grammar of the answer are both given: one is allowed, or tool_choice none"
@@ -219,7 +219,9 @@ def _grammar(
         return content and framed(content, facts.tool_format, token_ids)
     parallel = _parallel(values, facts, choice)
     try:
-        return tools_grammar(tools, choice, parallel, facts.tool_format, token_ids, content)
+        return tools_grammar(
+            tools, choice, parallel, facts.tool_format, token_ids, content, open=facts.open_schemas
+        )
     except GrammarError as error:
         raise from_job(error, "tools") from None
 

@@ -173,7 +173,7 @@ def parse(body: object, facts: Facts) -> CompletionCall:
         ignore_eos=values["ignore_eos"],
         echo=values["echo"],
         logprobs=values["logprobs"],
-        grammar=constraints.grammar(values),
+        grammar=constraints.grammar(values, facts),
         cache=values["cache_prompt"],
         picture=bool((values["hotcold"] or {}).get("picture")),
         stream=values["stream"],

@@ -34,6 +34,7 @@ class Facts:
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: where a request does not say
     sparsity: str = ""  #: the mode: off, exact or predicted
+    open_schemas: bool = False  #: as :attr:`hotcold.server.settings.Settings.open_schemas`
 
     @property
     def vocab(self) -> int:

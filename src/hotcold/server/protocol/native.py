@@ -159,7 +159,7 @@ def parse(body: object, facts: Facts) -> NativeCall:
         stop=sampling.stops(values),
         ignore_eos=values["ignore_eos"],
         logprobs=values["n_probs"] or None,
-        grammar=constraints.grammar(values),
+        grammar=constraints.grammar(values, facts),
         cache=values["cache_prompt"],
         return_tokens=values["return_tokens"],
         stream=values["stream"],
