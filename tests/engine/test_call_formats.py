@@ -1,5 +1,5 @@
-"""Formats of calls, against the templates of the models: what a template writes of a call in a history is what
-its model was trained to write, so that must be read back, and the grammar must allow it."""
+"""Formats of calls, against the templates of the models: what a template writes of a call in a history is
+what its model was trained to write, so that must be read back, and the grammar must allow it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SCHEMA = {
 ARGUMENTS = {"city": 'Pa"ris\n <b> 5 [x]', "days": 3, "places": ["a", "<c>"], "more": {"x": None}}
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "weather", "description": "d", "parameters": SCHEMA}},
-    {"type": "function", "function": {"name": "now", "description": "d", "parameters": {"type": "object", "properties": {}}}},
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
 ]  # fmt: skip
 USER = [{"role": "user", "content": "Hello"}]
 
@@ -164,21 +164,23 @@ W, CITY = "weather", '{"city": "Rome"}'
 @pytest.mark.parametrize(
     ("format", "text", "content", "calls"),
     [
-        (MISTRAL_ARGS, f"Ok.[TOOL_CALLS]{W}[ARGS]{CITY}[TOOL_CALLS]now[ARGS]{{}}", "Ok.", [[W, CITY], ["now", "{}"]]),
+        (MISTRAL_ARGS, f"Ok.[TOOL_CALLS]{W}[ARGS]{CITY}[TOOL_CALLS]now[ARGS]{{}}", "Ok.",
+         [[W, CITY], ["now", "{}"]]),
         (MISTRAL_ARGS, f"[TOOL_CALLS]{W}[ARGS]{CITY[:-1]}", f"[TOOL_CALLS]{W}[ARGS]{CITY[:-1]}", []),
         (MISTRAL_ARGS, f"[TOOL_CALLS]{W}[ARGS][1]", f"[TOOL_CALLS]{W}[ARGS][1]", []),
         (MISTRAL_ARGS, "[TOOL_CALLS] is a mark", "[TOOL_CALLS] is a mark", []),
         (MISTRAL_IDS, f"[TOOL_CALLS]{W}[CALL_ID]a1b2c3d4e[ARGS]{CITY}", "", [[W, CITY]]),
         (MISTRAL_IDS, f"[TOOL_CALLS]{W}[ARGS]{CITY}", "", [[W, CITY]]),
-        (QWEN_XML, f"Ok.\n<tool_call>\n<function={W}><parameter=city>Rome</parameter></function></tool_call>", "Ok.",
-         [[W, CITY]]),
-        (QWEN_XML, f"<tool_call>\n<function={W}>\n<parameter=city>\n</parameter> x </function>\n</parameter>\n"
-         "</function>\n</tool_call> done", "done", [[W, '{"city": "</parameter> x </function>"}']]),
-        (QWEN_XML, f"<tool_call>\n<function={W}>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\nthree\n"
-         "</parameter>\n</function>", "", [[W, '{"city": "Rome", "days": "three"}']]),
+        (QWEN_XML, f"Ok.\n<tool_call>\n<function={W}><parameter=city>Rome</parameter></function></tool_call>",
+         "Ok.", [[W, CITY]]),
+        (QWEN_XML, f"<tool_call>\n<function={W}>\n<parameter=city>\n</parameter> x </function>\n</parameter>"
+         "\n</function>\n</tool_call> done", "done", [[W, '{"city": "</parameter> x </function>"}']]),
+        (QWEN_XML, f"<tool_call>\n<function={W}>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\nsix"
+         "\n</parameter>\n</function>", "", [[W, '{"city": "Rome", "days": "six"}']]),
         (QWEN_XML, "<tool_call> <function=\n", "<tool_call> <function=\n", []),
         (QWEN_XML, "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
-        (GLM, f"<tool_call>{W}<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>", "", [[W, CITY]]),
+        (GLM, f"<tool_call>{W}<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>", "",
+         [[W, CITY]]),
         (GLM, "<tool_call>now</tool_call><tool_call>now\n</tool_call>", "", [["now", "{}"]] * 2),
         (GLM, "<tool_call> a tag </tool_call>", "<tool_call> a tag </tool_call>", []),
         (KIMI, f"<|tool_calls_section_begin|><|tool_call_begin|>{W}<|tool_call_argument_begin|>{CITY}"

@@ -74,7 +74,8 @@ def test_only_the_template_spells_control_tokens(template: str, content: str, te
 
 def test_tools_and_values_are_text_too() -> None:
     template = (
-        "{# [TOOL_CALLS] #}{% for tool in tools %}<|im_start|>{{ tool.function.name }}{{ tool | tojson }}{% endfor %}"
+        "{# [TOOL_CALLS] #}"
+        "{% for tool in tools %}<|im_start|>{{ tool.function.name }}{{ tool | tojson }}{% endfor %}"
         "{{ effort }}{% if effort == '<|user|>' %}!{% endif %}{{ messages[0].content }}"
     )
     found = prompt(chat_models.bpe(template), HELLO, TOOLS, kwargs={"effort": "<|user|>"})

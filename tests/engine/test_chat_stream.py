@@ -85,9 +85,9 @@ WEATHER, TIME = ["weather", ARGUMENTS], ["time", "{}"]
          [["time", '{"a": "x\\ny\\t"}']]),
         (HERMES, '<tool_call>{"name": "time", "arguments": "{\\"a\\": \\"x\ny\\"}"}</tool_call>', "",
          [["time", '{"a": "x\\ny"}']]),
-        *((HERMES, '<tool_call>{"name": "time", "arguments": %s}</tool_call>' % each,
-           '<tool_call>{"name": "time", "arguments": %s}</tool_call>' % each, [])
-          for each in ("[1]", "5", '"now"', "{a: 1}", '{"a": NaN}', '{"a": 1,}', '{"a": 1} {}', '{"a" 1}')),
+        *((HERMES, text, text, [])
+          for each in ("[1]", "5", '"now"', "{a: 1}", '{"a": NaN}', '{"a": 1,}', '{"a": 1} {}', '{"a" 1}')
+          for text in [f'<tool_call>{{"name": "time", "arguments": {each}}}</tool_call>']),
         (HERMES, '<tool_call>{"name": "time", "arguments": {}, "parameters": {}}</tool_call>',
          '<tool_call>{"name": "time", "arguments": {}, "parameters": {}}</tool_call>', []),
         (HERMES, f'<tool_call>{OTHER}</tool_call>\n<tool_call>{{"name": "time", "arguments": {{"a"',

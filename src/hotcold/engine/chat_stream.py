@@ -38,7 +38,8 @@ class ChatStream:
     tools other than ``tools`` (schemas of arguments by name), where these are given, are no calls. Where text
     only looks like a call, it is content. A call is given when it has come to its end and its arguments are
     JSON; what is not, or was cut off, is content, too. ``sure`` says that a grammar sees to that: then
-    arguments are given as they come, and may be cut off with the answer."""
+    arguments are given as they come, and may be cut off with the answer; what was cut off of a further call
+    before its arguments is left out."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class ChatStream:
             self._call = call_reader(format.call, self._tools or {})
             self._state, self._begun = "call", False
         elif end or (text and not waits and not (self._expected and format.call.may_begin(text))):
-            yield from self._give_up()
+            yield from self._give_up(end)
 
     def _read_call(self, end: bool) -> Iterable[Part]:
         call = self._call
@@ -190,7 +191,7 @@ class ChatStream:
                 return
         self._held = ""
         if end and not self._begun:
-            yield from self._give_up()
+            yield from self._give_up(end)
 
     def _given(self, call: CallReader) -> Iterable[Part]:
         """What is new of a call that is certain to be one."""
@@ -219,9 +220,10 @@ class ChatStream:
         self._state = "between"
         self._expected = self._format is not None and isinstance(self._format.call, JSONCall)
 
-    def _give_up(self) -> Iterable[Part]:
-        """What was held back for a call is content."""
-        yield Part("content", self._raw)
+    def _give_up(self, end: bool = False) -> Iterable[Part]:
+        """What was held back for a call is content; but not the beginning of one more, which was cut off."""
+        if not (end and self._sure and self.calls):
+            yield Part("content", self._raw)
         self._raw, self._state, self._expected = "", "content", False
 
 

@@ -13,6 +13,8 @@ from hotcold.engine.tool_calls import HARMONY, ToolFormat
 from hotcold.formats.files import shown
 
 MOST_TOOLS = 128
+#: Of one answer. Small models call the same tool again and again, where nothing ends that.
+MOST_CALLS = 16
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -120,7 +122,7 @@ def _rules(
     free: bool,
     content: Grammar | None,
 ) -> list[str]:
-    more = f" ({terms.literal(format.between or '')} call)*" if several else ""
+    more = f" ({terms.literal(format.between or '')} call){{0,{MOST_CALLS - 1}}}" if several else ""
     calls = f"calls: call{more} {terms.literal(format.after)}"
     begin = f"{terms.literal(format.before)} calls"
     if not free:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.job import Grammar, Job
 from hotcold.engine.sampler import SamplingParams
-from hotcold.engine.tool_calls import GENERAL
+from hotcold.engine.tool_calls import GENERAL, HARMONY
 from hotcold.engine.tool_grammar import framed, tools_grammar
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat_reply import ChatReply, Splitter
@@ -174,6 +174,8 @@ def parse(body: object, facts: Facts) -> ChatCall:
     if continue_last and last["tool_calls"]:
         message = "messages ends with calls of the assistant: add their results, in messages of role tool"
         raise invalid(message, "messages")
+    if continue_last and facts.tool_format is HARMONY and choice == "auto":
+        callable = []  # the channel of the answer was chosen before
     may_think = content is None and choice in ("none", "auto")
     kwargs = dict(values["chat_template_kwargs"] or {})
     if not may_think:
@@ -190,7 +192,7 @@ def parse(body: object, facts: Facts) -> ChatCall:
         template_kwargs=kwargs,
         add_generation_prompt=values["add_generation_prompt"] and not continue_last,
         continue_last=continue_last,
-        grammar=_grammar(values, facts, callable, choice, content),
+        grammar=_grammar(values, facts, callable, choice, content, continue_last),
         may_think=may_think,
         params=sampling.params(values, facts),
         n=values["n"],
@@ -212,11 +214,12 @@ def _grammar(
     tools: Sequence[Mapping[str, Any]],
     choice: ToolChoice,
     content: Grammar | None,
+    continue_last: bool,
 ) -> Grammar | None:
     """Of calls, of content, or of either. APIError: a tool's schema is broken or not supported."""
     token_ids = {name: id for id, name in facts.tokenizer.control_names.items()}
     if not tools:
-        return content and framed(content, facts.tool_format, token_ids)
+        return content if content is None or continue_last else framed(content, facts.tool_format, token_ids)
     parallel = _parallel(values, facts, choice)
     try:
         return tools_grammar(
