@@ -187,3 +187,10 @@ def test_models_and_completions(client: Any) -> None:
     assert reply.choices[0].text
     stream = client.completions.create(model=MODEL, prompt="Once", max_tokens=4, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream)
+
+
+def test_an_address_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with openai.OpenAI() as client:
+        assert client.chat.completions.create(**options(max_tokens=4)).choices[0].message.content

@@ -157,3 +157,13 @@ def test_another_try(model: Any) -> None:
         return output
 
     assert isinstance(found.run_sync(ABOUT).output, City) and len(seen) == 2
+
+
+def test_an_address_from_the_environment(
+    url: str, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    found = agent(f"openai-chat:{MODEL}")
+    assert found.run_sync("Hello").output
+    loop.run_until_complete(found.model.client.close())
