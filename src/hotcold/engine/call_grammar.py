@@ -76,12 +76,21 @@ def content_term(content: Grammar) -> str:
     return f"/{escaped_regex(content.source)}/" if content.source else '""'
 
 
-def call_rules(terms: Terms, kind: CallKind, named: Mapping[str, object]) -> list[str]:
-    """Rules of which ``call`` is a call of one of these tools; ``named`` has the schemas of arguments."""
+def call_rules(
+    terms: Terms, kind: CallKind, named: Mapping[str, object], beside_json: bool = False
+) -> list[str]:
+    """Rules of which ``call`` is a call of one of these tools; ``named`` has the schemas of arguments. Where
+    it may stand ``beside_json`` of another kind, it is made of the lexemes that JSON is made of: a longer one
+    would hide the other way to go on."""
     lines = ["call: " + " | ".join(f"call{i}" for i in range(len(named)))]
     for i, (name, schema) in enumerate(named.items()):
         if isinstance(kind, JSONCall):
             head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, {json.dumps(kind.key)}: '
+            if beside_json:
+                lexemes = "{", '"name"', ":", json.dumps(name, ensure_ascii=False), ",", f'"{kind.key}"', ":"
+                spaced = ' " "? '.join(map(terms.quoted, lexemes))
+                lines.append(f'call{i}: {spaced} " "? {json_term(schema)} "}}"')
+                continue
             id = "" if kind.id is None else f"""(", \\"id\\": \\"" /{kind.id}/ "\\"")? """
             lines.append(f'call{i}: {terms.quoted(head)} {json_term(schema)} {id}"}}"')
         elif isinstance(kind, NamedCall):

@@ -122,7 +122,7 @@ def traits_of(texts: Sequence[str | None]) -> Traits:
     text, parts = _shows(plain, _USER), _walks(in_parts)
     if not text and not parts:
         return Traits()  # it shows no messages of users: nothing can be found out
-    no_null = null is None or (null.count("None") > (empty or "").count("None")) or not _shows(null, _VALUE)
+    no_null = null is None or null.count("None") > (empty or "").count("None")
     objects = _shows(empty, _VALUE) and f"{{'{_KEY}'" not in (empty or "")
     return Traits(
         text=text,

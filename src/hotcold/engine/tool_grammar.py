@@ -131,7 +131,8 @@ def _rules(
         start = [f"start: content | {begin}", f"content: {content_term(content)}"]
     else:
         start = _free(terms, format)
-    return [*start, calls, *call_rules(terms, format.call, named)]
+    beside_json = content is not None and format.at_start
+    return [*start, calls, *call_rules(terms, format.call, named, beside_json)]
 
 
 def _free(terms: Terms, format: ToolFormat) -> list[str]:
