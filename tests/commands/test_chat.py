@@ -28,10 +28,11 @@ def talk(
     capsys: pytest.CaptureFixture[str],
     *lines: str,
     args: tuple[str, ...] = (),
+    code: int = 0,
 ) -> tuple[str, str]:
     """What piped lines bring about, on stdout and on stderr."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-    assert main(["chat", "-s", "1", "-n", "12", *args]) == 0
+    assert main(["chat", "-s", "1", "-n", "12", *args]) == code
     captured = capsys.readouterr()
     return captured.out, captured.err
 
@@ -116,7 +117,7 @@ def test_a_conversation_in_a_file(
         ("/load", "name a file"),
         (f"/save {tmp_path / 'missing' / 'x'}", "cannot be"),
     ):
-        assert error in talk(monkeypatch, capsys, line)[1], line
+        assert error in talk(monkeypatch, capsys, line, code=2)[1], line
 
 
 @pytest.mark.parametrize(
@@ -136,11 +137,24 @@ def test_a_conversation_in_a_file(
         ("fox " * 400, "the last message makes"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_the_talk_goes_on(
+def test_piped_input_ends_at_what_cannot_be_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Any, line: str, error: str
 ) -> None:
-    out, err = talk(monkeypatch, capsys, line, FOX)
-    assert f"error: {error}" in err and out == answers(FOX).lstrip() + "\n"
+    """What follows was written for an answer that there is not; whoever runs the pipe sees it by the code."""
+    out, err = talk(monkeypatch, capsys, FOX, "/clear", line, FOX, code=2)
+    assert f"hotcold: error: {error}" in err and out == answers(FOX).lstrip() + "\n"
+    assert err.count("error: ") == 1
+
+
+def test_what_cannot_be_done_in_a_terminal_is_said_and_the_talk_goes_on() -> None:
+    with PseudoTerminal([*COMMAND, "-s", "1", "-n", "4"]) as terminal:
+        terminal.wait_for("> ")
+        terminal.send("/hlep\n")
+        terminal.wait_for("error: there is no command /hlep")
+        terminal.send("/undo\n")
+        terminal.wait_for("error: there is nothing to take back")
+        terminal.send("/quit\n")
+        assert terminal.end() == 0
 
 
 def test_a_full_context_forgets_the_beginning(

@@ -112,14 +112,3 @@ def test_host_names(name: str) -> None:
 def test_what_is_no_host_name(name: str) -> None:
     with pytest.raises(UserError, match="host"):
         settings.check_host(name)
-
-
-@pytest.mark.parametrize("origin", ["https://chat.example.org", "http://a:1", "*", "app://obsidian.md"])
-def test_origins(origin: str) -> None:
-    assert settings.check_origin(origin) == origin
-
-
-@pytest.mark.parametrize("origin", ["", "chat.example.org", "https://a/", "https://a b", "https://"])
-def test_what_is_no_origin(origin: str) -> None:
-    with pytest.raises(UserError, match="origin"):
-        settings.check_origin(origin)

@@ -92,7 +92,7 @@ class _Words:
         row = next((each for each in rows if re.fullmatch(each.when, value)), rows[-1])
         seen = f"{name} {value}".strip()
         if row.outcome == NO:
-            raise UserError(f"{seen} of llama.cpp is not for `{self._parser.prog}`: {row.text}")
+            raise UserError(f"{name} of llama.cpp is not for `{self._parser.prog}`: {row.text}")
         if row.outcome == IS:
             words = [each.format(value) for each in row.text.split()]
             if words[0] not in self._parser.names:

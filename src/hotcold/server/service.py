@@ -77,6 +77,7 @@ class Service:
             deadline_s=self.settings.timeout_s,
             tool_format=self._chat.tool_format,
             meta=_meta(self.llm.metadata),
+            max_tokens=self.settings.max_tokens,
             sampling=replace(self.llm.sampling, **self.settings.sampling),
             sparsity=info.sparsity,
         )
