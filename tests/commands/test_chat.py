@@ -196,13 +196,18 @@ def test_the_models_template(
         "{% if mood is defined %}He was {{ mood }}.{% endif %}Once"
     )
     model = chat_models.templated(tmp_path / "model.gguf", template)
-    lines = ["No", "/set mood sad", "Hello", "/set mood [1", "/set bos_token x", "/set"]
-    out, err = talk(monkeypatch, capsys, *lines, args=("-m", str(model)))
+    given = ("-m", str(model))
+    lines = ["/set mood sad", "Hello", "/set mood [1", "/set"]
+    out, err = talk(monkeypatch, capsys, *lines, args=given)
     with LLM(model) as llm:
         prompt = "user: Hello\nHe was sad.Once"
         assert out.strip() == llm.generate(prompt, seed=1, max_tokens=12).text.strip()
-    assert "cannot be rendered: I refuse" in err and "no chat template" not in err
-    assert "there is no setting 'bos_token'" in err and re.search(r"^mood +\[1$", err, re.MULTILINE)
+    assert "no chat template" not in err and re.search(r"^mood +\[1$", err, re.MULTILINE)
+    for line, error in (
+        ("No", "cannot be rendered: I refuse"),
+        ("/set bos_token x", "no setting 'bos_token'"),
+    ):
+        assert error in talk(monkeypatch, capsys, line, "Hello", args=given, code=2)[1]
 
 
 def test_thinking_is_dim_and_not_piped(capsys: pytest.CaptureFixture[str]) -> None:
