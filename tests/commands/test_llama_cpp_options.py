@@ -140,7 +140,7 @@ def test_a_whole_line_runs(capsys: pytest.CaptureFixture[str]) -> None:
     found = capsys.readouterr()
     assert "note: -ngl 99 changes nothing" in found.err and '"generated_tokens": 4' in found.out
     with open_gguf(Path(importlib.import_module("hotcold.demo").model_path())) as file:
-        positions = file.metadata["llama.context_length"]
+        positions = file.metadata[f"{file.metadata['general.architecture']}.context_length"]
     assert f'"context": {positions}' in found.out
 
 
