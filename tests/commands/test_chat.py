@@ -6,6 +6,7 @@ import io
 import json
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -316,3 +317,16 @@ def test_pasted_lines_are_one_message(answers: Any) -> None:
         screen.wait_for("\n> ")
         screen.send("\x04")
         assert screen.end() == 0
+
+
+@terminal
+def test_ctrl_c_amid_an_answer_to_piped_input_ends_it() -> None:
+    """What follows in the pipe is not for an answer that was cut off."""
+    command = [*COMMAND, "--backend", "reference", "-n", "-1", "--logit-bias", "2-inf"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(f"{FOX}\n{FOX}\n".encode())
+        process.stdin.flush()
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
