@@ -40,6 +40,7 @@ class MadeUpLLM:
         self.checking: asyncio.Event | None = None  #: where set, checks wait for it
         self.refusal: JobError | None = None  #: of grammars
         self.tokenizer, self.metadata = model_file().tokenizer, model_file().metadata
+        self.sampling = model_file().sampling
 
     @property
     def info(self) -> ModelInfo:

@@ -1,5 +1,5 @@
-"""Talks with a model in the terminal. Answers go to stdout, notes and figures to stderr; piped input is one
-message a line. /help lists what can be done in a conversation."""
+"""Talks with a model in the terminal. Answers go to stdout, notes and figures to stderr. Piped input is one
+message a line; the first that is refused ends it with exit code 2. /help lists what can be done."""
 
 import argparse
 import sys
@@ -101,6 +101,10 @@ def _talk(terminal: Terminal, lines: LineInput) -> int:
                 terminal.ask(text)
             if lines.interactive:
                 print()
+            elif terminal.interrupted:
+                return EXIT_INTERRUPTED
         except (UserError, OSError) as error:
+            if not lines.interactive:  # what follows was written for an answer that there is not
+                raise
             say(f"error: {error}")
         sys.stdout.flush()

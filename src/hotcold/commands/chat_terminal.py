@@ -39,6 +39,7 @@ class Terminal:
         self.session, self.conversation, self.params = session, conversation, params
         self.max_tokens = max_tokens
         self.values: dict[str, TemplateValue] = {}  #: what the template is told
+        self.interrupted = False  #: whether Ctrl-C ended the last answer
         self.figures = True  #: whether a line of them follows each answer
         self.chat = Chat(model.tokenizer, model.chat_metadata, model.name)
         self._engine = Engine(session)
@@ -148,11 +149,13 @@ class Terminal:
 
     def _print(self, request: Request, divide: AnswerStream, printer: "Printer") -> None:
         """Ctrl-C ends the answer, which stays as far as it came."""
+        self.interrupted = False
         try:
             with self._interrupts.heard():
                 for piece in stream(self._engine, request):
                     printer.show(divide.push(piece.text))
         except KeyboardInterrupt:
+            self.interrupted = True
             self._engine.abort(request)
         printer.show(divide.finish())
 

@@ -4,7 +4,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hotcold.commands.llama_cpp_options import IS, NO, ROWS, Row
 from hotcold.errors import UserError
@@ -31,6 +31,11 @@ class OneLineParser(argparse.ArgumentParser):
         if unknown:
             self.unknown(unknown[0])
         return args, notes
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What argparse takes a word for that is no option: the beginning of a name, or a short name with its
+        value. Neither is meant here, so a text such as ``-h is for help`` stays a text."""
+        return []
 
     @property
     def verb(self) -> str:
@@ -65,18 +70,23 @@ class _Words:
             if word == "--":
                 self._found += [word, *self._left]
                 break
-            if not _is_option(word) or self._is_own(word):
+            if not _is_option(word):
                 self._found.append(word)
+            elif own := self._own(word):
+                self._found += own
             else:
                 self._foreign(word)
         return self._found, self._notes
 
-    def _is_own(self, word: str) -> bool:
+    def _own(self, word: str) -> list[str]:
+        """The words of an option of this program; none of another's."""
         names = self._parser.names
         if word in names or word.partition("=")[0] in names:
-            return True
-        number = re.fullmatch(r"(-[A-Za-z])[0-9.]+", word)  # -n4
-        return number is not None and number[1] in names and names[number[1]].nargs is None
+            return [word]
+        number = re.fullmatch(r"(-[A-Za-z])([0-9.]+)", word)  # -n4
+        if number is None or number[1] not in names or names[number[1]].nargs is not None:
+            return []
+        return [number[1], number[2]]
 
     def _foreign(self, word: str) -> None:
         name, given, value = word.partition("=")
@@ -92,7 +102,7 @@ class _Words:
         row = next((each for each in rows if re.fullmatch(each.when, value)), rows[-1])
         seen = f"{name} {value}".strip()
         if row.outcome == NO:
-            raise UserError(f"{seen} of llama.cpp is not for `{self._parser.prog}`: {row.text}")
+            raise UserError(f"{name} of llama.cpp is not for `{self._parser.prog}`: {row.text}")
         if row.outcome == IS:
             words = [each.format(value) for each in row.text.split()]
             if words[0] not in self._parser.names:

@@ -87,6 +87,15 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         help="how many run at the same time (4); each may have all of -c",
     )
     add(
+        "-n",
+        "--n-predict",
+        "--predict",
+        type=options.token_count,
+        metavar="N",
+        help="the most tokens of an answer whose request does not say; -1: as many as there is room for "
+        "(default: 2048, of /v1/completions 16)",
+    )
+    add(
         "--max-waiting",
         type=options.whole_number(0, 100_000),
         default=64,
@@ -173,6 +182,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         connections=args.max_connections,
         body_bytes=args.max_body,
         sampling=options.sampling_given(args),
+        max_tokens=args.n_predict,
     )
 
 

@@ -78,6 +78,7 @@ class Service:
             tool_format=self._chat.tool_format,
             call_ids=self._chat.call_ids,
             meta=_meta(self.llm.metadata),
+            max_tokens=self.settings.max_tokens,
             sampling=replace(self.llm.sampling, **self.settings.sampling),
             sparsity=info.sparsity,
             open_schemas=self.settings.open_schemas,

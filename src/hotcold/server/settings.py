@@ -46,6 +46,7 @@ class Settings:
     depth: int = 128  #: of arrays and objects in each other
     #: fields of ``SamplingParams`` that requests have where they say nothing
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None  #: of an answer whose request states no length; None: the routes' own
 
 
 def digest(key: str) -> bytes:

@@ -41,10 +41,9 @@ def refused(**fields: Any) -> APIError:
     return caught.value
 
 
-def test_a_request_without_options_has_the_defaults_of_openai() -> None:
-    """Temperature 1 and top_p 1 are in OpenAI's description; with nothing cut off it is the model's own
-    distribution."""
-    params = SamplingParams(temperature=1, top_p=1, top_k=0, min_p=0)
+def test_a_request_without_options_has_the_defaults_of_llama_cpp() -> None:
+    """Those of OpenAI, temperature 1 and nothing cut off, are for models a thousand times as large."""
+    params = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     assert job() == Job([1, 2, 3], params, max_tokens=2048)
     call = parse()
     assert (call.stream, call.n, call.tools, call.continue_last, call.messages[0]["role"]) == (
@@ -64,6 +63,13 @@ def test_a_request_without_options_has_the_defaults_of_openai() -> None:
         ({"max_completion_tokens": 6, "max_tokens": 5}, {"max_tokens": 6}),
         ({"n_predict": 7}, {"max_tokens": 7}),
         ({"n_predict": -1}, {"max_tokens": LARGEST}),
+        ({"max_tokens": -1}, {"max_tokens": LARGEST}),
+        ({"max_completion_tokens": -1, "max_tokens": 5}, {"max_tokens": LARGEST}),
+        ({"max_tokens": "5", "ignore_eos": "true"}, {"max_tokens": 5, "ignore_eos": True}),
+        ({"stop": [""]}, {"stop": ()}),
+        ({"stop": ""}, {"stop": ()}),
+        ({"stop": ["", "a", ""]}, {"stop": ("a",)}),
+        ({"stop": [str(i) for i in range(256)]}, {"stop": tuple(str(i) for i in range(256))}),
         ({"stop": "\n"}, {"stop": ("\n",)}),
         ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
         ({"stop": []}, {"stop": ()}),
@@ -99,6 +105,8 @@ def test_fields_of_the_request_reach_the_job(fields: dict[str, Any], expected: d
         ({"repetition_penalty": 1.1}, {"repeat_penalty": 1.1}),
         ({"samplers": ["penalties", "top_k"], "temperature": 2, "top_k": 5, "top_p": 0.5}, {"top_k": 5}),
         ({"samplers": ["temperature"], "temperature": 2, "repetition_penalty": 2}, {"temperature": 2}),
+        ({"temperature": "0.7", "top_k": "5", "seed": "3"}, {"temperature": 0.7, "top_k": 5, "seed": 3}),
+        ({"top_p": "5e-1", "frequency_penalty": "-1"}, {"top_p": 0.5, "frequency_penalty": -1}),
         ({"seed": 3}, {"seed": 3}),
         ({"seed": -1}, {"seed": None}),  # llama.cpp's word for a random one
         ({"seed": -3}, {"seed": 2**64 - 3}),  # OpenAI allows negative ones
@@ -109,7 +117,9 @@ def test_fields_of_the_request_reach_the_job(fields: dict[str, Any], expected: d
 )
 def test_sampling_parameters(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     found = job(**fields).params
-    plain = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repeat_penalty": 1}
+    plain = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05, "repeat_penalty": 1}
+    if "samplers" in fields:
+        plain = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repeat_penalty": 1}
     for name, value in {**plain, **expected}.items():
         assert getattr(found, name) == value, name
 
@@ -253,15 +263,22 @@ def test_values_for_the_template() -> None:
     assert call.template_kwargs == {"enable_thinking": False, "n": 2.5, "reasoning_effort": "low"}
 
 
-@pytest.mark.parametrize("name", ["fable", "gpt-4o", "", None])
-def test_the_model_may_have_an_alias_or_no_name(name: str | None) -> None:
-    assert parse(model=name).n == 1
+@pytest.mark.parametrize("name", ["fable", "gpt-4o", "", None, "gpt-5", "fable.gguf", "./models/fable.gguf"])
+def test_the_model_may_be_called_anything_and_the_answer_says_which_it_is(name: str | None) -> None:
+    reply = parse(model=name).reply(Marked)
+    for each in pieces_of("well"):
+        reply.add(0, each)
+    assert reply.whole()["model"] == "fable"
 
 
-def test_another_model_is_not_found() -> None:
-    error = refused(model="gpt-5")
-    assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
-    assert error.message == "model is 'gpt-5': this server has fable, gpt-4o"
+def test_the_servers_own_sampling_is_for_what_a_request_leaves_out() -> None:
+    own = facts(sampling=SamplingParams(temperature=0.2, top_k=7, logit_bias={5: 1.0}, seed=9), max_tokens=3)
+    body = {"model": "fable", "messages": [{"role": "user", "content": "Hello"}]}
+    (plain,) = chat.parse(body, own).jobs([1])
+    assert plain.params == own.sampling and plain.max_tokens == 3
+    told = {"temperature": 0, "logit_bias": {}, "seed": -1, "max_tokens": 5}
+    (asked,) = chat.parse({**body, **told}, own).jobs([1])
+    assert asked.params == SamplingParams(temperature=0, top_k=7) and asked.max_tokens == 5
 
 
 def replies(text: str, **fields: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -167,7 +167,7 @@ def parse(body: object, facts: Facts) -> CompletionCall:
         facts=facts,
         prompts=prompts,
         n=n,
-        max_tokens=_length(values),
+        max_tokens=_length(values, facts),
         params=sampling.params(values, facts),
         stop=sampling.stops(values),
         ignore_eos=values["ignore_eos"],
@@ -182,7 +182,8 @@ def parse(body: object, facts: Facts) -> CompletionCall:
     )
 
 
-def _length(values: Mapping[str, Any]) -> int:
+def _length(values: Mapping[str, Any], facts: Facts) -> int:
     given = (values[name] for name in ("max_tokens", "n_predict"))
-    found = next((each for each in given if each is not None), DEFAULT_MAX_TOKENS)
+    default = DEFAULT_MAX_TOKENS if facts.max_tokens is None else facts.max_tokens
+    found = next((each for each in given if each is not None), default)
     return LARGEST if found == -1 else int(found)

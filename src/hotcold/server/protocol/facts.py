@@ -13,7 +13,8 @@ from hotcold.server.protocol import prompts
 from hotcold.server.protocol.errors import APIError
 
 DEFAULT_MAX_TOKENS = 2048
-"""Tokens of an answer whose request states no length, unless the server was told another number."""
+"""Tokens of an answer whose request states no length, of OpenAI's completions 16, unless the server was told
+another number."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Facts:
     params: int = 0
     size_bytes: int = 0
     fingerprint: str = ""  #: of the model, its mode and the program
-    default_max_tokens: int = DEFAULT_MAX_TOKENS
+    max_tokens: int | None = None  #: of an answer whose request states no length; None: the routes' own
     deadline_s: float | None = None  #: of each request
     tool_format: ToolFormat = GENERAL  #: how the model writes calls
     call_ids: CallIds = "openai"  #: the form of ids that its template wants
@@ -39,6 +40,10 @@ class Facts:
     @property
     def vocab(self) -> int:
         return self.tokenizer.vocab_size
+
+    @property
+    def default_max_tokens(self) -> int:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def names(self) -> tuple[str, ...]:
