@@ -234,9 +234,13 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
 _NO_JSON = ("<function=", "<arg_key>", "<invoke", "<parameter", "<tool_calls>")
 
 
+def knows_tools(template: str) -> bool:
+    return _TOOLS.search(template) is not None
+
+
 def tool_format(template: str) -> ToolFormat:
     """What a chat template asks for; :data:`GENERAL` where it has no tools, or a format that is not known."""
-    if not _TOOLS.search(template):
+    if not knows_tools(template):
         return GENERAL
     for format, signs in _SIGNS:
         if all(sign in template for sign in signs):
