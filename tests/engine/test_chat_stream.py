@@ -189,7 +189,8 @@ PIECES = st.lists(
         + [format.between or "" for format in FORMATS]
         + [format.after for format in FORMATS]
         + ["f", "[ARGS]", "[CALL_ID]", "a1b2c3d4e", "<function=", ">\n", "<parameter=a>\n",
-           "\n</parameter>\n", "</function>", "\n", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>\n", "functions.f:0",
+           "\n</parameter>\n", "</function>", "\n", "<arg_key>", "</arg_key>", "<arg_value>",
+           "</arg_value>\n", "functions.f:0",
            "<|tool_call_argument_begin|>", "<｜tool▁sep｜>", "```json\n", "```",
            '{"a": 1}', "{}", '{"a": "x\ny', " "]
     ), max_size=12,

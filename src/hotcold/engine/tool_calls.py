@@ -85,6 +85,12 @@ class ToolFormat:
     #: Names in these texts that a vocabulary may have as single tokens, control tokens perhaps.
     tokens: tuple[str, ...] = ()
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts with which calls begin in an answer: models may leave the marker before tags out."""
+        tag = self.call.prefix if isinstance(self.call, TaggedCall) else ""
+        return (self.marker, tag) if tag else (self.marker,)
+
 
 HERMES = ToolFormat(
     name="hermes",
