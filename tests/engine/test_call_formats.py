@@ -177,6 +177,11 @@ W, CITY = "weather", '{"city": "Rome"}'
          "\n</function>\n</tool_call> done", "done", [[W, '{"city": "</parameter> x </function>"}']]),
         (QWEN_XML, f"<tool_call>\n<function={W}>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\nsix"
          "\n</parameter>\n</function>", "", [[W, '{"city": "Rome", "days": "six"}']]),
+        (QWEN_XML, f"Ok.\n\n<function={W}>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+         "Ok.", [[W, CITY]]),
+        (QWEN_XML, "<function=now>\n</function>\n<function=now>\n</function>", "", [["now", "{}"]] * 2),
+        (QWEN_XML, "Ok. <function=", "Ok. <function=", []),
+        (QWEN_XML, "Ok.\n<function=x> is XML", "Ok.\n<function=x> is XML", []),
         (QWEN_XML, "<tool_call> <function=\n", "<tool_call> <function=\n", []),
         (QWEN_XML, "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
         (GLM, f"<tool_call>{W}<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>", "",

@@ -341,6 +341,15 @@ def test_the_servers_own_ids_go_through() -> None:
     assert HERMES.name == "hermes" and KIMI.name == "kimi"
 
 
+def test_tools_are_told_where_a_template_of_channels_does_not() -> None:
+    short = (
+        "{# <|channel|> #}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}{% endfor %}"
+    )
+    found = prompt(short, SYSTEM, USER, tools=[TOOL])
+    assert found.startswith("<|start|>system<|message|>Be brief\n\n# Tools") and '{"name": "f", ' in found
+    assert "# Tools" not in prompt(short, SYSTEM, USER)
+
+
 def test_efforts_of_thinking_have_harmonys_names() -> None:
     template = (TEMPLATES / "gpt-oss.jinja").read_text("utf-8")
     for effort, named in (("low", "low"), ("minimal", "low"), ("max", "high"), ("medium", "medium")):

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hotcold.engine.chat_stream import ChatStream, Part
+from hotcold.engine.harmony import HarmonyStream
 from hotcold.engine.tool_calls import (
     DEEPSEEK,
     DEEPSEEK_R1,
@@ -179,6 +180,58 @@ def plainly(text: str, opened: bool) -> tuple[str, str]:
         text = text.lstrip().removeprefix("<think>")
     thinking, _, content = text.partition("</think>")
     return thinking.strip(), content.lstrip()
+
+
+FORMATS = [HERMES, LLAMA, MISTRAL, MISTRAL_IDS, QWEN_XML, GLM, KIMI, DEEPSEEK, DEEPSEEK_R1]
+PIECES = st.lists(
+    st.sampled_from(
+        [format.before for format in FORMATS]
+        + [format.between or "" for format in FORMATS]
+        + [format.after for format in FORMATS]
+        + ["f", "[ARGS]", "[CALL_ID]", "a1b2c3d4e", "<function=", ">\n", "<parameter=a>\n",
+           "\n</parameter>\n", "</function>", "\n", "<arg_key>", "</arg_key>", "<arg_value>",
+           "</arg_value>\n", "functions.f:0",
+           "<|tool_call_argument_begin|>", "<｜tool▁sep｜>", "```json\n", "```",
+           '{"a": 1}', "{}", '{"a": "x\ny', " "]
+    ), max_size=12,
+).map("".join)  # fmt: skip
+
+
+@given(PIECES, st.data(), st.sampled_from(FORMATS), st.booleans())
+def test_where_any_format_is_cut_does_not_matter(
+    text: str, data: Any, format: ToolFormat, sure: bool
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    at_once = whole(divided([text], THINK, format, sure=sure))
+    assert whole(divided(pieces, THINK, format, sure=sure)) == at_once
+    assert whole(divided([*text], THINK, format, sure=sure)) == at_once
+    if not sure:  # what is no call is all there, spaces at the edges of calls aside
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in at_once["calls"])
+        if not at_once["calls"]:
+            assert at_once["content"].split() == text.split() or "<think>" in text
+
+
+CHANNELS = st.lists(
+    st.sampled_from(
+        ["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "assistant", "<|call|>", "<|return|>", "final",
+         "analysis", "commentary", " to=functions.f", " to=python", "{}", '{"a": 1', " ", "text",
+         "<|constrain|>"]
+    ), max_size=14,
+).map("".join)  # fmt: skip
+
+
+@given(CHANNELS, st.data(), st.booleans())
+def test_where_channels_are_cut_does_not_matter(text: str, data: Any, sure: bool) -> None:
+    def read(pieces: list[str]) -> dict[str, Any]:
+        stream = HarmonyStream({"f": {}}, sure=sure)
+        found = whole([part for piece in pieces for part in stream.push(piece)] + stream.finish())
+        assert stream.finish() == []
+        return found
+
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(pieces) == read([text]) == read([*text])
 
 
 @given(WORDS, st.data(), st.sampled_from([None, HERMES, LLAMA, MISTRAL]), st.booleans())

@@ -237,6 +237,10 @@ def test_arguments_in_tags_match_their_schema() -> None:
         (text, ("x", "y")),
     ]
     check(grammar(TAGGED), [written(*each) for each in right], [written(*each) for each in wrong])
+    auto = tools_grammar([tool("f", parameters=TAGGED)], "auto", False, QWEN_XML, {})
+    assert auto is not None
+    call = written(text)
+    check(lark_of(auto, {}), ["Hm", "Hm\n" + call], ["Hm <function=f>", call.replace("<tool_call>\n", "")])
     check(grammar({"type": "object"}), [written(), written(("x", "y"), ("z", "{}"))], [written(("", "y"))])
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hotcold.engine.call_ids import CallIds, with_fitting_ids
-from hotcold.engine.general_tools import with_tools
+from hotcold.engine.general_tools import with_tools, with_tools_in_channels
 from hotcold.engine.template_traits import Traits
-from hotcold.engine.tool_calls import GENERAL, ToolFormat
+from hotcold.engine.tool_calls import GENERAL, HARMONY, ToolFormat, knows_tools
 from hotcold.model.chat_messages import Message, content_text
 
 _SYSTEMS = ("system", "developer")
@@ -27,6 +27,8 @@ def fitted(
         found = [{**each, "role": "system"} if each["role"] == "developer" else each for each in found]
     if format is GENERAL:
         found, tools = with_tools(found, tools), ()
+    elif format is HARMONY and tools and not knows_tools(template):
+        found, tools = with_tools_in_channels(found, tools), ()
     found = with_fitting_ids(found, ids)
     if not traits.several_calls:
         found = with_one_call_each(found)

@@ -135,18 +135,22 @@ class ChatStream:
             text, self._held = self._held, ""
             yield Part("content", text)
             return
-        before, marker, after = self._held.partition(self._format.marker)
-        if marker:
-            text = before.rstrip()
-            self._raw = before[len(text) :] + marker
-            self._held, self._state = after, "between"
+        marks = self._format.marks
+        held = self._held
+        if found := [(at, each) for each in marks if (at := held.find(each)) >= 0]:
+            at, marker = min(found)
+            text = held[:at].rstrip()
+            self._raw, self._held = held[len(text) : at], held[at:]
+            if marker == self._format.marker:
+                self._raw, self._held = self._raw + marker, self._held.removeprefix(marker)
+            self._state = "between"
             self._expected = not self._format.opens or isinstance(self._format.call, JSONCall)
             yield Part("content", text)
             return
-        keep = 0 if end else kept(before, (self._format.marker,))
-        text = before[: len(before) - keep]
+        keep = 0 if end else kept(held, marks)
+        text = held[: len(held) - keep]
         shown = text if end else text.rstrip()
-        self._held = before[len(shown) :]
+        self._held = held[len(shown) :]
         yield Part("content", shown)
 
     def _between(self, end: bool) -> Iterable[Part]:

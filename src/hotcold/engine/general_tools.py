@@ -46,11 +46,23 @@ def with_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> 
     for message in found:
         if message.get("name") == _RESULTS:
             del message["name"]
-    if tools:
-        if not found or found[0]["role"] not in ("system", "developer"):
-            found.insert(0, {"role": "system", "content": ""})
-        own = content_text(found[0]["content"])
-        found[0] = {**found[0], "content": f"{own}\n\n{described(tools)}" if own else described(tools)}
+    return _told(found, described(tools)) if tools else found
+
+
+def with_tools_in_channels(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+    """Messages that tell of the tools, for a model of Harmony whose template does not."""
+    lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    text = "# Tools\n\nCalls to these functions must go to the commentary channel, as functions.NAME:\n"
+    return _told(messages, text + "\n".join(lines))
+
+
+def _told(messages: Sequence[Message], text: str) -> list[Message]:
+    """With a text behind the system's."""
+    found = [dict(message) for message in messages]
+    if not found or found[0]["role"] not in ("system", "developer"):
+        found.insert(0, {"role": "system", "content": ""})
+    own = content_text(found[0]["content"])
+    found[0]["content"] = f"{own}\n\n{text}" if own else text
     return found
 
 

@@ -85,6 +85,12 @@ class ToolFormat:
     #: Names in these texts that a vocabulary may have as single tokens, control tokens perhaps.
     tokens: tuple[str, ...] = ()
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts with which calls begin in an answer: models may leave the marker before tags out."""
+        tag = self.call.prefix if isinstance(self.call, TaggedCall) else ""
+        return (self.marker, tag) if tag else (self.marker,)
+
 
 HERMES = ToolFormat(
     name="hermes",
@@ -234,9 +240,13 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
 _NO_JSON = ("<function=", "<arg_key>", "<invoke", "<parameter", "<tool_calls>")
 
 
+def knows_tools(template: str) -> bool:
+    return _TOOLS.search(template) is not None
+
+
 def tool_format(template: str) -> ToolFormat:
     """What a chat template asks for; :data:`GENERAL` where it has no tools, or a format that is not known."""
-    if not _TOOLS.search(template):
+    if not knows_tools(template):
         return GENERAL
     for format, signs in _SIGNS:
         if all(sign in template for sign in signs):

@@ -144,7 +144,7 @@ def _free(terms: Terms, format: ToolFormat) -> list[str]:
     silent = terms.other_tokens(format.tokens)
     parts = f"(FREE? <[{silent}]>)*" if silent else ""
     options = [f"{parts} FREE?"]
-    excluded = f" & ~/(?s:.*){terms.escaped(marker)}(?s:.*)/"
+    excluded = "".join(f" & ~/(?s:.*){terms.escaped(mark)}(?s:.*)/" for mark in format.marks)
     if format.at_start:
         options.append(f"{terms.literal(before)} calls")
         excluded += r" & ~/\s*\{(?s:.*)/"  # it would be a call
