@@ -113,8 +113,9 @@ class EngineFront:
 
     @property
     def sampling(self) -> SamplingParams:
-        """How tokens are chosen where a request does not say; errors as of :attr:`info`."""
-        return self._ready_file().sampling
+        """How tokens are chosen where a request does not say: until the model is loaded, whose file may
+        recommend something, as in :class:`SamplingParams`."""
+        return SamplingParams() if self._file is None else self._file.sampling
 
     @property
     def process_id(self) -> int | None:
