@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocabulary_of_bytes import compiler, ids_in, matches, tokenizer, tokens_of
+from vocabulary_of_bytes import matches, random_answer
 
 from hotcold.engine import json_schema, schema_rewriting
 from hotcold.engine.grammar_error import GrammarError
@@ -21,27 +21,9 @@ def lark(schema: object) -> str:
     return lark_of_schema(json.dumps(schema))
 
 
-def answer(schema: object, draw: random.Random, most: int = 400) -> str | None:
-    """A random answer that the grammar of a schema allows; None where it found no end. It takes tokens that
-    close something more often than chance would."""
-    matcher = compiler().compile(lark(schema)).copy()
-    closing = {tokens_of(char)[0] for char in '"]}'}
-    output: list[int] = []
-    for _ in range(most):
-        allowed = ids_in(matcher.mask())
-        if allowed & compiler().stops and draw.random() < 0.5:
-            break
-        allowed -= compiler().stops
-        if not allowed:
-            break
-        near = sorted(allowed & closing)
-        token = draw.choice(near if near and draw.random() < 0.4 else sorted(allowed))
-        assert matcher.consume([token])
-        output.append(token)
-    else:
-        return None
-    assert matcher.complete()
-    return b"".join(map(tokenizer().piece, output)).decode()
+def answer(schema: object, draw: random.Random) -> str | None:
+    """A random answer that the grammar of a schema allows; None where it found no end."""
+    return random_answer(lark(schema), draw)
 
 
 def sized(*names: str) -> st.SearchStrategy[dict[str, int]]:
