@@ -188,7 +188,7 @@ def test_properties_come_in_the_order_of_the_schema_and_spaces_are_few() -> None
         ({"type": "text"}, "type at the top is 'text': allowed are null"),
         ({"type": []}, "type at the top"),
         ({"properties": {"a b": {"items": [{"type": 5}]}}}, r"type at properties\['a b'\].items\[0\] is 5"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{}, {"type": ""}]}}}, r"type at \$defs.a.anyOf\[1\]"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{}, {"type": ""}]}}}, r"at \$defs\.a\.anyOf\[1\]"),
         ({"enum": []}, "a list of values is needed"),
         ({"enum": [str(i) for i in range(MOST_ENUM + 1)]}, "4097 values: allowed are 4096"),
         ({"minimum": "1"}, "a number is needed"),
@@ -281,7 +281,7 @@ def test_a_long_chain_of_references(last: Any, ends: bool) -> None:
 
 def test_references_of_what_is_referred_to_are_checked_too() -> None:
     hidden = {"a": {"$ref": "#/x-more/b"}, "b": {"type": "text"}}
-    with pytest.raises(GrammarError, match="type at x-more.b is 'text'"):
+    with pytest.raises(GrammarError, match=r"type at x-more\.b is 'text'"):
         checked({"x-more": hidden, "$ref": "#/x-more/a"})
 
 

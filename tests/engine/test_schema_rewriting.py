@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from vocabulary_of_bytes import matches, random_answer
+from vocabulary_of_bytes import compiler, matches, random_answer, tokens_of
 
 from hotcold.engine.grammar import schema_grammar
+from hotcold.engine.grammar_compiler import Matcher
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.json_schema import lark_of_schema, read
 from hotcold.engine.schema_keywords import compiled_pattern
@@ -120,7 +121,7 @@ def test_nullable_adds_null_to_the_type() -> None:
         ("#/$defs/%C3%A4%20b", {"$defs": {"ä b": {"type": "integer"}}}),
         ("#/definitions/a/anyOf/1", {"definitions": {"a": {"anyOf": [{}, {"type": "integer"}]}}}),
         ("#name", {"$defs": {"x": {"$anchor": "name", "type": "integer"}}}),
-        ("https://example.com/it#/$defs/x", {"$id": "https://example.com/it", "$defs": {"x": {"type": "integer"}}}),
+        ("https://x.org/it#/$defs/x", {"$id": "https://x.org/it", "$defs": {"x": {"type": "integer"}}}),
         ("#/components/schemas/x", {"components": {"schemas": {"x": {"type": "integer"}}}}),
     ],
 )  # fmt: skip
@@ -181,8 +182,8 @@ def test_a_name_that_is_given_comes_once(schema: dict[str, Any], seed: int) -> N
 
 
 def test_names_that_are_listed_or_match_a_pattern() -> None:
-    listed = {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"},
-              "required": ["a"]}  # fmt: skip
+    listed = {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "required": ["a"],
+              "additionalProperties": {"type": "integer"}}  # fmt: skip
     pattern = {"type": "object", "propertyNames": {"pattern": "^[a-b]$"}}
     for schema in (listed, pattern):
         assert read(schema).notes == ()
@@ -198,11 +199,12 @@ CLOSED: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "object"}, ["{}", '{"b": 1}'], []),
     ({"properties": {"a": {}}, "additionalProperties": True}, ['{"a": 1, "b": 1}', '{"b": 1}'], []),
     ({"properties": {"a": {}}, "unevaluatedProperties": True}, ['{"a": 1, "b": 1}'], []),
-    ({"properties": {"a": {}}, "required": ["b"]}, ['{"b": 1}', '{"a": 1, "b": 1}'], ['{"b": 1, "c": 1}', "{}"]),
+    ({"properties": {"a": {}}, "required": ["b"]}, ['{"b": 1}', '{"a": 1, "b": 1}'], ['{"c": 1}', "{}"]),
     ({"patternProperties": {"^x": {}}}, ['{"x1": 1}'], ['{"y": 1}']),
     ({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, ['{"a": 1, "b": 1}'], ['{"c": 1}']),
     ({"allOf": [{"$ref": "#/$defs/A"}, {"properties": {"b": {}}, "required": ["b"]}],
-      "$defs": {"A": {"properties": {"a": {}}, "required": ["a"]}}}, ['{"a": 1, "b": 1}'], ['{"a": 1, "b": 1, "c": 1}']),
+      "$defs": {"A": {"properties": {"a": {}}, "required": ["a"]}}},
+     ['{"a": 1, "b": 1}'], ['{"a": 1, "b": 1, "c": 1}']),
     ({"$ref": "#/$defs/A", "properties": {"b": {}}, "$defs": {"A": {"properties": {"a": {}}}}},
      ['{"a": 1, "b": 1}'], ['{"c": 1}']),
     ({"properties": {"k": {}}, "anyOf": [{"properties": {"a": {}}, "required": ["a"]},
@@ -241,6 +243,7 @@ def test_what_is_closed_over_all_schemas_stays_so_by_the_letter_of_the_standard(
         assert matches(grammar, json.dumps(value)) == validates(schema, value)
 
 
+one_or_any = st.sampled_from([True, {"const": 1}])
 parts = st.fixed_dictionaries(
     {},
     optional={
@@ -266,8 +269,14 @@ composed = st.recursive(
 )
 
 
+def accepts(start: Matcher, text: str) -> bool:
+    """As ``matches``, without a mask for each byte."""
+    matcher = start.copy()
+    return matcher.consume(tokens_of(text)) and matcher.complete()
+
+
 @given(schema=composed, first=parts, second=parts)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_closing_makes_nothing_impossible_and_nothing_wrong_possible(
     schema: dict[str, Any], first: dict[str, Any], second: dict[str, Any]
 ) -> None:
@@ -282,9 +291,9 @@ def test_closing_makes_nothing_impossible_and_nothing_wrong_possible(
     valid = [value for value in values if validates(whole, value)]
     assert rewritten(rewritten(whole).schema).schema == rewritten(whole).schema
     try:
-        grammar = lark(whole)
+        start = compiler().compile(lark(whole))
         orders = [dict(order) for value in values for order in itertools.permutations(value.items())]
-        allowed = [value for value in orders if matches(grammar, json.dumps(value))]
+        allowed = [value for value in orders if accepts(start, json.dumps(value))]
     except GrammarError:
         allowed = []
     assert [value for value in allowed if value not in valid] == []
@@ -309,8 +318,8 @@ PATTERNS = [
     r"^[[]$", r"^[+--]$", r"^[a&&b]+$", r"^[~~-]+$", r"^a{2}$", r"^a{2,}b{1,2}$", r"^\/a\-[\w-]+\.$",
     r"^(?<n>b)$", r"^(?:a|b)+$", r"^[^\]]$", r"^\$[a-]$", r"^\u00e9$", r"^[-a]+$", r"\d",
 ]  # fmt: skip
-TEXTS = ["[", ",", "-", "+", "&", "a&b", "~", "{a}", "aa", "aab", "aaabbb", "/a-b.", "x", "b", "ab", "]", "$a",
-         "$-", "é", "-a", "1", "<a>", "", "a"]  # fmt: skip
+TEXTS = ["[", ",", "-", "+", "&", "a&b", "~", "{a}", "aa", "aab", "aaabbb", "/a-b.", "x", "b", "ab", "]",
+         "$a", "$-", "é", "-a", "1", "<a>", "", "a"]  # fmt: skip
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -341,7 +350,8 @@ def test_patterns_that_no_automaton_has(pattern: str) -> None:
         ([{"type": "object", "properties": {"k": {"const": each}}, "required": ["k"]} for each in "ab"], True),
         ([{"type": "object", "properties": {"k": {"const": each}}} for each in "ab"], False),
         ([{"properties": {"k": {"const": each}}, "required": ["k"]} for each in "ab"], False),
-        ([{"type": "object", "properties": {"k": {"type": each}}, "required": ["k"]} for each in ("null", "array")], True),
+        ([{"type": "object", "properties": {"k": {"type": each}}, "required": ["k"]}
+          for each in ("null", "array")], True),
         ([{"enum": [True, "x"]}, {"const": 1}], True),
     ],
     ids=lambda value: json.dumps(value)[:60],

@@ -173,10 +173,9 @@ class _Rewriting:
             else:
                 found["pattern"] = pattern
         format = schema.get("format")
-        if format in FORMAT_PATTERNS and "pattern" in found:
-            found["allOf"] = [{"pattern": FORMAT_PATTERNS[format]}]
-        elif format in FORMAT_PATTERNS:
-            found["pattern"] = FORMAT_PATTERNS[format]
+        if format in FORMAT_PATTERNS:
+            own = {"pattern": compiled_pattern(FORMAT_PATTERNS[format])}
+            found |= {"allOf": [own]} if "pattern" in found else own
         elif format in FORMATS:
             found["format"] = format
         return found
