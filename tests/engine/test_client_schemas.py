@@ -1,4 +1,4 @@
-"""Schemas as clients' libraries write them: each compiles, and allows and refuses what another validator does."""
+"""Schemas as clients' libraries write them: each allows and refuses what another validator does."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_models_of_pydantic() -> None:
 
     class Dog(pydantic.BaseModel):
         kind: Literal["dog"]
-        tricks: set[str] = set()
+        tricks: set[str] = Field(default_factory=set)
 
     class Owner(pydantic.BaseModel):
         model_config = pydantic.ConfigDict(extra="forbid", regex_engine="python-re")
@@ -74,8 +74,8 @@ def test_models_of_pydantic() -> None:
         pair: tuple[int, str] = (1, "a")
         money: Decimal | None = None
         id: UUID | None = None
-        more: dict[str, float] = {}
-        friends: list[Owner] = []
+        more: dict[str, float] = Field(default_factory=dict)
+        friends: list[Owner] = Field(default_factory=list)
 
     schema = Owner.model_json_schema()
     right = [

@@ -213,7 +213,8 @@ class _Rewriting:
         required = list(dict.fromkeys(schema.get("required", ())))
         if _may_close(schema):
             more = [each for each in others.patterns if each not in patterns]
-            rest = others.open or said_by(schema).open or not place.closing or not all_patterns or bool(more and patterns)
+            spoken = others.open or said_by(schema).open or not all_patterns
+            rest = spoken or not place.closing or bool(more and patterns)
             if not rest:
                 properties |= {name: True for name in (*required, *others.names) if name not in properties}
                 patterns |= dict.fromkeys(more, True)
