@@ -72,12 +72,13 @@ class MadeUpLLM:
     async def stats(self, *, steps: bool = False) -> Any:
         raise JobError("no engine", "engine_failed")
 
-    async def check(self, grammar: Grammar) -> None:
+    async def check(self, grammar: Grammar) -> Grammar:
         self.checks.append(grammar)
         if self.checking is not None:
             await self.checking.wait()
         if self.refusal is not None:
             raise self.refusal
+        return grammar
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
         if len(job.prompt) >= CONTEXT:

@@ -266,7 +266,16 @@ def tool(name: object, **more: object) -> dict[str, Any]:
         ([tool(f"t{i}") for i in range(10_000)], "auto", "10000 tools: allowed are 128"),
         ([tool("a", parameters={"type": "string"})], "auto", "no schema of type 'object'"),
         ([tool("a", parameters="x")], "auto", "no schema of type 'object'"),
-        ([tool("a", parameters={"type": "object", "not": {}})], "auto", "the tool 'a': 'not' in the schema"),
+        (
+            [tool("a", parameters={"type": "object", "properties": {"p": {"type": "text"}}})],
+            "auto",
+            "the tool 'a': type at properties.p is 'text'",
+        ),
+        (
+            [tool("a", parameters={"type": "object", "properties": {"p": {"not": {}}}}, strict=True)],
+            "auto",
+            "the tool 'a': not at properties.p cannot be enforced: leave it out, or leave strict out",
+        ),
         ([tool("a", parameters={"type": "object", "title": "x" * 70_000})], "auto", "the tool 'a': .*65536"),
     ],
     ids=lambda value: json.dumps(value)[:40],

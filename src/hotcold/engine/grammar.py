@@ -37,8 +37,8 @@ _Value = TypeVar("_Value")
 
 
 def schema_grammar(schema: object, *, strict: bool = False, open: bool = False) -> Grammar:
-    """The grammar of a JSON schema. Its ``notes`` name what of the schema cannot be enforced; ``strict``: that
-    is an error. An object that names its properties and does not speak of others has no others; ``open``: it
+    """The grammar of a JSON schema. Its ``notes`` name what of it cannot be enforced; ``strict``: that is an
+    error. An object that names its properties and does not speak of others has no others; ``open``: it
     may have some, as in the standard. GrammarError: the schema is broken."""
     found = read(schema, strict=strict, open=open)
     return Grammar("json_schema", json.dumps(found.schema), found.notes)

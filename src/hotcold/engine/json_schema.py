@@ -39,7 +39,8 @@ def lark_term(schema: object, notes: list[str] | None = None) -> str:
     if notes is not None:
         notes += read.notes
     found = {} if read.schema is True else read.schema
-    return "%json " + json.dumps({"x-guidance": _WRITTEN, **found})
+    # Last, since the compiler takes it out by putting the last key in its place.
+    return "%json " + json.dumps({**found, "x-guidance": _WRITTEN})
 
 
 def read(schema: object, *, strict: bool = False, open: bool = False) -> Rewritten:

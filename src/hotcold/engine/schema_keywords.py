@@ -10,7 +10,7 @@ from hotcold.formats.files import shown
 
 MOST_ENUM = 4096
 MOST_COUNT = 100_000  #: that minItems, maxLength and the like may demand
-#: Whole numbers beyond these are read wrongly nearly everywhere; the first is the least that the compiler has.
+#: Whole numbers beyond these are read wrongly nearly everywhere; the first is the compiler's least.
 LEAST_WHOLE = 1024 - (1 << 63)
 MOST_WHOLE = (1 << 63) - 1
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")

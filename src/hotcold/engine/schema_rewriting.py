@@ -173,10 +173,9 @@ class _Rewriting:
             else:
                 found["pattern"] = pattern
         format = schema.get("format")
-        if format in FORMAT_PATTERNS and "pattern" in found:
-            found["allOf"] = [{"pattern": FORMAT_PATTERNS[format]}]
-        elif format in FORMAT_PATTERNS:
-            found["pattern"] = FORMAT_PATTERNS[format]
+        if format in FORMAT_PATTERNS:
+            own = {"pattern": compiled_pattern(FORMAT_PATTERNS[format])}
+            found |= {"allOf": [own]} if "pattern" in found else own
         elif format in FORMATS:
             found["format"] = format
         return found
@@ -212,9 +211,10 @@ class _Rewriting:
         if rest is not None:
             rest = self._schema(rest, self._inner(place, "additionalProperties"))
         required = list(dict.fromkeys(schema.get("required", ())))
-        if rest is None and names_properties(schema):
+        if _may_close(schema):
             more = [each for each in others.patterns if each not in patterns]
-            rest = others.open or not place.closing or not all_patterns or bool(more and patterns)
+            spoken = others.open or said_by(schema).open or not all_patterns
+            rest = spoken or not place.closing or bool(more and patterns)
             if not rest:
                 properties |= {name: True for name in (*required, *others.names) if name not in properties}
                 patterns |= dict.fromkeys(more, True)
@@ -286,22 +286,21 @@ class _Rewriting:
 
     def _groups(self, schema: _Schema) -> list["_Group"]:
         """The schemas of the same value; those of a group stand for each other."""
-        found = []
+        groups: list[tuple[str, int | None, list[Any]]] = []
         for key in GROUPS:
             schemas = schema.get(key, [])
             if key == "allOf":
-                found += [_Group(key, i, [each], self._said([each])) for i, each in enumerate(schemas)]
+                groups += [(key, i, [each]) for i, each in enumerate(schemas)]
             elif schemas:
-                found.append(_Group(key, None, schemas, self._said(schemas)))
+                groups.append((key, None, schemas))
         for key in REFERENCES:
             if key in schema:
-                target = self._references.target(schema[key])
-                found.append(_Group(key, None, [target], self._said([target])))
+                groups.append((key, None, [self._references.target(schema[key])]))
         for key in CONDITIONAL:
-            schemas = conditional(schema, key)
-            if schemas:
-                found.append(_Group(key, None, schemas, self._said(schemas)))
-        return found
+            if schemas := conditional(schema, key):
+                groups.append((key, None, schemas))
+        alone = len(groups) == 1 and not names_properties(schema)  # nobody asks what it says
+        return [_Group(*each, NOTHING if alone else self._said(each[2])) for each in groups]
 
     def _applied(self, schema: _Schema, place: _Place, groups: Sequence["_Group"]) -> _Schema:
         found: _Schema = {}
@@ -339,9 +338,7 @@ class _Rewriting:
         closing = place.closing
         if others.open:
             others = Others(open=True)
-        if not any(
-            names_properties(each) and "additionalProperties" not in each for each in self._same([target])
-        ):
+        if (closing, others) != (self._closing, NOTHING) and not any(map(_may_close, self._same([target]))):
             closing, others = self._closing, NOTHING
         key = (reference, closing, others)
         if key not in self._names:
@@ -395,6 +392,10 @@ class _Group:
     index: int | None
     schemas: Sequence[Any]
     others: Others
+
+
+def _may_close(schema: _Schema) -> bool:
+    return names_properties(schema) and "additionalProperties" not in schema
 
 
 def _type_list(schema: _Schema) -> list[str]:

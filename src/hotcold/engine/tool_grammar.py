@@ -37,8 +37,8 @@ def tools_grammar(
     vocabulary by name: where one of them is in the format's texts it is that token; others may stand in free
     text. Text that is no call must match ``content``, where that is given: then there are no calls behind it.
     What of a tool's schema cannot be enforced is in the grammar's notes, or an error where the tool is
-    ``strict``; ``open`` is as of :func:`~hotcold.engine.schema_rewriting.rewritten`. GrammarError: a tool, its
-    schema or the choice is not right."""
+    ``strict``; ``open`` is as of :func:`~hotcold.engine.schema_rewriting.rewritten`. GrammarError: a tool,
+    its schema or the choice is not right."""
     named = _named(tools)
     if isinstance(choice, Mapping):
         name = _function(choice).get("name")

@@ -127,16 +127,16 @@ def test_sampling_parameters(fields: dict[str, Any], expected: dict[str, Any]) -
 @pytest.mark.parametrize(
     "format",
     [
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}, "strict": True}},
-        {"type": "json_schema", "schema": {"type": "integer"}},
-        {"type": "json_object", "schema": {"type": "integer"}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string"}, "strict": True}},
+        {"type": "json_schema", "schema": {"type": "string"}},
+        {"type": "json_object", "schema": {"type": "string"}},
     ],
 )
 def test_a_schema_may_stand_in_several_places(format: dict[str, Any]) -> None:
-    for fields in ({"response_format": format}, {"json_schema": {"type": "integer"}}):
+    for fields in ({"response_format": format}, {"json_schema": {"type": "string"}}):
         grammar = job(**fields).grammar
         assert grammar is not None and grammar.kind == "json_schema"
-        assert json.loads(grammar.source) == {"type": "integer"}
+        assert json.loads(grammar.source) == {"type": "string"}
 
 
 def test_every_choice_has_a_seed_as_several_prompts_of_the_library() -> None:
@@ -198,7 +198,7 @@ def test_some_of_the_tools_are_allowed(mode: str) -> None:
     "format",
     [
         {"response_format": {"type": "json_object"}},
-        {"json_schema": {"type": "integer"}},
+        {"json_schema": {"type": "string"}},
         {"regex": "[0-9]+"},
     ],
 )
@@ -222,7 +222,7 @@ def test_calls_match_a_grammar_of_their_own() -> None:
         assert job.grammar == tools_grammar(tools, choice, True, HERMES, ids)
         assert found.may_think is free
     assert parse(tools=tools, tool_choice="none").grammar is None
-    broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
+    broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": 5}}}
     assert refused(tools=[broken]).param == "tools"
     assert refused(tools=[broken]).code == "invalid_grammar"
 
