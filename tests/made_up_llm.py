@@ -40,6 +40,7 @@ class MadeUpLLM:
         self.checking: asyncio.Event | None = None  #: where set, checks wait for it
         self.refusal: JobError | None = None  #: of grammars
         self.tokenizer, self.metadata = model_file().tokenizer, model_file().metadata
+        self.sampling = model_file().sampling
 
     @property
     def info(self) -> ModelInfo:
@@ -71,12 +72,13 @@ class MadeUpLLM:
     async def stats(self, *, steps: bool = False) -> Any:
         raise JobError("no engine", "engine_failed")
 
-    async def check(self, grammar: Grammar) -> None:
+    async def check(self, grammar: Grammar) -> Grammar:
         self.checks.append(grammar)
         if self.checking is not None:
             await self.checking.wait()
         if self.refusal is not None:
             raise self.refusal
+        return grammar
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
         if len(job.prompt) >= CONTEXT:

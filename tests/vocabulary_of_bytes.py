@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 
 import numpy as np
@@ -46,3 +47,26 @@ def matches(lark: str, text: str) -> bool:
         if token not in ids_in(matcher.mask()) or not matcher.consume([token]):
             return False
     return matcher.complete()
+
+
+def random_answer(lark: str, draw: random.Random, most: int = 400) -> str | None:
+    """A random answer that a grammar allows; None where it found no end. It takes tokens that close something
+    more often than chance would."""
+    matcher = compiler().compile(lark).copy()
+    closing = {tokens_of(char)[0] for char in '"]}'}
+    output: list[int] = []
+    for _ in range(most):
+        allowed = ids_in(matcher.mask())
+        if allowed & compiler().stops and draw.random() < 0.5:
+            break
+        allowed -= compiler().stops
+        if not allowed:
+            break
+        near = sorted(allowed & closing)
+        token = draw.choice(near if near and draw.random() < 0.4 else sorted(allowed))
+        assert matcher.consume([token])
+        output.append(token)
+    else:
+        return None
+    assert matcher.complete()
+    return b"".join(map(tokenizer().piece, output)).decode()

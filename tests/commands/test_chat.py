@@ -6,6 +6,7 @@ import io
 import json
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +29,11 @@ def talk(
     capsys: pytest.CaptureFixture[str],
     *lines: str,
     args: tuple[str, ...] = (),
+    code: int = 0,
 ) -> tuple[str, str]:
     """What piped lines bring about, on stdout and on stderr."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-    assert main(["chat", "-s", "1", "-n", "12", *args]) == 0
+    assert main(["chat", "-s", "1", "-n", "12", *args]) == code
     captured = capsys.readouterr()
     return captured.out, captured.err
 
@@ -116,7 +118,7 @@ def test_a_conversation_in_a_file(
         ("/load", "name a file"),
         (f"/save {tmp_path / 'missing' / 'x'}", "cannot be"),
     ):
-        assert error in talk(monkeypatch, capsys, line)[1], line
+        assert error in talk(monkeypatch, capsys, line, code=2)[1], line
 
 
 @pytest.mark.parametrize(
@@ -136,11 +138,24 @@ def test_a_conversation_in_a_file(
         ("fox " * 400, "the last message makes"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_the_talk_goes_on(
+def test_piped_input_ends_at_what_cannot_be_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Any, line: str, error: str
 ) -> None:
-    out, err = talk(monkeypatch, capsys, line, FOX)
-    assert f"error: {error}" in err and out == answers(FOX).lstrip() + "\n"
+    """What follows was written for an answer that there is not; whoever runs the pipe sees it by the code."""
+    out, err = talk(monkeypatch, capsys, FOX, "/clear", line, FOX, code=2)
+    assert f"hotcold: error: {error}" in err and out == answers(FOX).lstrip() + "\n"
+    assert err.count("error: ") == 1
+
+
+def test_what_cannot_be_done_in_a_terminal_is_said_and_the_talk_goes_on() -> None:
+    with PseudoTerminal([*COMMAND, "-s", "1", "-n", "4"]) as terminal:
+        terminal.wait_for("> ")
+        terminal.send("/hlep\n")
+        terminal.wait_for("error: there is no command /hlep")
+        terminal.send("/undo\n")
+        terminal.wait_for("error: there is nothing to take back")
+        terminal.send("/quit\n")
+        assert terminal.end() == 0
 
 
 def test_a_full_context_forgets_the_beginning(
@@ -182,13 +197,18 @@ def test_the_models_template(
         "{% if mood is defined %}He was {{ mood }}.{% endif %}Once"
     )
     model = chat_models.templated(tmp_path / "model.gguf", template)
-    lines = ["No", "/set mood sad", "Hello", "/set mood [1", "/set bos_token x", "/set"]
-    out, err = talk(monkeypatch, capsys, *lines, args=("-m", str(model)))
+    given = ("-m", str(model))
+    lines = ["/set mood sad", "Hello", "/set mood [1", "/set"]
+    out, err = talk(monkeypatch, capsys, *lines, args=given)
     with LLM(model) as llm:
         prompt = "user: Hello\nHe was sad.Once"
         assert out.strip() == llm.generate(prompt, seed=1, max_tokens=12).text.strip()
-    assert "cannot be rendered: I refuse" in err and "no chat template" not in err
-    assert "there is no setting 'bos_token'" in err and re.search(r"^mood +\[1$", err, re.MULTILINE)
+    assert "no chat template" not in err and re.search(r"^mood +\[1$", err, re.MULTILINE)
+    for line, error in (
+        ("No", "cannot be rendered: I refuse"),
+        ("/set bos_token x", "no setting 'bos_token'"),
+    ):
+        assert error in talk(monkeypatch, capsys, line, "Hello", args=given, code=2)[1]
 
 
 def test_thinking_is_dim_and_not_piped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,3 +317,16 @@ def test_pasted_lines_are_one_message(answers: Any) -> None:
         screen.wait_for("\n> ")
         screen.send("\x04")
         assert screen.end() == 0
+
+
+@terminal
+def test_ctrl_c_amid_an_answer_to_piped_input_ends_it() -> None:
+    """What follows in the pipe is not for an answer that was cut off."""
+    command = [*COMMAND, "--backend", "reference", "-n", "-1", "--logit-bias", "2-inf"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(f"{FOX}\n{FOX}\n".encode())
+        process.stdin.flush()
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130

@@ -61,12 +61,12 @@ def test_python_and_the_command_line_agree() -> None:
     expected = SamplingParams(0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0, seed=seed)
     assert request.params == expected
     args.seed = seed
-    assert options.sampling_params(args) == expected
+    assert SamplingParams(**options.sampling_given(args)) == expected
     assert request.max_tokens == args.n_predict == Request([1]).max_tokens == 200
     assert request.ignore_eos is args.ignore_eos is Request([1]).ignore_eos is False
 
 
 def test_a_seed_is_drawn_where_none_is_given() -> None:
     args = parser("generate").parse_args([])
-    assert options.sampling_params(args).seed is None
+    assert "seed" not in options.sampling_given(args)
     assert len({Request([1]).seed for _ in range(8)}) == 8

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -156,8 +157,8 @@ def test_every_verb_is_in_the_table() -> None:
         ("generate -t 2 --backend reference", "backend 'reference' has no thread pool"),
         ("generate -c 1", "argument -c/--ctx-size: '1' is not a whole number from 2"),
         ("generate -c 257", "context of 257 positions (-c): this model allows 2 to 256"),
-        ("generate --temp nan", "argument --temp: 'nan' is not a finite number"),
-        ("generate --temp 1e999", "argument --temp: '1e999' is not a finite number"),
+        ("generate --temp nan", "argument --temp/--temperature: 'nan' is not a finite number"),
+        ("generate --temp 1e999", "argument --temp/--temperature: '1e999' is not a finite number"),
         ("generate --temp -1", "temperature is -1.0: allowed are 0 to 100"),
         ("generate --top-k -1", "argument --top-k: '-1' is not a whole number from 0"),
         ("generate --top-p 1.5", "top_p is 1.5: allowed are 0 to 1"),
@@ -272,6 +273,18 @@ def test_what_is_no_text(
     verb: str, file: str, message: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     mistake([verb, "-f", *filled([file], places)], capsys, message)
+
+
+@pytest.mark.parametrize("line", ["generate -n 3 -s 1 -f", "perplexity --chunks 1 -f"])
+def test_a_byte_order_mark_before_a_text_is_passed_over(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    for start in (b"", b"\xef\xbb\xbf"):
+        (tmp_path / "text").write_bytes(start + b"Once upon a time")
+        assert cli.main([*line.split(), str(tmp_path / "text")]) == 0
+        printed.append(re.sub("[0-9]+ tok/s", "", capsys.readouterr().out))
+    assert printed[0] == printed[1] and printed[0].strip()
 
 
 def test_a_text_without_an_end(

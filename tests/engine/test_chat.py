@@ -11,7 +11,7 @@ import pytest
 from hotcold.engine.chat import Chat, Part
 from hotcold.engine.template_process import TemplateError
 from hotcold.engine.text import TextStream
-from hotcold.engine.tool_calls import MISTRAL
+from hotcold.engine.tool_calls import GENERAL, MISTRAL
 from hotcold.model.chat_messages import MessageError
 from hotcold.model.tokenizer import Tokenizer
 from tests import chat_models
@@ -74,6 +74,7 @@ def test_only_the_template_spells_control_tokens(template: str, content: str, te
 
 def test_tools_and_values_are_text_too() -> None:
     template = (
+        "{# [TOOL_CALLS] #}"
         "{% for tool in tools %}<|im_start|>{{ tool.function.name }}{{ tool | tojson }}{% endfor %}"
         "{{ effort }}{% if effort == '<|user|>' %}!{% endif %}{{ messages[0].content }}"
     )
@@ -85,9 +86,12 @@ def test_tools_and_values_are_text_too() -> None:
 
 
 def test_the_template_for_tools() -> None:
-    metadata = chat_models.bpe("default") | {"tokenizer.chat_template.tool_use": "{{ tools | length }} tools"}
+    for_tools = "{# [TOOL_CALLS] #}{{ tools | length }} tools"
+    metadata = chat_models.bpe("default") | {"tokenizer.chat_template.tool_use": for_tools}
     assert prompt(metadata, HELLO) == "default"
     assert prompt(metadata, HELLO, TOOLS) == "1 tools"
+    metadata["tokenizer.chat_template.tool_use"] = "in a form of its own {{ tools | length }}"
+    assert prompt(metadata, HELLO, TOOLS) == "default"
 
 
 def test_names_of_special_tokens() -> None:
@@ -171,8 +175,9 @@ def test_what_marks_thinking_and_calls_is_shown_and_divided() -> None:
     assert [part.name for part in parts if part.kind == "call_start"] == ["f"]
     assert "".join(part.text for part in parts if part.kind == "call_arguments") == "{}"
     assert "".join(part.text for part in parts if part.kind == "reasoning") == "Hm."
-    assert chat.stream(True, [{"type": "function", "function": {"name": "g"}}])._names == {"g"}
+    other = chat.stream(True, [{"type": "function", "function": {"name": "g"}}])
+    assert (other.push(answer), other.finish(), other.calls)[2] == 0
     chat.close()
     plain = chat_of(chat_models.bpe(CHATML))[0]
-    assert not plain.thinks and plain.tool_format is None and plain.shown == ()
+    assert not plain.thinks and plain.tool_format is GENERAL and plain.shown == ()
     assert plain.stream(tools=True).push("<think>[TOOL_CALLS]") == [Part("content", "<think>[TOOL_CALLS]")]

@@ -10,7 +10,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hotcold.engine.chat_stream import ChatStream, Part
-from hotcold.engine.tool_calls import HERMES, LLAMA, MISTRAL, ToolFormat, tool_format
+from hotcold.engine.harmony import HarmonyStream
+from hotcold.engine.tool_calls import (
+    DEEPSEEK,
+    DEEPSEEK_R1,
+    GENERAL,
+    GLM,
+    HERMES,
+    KIMI,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    MISTRAL_IDS,
+    QWEN_XML,
+    JSONCall,
+    ToolFormat,
+    tool_format,
+)
 from hotcold.model.reasoning import KNOWN, opens_thinking, thinking_of
 
 THINK = KNOWN[0]
@@ -62,10 +78,25 @@ WEATHER, TIME = ["weather", ARGUMENTS], ["time", "{}"]
         (HERMES, '<tool_call>{"name": "time"}</tool_call>', "", [TIME]),
         (HERMES, '<tool_call>{"name": "time", "arguments": null}</tool_call>', "", [TIME]),
         (HERMES, '<tool_call>{"name": "ti', '<tool_call>{"name": "ti', []),
-        (HERMES, '<tool_call>{"name": "time", "arguments": {"a": ', "", [["time", '{"a": ']]),
+        (HERMES, '<tool_call>{"name": "time", "arguments": {"a": ',
+         '<tool_call>{"name": "time", "arguments": {"a": ', []),
+        (HERMES, '<tool_call>{"name": "time", "parameters": {"a": 1}}</tool_call>', "",
+         [["time", '{"a": 1}']]),
+        (HERMES, '<tool_call>{"name": "time", "arguments": {"a": "x\ny\t"}}</tool_call>', "",
+         [["time", '{"a": "x\\ny\\t"}']]),
+        (HERMES, '<tool_call>{"name": "time", "arguments": "{\\"a\\": \\"x\ny\\"}"}</tool_call>', "",
+         [["time", '{"a": "x\\ny"}']]),
+        *((HERMES, text, text, [])
+          for each in ("[1]", "5", '"now"', "{a: 1}", '{"a": NaN}', '{"a": 1,}', '{"a": 1} {}', '{"a" 1}')
+          for text in [f'<tool_call>{{"name": "time", "arguments": {each}}}</tool_call>']),
+        (HERMES, '<tool_call>{"name": "time", "arguments": {}, "parameters": {}}</tool_call>',
+         '<tool_call>{"name": "time", "arguments": {}, "parameters": {}}</tool_call>', []),
+        (HERMES, f'<tool_call>{OTHER}</tool_call>\n<tool_call>{{"name": "time", "arguments": {{"a"',
+         '<tool_call>{"name": "time", "arguments": {"a"', [TIME]),
         (HERMES, '<tool_call>{"name": 5, "arguments": {}}</tool_call>x',
          '<tool_call>{"name": 5, "arguments": {}}</tool_call>x', []),
         (LLAMA, LLAMA_CALL, "", [WEATHER]),
+        (LLAMA, CALL, "", [WEATHER]),
         (LLAMA, f"<|python_tag|>{LLAMA_CALL}; {LLAMA_CALL}", "", [WEATHER, WEATHER]),
         (LLAMA, '{"temperature": 5}', '{"temperature": 5}', []),
         (LLAMA, ' {"name": "weather"', ' {"name": "weather"', []),
@@ -79,8 +110,6 @@ WEATHER, TIME = ["weather", ARGUMENTS], ["time", "{}"]
 )  # fmt: skip
 def test_calls(format: ToolFormat, text: str, content: str, calls: list[list[str]]) -> None:
     expected = {"content": content, "reasoning": "", "calls": calls}
-    if '"weather"' in text and not calls and format is LLAMA and not text.startswith("H"):
-        expected = {"content": "", "reasoning": "", "calls": [["weather", ""]]}  # it was cut off
     assert whole(divided([text], THINK, format)) == expected
     assert whole(divided([*text], None, format)) == expected
     thought = f"<think>\nHm <tool_call> [TOOL_CALLS] {{\n</think>\n\n{text}"
@@ -92,8 +121,11 @@ def test_calls(format: ToolFormat, text: str, content: str, calls: list[list[str
 
 def test_only_calls_of_known_tools_count() -> None:
     text = f"<tool_call>{OTHER}</tool_call><tool_call>{CALL}</tool_call>"
-    assert whole(divided([*text], None, HERMES, names={"time", "weather"}))["calls"] == [TIME, WEATHER]
-    found = whole(divided([*LLAMA_CALL], None, LLAMA, names={"time"}))
+    assert whole(divided([*text], None, HERMES, tools={"time": {}, "weather": {}}))["calls"] == [
+        TIME,
+        WEATHER,
+    ]
+    found = whole(divided([*LLAMA_CALL], None, LLAMA, tools={"time": None}))
     assert found == {"content": LLAMA_CALL, "reasoning": "", "calls": []}
 
 
@@ -150,6 +182,58 @@ def plainly(text: str, opened: bool) -> tuple[str, str]:
     return thinking.strip(), content.lstrip()
 
 
+FORMATS = [HERMES, LLAMA, MISTRAL, MISTRAL_IDS, QWEN_XML, GLM, KIMI, DEEPSEEK, DEEPSEEK_R1]
+PIECES = st.lists(
+    st.sampled_from(
+        [format.before for format in FORMATS]
+        + [format.between or "" for format in FORMATS]
+        + [format.after for format in FORMATS]
+        + ["f", "[ARGS]", "[CALL_ID]", "a1b2c3d4e", "<function=", ">\n", "<parameter=a>\n",
+           "\n</parameter>\n", "</function>", "\n", "<arg_key>", "</arg_key>", "<arg_value>",
+           "</arg_value>\n", "functions.f:0",
+           "<|tool_call_argument_begin|>", "<｜tool▁sep｜>", "```json\n", "```",
+           '{"a": 1}', "{}", '{"a": "x\ny', " "]
+    ), max_size=12,
+).map("".join)  # fmt: skip
+
+
+@given(PIECES, st.data(), st.sampled_from(FORMATS), st.booleans())
+def test_where_any_format_is_cut_does_not_matter(
+    text: str, data: Any, format: ToolFormat, sure: bool
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    at_once = whole(divided([text], THINK, format, sure=sure))
+    assert whole(divided(pieces, THINK, format, sure=sure)) == at_once
+    assert whole(divided([*text], THINK, format, sure=sure)) == at_once
+    if not sure:  # what is no call is all there, spaces at the edges of calls aside
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in at_once["calls"])
+        if not at_once["calls"]:
+            assert at_once["content"].split() == text.split() or "<think>" in text
+
+
+CHANNELS = st.lists(
+    st.sampled_from(
+        ["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "assistant", "<|call|>", "<|return|>", "final",
+         "analysis", "commentary", " to=functions.f", " to=python", "{}", '{"a": 1', " ", "text",
+         "<|constrain|>"]
+    ), max_size=14,
+).map("".join)  # fmt: skip
+
+
+@given(CHANNELS, st.data(), st.booleans())
+def test_where_channels_are_cut_does_not_matter(text: str, data: Any, sure: bool) -> None:
+    def read(pieces: list[str]) -> dict[str, Any]:
+        stream = HarmonyStream({"f": {}}, sure=sure)
+        found = whole([part for piece in pieces for part in stream.push(piece)] + stream.finish())
+        assert stream.finish() == []
+        return found
+
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(pieces) == read([text]) == read([*text])
+
+
 @given(WORDS, st.data(), st.sampled_from([None, HERMES, LLAMA, MISTRAL]), st.booleans())
 @example(f"<tool_call>{OTHER} x", None, HERMES, False)
 def test_where_text_is_cut_does_not_matter(
@@ -164,8 +248,8 @@ def test_where_text_is_cut_does_not_matter(
         assert (at_once["reasoning"], at_once["content"]) == plainly(text, opened)
 
 
-def test_arguments_come_as_they_are_written() -> None:
-    stream = ChatStream(None, HERMES)
+def test_what_a_grammar_holds_comes_as_it_is_written() -> None:
+    stream = ChatStream(None, HERMES, sure=True)
     parts = [
         part
         for piece in (f"Ok <tool_call>{CALL[:40]}", CALL[40:45], CALL[45:])
@@ -174,6 +258,8 @@ def test_arguments_come_as_they_are_written() -> None:
     assert parts[:2] == [Part("content", "Ok"), Part("call_start", name="weather")]
     texts = [part.text for part in parts[2:]]
     assert len(texts) == 3 and "".join(texts) == ARGUMENTS and json.loads(ARGUMENTS)
+    cut = whole(divided([f"Ok <tool_call>{CALL[:60]}"], None, HERMES, sure=True))
+    assert cut == {"content": "Ok", "reasoning": "", "calls": [["weather", ARGUMENTS[: 60 - 33]]]}
 
 
 def test_half_a_marker_is_never_shown() -> None:
@@ -203,17 +289,24 @@ LLAMA_TEMPLATE = (
     ("template", "format"),
     [
         (HERMES_TEMPLATE, HERMES),
-        (HERMES_TEMPLATE + "<function=", None),
-        (HERMES_TEMPLATE + "<arg_key>", None),
-        (HERMES_TEMPLATE.replace("arguments", "args"), None),
+        (HERMES_TEMPLATE + "<function=", GENERAL),
+        (HERMES_TEMPLATE + "<arg_key>", GENERAL),
+        (HERMES_TEMPLATE.replace("arguments", "args"), GENERAL),
         (HERMES_TEMPLATE.replace('"', '\\"'), HERMES),
-        (HERMES_TEMPLATE.replace("tools", "users"), None),
-        ("<tool_call>", None),
-        ("{{ tools }}", None),
+        (HERMES_TEMPLATE.replace("tools", "users"), GENERAL),
+        ("<tool_call>", GENERAL),
+        ("{{ tools }}", GENERAL),
+        ("{{ message.tool_calls }}[TOOL_CALLS]", GENERAL),
         ("{{ tools }}{{ '[TOOL_CALLS] [' }}", MISTRAL),
-        ("{{ tools }}[TOOL_CALLS]name[ARGS]", None),
+        ("{{ tools }}[TOOL_CALLS]name[ARGS]", MISTRAL_ARGS),
+        ("{{ tools }}[TOOL_CALLS]name[CALL_ID]id[ARGS]", MISTRAL_IDS),
+        ("{{ tools }}<tool_call><function=f><parameter=p>", QWEN_XML),
+        ("{{ tools }}<tool_call>f<arg_key>a</arg_key><arg_value>", GLM),
+        ("{{ tools }}<|tool_calls_section_begin|><|tool_call_argument_begin|>", KIMI),
+        ("{{ tools }}<｜tool▁calls▁begin｜><｜tool▁sep｜>", DEEPSEEK),
+        ("{{ tools }}<｜tool▁calls▁begin｜><｜tool▁sep｜>```json", DEEPSEEK_R1),
         (LLAMA_TEMPLATE, LLAMA),
-        (LLAMA_TEMPLATE.replace("<|start_header_id|>", ""), None),
+        (LLAMA_TEMPLATE.replace("<|start_header_id|>", ""), GENERAL),
     ],
 )
 def test_formats_of_templates(template: str, format: ToolFormat | None) -> None:
@@ -222,7 +315,8 @@ def test_formats_of_templates(template: str, format: ToolFormat | None) -> None:
 
 @pytest.mark.parametrize("format", [HERMES, LLAMA, MISTRAL])
 def test_an_answer_put_together_as_the_format_says_is_read(format: ToolFormat) -> None:
-    call = '{"name": "time", "' + format.arguments_key + '": {"a": 1}}'
+    assert isinstance(format.call, JSONCall)
+    call = '{"name": "time", "' + format.call.key + '": {"a": 1}}'
     many = 1 if format.between is None else 3
     text = format.before + (format.between or "").join([call] * many) + format.after
     found = whole(divided([*text], None, format))

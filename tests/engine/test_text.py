@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hotcold.demo import model_path
-from hotcold.engine.text import TextStream, stop_strings
+from hotcold.engine.text import TextStream, _Prefix, stop_strings
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer
@@ -127,13 +127,13 @@ def test_the_end_gives_what_was_held_back_once() -> None:
 def test_stop_strings_of_every_form() -> None:
     assert stop_strings(None) == stop_strings([]) == ()
     assert stop_strings("a") == stop_strings(["a"]) == ("a",)
-    assert len(stop_strings([str(i) for i in range(16)])) == 16 and stop_strings("x" * 1024)
+    assert len(stop_strings([str(i) for i in range(256)])) == 256 and stop_strings("x" * 1024)
     for wrong, message in (
         ("", "stop holds a string of 0: strings of 1 to 1024 characters are needed"),
         (["a", ""], "stop holds a string of 0"),
         (["x" * 1025], "stop holds a string of 1025"),
         ([3], "stop holds 3: strings"),
-        (["a"] * 17, "stop has 17 strings: at most 16 are allowed"),
+        (["a"] * 257, "stop has 257 strings: at most 256 are allowed"),
     ):
         with pytest.raises(UserError, match=message):
             stop_strings(wrong)  # type: ignore[arg-type]
@@ -174,8 +174,25 @@ def test_long_stop_strings_cost_what_was_matched() -> None:
 
     stops = [Counted("ab" * 511 + "!" + chr(200 + i)) for i in range(16)]
     stream = TextStream(Pieces([b"ab", b"x"]), (), stops)
-    assert looks == 0
+    assert looks == len(stops)  # at the first characters
     for _ in range(20):
         assert stream.push(0) == ""
     assert stream.push(1) == "ab" * 20 + "x"
     assert 0 < looks < 16 * 41 * 6
+
+
+def test_hundreds_of_stop_strings_cost_what_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each character is compared with those stop strings alone that begin with it, or have begun."""
+    compared: list[str] = []
+    push = _Prefix.push
+
+    def counted(prefix: _Prefix, character: str) -> bool:
+        compared.append(prefix.text)
+        return push(prefix, character)
+
+    monkeypatch.setattr(_Prefix, "push", counted)
+    stops = [chr(0x4E00 + i) + "ab" for i in range(254)] + ["xyz", "yy"]
+    stream = TextStream(Pieces([b"no", b"x", b"y", b"q"]), (), stops)
+    assert stream.push(0) == "no" and not compared
+    assert [stream.push(1), stream.push(2), stream.push(3)] == ["", "", "xyq"]
+    assert compared == ["xyz", "xyz", "yy", "xyz", "yy"]

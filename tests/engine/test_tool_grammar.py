@@ -13,7 +13,17 @@ from hotcold.engine.grammar import Grammars, tools_grammar
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.grammar_text import lark_of
 from hotcold.engine.job import Grammar
-from hotcold.engine.tool_calls import HERMES, LLAMA, MISTRAL, ToolFormat
+from hotcold.engine.tool_calls import (
+    HARMONY,
+    HERMES,
+    KIMI,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    QWEN_XML,
+    ToolFormat,
+)
+from hotcold.engine.tool_grammar import framed
 
 WEATHER = {
     "type": "object",
@@ -125,6 +135,115 @@ def test_free_text_has_room_for_other_control_tokens() -> None:
     assert not {0, 1} & ids_in(matcher.mask())
 
 
+def test_an_answer_has_so_many_calls_at_most() -> None:
+    grammar = lark("required")
+    assert matches(grammar, hermes(*[NOW] * 16)) and not matches(grammar, hermes(*[NOW] * 17))
+
+
+@pytest.mark.parametrize(
+    "form", [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_XML, KIMI, HARMONY], ids=lambda f: f.name
+)
+@pytest.mark.parametrize(
+    ("content", "right", "wrong"),
+    [
+        (Grammar("json_object"), '{"a": [1]}', "[1]"),
+        (Grammar("json_schema", '{"type": "array", "items": {"type": "integer"}}'), "[1, 2]", '["a"]'),
+        (Grammar("regex", "[0-9]+/x"), "12/x", "x"),
+    ],
+    ids=lambda each: each.kind if isinstance(each, Grammar) else "",
+)
+def test_calls_or_content_of_a_format(form: ToolFormat, content: Grammar, right: str, wrong: str) -> None:
+    call = {
+        HERMES: hermes(NOW), LLAMA: NOW.replace("arguments", "parameters"), MISTRAL: f"[TOOL_CALLS][{NOW}]",
+        MISTRAL_ARGS: "[TOOL_CALLS]weather_now[ARGS]{}",
+        QWEN_XML: "<tool_call>\n<function=weather_now>\n</function>\n</tool_call>",
+        KIMI: "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather_now:0"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        HARMONY: "<|channel|>commentary to=functions.weather_now<|message|>{}",
+    }[form]  # fmt: skip
+    before = "<|channel|>final<|message|>" if form is HARMONY else ""
+    auto, required = (
+        tools_grammar(TOOLS, choice, True, form, {}, content) for choice in ("auto", "required")
+    )
+    assert auto is not None and required is not None
+    right, wrong = before + right, before + wrong
+    check(lark_of(auto, {}), [call, right], [wrong, "", "Hm", f"Hm{call}", f"{right}{call}"])
+    check(lark_of(required, {}), [call], [right, wrong, ""])
+
+
+def test_content_of_a_format_alone_stands_between_the_marks_of_its_channel() -> None:
+    content = Grammar("json_object")
+    assert framed(content, HERMES, {}) is content
+    gbnf = Grammar("gbnf", 'root ::= "a"')
+    assert framed(gbnf, HARMONY, {}) is gbnf
+    found = lark_of(framed(content, HARMONY, {}), {})
+    final, think = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    check(
+        found, [final + "{}", think + final + "{}"], ["{}", final, final + "[]", think, final + "{}<|end|>"]
+    )
+
+
+def test_marks_of_channels_that_are_tokens_are_these_tokens() -> None:
+    """Two of them, for which BOS and another play the parts."""
+    ids = {"<|channel|>": 0, "<|message|>": 1}
+    for choice, tail, complete in (
+        ("auto", [0, "final", 1, "Yes <b>"], True),
+        ("auto", [0, "commentary to=functions.weather_now", 1, "{}"], True),
+        ("required", [0, "final"], False),
+        ("required", ["<|channel|>"], False),
+    ):
+        matcher = compiler().compile(lark(choice, form=HARMONY, ids=ids)).copy()
+        tokens = [id for each in tail for id in ([each] if isinstance(each, int) else tokens_of(each))]
+        ok = all(token in ids_in(matcher.mask()) and matcher.consume([token]) for token in tokens)
+        assert ok is complete and (not ok or matcher.complete())
+
+
+TAGGED = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "kind": {"type": "string", "enum": ["a", "b"]},
+        "n": {"$ref": "#/$defs/n"},
+    },
+    "required": ["text"],
+    "$defs": {"n": {"type": "integer"}},
+}
+
+
+def test_arguments_in_tags_match_their_schema() -> None:
+    def written(*arguments: tuple[str, str]) -> str:
+        inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments)
+        return f"<tool_call>\n<function=f>\n{inner}</function>\n</tool_call>"
+
+    def grammar(parameters: Any) -> str:
+        found = tools_grammar([tool("f", parameters=parameters)], "required", False, QWEN_XML, {})
+        assert found is not None
+        return lark_of(found, {})
+
+    text = ("text", 'any "text"\n\n< </p>')
+    right = [
+        (text,),
+        (("text", ""),),
+        (text, ("kind", "a")),
+        (text, ("n", "5")),
+        (text, ("kind", "b"), ("n", "-5")),
+    ]
+    wrong = [
+        (),
+        (("kind", "a"),),
+        (text, ("kind", "c")),
+        (text, ("n", "five")),
+        (("n", "5"), text),
+        (text, ("x", "y")),
+    ]
+    check(grammar(TAGGED), [written(*each) for each in right], [written(*each) for each in wrong])
+    auto = tools_grammar([tool("f", parameters=TAGGED)], "auto", False, QWEN_XML, {})
+    assert auto is not None
+    call = written(text)
+    check(lark_of(auto, {}), ["Hm", "Hm\n" + call], ["Hm <function=f>", call.replace("<tool_call>\n", "")])
+    check(grammar({"type": "object"}), [written(), written(("x", "y"), ("z", "{}"))], [written(("", "y"))])
+
+
 def test_none_and_no_tools_are_free() -> None:
     assert tools_grammar(TOOLS, "none", True, HERMES) is None
     assert tools_grammar([], "auto", True, HERMES) is None
@@ -147,7 +266,16 @@ def tool(name: object, **more: object) -> dict[str, Any]:
         ([tool(f"t{i}") for i in range(10_000)], "auto", "10000 tools: allowed are 128"),
         ([tool("a", parameters={"type": "string"})], "auto", "no schema of type 'object'"),
         ([tool("a", parameters="x")], "auto", "no schema of type 'object'"),
-        ([tool("a", parameters={"type": "object", "not": {}})], "auto", "the tool 'a': 'not' in the schema"),
+        (
+            [tool("a", parameters={"type": "object", "properties": {"p": {"type": "text"}}})],
+            "auto",
+            "the tool 'a': type at properties.p is 'text'",
+        ),
+        (
+            [tool("a", parameters={"type": "object", "properties": {"p": {"not": {}}}}, strict=True)],
+            "auto",
+            "the tool 'a': not at properties.p cannot be enforced: leave it out, or leave strict out",
+        ),
         ([tool("a", parameters={"type": "object", "title": "x" * 70_000})], "auto", "the tool 'a': .*65536"),
     ],
     ids=lambda value: json.dumps(value)[:40],

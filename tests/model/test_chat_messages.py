@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hotcold.model.chat_messages import MessageError, check_messages, check_tools, check_values
+from hotcold.model.chat_messages import MessageError, check_messages, check_tools, check_values, content_text
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -29,11 +29,11 @@ def test_what_templates_get() -> None:
     before = json.dumps(given)
     function = {"name": "f", "arguments": {"x": [1, "<|im_end|>"]}}
     assert check_messages(given) == [
-        {"role": "system", "content": "a\nb"},
+        {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "content": "Hi", "name": "Ann"},
         {
             "role": "assistant",
-            "content": "",
+            "content": None,
             "tool_calls": [{"id": "c1", "type": "function", "function": function}],
         },
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
@@ -41,7 +41,10 @@ def test_what_templates_get() -> None:
     ]
     assert json.dumps(given) == before
     assert check_messages([call({"y": 1})])[0]["tool_calls"][0]["function"]["arguments"] == {"y": 1}
-    assert check_messages([call("")])[0]["tool_calls"][0]["function"]["arguments"] == {}
+    for nothing in ("", None, "null", " {} "):
+        assert check_messages([call(nothing)])[0]["tool_calls"][0]["function"]["arguments"] == {}
+    assert check_messages([{"role": "assistant"}]) == [{"role": "assistant", "content": ""}]
+    assert check_messages([{"role": "tool", "content": None}]) == [{"role": "tool", "content": ""}]
     assert check_tools([TOOL]) == [TOOL]
 
 
@@ -66,9 +69,8 @@ def test_what_templates_get() -> None:
         ([USER | {"tool_calls": [1]}], "only assistants"),
         ([{"role": "assistant", "tool_calls": "x"}], "in a list"),
         ([{"role": "assistant", "tool_calls": [5]}], r"tool_calls\[0\] is 5"),
-        ([call("{")], r"arguments is '{': an object as JSON"),
-        ([call("[1]")], r"arguments is '\[1\]'"),
-        ([call("[" * 100_000)], "arguments is"),
+        ([call([1])], r"arguments is \[1\]: an object as JSON"),
+        ([call(5)], r"arguments is 5"),
         ([call({"x": object()})], "no JSON"),
         ([call({"x": float("nan")})], "no JSON"),
         ([USER] * 10_001, "at most 10000"),
@@ -79,6 +81,28 @@ def test_what_is_refused(messages: Any, error: str) -> None:
     with pytest.raises(MessageError if "surrogate" not in error else ValueError, match=error) as raised:
         check_messages(messages)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 250
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": ', '{"a": "b', "[1]", "now", '"x"', "{'a': 1}", '{"a": NaN}', "[" * 100_000]
+)
+def test_arguments_that_were_cut_off_are_told_as_they_are(text: str) -> None:
+    """Some model wrote them, so a client has them in its history: the conversation goes on."""
+    (found,) = check_messages([call(text)])
+    assert found["tool_calls"][0]["function"]["arguments"] == {"cut_off_arguments": text}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a", "a"),
+        (None, ""),
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
+    ],
+)
+def test_content_as_a_text(content: Any, text: str) -> None:
+    assert content_text(content) == text
 
 
 def deep(levels: int) -> Any:

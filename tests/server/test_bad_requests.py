@@ -85,14 +85,20 @@ def test_bodies_that_are_no_request(client: httpx.Client, path: str) -> None:
 @pytest.mark.parametrize("path", POSTS)
 def test_bodies_that_are_no_json(client: httpx.Client, path: str) -> None:
     body = json.dumps({"prompt": "a"}).encode()
-    for kind in (
-        "text/plain",
-        "application/x-www-form-urlencoded",
-        "multipart/form-data",
-        "application/jsonx",
-        "",
-    ):
+    for kind in ("multipart/form-data", "application/jsonx", "text/html", "text/plainer", "application/xml"):
         check_error(client.post(path, content=body, headers={"Content-Type": kind}), 415)
+    # Of a page, whether allowed or not: its browser sends these without asking the server first.
+    for kind in ("", "text/plain", "application/x-www-form-urlencoded", "text/plain;charset=UTF-8"):
+        for mark, value in (
+            ("Origin", "http://localhost:3000"),
+            ("Referer", "http://localhost:3000/"),
+            ("Sec-Fetch-Site", "same-origin"),
+            ("Sec-Fetch-Mode", "no-cors"),
+        ):
+            reply = client.post(path, content=body, headers={"Content-Type": kind, mark: value})
+            check_error(reply, 415)
+        foreign = {"Content-Type": kind, "Origin": "https://evil.com"}
+        check_error(client.post(path, content=body, headers=foreign), 403)
     bomb = gzip.compress(b"[" + b"0," * 10_000_000 + b"0]")
     for encoding in ("gzip", "br", "deflate", "identity, gzip"):
         check_error(client.post(path, content=bomb, headers={**JSON, "Content-Encoding": encoding}), 415)
@@ -102,6 +108,26 @@ def test_types_of_json_that_are_accepted(client: httpx.Client) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
     for kind in ("application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8"):
         assert client.post("/v1/completions", content=body, headers={"Content-Type": kind}).status_code == 200
+
+
+def test_types_that_programs_send_without_being_told(client: httpx.Client) -> None:
+    """curl -d, Python's urllib, Node's fetch of a string, and requests without one."""
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    for kind in ("application/x-www-form-urlencoded", "text/plain;charset=UTF-8", "text/plain", ""):
+        headers = {"Content-Type": kind} if kind else {}
+        assert client.post("/v1/completions", content=body, headers=headers).status_code == 200
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    reply = client.post("/v1/completions", content=b"prompt=a&max_tokens=1", headers=form)
+    assert check_error(reply, 400)["code"] == "invalid_json"
+
+
+def test_a_byte_order_mark_before_a_body_is_passed_over(client: httpx.Client) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/tokenize", {"content": "a"}),
+    ):
+        marked = b"\xef\xbb\xbf" + json.dumps(body).encode()
+        assert client.post(path, content=marked, headers=JSON).status_code == 200
 
 
 @pytest.mark.parametrize("path", POSTS)
@@ -138,14 +164,14 @@ COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": [1.5]},
     {"prompt": ["a", 1]},
     {"prompt": ["a"] * 1000},
-    {"prompt": "a", "max_tokens": -1},
+    {"prompt": "a", "max_tokens": -2},
     {"prompt": "a", "max_tokens": 1e308},
     {"prompt": "a", "n": 10**9},
     {"prompt": "a", "best_of": 10**9},
     {"prompt": "a", "logprobs": 21},
     {"prompt": "a", "suffix": "b"},
     {"prompt": "a", "stream": 1},
-    {"prompt": "a", "model": "another"},
+    {"prompt": "a", "model": ["another"]},
     {"prompt": [5] * CONTEXT},
     {"prompt": [5] * (CONTEXT + 1)},
     {"prompt": [5] * 10 * CONTEXT},
@@ -205,7 +231,7 @@ def test_texts_that_are_strange_and_right(client: httpx.Client) -> None:
     ("method", "path", "status"),
     [
         ("GET", "/no/such/path", 404),
-        ("GET", "//v1/models", 404),
+        ("GET", "//v1//no//such", 404),
         ("GET", "/v1/models/another", 404),
         ("GET", "/v1/models/%2e%2e", 404),
         ("GET", "/v1/%2e%2e/%2e%2e/etc/passwd", 404),

@@ -160,7 +160,7 @@ def test_who_waits_for_a_100_is_told_no_before_sending(live: Any, connect: Conne
     assert connection.answer()[0] == 100
     connection.send(body)
     assert connection.answer()[0] == 200
-    connection.send(head.replace(b"application/json", b"text/plain") + b"\r\n\r\n")
+    connection.send(head.replace(b"application/json", b"text/html") + b"\r\n\r\n")
     assert connection.answer()[0] == 415
 
 

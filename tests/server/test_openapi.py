@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from api_pieces import Marked, facts, likely, piece
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hotcold.server import openapi
 from hotcold.server.protocol import chat, completion, models, native, tokens
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.fields import NUMBER, Real, Whole
 
 
 def validator(name: str) -> Any:
@@ -72,10 +74,38 @@ def test_a_field_is_refused_where_the_description_refuses_it(name: str, data: st
     field = data.draw(st.sampled_from(sorted(fields)))
     body = {**BASES[name], field: data.draw(VALUES)}
     valid = validator_of(name).is_valid(body)
-    if field in DEPENDS:  # the description cannot say everything, but what it refuses is refused
+    if field in DEPENDS or is_number(
+        body[field]
+    ):  # the description cannot say everything, but what it refuses is refused
         assert valid or refused(name, body)
     else:
         assert valid is not refused(name, body)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number as text, whose bounds no pattern can say."""
+    return isinstance(value, str) and re.fullmatch(NUMBER, value) is not None
+
+
+@given(st.integers(-(1 << 40), 1 << 40) | st.floats(allow_nan=False, allow_infinity=False))
+@example(0)
+@example(-1)
+@example(5.0)
+@example(1e-7)
+def test_a_number_as_text_is_the_number(number: float) -> None:
+    """It is taken where the number is, and as the same, and described where it is taken."""
+    text = json.dumps(number)
+    assert is_number(text)
+    for kind in (Whole(-1, 100, without=0), Whole(0), Real(-2, 2), Real(0, 1e308)):
+        assert reading(kind, text) == reading(kind, number)
+        assert type(reading(kind, text)) is type(reading(kind, number))
+
+
+def reading(kind: Whole | Real, value: Any) -> float | None:
+    try:
+        return kind.read(value, "x")
+    except APIError:
+        return None
 
 
 _validators: dict[str, Any] = {}
@@ -142,8 +172,10 @@ def test_a_table_for_the_documentation() -> None:
     table = openapi.table(chat.FIELDS)
     lines = table.splitlines()
     assert all(f"`{name}`" in table for name in chat.FIELDS)
-    assert "| `temperature` | 0 to 100 | `1.0` | 0 always takes the likeliest. |" in lines
-    assert "| `top_k` | -1 to 2^31 - 1 | `0` | Keeps the k likeliest; 0 and -1 keep all. |" in lines
+    assert "| `temperature` | 0 to 100 |  | 0 always takes the likeliest. |" in lines
+    assert "| `top_k` | -1 to 2^31 - 1 |  | Keeps the k likeliest; 0 and -1 keep all. |" in lines
+    assert "| `max_tokens` | -1 to 2^31 - 1, not 0 |  | Another name of max_completion_tokens. |" in lines
+    assert "| `stream` | true, false | `false` | Sends the answer" in table
     assert '`modalities` (`["text"]`)' in lines[-1] and "`chat_template`," in lines[-1]
 
 

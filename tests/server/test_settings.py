@@ -138,12 +138,13 @@ def test_what_is_no_host_name(name: str) -> None:
         settings.check_host(name)
 
 
-@pytest.mark.parametrize("origin", ["https://chat.example.org", "http://a:1", "*", "app://obsidian.md"])
-def test_origins(origin: str) -> None:
-    assert settings.check_origin(origin) == origin
-
-
-@pytest.mark.parametrize("origin", ["", "chat.example.org", "https://a/", "https://a b", "https://"])
-def test_what_is_no_origin(origin: str) -> None:
-    with pytest.raises(UserError, match="origin"):
-        settings.check_origin(origin)
+def test_keys_of_what_is_no_plain_file(tmp_path: Path) -> None:
+    """A device has no end, and a pipe no size."""
+    for device in ("/dev/urandom", "/dev/zero"):
+        with pytest.raises(UserError, match=f"{device}: a file of keys has .* less than 1 MiB"):
+            settings.api_keys(Path(device))
+    read, write = os.pipe()
+    os.write(write, b"\xef\xbb\xbfsecret\n")
+    os.close(write)
+    assert settings.api_keys(Path(f"/dev/fd/{read}")) == (hashlib.sha256(b"secret").digest(),)
+    os.close(read)

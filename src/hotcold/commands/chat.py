@@ -1,8 +1,9 @@
-"""Talks with a model in the terminal. Answers go to stdout, notes and figures to stderr; piped input is one
-message a line. /help lists what can be done in a conversation."""
+"""Talks with a model in the terminal. Answers go to stdout, notes and figures to stderr. Piped input is one
+message a line; the first that is refused ends it with exit code 2. /help lists what can be done."""
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from hotcold.commands import options
@@ -22,9 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--n-predict",
         "--predict",
-        type=options.whole_number(1),
+        type=options.token_count,
         metavar="N",
-        help=f"the most tokens of an answer (default: {ANSWER_TOKENS}, or a quarter of a small context)",
+        help=f"the most tokens of an answer; -1: until the context is full (default: {ANSWER_TOKENS}, or a "
+        "quarter of a small context)",
     )
     parser.add_argument("--load", type=options.file_path, metavar="FILE", help="go on with what /save wrote")
     parser.add_argument(
@@ -34,16 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep the lines that are typed in this file (default: they are forgotten)",
     )
     parser.add_argument("--no-figures", action="store_true", help="print no line of figures after answers")
+    options.add_template_options(parser)
     options.add_model_options(parser)
     options.add_sampling_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    params = options.sampling_params(args)
+    given = options.sampling_given(args)
     conversation = Conversation(args.system_prompt or "")
     if args.load is not None:
         conversation.load(args.load)
     session = options.load_session(args)
+    params = replace(session.model.sampling, **given)
     with Interrupts() as interrupts:
         lines = LineInput(interrupts, _history(args.history))
         max_tokens = args.n_predict or min(ANSWER_TOKENS, max(1, session.model.context // 4))
@@ -97,6 +101,10 @@ def _talk(terminal: Terminal, lines: LineInput) -> int:
                 terminal.ask(text)
             if lines.interactive:
                 print()
+            elif terminal.interrupted:
+                return EXIT_INTERRUPTED
         except (UserError, OSError) as error:
+            if not lines.interactive:  # what follows was written for an answer that there is not
+                raise
             say(f"error: {error}")
         sys.stdout.flush()

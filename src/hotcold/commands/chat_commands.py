@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from hotcold.commands.chat_terminal import Terminal, say
-from hotcold.engine.values import whole
+from hotcold.engine.values import LARGEST, whole
 from hotcold.errors import UserError
 from hotcold.formats.files import printable
 from hotcold.model.chat_messages import TemplateValue, check_values
@@ -110,11 +110,11 @@ def _set(terminal: Terminal, argument: str) -> None:
         for each, field in _NUMBERS.items():
             value = getattr(terminal.params, field)
             say(f"{each:<18}{'drawn anew' if value is None else value}")
-        say(f"{'n':<18}{terminal.max_tokens}")
+        say(f"{'n':<18}{-1 if terminal.max_tokens == LARGEST else terminal.max_tokens}")
         for each, value in terminal.values.items():
             say(f"{each:<18}{value}")
     elif name in ("n", "n-predict"):
-        terminal.max_tokens = whole("n", _number(name, text, is_whole=True), 1)
+        terminal.max_tokens = LARGEST if text == "-1" else whole("n", _number(name, text, is_whole=True), 1)
     elif name == "seed" and text == "-1":
         terminal.set_params(seed=None)
     elif name in _NUMBERS:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hotcold.commands.conversation import Conversation
 from hotcold.commands.figures import figures_of, print_figures
 from hotcold.commands.interrupts import Interrupts
-from hotcold.engine.chat import Chat, ChatStream, Part
+from hotcold.engine.chat import AnswerStream, Chat, Part
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
 from hotcold.engine.request import Request
@@ -39,6 +39,7 @@ class Terminal:
         self.session, self.conversation, self.params = session, conversation, params
         self.max_tokens = max_tokens
         self.values: dict[str, TemplateValue] = {}  #: what the template is told
+        self.interrupted = False  #: whether Ctrl-C ended the last answer
         self.figures = True  #: whether a line of them follows each answer
         self.chat = Chat(model.tokenizer, model.chat_metadata, model.name)
         self._engine = Engine(session)
@@ -146,13 +147,15 @@ class Terminal:
             say(f"note: the first {start - first} messages no longer fit in the context and are left out")
         return ids
 
-    def _print(self, request: Request, divide: ChatStream, printer: "Printer") -> None:
+    def _print(self, request: Request, divide: AnswerStream, printer: "Printer") -> None:
         """Ctrl-C ends the answer, which stays as far as it came."""
+        self.interrupted = False
         try:
             with self._interrupts.heard():
                 for piece in stream(self._engine, request):
                     printer.show(divide.push(piece.text))
         except KeyboardInterrupt:
+            self.interrupted = True
             self._engine.abort(request)
         printer.show(divide.finish())
 

@@ -4,16 +4,15 @@ Exit codes: 0 done, 2 a mistake of the user, in a file or of the machine, 70 a d
 are one line on stderr), 130 interrupted by Ctrl-C, 141 the reader of stdout has gone. ``python -X dev -m
 hotcold`` shows the traceback behind the line."""
 
-import argparse
 import contextlib
 import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import NoReturn, TextIO
+from typing import TextIO
 
+from hotcold.commands.command_line import OneLineParser, nearest
 from hotcold.errors import UserError
 from hotcold.version import __version__
 
@@ -45,22 +44,6 @@ EXIT_ERROR = 2
 EXIT_DEFECT = 70  # EX_SOFTWARE of sysexits.h
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line and name the nearest option."""
-
-    def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
-        args, unknown = self.parse_known_args(argv)
-        if unknown:
-            kind = "option" if unknown[0].startswith("-") else "argument"
-            option = unknown[0].partition("=")[0]
-            hint = _nearest(option, list(self._option_string_actions))
-            self.error(f"unknown {kind} {unknown[0]!r}{hint}")
-        return args
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (`{self.prog} --help` lists the options)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,7 +83,7 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] not in names:
         if argv[0].startswith("-"):
             raise UserError(f"a command comes before {argv[0]!r}: {', '.join(names)}")
-        hint = _nearest(argv[0], names)
+        hint = nearest(argv[0], names)
         raise UserError(f"unknown command {argv[0]!r}{hint}; commands: {', '.join(names)}")
     return _run_verb(argv[0], argv[1:])
 
@@ -110,9 +93,11 @@ def _run_verb(name: str, argv: list[str]) -> int:
     parser = OneLineParser(prog=f"hotcold {name}", description=verb.__doc__, allow_abbrev=False)
     verb.add_arguments(parser)
     try:
-        args = parser.parse_strictly(argv)
+        args, notes = parser.parse_strictly(argv)
     except SystemExit as done:  # --help has printed
         return int(done.code or 0)
+    for note in notes:
+        _say(f"note: {note}")
     code: int = verb.run(args)
     return code
 
@@ -125,11 +110,6 @@ def _overview() -> str:
     lines += ["`hotcold COMMAND --help` describes one command. The first to try:", ""]
     lines += ['  hotcold generate -p "Once upon a time"']
     return "\n".join(lines)
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    matches = get_close_matches(word, known, n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _is_for_the_user(error: BaseException | None) -> bool:

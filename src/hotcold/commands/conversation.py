@@ -7,7 +7,7 @@ from typing import Any
 from hotcold.engine.files import read_text
 from hotcold.errors import UserError
 from hotcold.formats.files import naming, printable, replacing
-from hotcold.model.chat_messages import Message, check_messages
+from hotcold.model.chat_messages import Message, check_messages, content_text
 
 
 class Conversation:
@@ -67,6 +67,7 @@ class Conversation:
         try:
             found: Any = json.loads(read_text(path))
             messages = check_messages(found["messages"])
+            messages = [{**each, "content": content_text(each["content"])} for each in messages]
         except (KeyError, TypeError, RecursionError):
             raise UserError(f"{printable(str(path), 4096)} is no conversation: /save writes one") from None
         except ValueError as error:

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from hotcold.commands import options
 from hotcold.commands.cli import EXIT_INTERRUPTED
@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--n-predict",
         "--predict",
-        type=options.whole_number(1),
+        type=options.token_count,
         default=200,
         metavar="N",
-        help="the most tokens to generate (200)",
+        help="the most tokens to generate; -1: until the text or the context ends (200)",
     )
     parser.add_argument("--ignore-eos", action="store_true", help="do not let the model end the text")
     parser.add_argument(
@@ -48,12 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    params, stop = options.sampling_params(args), stop_strings(args.stop)
+    given, stop = options.sampling_given(args), stop_strings(args.stop)
     prompt = args.prompt or ""
     if args.file is not None or prompt == "-":
         prompt = options.read_text(args.file).removesuffix("\n")
     session = options.load_session(args)
     ids = session.model.tokenizer.encode(prompt)
+    params = replace(session.model.sampling, **given)
     request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
     engine = Engine(session)
     engine.check(request)

@@ -16,6 +16,7 @@ from hotcold.engine.files import read_text as read_text
 from hotcold.engine.hub import located
 from hotcold.engine.load_options import SPARSITY_MODES, LoadOptions, ModelOptions
 from hotcold.engine.machine import processor as processor
+from hotcold.engine.named_templates import TEMPLATES, template_text
 from hotcold.engine.reports import Setup
 from hotcold.engine.values import scaled as scaled
 from hotcold.engine.values import size as size
@@ -24,7 +25,6 @@ from hotcold.kernels import BACKENDS
 from hotcold.model.kv_cache import CACHE_TYPES
 
 if TYPE_CHECKING:
-    from hotcold.engine.sampler import SamplingParams
     from hotcold.engine.session import Session
 
 _LARGEST = 2**31 - 1
@@ -45,6 +45,21 @@ def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def threads(text: str) -> int | None:
+    """A parser of numbers of threads; -1 is as many as without the option."""
+    return None if text == "-1" else whole_number(1, 1024)(text)
+
+
+def context_size(text: str) -> int:
+    """A parser of positions of a context; 0 is all that the model has."""
+    return 0 if text == "0" else whole_number(2)(text)
+
+
+def token_count(text: str) -> int:
+    """A parser of the most tokens to generate; -1 is as many as there is room for."""
+    return _LARGEST if text in ("-1", "-2") else whole_number(1)(text)
 
 
 def number(text: str) -> float:
@@ -122,16 +137,16 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
     add(
         "-t",
         "--threads",
-        type=whole_number(1, 1024),
+        type=threads,
         metavar="N",
-        help="default: one for each physical core that this process may use",
+        help="default, and -1: one for each physical core that this process may use",
     )
     add(
         "-c",
         "--ctx-size",
-        type=whole_number(2),
+        type=context_size,
         metavar="N",
-        help="positions of the context (default: the model's, at most 4096)",
+        help="positions of the context; 0: all of the model's (default: the model's, at most 4096)",
     )
     add_cache_options(add)
     add(
@@ -220,45 +235,61 @@ def add_gpu_option(parser: argparse._ActionsContainer) -> None:
     )
 
 
+#: What an option of sampling says of its default.
+_ELSE = "default: the model file's, else"
+
+
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """How tokens are chosen; :func:`sampling_given` has those that were given."""
     add = parser.add_argument_group("sampling").add_argument
     add(
-        "--temp", type=number, default=0.8, metavar="X", help="temperature; 0 takes the likeliest token (0.8)"
+        "--temp",
+        "--temperature",
+        type=number,
+        metavar="X",
+        help=f"temperature; 0 takes the likeliest token ({_ELSE} 0.8)",
     )
     add(
         "--top-k",
         type=whole_number(0),
-        default=40,
         metavar="N",
-        help="keep the N likeliest tokens; 0 keeps all (40)",
+        help=f"keep the N likeliest tokens; 0 keeps all ({_ELSE} 40)",
     )
     add(
         "--top-p",
         type=number,
-        default=0.95,
         metavar="P",
-        help="keep the likeliest tokens that reach P together; 1 keeps all (0.95)",
+        help=f"keep the likeliest tokens that reach P together; 1 keeps all ({_ELSE} 0.95)",
     )
     add(
         "--min-p",
         type=number,
-        default=0.05,
         metavar="P",
-        help="keep tokens at least P times as likely as the likeliest; 0 keeps all (0.05)",
+        help=f"keep tokens at least P times as likely as the likeliest; 0 keeps all ({_ELSE} 0.05)",
     )
     add(
         "--repeat-penalty",
         type=number,
-        default=1.0,
         metavar="X",
-        help="make recent tokens less likely; 1 changes nothing (1.0)",
+        help=f"make recent tokens less likely; 1 changes nothing ({_ELSE} 1)",
     )
     add(
         "--repeat-last-n",
         type=whole_number(-1),
-        default=64,
         metavar="N",
-        help="how many tokens are recent; 0 is none, -1 all (64)",
+        help=f"how many tokens are recent; 0 is none, -1 all ({_ELSE} 64)",
+    )
+    add(
+        "--frequency-penalty",
+        type=number,
+        metavar="X",
+        help="make a token less likely each time that it was generated (default: 0)",
+    )
+    add(
+        "--presence-penalty",
+        type=number,
+        metavar="X",
+        help="make tokens that were generated less likely (default: 0)",
     )
     add(
         "-l",
@@ -280,23 +311,56 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_template_options(parser: argparse.ArgumentParser) -> None:
+    """The chat template; :func:`chat_template` has what was given."""
+    group = parser.add_argument_group("chat template").add_mutually_exclusive_group()
+    group.add_argument(
+        "--chat-template",
+        metavar="NAME|TEXT",
+        help=f"instead of the model file's: Jinja, or {', '.join(TEMPLATES)}",
+    )
+    group.add_argument(
+        "--chat-template-file", type=file_path, metavar="FILE", help="the same from a file with Jinja"
+    )
+
+
+def chat_template(args: argparse.Namespace) -> str | None:
+    """The template that was given. UserError: it is none, or the file cannot be read."""
+    if args.chat_template_file is not None:
+        text = read_text(args.chat_template_file)
+        return text if text.strip() else template_text(text)
+    return None if args.chat_template is None else template_text(args.chat_template)
+
+
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="end stdout with a line of JSON")
 
 
-def sampling_params(args: argparse.Namespace) -> "SamplingParams":
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repeat_penalty",
+    "repeat_last_n": "repeat_last_n",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+}
+
+
+def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags of :func:`add_sampling_options` say, as fields of ``SamplingParams``. UserError: a value
+    that is not allowed."""
     from hotcold.engine.sampler import SamplingParams
 
-    return SamplingParams(
-        temperature=args.temp,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repeat_penalty=args.repeat_penalty,
-        repeat_last_n=args.repeat_last_n,
-        logit_bias=dict(args.logit_bias),
-        seed=None if args.seed < 0 else args.seed,
-    )
+    found = {field: getattr(args, name) for name, field in _SAMPLING.items()}
+    found = {field: value for field, value in found.items() if value is not None}
+    if args.logit_bias:
+        found["logit_bias"] = dict(args.logit_bias)
+    if args.seed >= 0:
+        found["seed"] = args.seed
+    SamplingParams(**found)
+    return found
 
 
 def model_options(args: argparse.Namespace) -> ModelOptions:
@@ -307,6 +371,8 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
         "backend": args.backend,
         "cache_type": cache_type(args),
     }
+    if "chat_template" in args:
+        found["chat_template"] = chat_template(args)
     if "sparsity" in args:
         found |= {
             "sparsity": args.sparsity,

@@ -63,9 +63,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: those of this machine)",
     )
     add("-a", "--alias", metavar="NAME", help="the model's name for clients (default: its file's)")
+    add(
+        "--json-schema-open",
+        action="store_true",
+        help="objects of JSON schemas may have properties that the schema does not name, unless it says "
+        "otherwise: as the standard has it",
+    )
     add("--log-disable", action="store_true", help="no line on stderr for each request")
     _add_request_options(parser)
+    options.add_template_options(parser)
     options.add_model_options(parser)
+    options.add_sampling_options(parser)
 
 
 def _add_request_options(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +85,15 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         default=4,
         metavar="N",
         help="how many run at the same time (4); each may have all of -c",
+    )
+    add(
+        "-n",
+        "--n-predict",
+        "--predict",
+        type=options.token_count,
+        metavar="N",
+        help="the most tokens of an answer whose request does not say; -1: as many as there is room for "
+        "(default: 2048, of /v1/completions 16)",
     )
     add(
         "--max-waiting",
@@ -149,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> "Settings":
-    from hotcold.server import settings
+    from hotcold.server import origins, settings
 
     return settings.Settings(
         host=args.host,
@@ -157,12 +174,15 @@ def _settings(args: argparse.Namespace) -> "Settings":
         keys=settings.api_keys(args.api_key_file),
         public_without_key=args.public_without_key,
         allow_hosts=tuple(map(settings.check_host, args.allow_host)),
-        cors_origins=tuple(map(settings.check_origin, args.cors_origin)),
+        cors_origins=tuple(map(origins.check_origin, args.cors_origin)),
+        open_schemas=args.json_schema_open,
         log=not args.log_disable,
         timeout_s=args.timeout,
         drain_s=args.drain,
         connections=args.max_connections,
         body_bytes=args.max_body,
+        sampling=options.sampling_given(args),
+        max_tokens=args.n_predict,
     )
 
 

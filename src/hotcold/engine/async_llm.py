@@ -44,10 +44,11 @@ class AsyncLLM(EngineFront):
             self._template = Chat(self.tokenizer, self.metadata, self.info.name)
         return self._template
 
-    async def check(self, grammar: Grammar) -> None:
-        """JobError ``invalid_grammar``: no answer may be held to this. It is compiled in another process,
-        within bounds, and the result is kept for a while. :meth:`stream` does this first."""
-        await self._checked(grammar)
+    async def check(self, grammar: Grammar) -> Grammar:
+        """The grammar with ``notes`` on what of its schemas an answer is not held to. JobError
+        ``invalid_grammar``: no answer may be held to this. It is compiled in another process, within bounds,
+        and the result is kept for a while. :meth:`stream` does this first."""
+        return await self._checked(grammar)
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
         """As :meth:`EngineFront.stream`; the job's grammar is checked first."""
@@ -59,7 +60,7 @@ class AsyncLLM(EngineFront):
 
     async def stream_text(self, prompt: Prompt, **options: Unpack[JobOptions]) -> AsyncGenerator[Piece, None]:
         """:meth:`stream` of a text, or token ids. UserError: an option or a prompt that is not allowed."""
-        settings = JobSettings.of(options)
+        settings = JobSettings.of(options, self.sampling)
         ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
         async with contextlib.aclosing(self.stream(settings.job(ids))) as pieces:
             async for piece in pieces:
@@ -80,7 +81,7 @@ class AsyncLLM(EngineFront):
     ) -> Generation | list[Generation]:
         """Continues a prompt, or each of several, as :meth:`LLM.generate` does, and with the same texts. One
         of several that fails says why in :attr:`Generation.error`. Cancelling it ends all of them."""
-        settings = JobSettings.of(options)
+        settings = JobSettings.of(options, self.sampling)
         if is_one(prompt):
             done = await self._generate(prompt, settings.of_prompt(0))  # type: ignore[arg-type]
             if done.error is not None:
@@ -106,7 +107,7 @@ class AsyncLLM(EngineFront):
         rest: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, **options}
         tools, values = rest.pop("tools", ()), rest.pop("template_values", None)
         continue_last = rest.pop("continue_last", False)
-        settings, template = JobSettings.of(rest), self.template
+        settings, template = JobSettings.of(rest, self.sampling), self.template
         rendered = partial(template.ids, messages, tools, kwargs=values, continue_last=continue_last)
         ids = await asyncio.to_thread(rendered)
         parts = template.stream(template.opens_thinking(ids), tools)

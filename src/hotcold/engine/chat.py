@@ -3,13 +3,25 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hotcold.engine.call_ids import CallIds, call_ids_of
+from hotcold.engine.chat_prompt import fitted
+from hotcold.engine.chat_stream import AnswerStream as AnswerStream
 from hotcold.engine.chat_stream import ChatStream as ChatStream
 from hotcold.engine.chat_stream import Part as Part
+from hotcold.engine.harmony import EFFORTS, HarmonyStream
 from hotcold.engine.template_process import TemplateError, TemplateProcess, check_extra
-from hotcold.engine.tool_calls import ToolFormat, tool_format
+from hotcold.engine.template_traits import Traits, needs_parts, needs_tools, probes, traits_of
+from hotcold.engine.tool_calls import GENERAL, HARMONY, ToolFormat, is_harmony, tool_format
 from hotcold.formats.files import shown
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
-from hotcold.model.chat_messages import Message, TemplateValue, check_messages, check_tools, check_values
+from hotcold.model.chat_messages import (
+    Message,
+    TemplateValue,
+    check_messages,
+    check_tools,
+    check_values,
+    content_text,
+)
 from hotcold.model.plain_text import StandIns, encode_rendered, stand_ins, texts_of
 from hotcold.model.reasoning import opens_thinking, thinking_of
 from hotcold.model.tokenizer import Tokenizer
@@ -42,10 +54,17 @@ class Chat:
         }
         self._special = _special_tokens(tokenizer, metadata)
         self._process = TemplateProcess()
+        self._traits: dict[str, Traits] = {}  # of templates that were used
         text = self.template or ""
-        #: how the model calls tools; None where its template knows none, or a format of its own
-        self.tool_format: ToolFormat | None = tool_format(self._templates.get("tool_use", text))
-        self._thinking = thinking_of(text)
+        with_tools = self._templates.get("tool_use", text)
+        #: how the model calls tools
+        self.tool_format: ToolFormat = tool_format(with_tools)
+        self._harmony = is_harmony(text, tokenizer.control_names.values())
+        if self._harmony:
+            self.tool_format = HARMONY
+        #: the form of calls' ids that the template wants
+        self.call_ids: CallIds = call_ids_of(with_tools, self.tool_format)
+        self._thinking = None if self._harmony else thinking_of(text)
         #: control tokens that must be shown in an answer's text (``Job.shown``), for :meth:`stream` to see
         self.shown = self._shown()
 
@@ -86,11 +105,13 @@ class Chat:
         inside the messages' texts stay text. ``MessageError``: messages, tools or kwargs are not as they have
         to be; :class:`TemplateError`: the template cannot be rendered with them; JobError: no template can be
         rendered now."""
-        checked = check_messages(messages)
+        values = check_values(kwargs or {})
+        if self._harmony and isinstance(effort := values.get("reasoning_effort"), str):
+            values["reasoning_effort"] = EFFORTS.get(effort, effort)
         text, marks = self._text(
-            checked,
+            check_messages(messages),
             check_tools(tools),
-            check_values(kwargs or {}),
+            values,
             add_generation_prompt and not continue_last,
             continue_last,
         )
@@ -102,7 +123,7 @@ class Chat:
     @property
     def thinks(self) -> bool:
         """Whether the template marks thinking."""
-        return self._thinking is not None
+        return self._thinking is not None or self._harmony
 
     def opens_thinking(self, ids: Sequence[int]) -> bool:
         """Whether this prompt of :meth:`ids` has begun the thinking, so that the answer goes on with it."""
@@ -116,17 +137,24 @@ class Chat:
         self,
         prompt_opens_thinking: bool = False,
         tools: bool | Sequence[Mapping[str, Any]] = False,
-    ) -> ChatStream:
+        *,
+        sure: bool = False,
+    ) -> AnswerStream:
         """Divides the text of an answer, whose control tokens :attr:`shown` must be in it. Calls are looked
-        for where there are ``tools``; given the tools themselves, only calls of these count."""
-        names = None
+        for where there are ``tools``; given the tools themselves, only calls of these count. ``sure`` says
+        that a grammar holds the calls to the tools' schemas."""
+        schemas = None
         if not isinstance(tools, bool):
-            names = {tool["function"]["name"] for tool in check_tools(tools)}
+            functions = [tool["function"] for tool in check_tools(tools)]
+            schemas = {each["name"]: each.get("parameters") for each in functions}
+        if self._harmony:
+            return HarmonyStream(schemas, sure=sure)
         return ChatStream(
             self._thinking,
             self.tool_format if tools else None,
             opened=prompt_opens_thinking,
-            names=names,
+            tools=schemas,
+            sure=sure,
         )
 
     def close(self) -> None:
@@ -134,7 +162,7 @@ class Chat:
         self._process.close()
 
     def _shown(self) -> tuple[int, ...]:
-        wanted = set(self.tool_format.tokens) if self.tool_format else set()
+        wanted = {*self.tool_format.tokens, *(HARMONY.tokens if self._harmony else ())}
         if self._thinking is not None:
             wanted |= {self._thinking.start, self._thinking.end}
         return tuple(id for id, name in self._tokenizer.control_names.items() if name in wanted)
@@ -148,21 +176,24 @@ class Chat:
         continue_last: bool,
     ) -> tuple[str, StandIns]:
         """What the template makes of these, with stand-ins in it, and the stand-ins."""
-        template = self._templates.get("tool_use" if tools else "") or self.template or ""
+        shows_tools = bool(tools) and self.tool_format is not GENERAL
+        template = self._templates.get("tool_use" if shows_tools else "") or self.template or ""
         if (size := len(template.encode(errors="replace"))) > MAX_TEMPLATE_BYTES:
             allowed = f"at most {MAX_TEMPLATE_BYTES} are allowed"
             raise TemplateError(f"the model's chat template has {size} bytes: {allowed}")
+        if continue_last and messages[-1]["role"] != "assistant":
+            seen = shown(messages[-1]["role"])
+            raise TemplateError(f"the last message is of {seen}: only an assistant's can be continued")
+        messages, tools = fitted(
+            messages, tools, template, self._traits_of(template), self.tool_format, self.call_ids
+        )
         names = [*self._tokenizer.control_names.values()]
         texts = [template, *names, *texts_of(messages), *texts_of(tools), *texts_of(values)]
         # One more character of no text marks where the last message ends.
         marks = stand_ins([*names, _END], texts)
         end = marks.forward.get(ord(_END), "")
-        messages = _for_template(messages, template)
         if continue_last:
-            if messages[-1]["role"] != "assistant":
-                seen = shown(messages[-1]["role"])
-                raise TemplateError(f"the last message is of {seen}: only an assistant's can be continued")
-            messages[-1]["content"] += _END
+            _mark_end(messages[-1])
         if not template:
             return _plain_text(messages).removesuffix(_END).translate(marks.forward), marks
         request = {
@@ -179,6 +210,31 @@ class Chat:
         if end not in text:
             raise TemplateError("the model's chat template leaves out the last message: start a new one")
         return text[: text.rindex(end)], marks
+
+    def _traits_of(self, template: str) -> Traits:
+        """Found out once. A template that cannot even be asked has those of all others: rendering it will
+        tell what is wrong."""
+        if template not in self._traits:
+            self._traits[template] = self._found_traits(template) if template else Traits()
+        return self._traits[template]
+
+    def _found_traits(self, template: str) -> Traits:
+        request = {
+            "template": template,
+            "stand_ins": ["", ""],
+            "users": {},
+            "values": {**self._special, "add_generation_prompt": True, "documents": None},
+        }
+        try:
+            texts = self._process.probe({**request, "probes": probes()})
+            if tools := needs_tools(texts):
+                texts = self._process.probe({**request, "probes": probes(tools=True)})
+            if needs_parts(texts):
+                others = self._process.probe({**request, "probes": probes(True, tools)})
+                texts = [*texts[:2], *others[2:]]
+        except TemplateError:
+            return Traits()
+        return traits_of(texts)
 
 
 def chat_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,14 +261,14 @@ def _special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> dict[s
     return found
 
 
-def _for_template(messages: list[Message], template: str) -> list[Message]:
-    """Templates that do not know developers call them system."""
-    if "developer" in template:
-        return [dict(message) for message in messages]
-    return [
-        {**message, "role": "system"} if message["role"] == "developer" else dict(message)
-        for message in messages
-    ]
+def _mark_end(message: Message) -> None:
+    """Puts the mark behind what a message says."""
+    content = message["content"]
+    if isinstance(content, list) and content:
+        last = content[-1]
+        message["content"] = [*content[:-1], {**last, "text": last["text"] + _END}]
+    else:
+        message["content"] = content_text(content) + _END
 
 
 def _plain_text(messages: list[Message]) -> str:
@@ -220,7 +276,7 @@ def _plain_text(messages: list[Message]) -> str:
     message begins a paragraph."""
     text = ""
     for message in messages:
-        content = message["content"]
+        content = content_text(message["content"])
         if message["role"] == "assistant":
             text += _joins(text, content) + content
         elif content:

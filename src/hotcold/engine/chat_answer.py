@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hotcold.engine.chat_stream import ChatStream, Part
+from hotcold.engine.chat_stream import AnswerStream, Part
 from hotcold.engine.generation import Generation, Piece, joined
 
 
@@ -12,7 +12,7 @@ from hotcold.engine.generation import Generation, Piece, joined
 class ToolCall:
     id: str  #: for the message of role ``tool`` that brings the result
     name: str
-    arguments: str  #: JSON as the model wrote it, which may be wrong
+    arguments: str  #: JSON of an object
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Answer(Generation):
         return found
 
 
-def divided(pieces: Generator[Piece, None, None], stream: ChatStream) -> Generator[ChatPiece, None, None]:
+def divided(pieces: Generator[Piece, None, None], stream: AnswerStream) -> Generator[ChatPiece, None, None]:
     """Pieces of a continuation, divided; closing this closes them."""
     try:
         for piece in pieces:

@@ -1,10 +1,11 @@
 """The text of an answer as it comes, divided into what is shown, thinking, and calls of tools."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from hotcold.engine.tool_calls import CallReader, ToolFormat
+from hotcold.engine.call_readers import CallReader, call_reader, valid_arguments
+from hotcold.engine.tool_calls import JSONCall, ToolFormat
 from hotcold.model.reasoning import Thinking
 
 PartKind = Literal["content", "reasoning", "call_start", "call_arguments"]
@@ -20,13 +21,25 @@ class Part:
     name: str = ""  #: of the tool, with ``call_start``
 
 
+class AnswerStream(Protocol):
+    """What divides one answer."""
+
+    calls: int  #: that have begun
+
+    def push(self, text: str) -> list[Part]: ...  # what more text settles; perhaps nothing
+    def finish(self) -> list[Part]: ...  # the rest, when nothing will follow
+
+
 class ChatStream:
     """Divides an answer. Nothing is given out that may yet become a marker, or a part of one; the spaces
     around thinking and calls belong to neither.
 
     ``opened`` says that the prompt has begun the thinking. With ``format`` calls are looked for; those of
-    tools other than ``names``, where these are given, are no calls. Where text only looks like a call, it is
-    content."""
+    tools other than ``tools`` (schemas of arguments by name), where these are given, are no calls. Where text
+    only looks like a call, it is content. A call is given when it has come to its end and its arguments are
+    JSON; what is not, or was cut off, is content, too. ``sure`` says that a grammar sees to that: then
+    arguments are given as they come, and may be cut off with the answer; what was cut off of a further call
+    before its arguments is left out."""
 
     def __init__(
         self,
@@ -34,28 +47,31 @@ class ChatStream:
         format: ToolFormat | None = None,
         *,
         opened: bool = False,
-        names: Collection[str] | None = None,
+        tools: Mapping[str, object] | None = None,
+        sure: bool = False,
     ) -> None:
         self.calls = 0  #: that have begun
         self._thinking = thinking
         self._format = format
-        self._names = names
+        self._tools = tools
+        self._sure = sure
         self._held = ""  # not divided yet
         self._state: Literal["start", "thinking", "answer", "content", "between", "call"] = "start"
         if thinking is not None and opened:
             self._state = "thinking"
         self._fresh = opened  # whether spaces at the beginning are dropped
-        self._call = CallReader("")
+        self._call: CallReader | None = None
+        self._begun = False  # whether some of the call was given out
         self._raw = ""  # since the marker of a call that may turn out to be none
         self._expected = False  # whether a call may begin now
 
     def push(self, text: str) -> list[Part]:
         """What more text settles; perhaps nothing."""
-        return self._joined(self._push(text, end=False))
+        return joined(self._push(text, end=False))
 
     def finish(self) -> list[Part]:
         """The rest, when nothing will follow."""
-        return self._joined(self._push("", end=True))
+        return joined(self._push("", end=True))
 
     def _push(self, text: str, end: bool) -> Iterable[Part]:
         self._held += text
@@ -72,17 +88,6 @@ class ChatStream:
             yield from step[state](end)
             if (self._state, self._held) == (state, held):
                 return
-
-    def _joined(self, parts: Iterable[Part]) -> list[Part]:
-        """Neighbours of one kind as one."""
-        found: list[Part] = []
-        for part in parts:
-            last = found[-1] if found else None
-            if last and part.kind != "call_start" and (last.kind, last.index) == (part.kind, part.index):
-                found[-1] = Part(part.kind, last.text + part.text, part.index)
-            elif part.text or part.kind == "call_start":
-                found.append(part)
-        return found
 
     def _start(self, end: bool) -> Iterable[Part]:
         """Nothing has come but spaces, perhaps."""
@@ -105,7 +110,7 @@ class ChatStream:
             self._held, self._state, self._fresh = after, "answer", True
             yield Part("reasoning", before.rstrip())
             return
-        keep = 0 if end else _kept(before, (self._thinking.end,))
+        keep = 0 if end else kept(before, (self._thinking.end,))
         text = before[: len(before) - keep]
         shown = text if end else text.rstrip()
         self._held = before[len(shown) :]
@@ -119,7 +124,7 @@ class ChatStream:
         if self._fresh:
             self._held = text
         self._state = "content"
-        if self._format is not None and self._format.at_start and text.startswith("{"):
+        if self._format is not None and self._format.at_start and self._format.call.begins(text):
             self._raw = self._held[: len(self._held) - len(text)]
             self._held = text
             self._state, self._expected = "between", True
@@ -130,17 +135,22 @@ class ChatStream:
             text, self._held = self._held, ""
             yield Part("content", text)
             return
-        before, marker, after = self._held.partition(self._format.marker)
-        if marker:
-            text = before.rstrip()
-            self._raw = before[len(text) :] + marker
-            self._held, self._state, self._expected = after, "between", True
+        marks = self._format.marks
+        held = self._held
+        if found := [(at, each) for each in marks if (at := held.find(each)) >= 0]:
+            at, marker = min(found)
+            text = held[:at].rstrip()
+            self._raw, self._held = held[len(text) : at], held[at:]
+            if marker == self._format.marker:
+                self._raw, self._held = self._raw + marker, self._held.removeprefix(marker)
+            self._state = "between"
+            self._expected = not self._format.opens or isinstance(self._format.call, JSONCall)
             yield Part("content", text)
             return
-        keep = 0 if end else _kept(before, (self._format.marker,))
-        text = before[: len(before) - keep]
+        keep = 0 if end else kept(held, marks)
+        text = held[: len(held) - keep]
         shown = text if end else text.rstrip()
-        self._held = before[len(shown) :]
+        self._held = held[len(shown) :]
         yield Part("content", shown)
 
     def _between(self, end: bool) -> Iterable[Part]:
@@ -150,60 +160,90 @@ class ChatStream:
         if self._raw:
             self._raw += self._held[: len(self._held) - len(text)]
         self._held = text
-        if text.startswith("{") and self._expected:
-            self._call = CallReader(format.arguments_key)
-            self._state = "call"
-            return
-        known = (format.marker, *format.between_calls)
-        for each in known:
+        known = (format.marker, *format.opens, *format.closes)
+        for each in sorted(known, key=len, reverse=True):
             if text.startswith(each):
                 self._held = text.removeprefix(each)
                 if each == format.marker or self._raw:
                     self._raw += each
                 if each == format.marker:
-                    self._expected = True
-                elif each in ("</tool_call>", "]"):
-                    self._expected = False
+                    self._expected = not format.opens or isinstance(format.call, JSONCall)
+                else:
+                    self._expected = each in format.opens
                 return
-        if end or (text and not any(each.startswith(text) for each in known)):
-            yield from self._give_up()
+        waits = not end and any(each.startswith(text) for each in known)
+        if self._expected and format.call.begins(text) and not waits:
+            self._call = call_reader(format.call, self._tools or {})
+            self._state, self._begun = "call", False
+        elif end or (text and not waits and not (self._expected and format.call.may_begin(text))):
+            yield from self._give_up(end)
 
     def _read_call(self, end: bool) -> Iterable[Part]:
         call = self._call
+        assert call is not None
         for n, character in enumerate(self._held, 1):
-            known = call.name is not None
             call.push(character)
-            if not known and call.name is not None and not call.broken:
-                call.broken = self._names is not None and call.name not in self._names
-                if not call.broken:
-                    self._raw = ""
-                    self.calls += 1
-                    yield Part("call_start", index=self.calls - 1, name=call.name)
-            if not call.broken and call.name is not None:
-                yield Part("call_arguments", call.take(), self.calls - 1)
-            elif not known:
+            if not self._begun:
                 self._raw += character
+            if call.name is not None and self._tools is not None and call.name not in self._tools:
+                call.broken = True
+            if self._sure and call.streams and call.name is not None and not call.broken:
+                yield from self._given(call)
             if call.done or call.broken:
                 self._held = self._held[n:]
-                yield from self._end_call()
+                yield from self._end_call(call)
                 return
         self._held = ""
-        if end and call.name is None:
-            yield from self._give_up()
+        if end and not self._begun:
+            yield from self._give_up(end)
 
-    def _end_call(self) -> Iterable[Part]:
-        if self._call.broken:
+    def _given(self, call: CallReader) -> Iterable[Part]:
+        """What is new of a call that is certain to be one."""
+        assert call.name is not None
+        if not self._begun:
+            self._begun, self._raw = True, ""
+            self.calls += 1
+            yield Part("call_start", index=self.calls - 1, name=call.name)
+        yield Part("call_arguments", call.take(), self.calls - 1)
+
+    def _end_call(self, call: CallReader) -> Iterable[Part]:
+        if call.broken:
             yield from self._give_up()
+            return
+        if self._begun:
+            yield from self._given(call)
         else:
-            self._state = "between"
+            arguments = valid_arguments(call.take())
+            if arguments is None or call.name is None:
+                yield from self._give_up()
+                return
+            self._raw = ""
+            self.calls += 1
+            yield Part("call_start", index=self.calls - 1, name=call.name)
+            yield Part("call_arguments", arguments, self.calls - 1)
+        self._state = "between"
+        self._expected = self._format is not None and isinstance(self._format.call, JSONCall)
 
-    def _give_up(self) -> Iterable[Part]:
-        """What was held back for a call is content."""
-        yield Part("content", self._raw)
+    def _give_up(self, end: bool = False) -> Iterable[Part]:
+        """What was held back for a call is content; but not the beginning of one more, which was cut off."""
+        if not (end and self._sure and self.calls):
+            yield Part("content", self._raw)
         self._raw, self._state, self._expected = "", "content", False
 
 
-def _kept(text: str, markers: Iterable[str]) -> int:
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """Neighbours of one kind as one."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if last and part.kind != "call_start" and (last.kind, last.index) == (part.kind, part.index):
+            found[-1] = Part(part.kind, last.text + part.text, part.index)
+        elif part.text or part.kind == "call_start":
+            found.append(part)
+    return found
+
+
+def kept(text: str, markers: Iterable[str]) -> int:
     """How many characters at the end may be the beginning of a marker."""
     return max(
         (n for marker in markers for n in range(1, len(marker)) if text.endswith(marker[:n])), default=0

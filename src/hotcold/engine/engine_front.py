@@ -32,6 +32,7 @@ from hotcold.engine.messages import (
 )
 from hotcold.engine.model_file import ModelFile
 from hotcold.engine.plain_data import PlainDataError, Unpacker
+from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.values import LARGEST, whole
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
@@ -60,7 +61,7 @@ class EngineFront:
         check_names(options, ModelOptions)
         given = {"sequences": sequences, "chunk": chunk, "cache_positions": cache_positions, **options}
         self._options = {name: _plain(value) for name, value in given.items() if value is not None}
-        LoadOptions.of(self._options)
+        self._chat_template = LoadOptions.of(self._options).chat_template
         self._model = None if model is None else os.fspath(model)
         self._most = sequences + whole("max_waiting", max_waiting, 0, LARGEST)
         self._status: Status = "new"
@@ -109,6 +110,12 @@ class EngineFront:
     def metadata(self) -> Mapping[str, Any]:
         """What the GGUF file says beside its tensors; errors as of :attr:`info`."""
         return self._ready_file().metadata
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How tokens are chosen where a request does not say: until the model is loaded, whose file may
+        recommend something, as in :class:`SamplingParams`."""
+        return SamplingParams() if self._file is None else self._file.sampling
 
     @property
     def process_id(self) -> int | None:
@@ -278,7 +285,7 @@ class EngineFront:
     async def _read_file(self, info: ModelInfo) -> None:
         """When the engine has loaded the model, and so has its file: a download is none of this side's."""
         try:
-            file = await asyncio.to_thread(ModelFile.read, Path(info.path))
+            file = await asyncio.to_thread(ModelFile.read, Path(info.path), self._chat_template)
         except Exception as error:
             self._fail(str(error))
             return

@@ -1,5 +1,6 @@
 """Text that is read and files that will be written, with their mistakes told before anything is computed."""
 
+import codecs
 import os
 import sys
 from pathlib import Path
@@ -10,15 +11,15 @@ _LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memo
 
 
 def read_text(path: Path | None) -> str:
-    """A UTF-8 text file as it is; None reads standard input. UserError: more than anyone means, or not UTF-8;
-    OSError: it cannot be read."""
+    """A UTF-8 text file as it is, but for a byte order mark; None reads standard input. UserError: more than
+    anyone means, or not UTF-8; OSError: it cannot be read."""
     name = "standard input" if path is None else str(path)
     with sys.stdin.buffer if path is None else path.open("rb") as file:
         data = file.read(_LONGEST_TEXT + 1)
     if len(data) > _LONGEST_TEXT:
         raise UserError(f"{name} is longer than {_LONGEST_TEXT} bytes: use a part of it")
     try:
-        return data.decode("utf-8")
+        return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise UserError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None

@@ -15,7 +15,7 @@ from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.grammar_process import RETRY_S, GrammarProcess
 from hotcold.engine.grammar_text import check_size, lark_of
 from hotcold.engine.job import Grammar, JobError
-from hotcold.engine.json_schema import lark_of_schema
+from hotcold.engine.json_schema import lark_of_schema, read, schemas_in_lark
 from hotcold.engine.request import Constraint
 from hotcold.engine.sampler import Allowed
 from hotcold.engine.tool_grammar import tools_grammar
@@ -36,9 +36,12 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-def schema_grammar(schema: object) -> Grammar:
-    """The grammar of a JSON schema, which is not checked here."""
-    return Grammar("json_schema", json.dumps(schema))
+def schema_grammar(schema: object, *, strict: bool = False, open: bool = False) -> Grammar:
+    """The grammar of a JSON schema. Its ``notes`` name what of it cannot be enforced; ``strict``: that is an
+    error. An object that names its properties and does not speak of others has no others; ``open``: it
+    may have some, as in the standard. GrammarError: the schema is broken."""
+    found = read(schema, strict=strict, open=open)
+    return Grammar("json_schema", json.dumps(found.schema), found.notes)
 
 
 def check(grammar: Grammar, tokenizer: Tokenizer) -> None:
@@ -67,14 +70,15 @@ class Grammars:
         self._under_way: dict[Grammar, Future[Grammar]] = {}
         self._checked: BoundedCache[Grammar, Grammar | GrammarError] = BoundedCache(CACHE_BYTES)
 
-    def check(self, grammar: Grammar) -> None:
+    def check(self, grammar: Grammar) -> Grammar:
         """GrammarError unless an answer may be held to this grammar. Waits for :meth:`checking`: up to some
         seconds, so not on an event loop."""
-        self.checking(grammar).result()
+        return self.checking(grammar).result()
 
     def checking(self, grammar: Grammar) -> "Future[Grammar]":
         """Checks a grammar in a process that is ended when it takes too long; returns at once. The result is
-        the grammar as :meth:`constraint` is quick with it, of kind ``checked``, or a GrammarError; all who
+        the grammar as :meth:`constraint` is quick with it, of kind ``checked`` and with notes on what an
+        answer is not held to, or a GrammarError; all who
         ask for one grammar meanwhile share it, so nobody can cancel it. JobError: ``queue_full`` where too
         many wait, ``closed`` after :meth:`close`."""
         with self._lock:
@@ -123,7 +127,8 @@ class Grammars:
         """In the thread of checks."""
         found: Grammar | Exception
         try:
-            found = Grammar("checked", self._lark(grammar))
+            notes = [*grammar.notes]
+            found = Grammar("checked", self._lark(grammar, notes), tuple(dict.fromkeys(notes)))
         except GrammarError as error:
             # A line is of what became of it, not of what was sent.
             found = error if grammar.kind == "lark" else GrammarError(_LINE.sub("", str(error)))
@@ -138,10 +143,12 @@ class Grammars:
             del self._under_way[grammar]
         _settle(future, found)
 
-    def _lark(self, grammar: Grammar) -> str:
+    def _lark(self, grammar: Grammar, notes: list[str]) -> str:
         check_size(grammar)
         if grammar.kind == "json_schema":
-            lark_of_schema(grammar.source)  # what this finds is told without the process
+            lark_of_schema(grammar.source, notes)  # what this finds is told without the process
+        elif grammar.kind == "lark":
+            schemas_in_lark(grammar.source, notes)
         with self._making:
             vocabulary = self._of_tokenizer()
         with self._lock:

@@ -17,6 +17,8 @@ class Grammar:
 
     kind: GrammarKind
     source: str = ""  #: JSON of the schema, the expression, or the grammar's text; nothing of ``json_object``
+    #: what of a schema the answer is not held to, such as ``uniqueItems at properties.tags``
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from hotcold.engine.generation import Generation
 from hotcold.engine.job import Grammar, Job
 from hotcold.engine.llm import ChatOptions, GenerationOptions, Settings, settings_of
 from hotcold.engine.load_options import check_names
+from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.text import stop_strings
 from hotcold.engine.values import real
 from hotcold.errors import UserError
@@ -38,8 +39,9 @@ class JobSettings:
     fields: Mapping[str, Any]  #: of :class:`Job`, that a request of the engine does not have
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Self:
-        """Of :class:`JobOptions`. UserError: a value that is not allowed; TypeError: an unknown option."""
+    def of(cls, options: Mapping[str, Any], base: SamplingParams) -> Self:
+        """Of :class:`JobOptions`, and of ``base`` what they do not say. UserError: a value that is not
+        allowed; TypeError: an unknown option."""
         check_names(options, JobOptions)
         rest: dict[str, Any] = dict(options)
         if rest.pop("constraint", None) is not None:
@@ -49,7 +51,7 @@ class JobSettings:
         deadline_s = rest.pop("deadline_s", None)
         if deadline_s is not None:
             own["deadline_s"] = real("deadline_s", deadline_s, 0, 1e9, "seconds")
-        return cls(settings_of(rest), own)
+        return cls(settings_of(rest, base), own)
 
     def job(self, ids: list[int]) -> Job:
         return Job(ids, self.settings.params.with_seed(), **self.settings.fields, **self.fields)

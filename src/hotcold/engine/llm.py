@@ -29,7 +29,8 @@ Prompt: TypeAlias = str | Ids
 
 
 class RequestOptions(TypedDict, total=False):
-    """What :meth:`LLM.request` takes besides the prompt; all optional. Numbers may be NumPy's."""
+    """What :meth:`LLM.request` takes besides the prompt; all optional. Numbers may be NumPy's. How tokens are
+    chosen is as the model's file recommends where it does (``llm.model.sampling``), else as stated here."""
 
     max_tokens: int  #: the most tokens to generate (200)
     ignore_eos: bool  #: never choose a token that ends the text (False)
@@ -145,7 +146,7 @@ class LLM:
         those of :meth:`stream`."""
         check_names(options, GenerationOptions)
         stop = stop_strings(options.pop("stop", None))
-        settings = settings_of(options)
+        settings = settings_of(options, self.model.sampling)
         if not is_one(prompt):
             return self._several([*prompt], settings, stop)
         request = settings.request(self._ids(prompt))  # type: ignore[arg-type]
@@ -197,7 +198,7 @@ class LLM:
         """A request for ``llm.engine``, for those who run its steps themselves. Stop strings are for them to
         look for: see :class:`~hotcold.engine.text.TextStream`."""
         check_names(options, RequestOptions)
-        return settings_of(options).request(self._ids(prompt))
+        return settings_of(options, self.model.sampling).request(self._ids(prompt))
 
     def close(self) -> None:
         """Frees the model, unless others share it. Using the LLM afterwards is a ValueError."""
@@ -276,15 +277,16 @@ class Settings:
 _OF_THE_REQUEST = ("max_tokens", "ignore_eos", "logprobs", "constraint")
 
 
-def settings_of(options: Mapping[str, Any]) -> Settings:
-    """Of :class:`RequestOptions`; UserError for a value that is not allowed."""
+def settings_of(options: Mapping[str, Any], base: SamplingParams) -> Settings:
+    """Of :class:`RequestOptions`, and of ``base`` what they do not say; UserError for a value that is not
+    allowed."""
     rest: dict[str, Any] = dict(options)
     own: dict[str, Any] = {name: rest.pop(name) for name in _OF_THE_REQUEST if name in rest}
     if "max_tokens" in own:
         own["max_tokens"] = whole("max_tokens", own["max_tokens"], 1)
     if own.get("logprobs") is not None:
         own["logprobs"] = whole("logprobs", own["logprobs"], 0, MAX_LOGPROBS, "None states nothing")
-    return Settings(SamplingParams(**rest), own)
+    return Settings(replace(base, **rest), own)
 
 
 def ids_of(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:

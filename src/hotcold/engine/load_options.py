@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypedDict, get_type_hints
 
+from hotcold.engine.named_templates import template_text
 from hotcold.engine.values import integer
 from hotcold.errors import UserError
 from hotcold.model.kv_cache import CACHE_TYPES
@@ -40,7 +41,7 @@ class ModelOptions(TypedDict, total=False):
         str | os.PathLike[str] | None
     )  #: a sidecar; None finds ``MODEL.predictor.gguf`` beside the model
     threads: int | None  #: None takes the cores that affinity and cgroup quota allow
-    context: int | None  #: positions of each sequence; None is the model's own, 4096 at most
+    context: int | None  #: positions of each sequence; None is the model's own, 4096 at most; 0 all of these
     backend: str  #: ``cpu``, or ``reference`` (NumPy; slow, for checks)
     #: a GPU's name or a part of it, its number in ``hotcold doctor``, or ``off``; None takes a discrete card
     gpu: str | int | None
@@ -51,6 +52,7 @@ class ModelOptions(TypedDict, total=False):
     hot_backend: str | None  #: for checks, in the GPU's place: ``cpu`` or ``reference``
     hot_threads: int | None  #: of that; None takes as many as ``threads``
     cache_type: str  #: of that cache: ``f16``, ``q8_0`` (half as large, lossy) or ``f32``
+    chat_template: str | None  #: instead of the file's: Jinja, or a name such as ``chatml`` (docs/chat.md)
 
 
 class LLMOptions(ModelOptions, total=False):
@@ -65,7 +67,8 @@ class LoadOptions:
     sparsity: str = "auto"  #: one of :data:`SPARSITY_MODES`
     predictor: Path | None = None  #: a sidecar; None: the one beside the model, else what the model has
     threads: int | None = None  #: None takes what affinity and cgroup quota allow
-    context: int | None = None  #: positions of a sequence; None: the model's, ``default_context`` at most
+    #: positions of a sequence; None: the model's, ``default_context`` at most; 0: the model's
+    context: int | None = None
     default_context: int = 4096
     backend: str = "cpu"  #: or ``reference``
     sequences: int = 1  #: how many run at the same time
@@ -78,6 +81,7 @@ class LoadOptions:
     hot_backend: str | None = None  #: in the GPU's place, as ``backend``
     hot_threads: int | None = None  #: of that; None: as many as ``backend`` has
     cache_type: str = "f16"  #: what keys and values are rounded to, one of :data:`CACHE_TYPES`
+    chat_template: str | None = None  #: instead of the file's: Jinja or one of ``named_templates``
     also: str | None = None  #: the mode of a second session at the same time, for which a GPU is to have room
 
     @classmethod
@@ -96,6 +100,8 @@ class LoadOptions:
             raise LoadError(f"sparsity {self.sparsity!r}: choose from {', '.join(SPARSITY_MODES)}")
         if self.cache_type not in CACHE_TYPES:
             raise LoadError(f"cache type {self.cache_type!r}: choose from {', '.join(CACHE_TYPES)}")
+        if self.chat_template is not None:
+            self.chat_template = template_text(self.chat_template)
         for name in _WHOLE_NUMBERS:
             if getattr(self, name) is not None:
                 setattr(self, name, integer(name, getattr(self, name)))

@@ -10,7 +10,9 @@ from hotcold.engine.chat import chat_metadata
 from hotcold.engine.hub import located
 from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.memory import affordable_pages, check_memory
+from hotcold.engine.named_templates import with_template
 from hotcold.engine.placing import Decision, ToLoad, decide
+from hotcold.engine.sampling_defaults import sampling_of_file
 from hotcold.engine.session import LoadedModel
 from hotcold.engine.sparsity_mode import choose_mode
 from hotcold.engine.values import size
@@ -58,6 +60,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     model = ToLoad(file, config, options, limits, pages, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors)
     decision, devices, weights = _read_where_it_fits(reading)
+    sampling, sampling_notes = sampling_of_file(file.metadata)
     return LoadedModel(
         path=file.path,
         fingerprint=fingerprint,
@@ -72,9 +75,10 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         cache_type=options.cache_type,
         sparsity=options.sparsity,
         predictor=predictor,
-        notes=(*config.notes, *tokenizer.notes, *notes, *decision.notes),
+        notes=(*config.notes, *tokenizer.notes, *notes, *sampling_notes, *decision.notes),
         on_gpu=decision.on_gpu,
-        chat_metadata=chat_metadata(file.metadata),
+        chat_metadata=with_template(chat_metadata(file.metadata), options.chat_template),
+        sampling=sampling,
     )
 
 
@@ -135,8 +139,10 @@ def _less(allocated: int, planned: int) -> int:
 def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int]:
     """Of a step, and the most positions of a sequence and prompt rows of a step."""
     asked, most = options.context, config.context
+    if asked == 0:
+        asked = most
     if asked is not None and not 2 <= asked <= most:
-        raise LoadError(f"context of {asked} positions (-c): this model allows 2 to {most}")
+        raise LoadError(f"context of {asked} positions (-c): this model allows 2 to {most}, and 0 for all")
     context = asked or min(most, options.default_context)
     if (pool := options.cache_positions) is not None and pool < context:
         if asked is not None or pool < 2:

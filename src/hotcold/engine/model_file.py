@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from hotcold.engine.engine_state import ModelInfo
+from hotcold.engine.named_templates import with_template
+from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling_defaults import sampling_of_file
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer
 
@@ -24,12 +27,18 @@ class ModelFile:
     size_bytes: int
     created: int  #: when it was changed last, in seconds since 1970
 
+    @property
+    def sampling(self) -> SamplingParams:
+        """As the file recommends."""
+        return sampling_of_file(self.metadata)[0]
+
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """UserError: it is no model file, or its vocabulary is not supported."""
+    def read(cls, path: Path, chat_template: str | None = None) -> Self:
+        """With ``chat_template`` in the place of the file's own. UserError: it is no model file, or its
+        vocabulary is not supported."""
         with open_gguf(path) as file:
             return cls(
-                metadata=file.metadata,
+                metadata=with_template(file.metadata, chat_template),
                 tokenizer=Tokenizer.from_metadata(file.metadata),
                 fingerprint=file.fingerprint(),
                 params=sum(math.prod(info.shape) for info in file.tensors.values()),

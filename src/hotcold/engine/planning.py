@@ -143,7 +143,8 @@ def plan(
     Args:
         model: a GGUF file, or what was loaded from one; None is the built-in model.
         shape: instead of a model, the name of one without a file, with matrices of block type ``type``.
-        context: positions; None: a loaded model's own, else the file's, 4096 at most; of a shape 2048.
+        context: positions; None: a loaded model's own, else the file's, 4096 at most; of a shape 2048. 0: all
+            that the model has.
         cache_type: of keys and values; None: a loaded model's own, else ``f16``.
         vram_budget: bytes of GPU memory that may be allocated; None: all of the card's but 1 GiB, or but an
             eighth where it has less than 8 GiB.
@@ -159,7 +160,8 @@ def plan(
         raise UserError(f"objective {objective!r}: choose from {', '.join(OBJECTIVES)}")
     if cache_type is not None and cache_type not in CACHE_TYPES:
         raise UserError(f"cache type {cache_type!r}: choose from {', '.join(CACHE_TYPES)}")
-    context = None if context is None else whole("context", context, 2)
+    if context:
+        context = whole("context", context, 2)
     to_write = None if output is None else new_file(output)
     machine = hardware if isinstance(hardware, Hardware) else find_hardware(os.fspath(hardware))
     budget = _budget(vram_budget, machine)
@@ -204,10 +206,11 @@ def _of_model(
     profile: _GivenProfile,
 ) -> _Subject:
     if isinstance(model, LoadedModel):
-        context, cache_type = context or model.context, cache_type or model.cache_type
+        context = model.context if context is None else context
+        cache_type = cache_type or model.cache_type
     with open_gguf(path := file_of(model)) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        positions = context or min(config.context, 4096)
+        positions = min(config.context, 4096) if context is None else context or config.context
         if positions > config.context:
             raise UserError(f"-c {positions}: this model has {config.context} positions")
         predictors = find_predictors(file)

@@ -185,6 +185,8 @@ def window_length(most: int, asked: int | None) -> int:
     """Positions of a window where the model has ``most``; UserError for a longer one."""
     if asked is None:
         return min(most, LONGEST_WINDOW)
+    if asked == 0:
+        return most
     if not 2 <= integer("context", asked) <= most:
         raise UserError(f"context of {asked} positions: this model allows 2 to {most}")
     return int(asked)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from hotcold.engine.memory import check_memory
 from hotcold.engine.placing import OnGPU
+from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.sparsity_mode import SparsityMode, choose_mode
 from hotcold.engine.statistics import Counters, Footprint
 from hotcold.errors import UserError
@@ -303,6 +304,7 @@ class LoadedModel:
     on_gpu: OnGPU | None  #: what a GPU has, where there is one
     #: what the file says of its chat template, for :class:`~hotcold.engine.chat.Chat`
     chat_metadata: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property

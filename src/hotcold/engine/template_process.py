@@ -39,9 +39,21 @@ class TemplateProcess:
         """The text that ``template_renderer.render`` makes of a request. TemplateError: it cannot, or takes
         longer than allowed, or too much memory. JobError ``queue_full``: all processes are busy for long;
         ``engine_failed``: there is no process, through no fault of the request."""
+        text = self._ask(request)["text"]
+        assert isinstance(text, str)
+        return text
+
+    def probe(self, request: Mapping[str, Any]) -> list[str | None]:
+        """The texts of a request's ``probes``, None for each that cannot be rendered; all of them together
+        may take as long as one rendering. Errors are those of :meth:`render`."""
+        texts = self._ask(request)["texts"]
+        assert isinstance(texts, list)
+        return texts
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         process = self._take()
         try:
-            answer = process.ask(dict(request))
+            return process.ask(dict(request))
         except ProcessLost as error:
             raise JobError(f"chat templates cannot be rendered now: {error}", "engine_failed") from None
         except ProcessDied as error:
@@ -50,9 +62,6 @@ class TemplateProcess:
             raise TemplateError(f"the model's chat template cannot be rendered: {error}") from None
         finally:
             self._give(process)
-        text = answer["text"]
-        assert isinstance(text, str)
-        return text
 
     def close(self) -> None:
         """Ends the processes; those at work when they are done."""

@@ -5,7 +5,7 @@ here are the bounds on what a template may reach."""
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -22,6 +22,7 @@ from hotcold.model.plain_text import MarkedText, StandIns
 MOST_STEPS = 20_000  #: of one ``range``
 MOST_CHARACTERS = 8 << 20  #: of a text that a template makes by repeating, and of the whole prompt
 _COMPILED = 8  #: templates kept
+_MOST_PROBED = 1 << 18  # characters that are told of a probe
 
 
 class _Generation(Extension):
@@ -74,7 +75,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     ) -> str:
         """Without Jinja's escapes for HTML, as in transformers."""
         text = json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+            default=_listed,
         )
         if ensure_ascii:  # stand-ins were spelled as escapes
             back = {format(ord(b), "04x"): a for a, b in self.stand_ins.forward.items() if ord(b) < 1 << 16}
@@ -84,6 +90,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
                 text,
             )
         return MarkedText(text, self.stand_ins)
+
+
+def _listed(value: object) -> list[Any]:
+    """What Jinja's own filters give, such as ``map``."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _escaped(character: int | None, stand_ins: StandIns) -> str:
@@ -134,7 +147,10 @@ def render(request: dict[str, Any]) -> str:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """``{"text": ...}``; UserError says why there is none."""
+    """``{"text": ...}``; UserError says why there is none. For a request with ``probes``, which have messages
+    and tools each, ``{"texts": [...]}``, with null for each that could not be rendered."""
+    if "probes" in request:
+        return {"texts": [_probed(request, probe) for probe in request["probes"]]}
     try:
         return {"text": render(request)}
     except (MemoryError, RecursionError) as error:
@@ -143,3 +159,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         text = " ".join(str(error).split())[:400]
         kind = type(error).__name__
         raise UserError(text if text and isinstance(error, TemplateError) else f"{kind}: {text}") from None
+
+
+def _probed(request: dict[str, Any], probe: dict[str, Any]) -> str | None:
+    """As :func:`render` would; there are no users' texts, so nothing has stand-ins."""
+    values = {**request["values"], "tools": probe["tools"]}
+    try:
+        return render({**request, "messages": probe["messages"], "values": values})[:_MOST_PROBED]
+    except Exception:
+        return None

@@ -8,7 +8,7 @@ from hotcold.errors import UserError
 from hotcold.formats.files import shown
 from hotcold.model.tokenizer import Tokenizer
 
-MAX_STOPS = 16  #: stop strings of one request
+MAX_STOPS = 256  #: stop strings of one request
 MAX_STOP_LENGTH = 1024  #: characters of each
 
 #: Tokens of a prompt that a decoder must have seen: the last three bytes say whether a character has begun,
@@ -50,7 +50,10 @@ class TextStream:
         self._decoder = tokenizer.stream_decoder(shown)
         for id in prompt[-_TAIL:]:  # a long prompt would take long
             self._decoder.push(id)
-        self._prefixes = [_Prefix(each) for each in stop]
+        self._prefixes: dict[str, list[_Prefix]] = {}  # of stop strings, by their first characters
+        for each in stop:
+            self._prefixes.setdefault(each[0], []).append(_Prefix(each))
+        self._begun: list[_Prefix] = []  # those that the text so far ends with a part of
         self._held = ""
 
     def push(self, id: int) -> str:
@@ -76,11 +79,15 @@ class TextStream:
             return new
         text = self._held + new
         for end, character in enumerate(new, len(self._held) + 1):
-            complete = [prefix.text for prefix in self._prefixes if prefix.push(character)]
+            # The others neither begin with this character nor have begun: hundreds of them cost nothing.
+            beginning = [each for each in self._prefixes.get(character, ()) if not each.length]
+            moved = [*self._begun, *beginning]
+            complete = [prefix.text for prefix in moved if prefix.push(character)]
             if complete:
                 self.stop = max(complete, key=len)
                 return text[: end - len(self.stop)]
-        safe = len(text) - max(prefix.length for prefix in self._prefixes)
+            self._begun = [prefix for prefix in moved if prefix.length]
+        safe = len(text) - max((prefix.length for prefix in self._begun), default=0)
         self._held = text[safe:]
         return text[:safe]
 

@@ -1,187 +1,263 @@
-"""How models write calls of tools: the formats, which one a chat template uses, and reading a call."""
+"""How models write calls of tools: a table of formats, and which one a chat template uses."""
 
-import json
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class JSONCall:
+    """A call is an object, ``{"name": NAME, key: ARGUMENTS}``, keys in this order."""
+
+    key: str  #: as the template has it; what models write is read by any of :data:`ARGUMENT_KEYS`
+    id: str | None = None  #: a pattern of the id that a call may have under another key behind these
+
+    def begins(self, text: str) -> bool:
+        return text.startswith("{")
+
+    def may_begin(self, text: str) -> bool:
+        return self.begins(text)
+
+
+@dataclass(frozen=True)
+class NamedCall:
+    """A call is ``prefix``, its name, perhaps a mark, ``separator``, and its arguments as an object."""
+
+    separator: str
+    prefix: str = ""
+    mark: tuple[str, str] | None = None  #: a text and a pattern, which are an id or a number of the call
+
+    def begins(self, text: str) -> bool:
+        return bool(text)
+
+    def may_begin(self, text: str) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class TaggedCall:
+    """A call is ``prefix``, its name, ``separator``, each argument with three texts around it, ``suffix``.
+    Values that are strings stand there as they are, all others as JSON."""
+
+    separator: str
+    argument: tuple[str, str, str]  #: before the name of an argument, before its value, behind its value
+    suffix: str
+    prefix: str = ""
+
+    def begins(self, text: str) -> bool:
+        return bool(text) and text.startswith(self.prefix)
+
+    def may_begin(self, text: str) -> bool:
+        return self.prefix.startswith(text)
+
+
+@dataclass(frozen=True)
+class HarmonyCall:
+    """A call is a message in a channel of its own: see ``harmony.py``."""
+
+    def begins(self, text: str) -> bool:
+        return False
+
+    def may_begin(self, text: str) -> bool:
+        return False
+
+
+CallKind: TypeAlias = JSONCall | NamedCall | TaggedCall | HarmonyCall
+ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """An answer that calls tools is ``before``, a call, any number of ``between`` and a call, ``after``.
-    A call is a JSON object ``{"name": ..., arguments_key: {...}}``, keys in this order."""
+    """An answer that calls tools is ``before``, a call, any number of ``between`` and a call, ``after``."""
 
-    name: Literal["hermes", "llama", "mistral"]
+    name: str
+    call: CallKind
     before: str
     between: str | None  #: None where an answer has one call at most
     after: str
-    arguments_key: str
     marker: str  #: where it comes up in an answer, calls begin
-    at_start: bool  #: whether an answer that begins with a call needs no marker
-    between_calls: tuple[str, ...]  #: what may stand before, between and after calls, beside spaces
+    at_start: bool = False  #: whether an answer that begins with a call needs no marker
+    #: Texts beside the marker that may stand around calls, beside spaces: those behind which a call may
+    #: begin, and those behind which none may before another of the former.
+    opens: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
     #: Names in these texts that a vocabulary may have as single tokens, control tokens perhaps.
-    tokens: tuple[str, ...]
+    tokens: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts with which calls begin in an answer: models may leave the marker before tags out."""
+        tag = self.call.prefix if isinstance(self.call, TaggedCall) else ""
+        return (self.marker, tag) if tag else (self.marker,)
 
 
 HERMES = ToolFormat(
     name="hermes",
+    call=JSONCall("arguments"),
     before="<tool_call>\n",
     between="\n</tool_call>\n<tool_call>\n",
     after="\n</tool_call>",
-    arguments_key="arguments",
     marker="<tool_call>",
-    at_start=False,
-    between_calls=("</tool_call>",),
+    closes=("</tool_call>",),
     tokens=("<tool_call>", "</tool_call>"),
 )
+#: Of every model whose template has no tools, or a format that is not in this table: ``general_tools.py``
+#: describes it in the prompt.
+GENERAL = replace(HERMES, name="general")
 LLAMA = ToolFormat(
     name="llama",
+    call=JSONCall("parameters"),
     before="",
     between=None,
     after="",
-    arguments_key="parameters",
     marker="<|python_tag|>",
     at_start=True,
-    between_calls=(";", ","),
+    opens=(";", ","),
     tokens=("<|python_tag|>",),
 )
 MISTRAL = ToolFormat(
     name="mistral",
+    call=JSONCall("arguments", id="[a-zA-Z0-9]{9}"),
     before="[TOOL_CALLS][",
     between=", ",
     after="]",
-    arguments_key="arguments",
     marker="[TOOL_CALLS]",
-    at_start=False,
-    between_calls=("[", ",", "]"),
+    opens=("[", ","),
+    closes=("]",),
     tokens=("[TOOL_CALLS]",),
 )
-
+#: Devstral, Magistral, Ministral.
+MISTRAL_ARGS = ToolFormat(
+    name="mistral-args",
+    call=NamedCall("[ARGS]"),
+    before="[TOOL_CALLS]",
+    between="[TOOL_CALLS]",
+    after="",
+    marker="[TOOL_CALLS]",
+    tokens=("[TOOL_CALLS]", "[ARGS]"),
+)
+#: Mistral Small 3.2
+MISTRAL_IDS = replace(
+    MISTRAL_ARGS,
+    name="mistral-ids",
+    call=NamedCall("[ARGS]", mark=("[CALL_ID]", "[a-zA-Z0-9]{9}")),
+    tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+)
+#: Qwen3-Coder, Qwen3.5, Nemotron Nano 3, Step 3.5
+QWEN_XML = ToolFormat(
+    name="qwen-xml",
+    call=TaggedCall(
+        prefix="<function=",
+        separator=">\n",
+        argument=("<parameter=", ">\n", "\n</parameter>\n"),
+        suffix="</function>",
+    ),
+    before="<tool_call>\n",
+    between="\n</tool_call>\n<tool_call>\n",
+    after="\n</tool_call>",
+    marker="<tool_call>",
+    closes=("</tool_call>",),
+    tokens=("<tool_call>", "</tool_call>"),
+)
+#: GLM 4.5 and later
+GLM = ToolFormat(
+    name="glm",
+    call=TaggedCall(
+        separator="\n",
+        argument=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+        suffix="</tool_call>",
+    ),
+    before="<tool_call>",
+    between="\n<tool_call>",
+    after="",
+    marker="<tool_call>",
+    tokens=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+KIMI = ToolFormat(
+    name="kimi",
+    call=NamedCall("<|tool_call_argument_begin|>", prefix="functions.", mark=(":", "[0-9]{1,4}")),
+    before="<|tool_calls_section_begin|><|tool_call_begin|>",
+    between="<|tool_call_end|><|tool_call_begin|>",
+    after="<|tool_call_end|><|tool_calls_section_end|>",
+    marker="<|tool_calls_section_begin|>",
+    opens=("<|tool_call_begin|>",),
+    closes=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    tokens=(
+        "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>", "<|tool_calls_section_end|>",
+    ),
+)  # fmt: skip
+#: DeepSeek V3.1
+DEEPSEEK = ToolFormat(
+    name="deepseek",
+    call=NamedCall("<｜tool▁sep｜>"),
+    before="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    between="<｜tool▁call▁end｜><｜tool▁call▁begin｜>",
+    after="<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    marker="<｜tool▁calls▁begin｜>",
+    opens=("<｜tool▁call▁begin｜>",),
+    closes=("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    tokens=(
+        "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+)  # fmt: skip
+#: DeepSeek V3 and R1
+DEEPSEEK_R1 = replace(
+    DEEPSEEK,
+    name="deepseek-r1",
+    call=NamedCall("\n```json\n", prefix="function<｜tool▁sep｜>"),
+    between="\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>",
+    after="\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+)
+#: gpt-oss
+HARMONY = ToolFormat(
+    name="harmony",
+    call=HarmonyCall(),
+    before="",
+    between=None,
+    after="",
+    marker="",
+    tokens=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"),
+)
 
 _ARGUMENTS = re.compile(r'\\?"arguments\\?"')  # in a template, perhaps within a string
-#: Of templates that write something else between the same tags.
+_TOOLS = re.compile(r"\btools\b")
+#: The first of these whose texts are all in a template that knows tools is its format.
+_SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
+    (KIMI, ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>")),
+    (DEEPSEEK_R1, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json")),
+    (DEEPSEEK, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
+    (QWEN_XML, ("<tool_call>", "<function=", "<parameter=")),
+    (GLM, ("<tool_call>", "<arg_key>", "<arg_value>")),
+    (MISTRAL_IDS, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+    (MISTRAL_ARGS, ("[TOOL_CALLS]", "[ARGS]")),
+    (MISTRAL, ("[TOOL_CALLS]",)),
+    (LLAMA, ('"parameters": ', '{"name": ', "<|start_header_id|>")),
+)  # fmt: skip
+#: Of templates that write something else between Hermes' tags.
 _NO_JSON = ("<function=", "<arg_key>", "<invoke", "<parameter", "<tool_calls>")
 
 
-def tool_format(template: str) -> ToolFormat | None:
-    """What a chat template asks for; None where it has no tools, or calls in a format of its own."""
-    if "tools" not in template:
-        return None
+def knows_tools(template: str) -> bool:
+    return _TOOLS.search(template) is not None
+
+
+def tool_format(template: str) -> ToolFormat:
+    """What a chat template asks for; :data:`GENERAL` where it has no tools, or a format that is not known."""
+    if not knows_tools(template):
+        return GENERAL
+    for format, signs in _SIGNS:
+        if all(sign in template for sign in signs):
+            return format
     if "<tool_call>" in template and _ARGUMENTS.search(template):
-        return None if any(each in template for each in _NO_JSON) else HERMES
-    if "[TOOL_CALLS]" in template:
-        return None if "[ARGS]" in template else MISTRAL
-    if all(each in template for each in ('"parameters": ', '{"name": ', "<|start_header_id|>")):
-        return LLAMA
-    return None
+        return GENERAL if any(each in template for each in _NO_JSON) else HERMES
+    return GENERAL
 
 
-class CallReader:
-    """Reads one call, a JSON object, character by character: its name as soon as it is known, its arguments
-    as they come. What is no call is :attr:`broken`."""
-
-    def __init__(self, arguments_key: str) -> None:
-        self.name: str | None = None
-        self.done = False
-        self.broken = False
-        self._arguments_key = arguments_key
-        self._fragment = ""  # of the arguments, since the last :meth:`take`
-        self._any = False  # whether there were arguments
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self._expect: Literal["object", "key", "colon", "value", "comma"] = "object"
-        self._key = ""
-        self._value = ""  # JSON of the key or of the value that is being read
-
-    def push(self, character: str) -> None:
-        if self._expect == "value":
-            self._push_value(character)
-        elif self._in_string:
-            self._push_key(character)
-        elif character.isspace():
-            return
-        else:
-            self._push_between(character)
-
-    def take(self) -> str:
-        """JSON of the arguments that is new; nothing before the name is known."""
-        if self.name is None:
-            return ""
-        if self.done and not self._any:
-            self._any = True
-            return "{}"
-        found, self._fragment = self._fragment, ""
-        self._any |= bool(found)
-        return found
-
-    def _push_between(self, character: str) -> None:
-        if self._expect == "object" and character == "{":
-            self._expect = "key"
-        elif self._expect == "key" and character == '"':
-            self._in_string, self._value = True, character
-        elif self._expect == "colon" and character == ":":
-            self._expect, self._value = "value", ""
-        elif self._expect == "comma" and character == ",":
-            self._expect = "key"
-        elif self._expect == "comma" and character == "}":
-            self.done = self.name is not None
-            self.broken = not self.done
-        else:
-            self.broken = True
-
-    def _push_key(self, character: str) -> None:
-        self._value += character
-        if self._string_ends(character):
-            self._key = _parsed(self._value)
-            self._expect = "colon"
-            self.broken = self._key not in ("name", "type", "id", self._arguments_key)
-
-    def _push_value(self, character: str) -> None:
-        first = not self._value
-        if first and character.isspace():
-            return
-        if not self._in_string and not self._depth and character in ",}" and not first:
-            self._end_value()  # of a number or a word, which only what follows ends
-            self._push_between(character)
-            return
-        self._value += character
-        if self._in_string:
-            ended = self._string_ends(character) and not self._depth
-        elif character == '"':
-            self._in_string, ended = True, False
-        else:
-            self._depth += (character in "{[") - (character in "}]")
-            ended = character in "}]" and not self._depth
-        if self._key == self._arguments_key and self._value[0] in "{[":
-            self._fragment += character
-        if ended:
-            self._end_value()
-
-    def _string_ends(self, character: str) -> bool:
-        if self._escaped:
-            self._escaped = False
-        elif character == "\\":
-            self._escaped = True
-        elif character == '"':
-            self._in_string = False
-            return True
+def is_harmony(template: str, control_tokens: Collection[str]) -> bool:
+    """Whether answers are in channels, with tools or without: a short template may not show them."""
+    if "<|message|>" not in template:
         return False
-
-    def _end_value(self) -> None:
-        self._expect = "comma"
-        if self._key == "name":
-            self.name = _parsed(self._value)
-            self.broken = not self.name
-        elif self._key == self._arguments_key and self._value[0] not in "{[":
-            # Some models write the object into a string.
-            self._fragment += _parsed(self._value)
-
-
-def _parsed(text: str) -> str:
-    """The string that JSON has; empty where it has none."""
-    try:
-        found = json.loads(text, strict=False)
-    except ValueError:
-        return ""
-    return found if isinstance(found, str) else ""
+    return "<|channel|>" in template or ("<|start|>" in template and "<|channel|>" in control_tokens)

@@ -22,6 +22,9 @@ MOST_TOOLS = 1_000
 MOST_VALUES = 32
 MOST_CHARACTERS = 4 << 20  #: of all messages together, and of all tools
 
+#: Stands for the arguments of a call that are no JSON object, with their text, so that nothing is lost and
+#: the model sees what happened.
+CUT_OFF = "cut_off_arguments"
 _OF_EACH = ("name", "tool_call_id", "reasoning_content")  # strings that a message may have besides
 _VALUE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 #: Names that mean something else to a template, or to those who render templates elsewhere.
@@ -39,9 +42,11 @@ class MessageError(UserError):
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages as templates expect them. ``content`` is a string: the text parts of a list are joined with
-    newlines, and None is empty. The arguments of tool calls are objects, however they were given. Keys that
-    no template asks for are left out. MessageError: anything that is not as documented."""
+    """Messages as templates expect them. ``content`` is a string, a list of ``{"type": "text", "text": ...}``
+    as it was given, or None beside an assistant's calls; elsewhere None is empty, where it is allowed. The
+    arguments of tool calls are objects, however they were given; what is no object, such as one that was cut
+    off, is text under the name :data:`CUT_OFF`. Keys that no template asks for are left out. MessageError:
+    anything that is not as documented."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise MessageError(f"messages is {shown(messages)}: a list of at least one message is needed")
     if len(messages) > MOST_MESSAGES:
@@ -105,7 +110,8 @@ def _message(where: str, message: Mapping[str, Any]) -> Message:
     if role not in ROLES:
         raise MessageError(f"{where}.role is {shown(role)}: allowed are {', '.join(ROLES)}")
     calls = message.get("tool_calls")
-    found: Message = {"role": role, "content": _content(where, message.get("content"))}
+    content = message.get("content")
+    found: Message = {"role": role, "content": _content(where, content)}
     for name in _OF_EACH:
         if (value := message.get(name)) is None:
             continue
@@ -116,16 +122,25 @@ def _message(where: str, message: Mapping[str, Any]) -> Message:
         if role != "assistant" or not isinstance(calls, list | tuple):
             raise MessageError(f"{where}.tool_calls is {shown(calls)}: only assistants have them, in a list")
         found["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
-    if message.get("content") is None and not (role == "assistant" and len(found) > 2):
-        raise MessageError(f"{where}.content is missing: text is needed, or tool_calls of an assistant")
+    if content is None and role not in ("assistant", "tool"):
+        raise MessageError(f"{where}.content is missing: text is needed")
+    if content is None and "tool_calls" not in found:
+        found["content"] = ""
     return found
 
 
-def _content(where: str, content: Any) -> str:
+def content_text(content: str | list[dict[str, Any]] | None) -> str:
+    """Content as one text: its parts one below the other."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
+def _content(where: str, content: Any) -> str | list[dict[str, str]] | None:
     if content is None or isinstance(content, str):
-        return content or ""
+        return content
     if isinstance(content, list | tuple):
-        return "\n".join(_parts(where, content))
+        return [{"type": "text", "text": text} for text in _parts(where, content)]
     raise MessageError(f"{where}.content is {shown(content)}: a string or a list of text parts is needed")
 
 
@@ -144,17 +159,29 @@ def _call(where: str, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise MessageError(f"{where} is {shown(call)}: an object with function.name is needed")
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-    if not isinstance(arguments, Mapping):
+        arguments = _arguments(arguments)
+    if not isinstance(arguments, Mapping | None):
         seen = shown(function.get("arguments"))
         raise MessageError(f"{where}.function.arguments is {seen}: an object as JSON is needed")
-    found = {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+    arguments = dict(arguments or {})
+    found = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     id = call.get("id")
     if id is not None and not isinstance(id, str):
         raise MessageError(f"{where}.id is {shown(id)}: a string is needed")
     return found if id is None else {"id": id, **found}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text.strip() or "{}", strict=False, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        found = text
+    if found is None:
+        return {}
+    return found if isinstance(found, dict) else {CUT_OFF: text}
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -17,6 +17,7 @@ from hotcold.server.request_log import Logged, RequestLog, defect_reply
 from hotcold.server.routes import api_routes
 from hotcold.server.security import Guard, Public
 from hotcold.server.service import Service
+from hotcold.server.targets import PlainTarget
 
 _HEALTH = ("/health", "/v1/health")
 
@@ -40,7 +41,7 @@ def make_app(
     )
     app.router.redirect_slashes = False
     guard = Guard(_Asked(app, service), service.settings, lambda path: path in _HEALTH or page_paths(path))
-    return Logged(guard, log, service.metrics)
+    return PlainTarget(Logged(guard, log, service.metrics))
 
 
 class _Asked:

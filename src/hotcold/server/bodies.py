@@ -2,6 +2,7 @@
 bytes could understand otherwise is refused: a name twice in an object, NaN, half a character."""
 
 import asyncio
+import codecs
 import json
 import math
 import re
@@ -12,12 +13,16 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.security import from_browser
 from hotcold.server.settings import Settings
 
 #: Smaller bodies are read at once: a thread would take longer.
 AT_ONCE = 32 << 10
 #: Of a body, outside of its strings: each value makes objects, which takes far longer than reading its text.
 MOST_MARKS = 1 << 18
+#: What programs say of a body that nobody gave a type, as ``curl -d``. A page may send these without being
+#: asked by its browser whether it may, so they are taken from programs alone.
+_OF_PROGRAMS = ("", "application/x-www-form-urlencoded", "text/plain")
 _SLICE = 64 << 10
 _NO_MARKS = bytes(set(range(256)) - set(b"[]{},:"))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -36,6 +41,7 @@ async def read_json(request: Request, settings: Settings) -> tuple[Any, int]:
 def parse(body: bytes, depth: int) -> Any:
     """The value of JSON text in UTF-8 with at most ``depth`` arrays and objects in each other.
     APIError: it is none, or more."""
+    body = body.removeprefix(codecs.BOM_UTF8)
     if not body.strip():
         raise _refused("the body is empty: a JSON object is needed")
     _check_structure(body, depth)
@@ -62,7 +68,8 @@ def parse(body: bytes, depth: int) -> Any:
 def _check_headers(request: Request, settings: Settings) -> None:
     headers = request.headers
     kind = headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() != "application/json":
+    plain = kind.partition(";")[0].strip().lower()
+    if plain != "application/json" and (plain not in _OF_PROGRAMS or from_browser(headers)):
         seen = f"Content-Type is {kind!r:.60}" if kind else "no Content-Type"
         raise APIError(f"{seen}: application/json is needed", status=415, code="unsupported_media_type")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":

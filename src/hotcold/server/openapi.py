@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from hotcold.server.protocol import chat, completion, native, tokens
-from hotcold.server.protocol.fields import Field, Fields, Neutral, Schema, Shape
+from hotcold.server.protocol.fields import NUMBER, Field, Fields, Neutral, Schema, Shape
 from hotcold.version import __version__
 
 Document: TypeAlias = dict[str, Any]
@@ -272,22 +272,27 @@ def _shown(field: Field) -> str:
 
 
 def _values(schema: Schema) -> str:
-    """In a few words."""
+    """In a few words; that numbers and truth values may be texts is said once for all."""
+    if "anyOf" in schema:
+        kinds = [each for each in schema["anyOf"] if NUMBER not in each.get("pattern", "")]
+        schema = {**schema, "anyOf": kinds} if len(kinds) > 1 else kinds[0]
     if "anyOf" in schema:
         found = [_values(each) for each in schema["anyOf"]]
         if sum(each.startswith("list") for each in found) > 1:
             found = [each.partition(",")[0] for each in found]
         return " or ".join(dict.fromkeys(found))
+    if any(each is True for each in schema.get("enum", ())):
+        return "true, false"
     if "enum" in schema:
         return ", ".join(f"`{each}`" for each in schema["enum"])
     if "minimum" in schema:
         low, high = (_power(schema[bound]) for bound in ("minimum", "maximum"))
-        return f"{low} to {high}"
+        return f"{low} to {high}" + (f", not {schema['not']['const']}" if "not" in schema else "")
     if schema.get("type") == "array":
         return f"list, up to {schema['maxItems']}"
     if "oneOf" in schema or schema.get("type") in ("object", ["object", "boolean"]):
         return "object"
-    return {"boolean": "true, false", "string": "text"}[schema["type"]]
+    return {"string": "text"}[schema["type"]]
 
 
 def _power(bound: float) -> str:

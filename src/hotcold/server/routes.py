@@ -77,9 +77,9 @@ class _Routes:
     async def chat(self, request: Request) -> Any:
         service = self._service
         call = await self._read(request, chat.parse)
-        await service.check_grammar(call.grammar)
+        notes = await service.check_grammar(call.grammar)
         jobs, reply = await service.in_thread(service.chat_jobs, call)
-        return Answer(service, jobs, reply, stream=call.stream, field="messages")
+        return Answer(service, jobs, reply, stream=call.stream, field="messages", not_enforced=notes)
 
     async def completions(self, request: Request) -> Any:
         return await self._continued(await self._read(request, completion.parse))
@@ -97,10 +97,10 @@ class _Routes:
 
     async def _continued(self, call: CompletionCall | NativeCall, done: bool = True) -> Any:
         """What the model writes after texts."""
-        await self._service.check_grammar(call.grammar)
+        notes = await self._service.check_grammar(call.grammar)
         prompts = await self._service.in_thread(call.encode)
         jobs, reply = call.jobs(prompts), call.reply(prompts)
-        return Answer(self._service, jobs, reply, stream=call.stream, done=done)
+        return Answer(self._service, jobs, reply, stream=call.stream, done=done, not_enforced=notes)
 
     async def _read(self, request: Request, parse: Callable[..., Any]) -> Any:
         """What the body asks for. The server's state is looked at first, so that nobody sends for nothing."""

@@ -15,13 +15,22 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotcold.server.origins import Origins
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.replies import error_reply
 from hotcold.server.settings import Settings, digest
 
+_MARKS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode")
 _METHODS = "GET, HEAD, POST, OPTIONS"
-_EXPOSED = "X-Request-Id, Retry-After"
+_EXPOSED = "X-Request-Id, Retry-After, X-Hotcold-Not-Enforced"
 _BEARER = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
+#: What programs in containers call the machine that runs them. Nobody can register such a name (``.internal``
+#: is in no public DNS), so a page under it was put there by whoever decides about this machine's names; what
+#: has the mark of a page is refused all the same, unless a key is needed anyway.
+_OF_CONTAINERS = frozenset(
+    f"{name}.internal"
+    for name in ("host.docker", "gateway.docker", "host.containers", "host.lima", "host.orb", "host.minikube")
+)
 _ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 #: Says whether a path is for everybody.
@@ -37,7 +46,7 @@ class Guard:
         self._public = public
         self._hosts = {"localhost", socket.gethostname().lower(), *settings.allow_hosts}
         self._hosts.add(settings.host.lower())
-        self._origins = frozenset(settings.cors_origins)
+        self._origins = Origins(settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -86,11 +95,13 @@ class Guard:
         name = _host_name(host)
         if "*" in self._hosts or name in self._hosts or name.endswith(".localhost") or _is_address(name):
             return
+        if name in _OF_CONTAINERS and (self._keys or not from_browser(headers)):
+            return
         message = "the server does not know the name in Host: --allow-host adds one"
         raise _forbidden(message, "host_not_allowed")
 
     def _origin_allowed(self, origin: str, host: str | None) -> bool:
-        if "*" in self._origins or origin.lower() in self._origins:
+        if origin in self._origins:
             return True
         try:
             parts = urlsplit(origin)
@@ -141,6 +152,11 @@ class _Headers(Mapping[str, str]):
 
     def all(self, name: str) -> list[bytes]:
         return self._values.get(name, [])
+
+
+def from_browser(headers: Mapping[str, str]) -> bool:
+    """Whether a request has a mark that browsers give those of pages, and programs do not."""
+    return any(name in headers for name in _MARKS)
 
 
 def _bearer(value: bytes) -> bytes:

@@ -76,8 +76,12 @@ class Service:
             fingerprint=info.fingerprint,
             deadline_s=self.settings.timeout_s,
             tool_format=self._chat.tool_format,
+            call_ids=self._chat.call_ids,
             meta=_meta(self.llm.metadata),
+            max_tokens=self.settings.max_tokens,
+            sampling=replace(self.llm.sampling, **self.settings.sampling),
             sparsity=info.sparsity,
+            open_schemas=self.settings.open_schemas,
         )
 
     def check(self) -> None:
@@ -90,10 +94,9 @@ class Service:
         message, code, retry_after = _UNAVAILABLE[self.state]
         return APIError(message, status=503, type="unavailable_error", code=code, retry_after=retry_after)
 
-    async def check_grammar(self, grammar: Grammar | None) -> None:
-        """JobError: no answer can be held to it."""
-        if grammar is not None:
-            await self.llm.check(grammar)
+    async def check_grammar(self, grammar: Grammar | None) -> tuple[str, ...]:
+        """What of its schemas an answer is not held to. JobError: no answer can be held to it."""
+        return () if grammar is None else (await self.llm.check(grammar)).notes
 
     def chat_jobs(self, call: ChatCall) -> tuple[list[Job], ChatReply]:
         """What the model is to continue for a conversation, and what makes an answer of it. Takes as long as
@@ -109,7 +112,7 @@ class Service:
         )
         jobs = [replace(job, shown=chat.shown) for job in call.jobs(ids)]
         opened = call.may_think and chat.opens_thinking(ids)
-        return jobs, call.reply(lambda: chat.stream(opened, call.tools or False))
+        return jobs, call.reply(lambda: chat.stream(opened, call.callable or False, sure=True))
 
     async def in_thread(self, function: Callable[..., T], *values: Any) -> T:
         """What takes long enough to hold up others' events."""

@@ -6,9 +6,10 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hotcold.errors import UserError
 from hotcold.formats.files import RegularFile, naming
@@ -18,7 +19,6 @@ MOST_KEYS = 10_000
 LONGEST_FILE = 1 << 20  #: bytes of a file of keys
 _KEY = re.compile(r"[!-~]{1,512}")
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Settings:
     port: int = 8080  #: 0 takes one that is free
     keys: tuple[bytes, ...] = ()  #: SHA-256 of each key; none: everybody who reaches the port may use it
     allow_hosts: tuple[str, ...] = ()  #: names in ``Host`` besides this machine's; ``*``: any
-    cors_origins: tuple[
-        str, ...
-    ] = ()  #: of web pages that may use it, besides this machine's own; ``*``: any
+    #: of web pages that may use it, besides this machine's own, as :mod:`hotcold.server.origins` reads them
+    cors_origins: tuple[str, ...] = ()
     public_without_key: bool = False
+    open_schemas: bool = False  #: whether objects of JSON schemas are as open as the standard has them
     log: bool = True  #: whether each request is a line on stderr
     timeout_s: float = 600  #: of a request, waiting included
     drain_s: float = 30  #: how long running requests may go on after SIGTERM
@@ -45,6 +45,9 @@ class Settings:
     write_s: float = 60  #: how long a client may take to read what fills its connection
     ping_s: float = 10  #: until a stream without news says that it is alive
     depth: int = 128  #: of arrays and objects in each other
+    #: fields of ``SamplingParams`` that requests have where they say nothing
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None  #: of an answer whose request states no length; None: the routes' own
 
 
 def digest(key: str) -> bytes:
@@ -89,15 +92,6 @@ def check_host(name: str) -> str:
     if name != "*" and not _HOST_NAME.fullmatch(name):
         raise UserError(f"host {name!r:.80}: a name such as llm.example.org, without a port, or * for any")
     return name.lower().rstrip(".")
-
-
-def check_origin(origin: str) -> str:
-    """An origin for ``--cors-origin``, in lower case."""
-    if origin != "*" and not _ORIGIN.fullmatch(origin):
-        raise UserError(
-            f"origin {origin!r:.80}: such as https://chat.example.org, without a path, or * for any"
-        )
-    return origin.lower()
 
 
 def listening_sockets(settings: Settings) -> list[socket.socket]:

@@ -128,7 +128,7 @@ BAD_CHATS = [
     {"messages": []}, {"messages": "hello"}, {"messages": [{"role": "hacker", "content": "a"}]},
     {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": 5}]},
     {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-    {"temperature": "hot"}, {"temperature": -1}, {"top_p": 1.1}, {"n": 0}, {"n": 1.5}, {"max_tokens": "5"},
+    {"temperature": "hot"}, {"temperature": -1}, {"top_p": 1.1}, {"n": 0}, {"n": 1.5}, {"max_tokens": "five"},
     {"frequency_penalty": 2.5}, {"presence_penalty": -3}, {"top_logprobs": 21}, {"stream": "yes"},
     {"stop": 5}, {"logprobs": 1}, {"tools": [{"type": "function"}]}, {"tool_choice": "maybe"},
     {"response_format": {"type": "yaml"}}, {"logit_bias": {"5": "a lot"}}, {"seed": "x"},
@@ -148,10 +148,10 @@ def test_what_openai_describes_as_wrong_is_refused(openai: Schemas, fields: dict
 
 @pytest.mark.parametrize("kind", ["CreateChatCompletionRequest", "CreateCompletionRequest"])
 @pytest.mark.parametrize("field", ["temperature", "top_p", "frequency_penalty", "presence_penalty"])
-def test_the_whole_range_is_taken_and_the_default_is_the_same(openai: Schemas, kind: str, field: str) -> None:
+def test_the_whole_range_is_taken(openai: Schemas, kind: str, field: str) -> None:
+    """Defaults are the operator's, the model's or llama.cpp's: OpenAI's are for large models."""
     table = chat.FIELDS if kind == "CreateChatCompletionRequest" else completion.FIELDS
     described = openai.field(kind, field)
-    assert table[field].default == described["default"]
     for bound in (described["minimum"], described["maximum"]):
         assert table[field].kind.read(bound, field) == bound
 

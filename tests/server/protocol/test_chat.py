@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -40,10 +41,9 @@ def refused(**fields: Any) -> APIError:
     return caught.value
 
 
-def test_a_request_without_options_has_the_defaults_of_openai() -> None:
-    """Temperature 1 and top_p 1 are in OpenAI's description; with nothing cut off it is the model's own
-    distribution."""
-    params = SamplingParams(temperature=1, top_p=1, top_k=0, min_p=0)
+def test_a_request_without_options_has_the_defaults_of_llama_cpp() -> None:
+    """Those of OpenAI, temperature 1 and nothing cut off, are for models a thousand times as large."""
+    params = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     assert job() == Job([1, 2, 3], params, max_tokens=2048)
     call = parse()
     assert (call.stream, call.n, call.tools, call.continue_last, call.messages[0]["role"]) == (
@@ -63,6 +63,13 @@ def test_a_request_without_options_has_the_defaults_of_openai() -> None:
         ({"max_completion_tokens": 6, "max_tokens": 5}, {"max_tokens": 6}),
         ({"n_predict": 7}, {"max_tokens": 7}),
         ({"n_predict": -1}, {"max_tokens": LARGEST}),
+        ({"max_tokens": -1}, {"max_tokens": LARGEST}),
+        ({"max_completion_tokens": -1, "max_tokens": 5}, {"max_tokens": LARGEST}),
+        ({"max_tokens": "5", "ignore_eos": "true"}, {"max_tokens": 5, "ignore_eos": True}),
+        ({"stop": [""]}, {"stop": ()}),
+        ({"stop": ""}, {"stop": ()}),
+        ({"stop": ["", "a", ""]}, {"stop": ("a",)}),
+        ({"stop": [str(i) for i in range(256)]}, {"stop": tuple(str(i) for i in range(256))}),
         ({"stop": "\n"}, {"stop": ("\n",)}),
         ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
         ({"stop": []}, {"stop": ()}),
@@ -98,6 +105,8 @@ def test_fields_of_the_request_reach_the_job(fields: dict[str, Any], expected: d
         ({"repetition_penalty": 1.1}, {"repeat_penalty": 1.1}),
         ({"samplers": ["penalties", "top_k"], "temperature": 2, "top_k": 5, "top_p": 0.5}, {"top_k": 5}),
         ({"samplers": ["temperature"], "temperature": 2, "repetition_penalty": 2}, {"temperature": 2}),
+        ({"temperature": "0.7", "top_k": "5", "seed": "3"}, {"temperature": 0.7, "top_k": 5, "seed": 3}),
+        ({"top_p": "5e-1", "frequency_penalty": "-1"}, {"top_p": 0.5, "frequency_penalty": -1}),
         ({"seed": 3}, {"seed": 3}),
         ({"seed": -1}, {"seed": None}),  # llama.cpp's word for a random one
         ({"seed": -3}, {"seed": 2**64 - 3}),  # OpenAI allows negative ones
@@ -108,7 +117,9 @@ def test_fields_of_the_request_reach_the_job(fields: dict[str, Any], expected: d
 )
 def test_sampling_parameters(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     found = job(**fields).params
-    plain = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repeat_penalty": 1}
+    plain = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05, "repeat_penalty": 1}
+    if "samplers" in fields:
+        plain = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repeat_penalty": 1}
     for name, value in {**plain, **expected}.items():
         assert getattr(found, name) == value, name
 
@@ -116,16 +127,16 @@ def test_sampling_parameters(fields: dict[str, Any], expected: dict[str, Any]) -
 @pytest.mark.parametrize(
     "format",
     [
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}, "strict": True}},
-        {"type": "json_schema", "schema": {"type": "integer"}},
-        {"type": "json_object", "schema": {"type": "integer"}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string"}, "strict": True}},
+        {"type": "json_schema", "schema": {"type": "string"}},
+        {"type": "json_object", "schema": {"type": "string"}},
     ],
 )
 def test_a_schema_may_stand_in_several_places(format: dict[str, Any]) -> None:
-    for fields in ({"response_format": format}, {"json_schema": {"type": "integer"}}):
+    for fields in ({"response_format": format}, {"json_schema": {"type": "string"}}):
         grammar = job(**fields).grammar
         assert grammar is not None and grammar.kind == "json_schema"
-        assert json.loads(grammar.source) == {"type": "integer"}
+        assert json.loads(grammar.source) == {"type": "string"}
 
 
 def test_every_choice_has_a_seed_as_several_prompts_of_the_library() -> None:
@@ -136,23 +147,29 @@ def test_every_choice_has_a_seed_as_several_prompts_of_the_library() -> None:
 
 def test_messages_as_a_template_sees_them() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"a": 1}'}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [
         {"role": "developer", "content": "Be brief.", "name": None},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": [{**each, "cache_control": {}} for each in parts]},
         {"role": "assistant", "content": None, "tool_calls": [call], "unknown": 1},
-        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "c1", "content": None},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant"},
         {"role": "assistant", "content": "It is"},
     ]
     found = parse(messages=messages)
     assert found.messages == [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": "a\nb"},
+        {"role": "user", "content": parts},
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "c1", "content": None},
+        {"role": "assistant", "content": [{"type": "text", "text": "no"}]},
+        {"role": "assistant", "content": None},
         {"role": "assistant", "content": "It is"},
     ]
     assert found.continue_last and not found.add_generation_prompt
-    assert not parse(messages=messages[:-1]).continue_last
+    assert parse(messages=messages[:-1]).continue_last  # of nothing
+    assert not parse(messages=messages[:4]).continue_last
 
 
 def test_tools_and_what_must_be_done_with_them() -> None:
@@ -165,6 +182,37 @@ def test_tools_and_what_must_be_done_with_them() -> None:
     assert parse(tools=[], tool_choice="auto").tool_choice == "none"
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_of_the_tools_are_allowed(mode: str) -> None:
+    """The model is told of all, as it was before, and may call these."""
+    time, wind = ({**TOOL, "function": {"name": name}} for name in ("time", "wind"))
+    chosen = {"mode": mode, "tools": [{"type": "function", "function": {"name": "time"}}]}
+    call = parse(tools=[TOOL, time, wind], tool_choice={"type": "allowed_tools", "allowed_tools": chosen})
+    assert [each["function"]["name"] for each in call.tools] == ["weather", "time", "wind"]
+    assert [each["function"]["name"] for each in call.callable] == ["time"]
+    assert call.tool_choice == mode and call.grammar == parse(tools=[time], tool_choice=mode).grammar
+    assert parse(tools=[TOOL, time]).callable == parse(tools=[TOOL, time]).tools
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"json_schema": {"type": "string"}},
+        {"regex": "[0-9]+"},
+    ],
+)
+def test_calls_or_content_of_a_format(format: dict[str, Any]) -> None:
+    ids = {name: id for id, name in tokenizer().control_names.items()}
+    content = parse(**format).grammar
+    for choice, may in (("auto", content), ("required", content)):
+        found = parse(tools=[TOOL], tool_choice=choice, **format)
+        assert found.grammar == tools_grammar([TOOL], choice, True, HERMES, ids, may)
+        assert not found.may_think
+    assert parse(tools=[TOOL], tool_choice="none", **format).grammar == content
+    assert parse(tools=[TOOL], **format).grammar != parse(tools=[TOOL]).grammar
+
+
 def test_calls_match_a_grammar_of_their_own() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     ids = {name: id for id, name in tokenizer().control_names.items()}
@@ -174,7 +222,7 @@ def test_calls_match_a_grammar_of_their_own() -> None:
         assert job.grammar == tools_grammar(tools, choice, True, HERMES, ids)
         assert found.may_think is free
     assert parse(tools=tools, tool_choice="none").grammar is None
-    broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
+    broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": 5}}}
     assert refused(tools=[broken]).param == "tools"
     assert refused(tools=[broken]).code == "invalid_grammar"
 
@@ -193,12 +241,21 @@ def test_a_format_has_no_room_for_thinking(fields: dict[str, Any], expected: dic
     assert call.template_kwargs == expected and call.may_think is (call.grammar is None)
 
 
-def test_a_model_without_tools_says_so() -> None:
-    body = {"model": "fable", "messages": HELLO, "tools": [TOOL]}
-    with pytest.raises(APIError, match="writes no tool calls") as caught:
-        chat.parse(body, facts(tool_format=None))
-    assert caught.value.param == "tools"
-    assert chat.parse({**body, "tool_choice": "none"}, facts(tool_format=None)).tools == []
+@pytest.mark.parametrize(
+    ("form", "ids"),
+    [
+        ("nine", "[a-zA-Z0-9]{9}"),
+        ("openai", "call_[0-9a-f]{24}"),
+        ("kimi", r"functions\.weather:[01]"),
+    ],
+)
+def test_ids_have_the_form_that_the_template_wants(form: Any, ids: str) -> None:
+    call = chat.parse({"messages": HELLO, "tools": [TOOL]}, facts(call_ids=form))
+    reply = call.reply(Marked)
+    for each in pieces_of("[weather {1}][weather {2}]"):
+        reply.add(0, each)
+    found = [each["id"] for each in reply.whole()["choices"][0]["message"]["tool_calls"]]
+    assert all(re.fullmatch(ids, each) for each in found) and len(set(found)) == 2
 
 
 def test_values_for_the_template() -> None:
@@ -206,15 +263,22 @@ def test_values_for_the_template() -> None:
     assert call.template_kwargs == {"enable_thinking": False, "n": 2.5, "reasoning_effort": "low"}
 
 
-@pytest.mark.parametrize("name", ["fable", "gpt-4o", "", None])
-def test_the_model_may_have_an_alias_or_no_name(name: str | None) -> None:
-    assert parse(model=name).n == 1
+@pytest.mark.parametrize("name", ["fable", "gpt-4o", "", None, "gpt-5", "fable.gguf", "./models/fable.gguf"])
+def test_the_model_may_be_called_anything_and_the_answer_says_which_it_is(name: str | None) -> None:
+    reply = parse(model=name).reply(Marked)
+    for each in pieces_of("well"):
+        reply.add(0, each)
+    assert reply.whole()["model"] == "fable"
 
 
-def test_another_model_is_not_found() -> None:
-    error = refused(model="gpt-5")
-    assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
-    assert error.message == "model is 'gpt-5': this server has fable, gpt-4o"
+def test_the_servers_own_sampling_is_for_what_a_request_leaves_out() -> None:
+    own = facts(sampling=SamplingParams(temperature=0.2, top_k=7, logit_bias={5: 1.0}, seed=9), max_tokens=3)
+    body = {"model": "fable", "messages": [{"role": "user", "content": "Hello"}]}
+    (plain,) = chat.parse(body, own).jobs([1])
+    assert plain.params == own.sampling and plain.max_tokens == 3
+    told = {"temperature": 0, "logit_bias": {}, "seed": -1, "max_tokens": 5}
+    (asked,) = chat.parse({**body, **told}, own).jobs([1])
+    assert asked.params == SamplingParams(temperature=0, top_k=7) and asked.max_tokens == 5
 
 
 def replies(text: str, **fields: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:

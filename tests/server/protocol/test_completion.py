@@ -24,16 +24,16 @@ def refused(prompt: Any = "Once", **fields: Any) -> APIError:
     return caught.value
 
 
-def test_a_request_without_options_has_the_defaults_of_openai() -> None:
+def test_a_request_without_options_has_the_length_of_openai() -> None:
     call = parse()
-    params = SamplingParams(temperature=1, top_p=1, top_k=0, min_p=0)
+    params = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     assert call.jobs(call.encode()) == [Job(tokenizer().encode("Once"), params, max_tokens=16)]
 
 
 def test_no_bound_by_the_name_of_llama_cpp() -> None:
-    call = parse(n_predict=-1)
-    assert call.jobs(call.encode())[0].max_tokens == LARGEST
-    assert refused(n_predict=-2).param == "n_predict" and refused(max_tokens=-1).param == "max_tokens"
+    for call in (parse(n_predict=-1), parse(max_tokens=-1)):
+        assert call.jobs(call.encode())[0].max_tokens == LARGEST
+    assert refused(n_predict=-2).param == "n_predict" and refused(max_tokens=-2).param == "max_tokens"
 
 
 @pytest.mark.parametrize(

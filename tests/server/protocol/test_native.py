@@ -37,9 +37,14 @@ def test_lengths(n_predict: int, expected: int) -> None:
 def test_samplers_that_are_left_out_do_nothing() -> None:
     assert params(samplers=["top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]) == params()
     assert params(samplers=["top_k"], repeat_penalty=1.3) == SamplingParams(1.0, 40, 1.0, 0.0, 1.0)
-    with pytest.raises(APIError, match="they run in the order") as caught:
-        parse(samplers=["temperature", "top_k"])
-    assert caught.value.param == "samplers"
+
+
+def test_samplers_run_in_one_order_whatever_order_is_asked_for() -> None:
+    assert params(samplers=["temperature", "top_k"]) == params(samplers=["top_k", "temperature"])
+    everything = ["min_p", "temperature", "penalties", "top_p", "top_k", "top_k"]
+    assert params(samplers=everything, top_k=3) == params(top_k=3)
+    with pytest.raises(APIError, match="samplers names 'magic'"):
+        parse(samplers=["magic"])
 
 
 def run(call: native.NativeCall, pieces: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

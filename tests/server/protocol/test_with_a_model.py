@@ -85,8 +85,9 @@ def test_texts_of_several_prompts(llm: LLM) -> None:
     reply = answered(llm, prompt=prompts, n=2, seed=4, max_tokens=20)
     expected = llm.generate(
         [each for each in prompts for _ in range(2)],
-        seed=4, max_tokens=20, temperature=1, top_k=0, top_p=1, min_p=0,
-    )  # fmt: skip
+        seed=4,
+        max_tokens=20,
+    )
     assert [each["text"] for each in reply["choices"]] == [each.text for each in expected]
     assert reply["usage"]["prompt_tokens"] == sum(each.prompt_tokens for each in expected[::2])
     assert reply["usage"]["completion_tokens"] == sum(len(each.ids) for each in expected)

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.job import Grammar, Job
 from hotcold.engine.sampler import SamplingParams
-from hotcold.engine.tool_grammar import tools_grammar
+from hotcold.engine.tool_calls import GENERAL, HARMONY
+from hotcold.engine.tool_grammar import framed, tools_grammar
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat_reply import ChatReply, Splitter
 from hotcold.server.protocol.errors import from_job, invalid
@@ -26,19 +27,17 @@ from hotcold.server.protocol.fields import (
 )
 from hotcold.server.protocol.limits import LARGEST, MAX_CHOICES, MAX_LOGPROBS
 from hotcold.server.protocol.messages import MESSAGES, TOOL_CHOICE, TOOLS, TemplateKwargs
-from hotcold.server.protocol.models import check_model
 
 Value: TypeAlias = bool | int | float | str
 ToolChoice: TypeAlias = str | dict[str, Any]
 
-_LENGTH = Whole(1, LARGEST, "leave it out for the server's default")
 _STREAM_OPTIONS = Shape(
     {
         "include_usage": Field(Flag(), False, "One more event, with counts, ends the stream."),
         "include_obfuscation": Field(Flag(), None, "Has no effect."),
     }
 )
-MODEL = Field(Text(0, 512), note="The model's name or an alias; may be left out, there is one.")
+MODEL = Field(Text(0, 512), note="Any name: there is one model, and the answer says which.")
 #: Of both of OpenAI's routes.
 STREAMING: Fields = {
     "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
@@ -58,21 +57,25 @@ EXTENSIONS: Fields = {
 FIELDS: Fields = {
     "model": MODEL,
     "messages": Field(MESSAGES, None, "A last one of the assistant is continued.", required=True),
-    "max_completion_tokens": Field(_LENGTH, None, "The most tokens of the answer."),
-    "max_tokens": Field(_LENGTH, None, "Another name of max_completion_tokens."),
-    "n_predict": Field(
-        Whole(-1, LARGEST), None, "Another name of max_completion_tokens; -1: as many as there is room for."
+    "max_completion_tokens": Field(
+        sampling.LENGTH, None, "The most tokens of the answer; -1: as many as there is room for."
     ),
+    "max_tokens": Field(sampling.LENGTH, None, "Another name of max_completion_tokens."),
+    "n_predict": Field(sampling.LENGTH, None, "Another name of max_completion_tokens."),
     "n": Field(Whole(1, MAX_CHOICES), 1, "How many answers."),
     **STREAMING,
     "logprobs": Field(Flag(), False, "Whether tokens come with log-probabilities."),
     "top_logprobs": Field(Whole(0, MAX_LOGPROBS), None, "The likeliest beside each; needs logprobs."),
     "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "llama.cpp's name: logprobs, and so many."),
-    **sampling.fields(sampling.OPENAI),
+    **sampling.FIELDS,
     **constraints.FIELDS,
     "tools": Field(TOOLS, None, "Functions that the model may call."),
     "tool_choice": Field(TOOL_CHOICE, None, "auto where there are tools."),
-    "parallel_tool_calls": Field(Flag(), True, "Whether an answer may have several calls."),
+    "parallel_tool_calls": Field(
+        Flag(),
+        None,
+        "Whether an answer may have several calls: true where the template has calls and no tool is named.",
+    ),
     "chat_template_kwargs": Field(TemplateKwargs(), None, "Values for the model's chat template."),
     "reasoning_effort": Field(
         Choice(("none", "minimal", "low", "medium", "high", "xhigh", "max")), None, "For its template."
@@ -101,8 +104,9 @@ class ChatCall:
     """What one request asks for."""
 
     facts: Facts
-    messages: list[dict[str, Any]]  #: role, content (a text or None) and what else the role has
-    tools: list[dict[str, Any]]  #: that the template shows
+    messages: list[dict[str, Any]]  #: role, content (a text, parts or None) and what else the role has
+    tools: list[dict[str, Any]]  #: that the model is told of
+    callable: list[dict[str, Any]]  #: those of them that it may call now
     tool_choice: ToolChoice  #: none, auto, required, or OpenAI's object that names a function
     parallel_tool_calls: bool
     template_kwargs: dict[str, Value]
@@ -160,18 +164,19 @@ def parse(body: object, facts: Facts) -> ChatCall:
     """APIError for what is wrong. Unknown fields are ignored."""
     check_depth(body)
     values = BODY.read(body, "")
-    check_model(values["model"], facts)
-    grammar = constraints.grammar(values)
-    tools, choice = _tools(values, facts)
-    if grammar is not None and tools:
-        message = "tools and a format of the whole answer are both given: one is allowed, or tool_choice none"
+    content = constraints.grammar(values, facts)
+    tools, callable, choice = _tools(values)
+    if content is not None and content.kind == "gbnf" and tools:
+        message = "tools and a grammar of the answer are both given: one is allowed, or tool_choice none"
         raise invalid(message, "tools")
     last = values["messages"][-1]
     continue_last = last["role"] == "assistant"
-    if continue_last and (last["tool_calls"] or last["content"] is None):
-        message = "messages ends with one of the assistant without a text to continue: add another"
+    if continue_last and last["tool_calls"]:
+        message = "messages ends with calls of the assistant: add their results, in messages of role tool"
         raise invalid(message, "messages")
-    may_think = grammar is None and choice in ("none", "auto")
+    if continue_last and facts.tool_format is HARMONY and choice == "auto":
+        callable = []  # the channel of the answer was chosen before
+    may_think = content is None and choice in ("none", "auto")
     kwargs = dict(values["chat_template_kwargs"] or {})
     if not may_think:
         kwargs.setdefault("enable_thinking", False)
@@ -181,12 +186,13 @@ def parse(body: object, facts: Facts) -> ChatCall:
         facts=facts,
         messages=[_without_absent(each) for each in values["messages"]],
         tools=tools,
+        callable=callable,
         tool_choice=choice,
-        parallel_tool_calls=values["parallel_tool_calls"],
+        parallel_tool_calls=_parallel(values, facts, choice),
         template_kwargs=kwargs,
         add_generation_prompt=values["add_generation_prompt"] and not continue_last,
         continue_last=continue_last,
-        grammar=grammar if grammar is not None else _grammar_of_calls(values, facts, tools, choice),
+        grammar=_grammar(values, facts, callable, choice, content, continue_last),
         may_think=may_think,
         params=sampling.params(values, facts),
         n=values["n"],
@@ -202,18 +208,32 @@ def parse(body: object, facts: Facts) -> ChatCall:
     )
 
 
-def _grammar_of_calls(
-    values: Mapping[str, Any], facts: Facts, tools: Sequence[Mapping[str, Any]], choice: ToolChoice
+def _grammar(
+    values: Mapping[str, Any],
+    facts: Facts,
+    tools: Sequence[Mapping[str, Any]],
+    choice: ToolChoice,
+    content: Grammar | None,
+    continue_last: bool,
 ) -> Grammar | None:
-    """APIError: a tool's schema is broken or not supported."""
-    format = facts.tool_format
-    if not tools or format is None:
-        return None
+    """Of calls, of content, or of either. APIError: a tool's schema is broken or not supported."""
     token_ids = {name: id for id, name in facts.tokenizer.control_names.items()}
+    if not tools:
+        return content if content is None or continue_last else framed(content, facts.tool_format, token_ids)
+    parallel = _parallel(values, facts, choice)
     try:
-        return tools_grammar(tools, choice, values["parallel_tool_calls"], format, token_ids)
+        return tools_grammar(
+            tools, choice, parallel, facts.tool_format, token_ids, content, open=facts.open_schemas
+        )
     except GrammarError as error:
         raise from_job(error, "tools") from None
+
+
+def _parallel(values: Mapping[str, Any], facts: Facts, choice: ToolChoice) -> bool:
+    """Whether there may be several calls. Clients that name a tool read one (Instructor), and a model that
+    was never taught calls repeats one until its answer is cut off."""
+    given: bool | None = values["parallel_tool_calls"]
+    return facts.tool_format is not GENERAL and not isinstance(choice, dict) if given is None else given
 
 
 def _without_absent(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,8 +242,6 @@ def _without_absent(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _length(values: Mapping[str, Any], facts: Facts) -> int:
-    if values["n_predict"] == 0:
-        raise invalid("n_predict is 0: an answer has a token at least, or -1 for no bound", "n_predict")
     given = (values[name] for name in ("max_completion_tokens", "max_tokens", "n_predict"))
     found = next((each for each in given if each is not None), facts.default_max_tokens)
     return LARGEST if found == -1 else int(found)
@@ -249,27 +267,34 @@ def _logprobs(values: Mapping[str, Any]) -> int | None:
     return n_probs or None
 
 
-def _tools(values: Mapping[str, Any], facts: Facts) -> tuple[list[dict[str, Any]], ToolChoice]:
-    """The tools that the model is told of, and what it must do with them."""
+def _tools(
+    values: Mapping[str, Any],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], ToolChoice]:
+    """The tools that the model is told of, those which it may call, and what it must do with them."""
     tools = values["tools"] or []
     choice: ToolChoice = values["tool_choice"] or ("auto" if tools else "none")
     names = [each["function"]["name"] for each in tools]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
         raise invalid(f"tools has two functions {twice!r}: give each its own name", "tools")
-    if isinstance(choice, dict):
-        name = choice["function"]["name"]
-        if name not in names:
-            known = f"the tools are {', '.join(names)}"[:200] if names else "there are no tools"
-            message = f"tool_choice names {seen(name)}: {known}"
-            raise invalid(message, "tool_choice")
+    allowed = names
+    if isinstance(choice, dict) and choice["type"] == "allowed_tools":
+        allowed = [each["function"]["name"] for each in choice["allowed_tools"]["tools"]]
+        choice = choice["allowed_tools"]["mode"]
+        _check_chosen(allowed, names)
+    elif isinstance(choice, dict):
+        _check_chosen([choice["function"]["name"]], names)
     elif choice != "none" and not tools:
         if choice == "required":
             raise invalid("tool_choice is required and there are no tools: give some", "tool_choice")
         choice = "none"
     if choice == "none":
-        return [], choice
-    if facts.tool_format is None:
-        message = "this model's chat template writes no tool calls: leave tools out, or choose none"
-        raise invalid(message, "tools", "unsupported_parameter")
-    return tools, choice
+        return [], [], choice
+    return tools, [each for each in tools if each["function"]["name"] in allowed], choice
+
+
+def _check_chosen(chosen: Sequence[str], names: Sequence[str]) -> None:
+    for name in chosen:
+        if name not in names:
+            known = f"the tools are {', '.join(names)}"[:200] if names else "there are no tools"
+            raise invalid(f"tool_choice names {seen(name)}: {known}", "tool_choice")

@@ -1,9 +1,9 @@
 """``/v1/chat/completions``: the answer."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from hotcold.engine.call_ids import CallIds, new_call_id
 from hotcold.engine.generation import Piece
 from hotcold.server.protocol import logprobs
 from hotcold.server.protocol.facts import Facts
@@ -35,8 +35,9 @@ class Splitter(Protocol):
 class _Answer:
     """One choice so far."""
 
-    def __init__(self, splitter: Splitter) -> None:
+    def __init__(self, splitter: Splitter, call_ids: CallIds) -> None:
         self.splitter = splitter
+        self._call_ids = call_ids
         self.content = ""
         self.reasoning = ""
         self.calls: dict[int, dict[str, Any]] = {}
@@ -54,7 +55,7 @@ class _Answer:
             return {"reasoning_content": part.text}
         if part.kind == "call_start":
             function = {"name": part.name, "arguments": part.text}
-            call = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+            call = {"id": new_call_id(self._call_ids, part.name, part.index), "type": "function"}
             self.calls[part.index] = {**call, "function": function}
             return {"tool_calls": [{"index": part.index, **call, "function": dict(function)}]}
         self.calls[part.index]["function"]["arguments"] += part.text
@@ -88,7 +89,7 @@ class ChatReply(Reply):
         self._include_usage = include_usage
         self._logprobs = logprobs
         self._every_timings = every_timings
-        self._answers = [_Answer(each) for each in splitters]
+        self._answers = [_Answer(each, facts.call_ids) for each in splitters]
 
     def first(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}

@@ -25,7 +25,6 @@ from hotcold.server.protocol.fields import (
     refuse,
 )
 from hotcold.server.protocol.limits import LARGEST, MAX_CHOICES, MAX_JOBS, MAX_LOGPROBS
-from hotcold.server.protocol.models import check_model
 from hotcold.server.protocol.prompts import Ids
 
 Prompt: TypeAlias = str | list[int]
@@ -56,21 +55,21 @@ class Prompts:
         return {"anyOf": [*one, *several]}
 
 
-_LENGTH = Whole(0, LARGEST, "leave it out for 16")
+_LENGTH = Whole(-1, LARGEST, "-1: as many as there is room for; leave it out for 16")
 
 FIELDS: Fields = {
     "model": MODEL,
     "prompt": Field(Prompts(), None, "What is continued; token ids are taken as they are.", required=True),
-    "max_tokens": Field(_LENGTH, None, f"The most tokens of a continuation ({DEFAULT_MAX_TOKENS})."),
-    "n_predict": Field(
-        Whole(-1, LARGEST), None, "Another name of max_tokens; -1: as many as there is room for."
+    "max_tokens": Field(
+        _LENGTH, None, f"The most tokens ({DEFAULT_MAX_TOKENS}); -1: as many as there is room for."
     ),
+    "n_predict": Field(_LENGTH, None, "Another name of max_tokens."),
     "n": Field(Whole(1, MAX_CHOICES), 1, "How many continuations of each prompt."),
     "best_of": Field(Whole(0, LARGEST), None, "No more than n: what is not returned is not generated."),
     "echo": Field(Flag(), False, "The prompt comes before its continuation, with logprobs of its own."),
     "logprobs": Field(Whole(0, MAX_LOGPROBS), None, "So many of the likeliest tokens beside each one."),
     **STREAMING,
-    **sampling.fields(sampling.OPENAI),
+    **sampling.FIELDS,
     **constraints.FIELDS,
     **EXTENSIONS,
     **sampling.UNSUPPORTED,
@@ -154,7 +153,6 @@ def parse(body: object, facts: Facts) -> CompletionCall:
     """APIError for what is wrong. Unknown fields are ignored."""
     check_depth(body)
     values = BODY.read(body, "")
-    check_model(values["model"], facts)
     prompts, n = values["prompt"], values["n"]
     if len(prompts) * n > MAX_JOBS:
         seen = f"prompt has {len(prompts)} texts and n is {n}"
@@ -169,13 +167,13 @@ def parse(body: object, facts: Facts) -> CompletionCall:
         facts=facts,
         prompts=prompts,
         n=n,
-        max_tokens=_length(values),
+        max_tokens=_length(values, facts),
         params=sampling.params(values, facts),
         stop=sampling.stops(values),
         ignore_eos=values["ignore_eos"],
         echo=values["echo"],
         logprobs=values["logprobs"],
-        grammar=constraints.grammar(values),
+        grammar=constraints.grammar(values, facts),
         cache=values["cache_prompt"],
         picture=bool((values["hotcold"] or {}).get("picture")),
         stream=values["stream"],
@@ -184,7 +182,8 @@ def parse(body: object, facts: Facts) -> CompletionCall:
     )
 
 
-def _length(values: Mapping[str, Any]) -> int:
+def _length(values: Mapping[str, Any], facts: Facts) -> int:
     given = (values[name] for name in ("max_tokens", "n_predict"))
-    found = next((each for each in given if each is not None), DEFAULT_MAX_TOKENS)
+    default = DEFAULT_MAX_TOKENS if facts.max_tokens is None else facts.max_tokens
+    found = next((each for each in given if each is not None), default)
     return LARGEST if found == -1 else int(found)

@@ -2,10 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from hotcold.engine.grammar import schema_grammar
+from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.job import Grammar
-from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.errors import APIError, from_job
+from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
     Anything,
     Either,
@@ -42,7 +46,7 @@ _NAMED = Shape(
         "name": Field(Text(0, 256)),
         "description": Field(Text()),
         "schema": Field(AnySchema()),
-        "strict": Field(Flag(), note="Answers always match, whatever this says."),
+        "strict": Field(Flag(), note="What cannot be enforced is an error."),
     }
 )
 _FORMAT = Tagged(
@@ -73,14 +77,14 @@ UNSUPPORTED: Fields = {
 } | {"grammar_lazy": Field(Neutral((False,))), "grammar_triggers": Field(Neutral(([],)))}
 
 
-def grammar(values: Mapping[str, Any]) -> Grammar | None:
-    """Of what was read by :data:`FIELDS`; APIError where several are asked for."""
+def grammar(values: Mapping[str, Any], facts: Facts) -> Grammar | None:
+    """Of what was read by :data:`FIELDS`; APIError where several are asked for, and for a broken schema."""
     found: dict[str, Grammar] = {}
     format = values["response_format"]
     if format is not None and format["type"] != "text":
-        found["response_format"] = _of_format(format)
+        found["response_format"] = _of_format(format, facts)
     if values["json_schema"] is not None:
-        found["json_schema"] = Grammar("json_schema", values["json_schema"])
+        found["json_schema"] = _of_schema(values["json_schema"], "json_schema", facts)
     if values["grammar"]:
         found["grammar"] = Grammar("gbnf", values["grammar"])
     if values["regex"]:
@@ -91,14 +95,25 @@ def grammar(values: Mapping[str, Any]) -> Grammar | None:
     return next(iter(found.values()), None)
 
 
-def _of_format(format: Mapping[str, Any]) -> Grammar:
-    schema = format["schema"]
+def _of_format(format: Mapping[str, Any], facts: Facts) -> Grammar:
+    schema, strict = format["schema"], False
     if format["type"] == "json_schema":
-        schema = (format["json_schema"] or {}).get("schema") or schema
+        named = format["json_schema"] or {}
+        schema, strict = named.get("schema") or schema, bool(named.get("strict"))
         if schema is None:
             raise APIError(
                 "response_format.json_schema.schema is missing: it is required",
                 param="response_format.json_schema.schema",
                 code="missing_required_parameter",
             )
-    return Grammar("json_object") if schema is None else Grammar("json_schema", schema)
+    if schema is None:
+        return Grammar("json_object")
+    return _of_schema(schema, "response_format", facts, strict=strict)
+
+
+def _of_schema(text: str, param: str, facts: Facts, *, strict: bool = False) -> Grammar:
+    try:
+        found = schema_grammar(json.loads(text), strict=strict, open=facts.open_schemas)
+    except GrammarError as error:
+        raise from_job(error, param) from None
+    return replace(found, notes=tuple(f"{param}: {note}" for note in found.notes))

@@ -5,13 +5,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hotcold.engine.tool_calls import ToolFormat
+from hotcold.engine.call_ids import CallIds
+from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.tool_calls import GENERAL, ToolFormat
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol import prompts
 from hotcold.server.protocol.errors import APIError
 
 DEFAULT_MAX_TOKENS = 2048
-"""Tokens of an answer whose request states no length, unless the server was told another number."""
+"""Tokens of an answer whose request states no length, of OpenAI's completions 16, unless the server was told
+another number."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +28,22 @@ class Facts:
     params: int = 0
     size_bytes: int = 0
     fingerprint: str = ""  #: of the model, its mode and the program
-    default_max_tokens: int = DEFAULT_MAX_TOKENS
+    max_tokens: int | None = None  #: of an answer whose request states no length; None: the routes' own
     deadline_s: float | None = None  #: of each request
-    tool_format: ToolFormat | None = None  #: how the template writes calls; None: it knows no tools
+    tool_format: ToolFormat = GENERAL  #: how the model writes calls
+    call_ids: CallIds = "openai"  #: the form of ids that its template wants
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
+    sampling: SamplingParams = field(default_factory=SamplingParams)  #: where a request does not say
     sparsity: str = ""  #: the mode: off, exact or predicted
+    open_schemas: bool = False  #: as :attr:`hotcold.server.settings.Settings.open_schemas`
 
     @property
     def vocab(self) -> int:
         return self.tokenizer.vocab_size
+
+    @property
+    def default_max_tokens(self) -> int:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def names(self) -> tuple[str, ...]:

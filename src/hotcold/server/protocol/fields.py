@@ -15,6 +15,8 @@ from hotcold.server.protocol.limits import LARGEST, MAX_DEPTH
 
 Schema: TypeAlias = dict[str, Any]
 
+#: A number as JSON writes it, which forms, shells and settings files often give as text.
+NUMBER = r"-?(0|[1-9][0-9]{0,29})([.][0-9]{1,30})?([eE][+-]?[0-9]{1,3})?"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TYPES = {
     bool: "a boolean",
@@ -57,54 +59,79 @@ def inside(param: str, name: str) -> str:
     return f"{param}.{name}" if param else name
 
 
+def _number(value: Any) -> Any:
+    """Of a text that is a number, the number; any other value as it is."""
+    if not isinstance(value, str) or not re.fullmatch(NUMBER, value):
+        return value
+    number = float(value)
+    if number.is_integer() and re.fullmatch("-?[0-9]+", value):
+        return int(value)
+    return number if math.isfinite(number) else value
+
+
+def _or_text(schema: Schema) -> Schema:
+    """A number, or the same as text, whose bounds a schema cannot say."""
+    return {"anyOf": [schema, {"type": "string", "pattern": f"^(?:{NUMBER})$"}]}
+
+
 @dataclass(frozen=True)
 class Whole:
-    """A whole number; ``5.0`` is one, as in JSON Schema."""
+    """A whole number; ``5.0`` is one, as in JSON Schema, and so is ``"5"``."""
 
     low: int
     high: int = LARGEST
     hint: str = ""
+    without: int | None = None  #: the one between the bounds that is not allowed
 
     def read(self, value: Any, param: str) -> int:
+        given, value = value, _number(value)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not self.low <= value <= self.high or value == self.without:
             hint = f" ({self.hint})" if self.hint else ""
-            refuse(param, value, f"allowed are the whole numbers {self.low} to {self.high}{hint}")
-        return value
+            but = "" if self.without is None else f" without {self.without}"
+            refuse(param, given, f"allowed are the whole numbers {self.low} to {self.high}{but}{hint}")
+        return int(value)
 
     def schema(self) -> Schema:
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+        found: Schema = {"type": "integer", "minimum": self.low, "maximum": self.high}
+        return _or_text(found if self.without is None else {**found, "not": {"const": self.without}})
 
 
 @dataclass(frozen=True)
 class Real:
-    """A number that is finite."""
+    """A number that is finite; as text, too."""
 
     low: float
     high: float
     hint: str = ""
 
     def read(self, value: Any, param: str) -> float:
+        given, value = value, _number(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not self.low <= value <= self.high:  # NaN is not
             hint = f" ({self.hint})" if self.hint else ""
-            refuse(param, value, f"allowed are {self.low:g} to {self.high:g}{hint}")
+            refuse(param, given, f"allowed are {self.low:g} to {self.high:g}{hint}")
         return float(value)
 
     def schema(self) -> Schema:
-        return {"type": "number", "minimum": self.low, "maximum": self.high}
+        return _or_text({"type": "number", "minimum": self.low, "maximum": self.high})
 
 
 @dataclass(frozen=True)
 class Flag:
+    """True or false; the words as text, too."""
+
     def read(self, value: Any, param: str) -> bool:
+        if isinstance(value, str):
+            value = {"true": True, "false": False}.get(value, value)
         if not isinstance(value, bool):
             refuse(param, value, "true or false is needed")
         return value
 
     def schema(self) -> Schema:
-        return {"type": "boolean"}
+        return {"enum": [True, False, "true", "false"]}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from hotcold.server.protocol.fields import (
     Tagged,
     Text,
     Whole,
-    inside,
     refuse,
 )
 from hotcold.server.protocol.limits import (
@@ -43,18 +42,18 @@ _OWN_PART = Tagged(
 
 
 class Content:
-    """A text, or a list of parts that are texts, which become one, a line after the other."""
+    """A text, or a list of parts that are texts: templates that know parts get them as they are."""
 
     def __init__(self, part: Tagged) -> None:
         self._kind = Either(
             {str: Text(), list: Items(part, 0, MAX_PARTS)}, "a string, or a list of text parts,"
         )
 
-    def read(self, value: Any, param: str) -> str:
-        found = self._kind.read(value, param)
+    def read(self, value: Any, param: str) -> str | list[dict[str, str]]:
+        found: str | list[dict[str, str]] = self._kind.read(value, param)
         if isinstance(found, str):
             return found
-        return "\n".join(part.get("text") or part.get("refusal", "") for part in found)
+        return [{"type": "text", "text": part.get("text") or part.get("refusal", "")} for part in found]
 
     def schema(self) -> Schema:
         return self._kind.schema()
@@ -72,7 +71,7 @@ _CALL = Shape(
                     "arguments": Field(
                         Either({str: Text(), dict: Anything()}, "a string of JSON"),
                         "{}",
-                        "JSON, as a string.",
+                        "JSON, as a string; what was cut off is told as it is.",
                     ),
                 }
             ),
@@ -82,16 +81,6 @@ _CALL = Shape(
 )
 _TEXT = Field(Content(_PART), required=True)
 _NAME = Field(Text(0, 256))
-
-
-def _said_something(found: dict[str, Any], param: str) -> None:
-    if found["content"] is None and not found["tool_calls"] and found["reasoning_content"] is None:
-        field = inside(param, "content")
-        raise APIError(
-            f"{field} is missing: it is required where there are no tool_calls",
-            param=field,
-            code="missing_required_parameter",
-        )
 
 
 MESSAGE = Tagged(
@@ -108,10 +97,9 @@ MESSAGE = Tagged(
                 "tool_calls": Field(Items(_CALL, 0, MAX_CALLS)),
                 "function_call": Field(Neutral(), note="Use tool_calls."),
                 "audio": Field(Neutral()),
-            },
-            _said_something,
+            }
         ),
-        "tool": Shape({"content": _TEXT, "tool_call_id": Field(Text(0, 256)), "name": _NAME}),
+        "tool": Shape({"content": Field(Content(_PART)), "tool_call_id": Field(Text(0, 256)), "name": _NAME}),
     },
 )  # fmt: skip
 MESSAGES = Items(MESSAGE, 1, MAX_MESSAGES)
@@ -127,17 +115,24 @@ _FUNCTION = Shape(
 _TOOL = Tagged("type", {"function": Shape({"function": Field(_FUNCTION, required=True)})})
 TOOLS = Items(_TOOL, 0, MAX_TOOLS)
 
-_NAMED_TOOL = Tagged(
+_NAMED_FUNCTION = Field(Shape({"name": Field(Text(1, 256), required=True)}), required=True)
+_ONE_TOOL = Tagged("type", {"function": Shape({"function": _NAMED_FUNCTION})})
+_ALLOWED_TOOLS = Shape(
+    {
+        "mode": Field(Choice(("auto", "required")), "auto"),
+        "tools": Field(Items(_ONE_TOOL, 1, MAX_TOOLS), required=True),
+    }
+)
+_CHOSEN = Tagged(
     "type",
     {
-        "function": Shape(
-            {"function": Field(Shape({"name": Field(Text(1, 256), required=True)}), required=True)}
-        )
+        "function": Shape({"function": _NAMED_FUNCTION}),
+        "allowed_tools": Shape({"allowed_tools": Field(_ALLOWED_TOOLS, required=True)}),
     },
 )
 TOOL_CHOICE = Either(
-    {str: Choice(("none", "auto", "required")), dict: _NAMED_TOOL},
-    "none, auto, required, or an object that names a function,",
+    {str: Choice(("none", "auto", "required")), dict: _CHOSEN},
+    "none, auto, required, or an object that names functions,",
 )
 
 

@@ -1,4 +1,4 @@
-"""``/v1/models``: the one model that is served."""
+"""``/v1/models``: the one model that is served. Requests may call it by any name."""
 
 from typing import Any
 
@@ -7,27 +7,17 @@ from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import seen
 
 
-def check_model(name: str | None, facts: Facts) -> None:
-    """APIError where a request names another model. It may name none, as many local clients do."""
-    if name and name not in facts.names:
-        raise _unknown(name, facts)
-
-
 def listing(facts: Facts) -> dict[str, Any]:
     return {"object": "list", "data": [_entry(facts)]}
 
 
 def one(facts: Facts, name: str) -> dict[str, Any]:
-    """Under its name or an alias; APIError for any other."""
+    """Under its name or an alias; APIError for any other, since a list of models has no such one."""
     if name not in facts.names:
-        raise _unknown(name, facts)
+        served = ", ".join(facts.names)
+        message = f"model is {seen(name)}: this server has {served[:300]}"
+        raise APIError(message, status=404, param="model", code="model_not_found")
     return _entry(facts)
-
-
-def _unknown(name: str, facts: Facts) -> APIError:
-    served = ", ".join(facts.names)
-    message = f"model is {seen(name)}: this server has {served[:300]}"
-    return APIError(message, status=404, param="model", code="model_not_found")
 
 
 def _entry(facts: Facts) -> dict[str, Any]:

@@ -35,7 +35,7 @@ FIELDS: Fields = {
     "stream": Field(Flag(), False, "Sends the text piece by piece, as server-sent events without a [DONE]."),
     "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "So many of the likeliest tokens beside each one."),
     "return_tokens": Field(Flag(), False, "Gives token ids, too."),
-    **sampling.fields(sampling.LLAMA),
+    **sampling.FIELDS,
     **constraints.FIELDS,
     "ignore_eos": Field(Flag(), False, "Never chooses a token that ends the text."),
     "cache_prompt": Field(Flag(), True, "Whether what is computed may serve later requests."),
@@ -159,7 +159,7 @@ def parse(body: object, facts: Facts) -> NativeCall:
         stop=sampling.stops(values),
         ignore_eos=values["ignore_eos"],
         logprobs=values["n_probs"] or None,
-        grammar=constraints.grammar(values),
+        grammar=constraints.grammar(values, facts),
         cache=values["cache_prompt"],
         return_tokens=values["return_tokens"],
         stream=values["stream"],
@@ -172,7 +172,7 @@ def props(facts: Facts, chat_template: str = "") -> dict[str, Any]:
     return {
         "default_generation_settings": {
             "n_ctx": facts.context,
-            "params": {**settings(sampling.LLAMA), "n_predict": facts.default_max_tokens},
+            "params": {**settings(facts.sampling), "n_predict": facts.default_max_tokens},
         },
         "total_slots": facts.slots,
         "model_alias": facts.name,

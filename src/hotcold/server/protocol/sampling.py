@@ -1,4 +1,4 @@
-"""How tokens are chosen: the fields, and the defaults of each route."""
+"""How tokens are chosen: the fields, which all routes have alike."""
 
 import math
 from collections.abc import Mapping
@@ -24,18 +24,14 @@ from hotcold.server.protocol.fields import (
 )
 from hotcold.server.protocol.limits import LARGEST, MAX_BIAS, MAX_SEED, MAX_STOP_LENGTH, MAX_STOPS
 
-#: What OpenAI's description says: the model's own distribution.
-OPENAI = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-#: What llama.cpp's server says, which is what ``hotcold generate`` does.
-LLAMA = SamplingParams()
-
-
 #: In the order in which they run.
 SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
 #: Others that llama.cpp knows; they are off, so where they stand does not matter.
 _OFF = ("dry", "top_n_sigma", "typ_p", "typical_p", "tfs_z", "xtc", "infill", "adaptive_p")
 _NOTHING: dict[str, dict[str, Any]] = {
-    "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
+    "penalties": {
+        "repeat_penalty": 1.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+    },
     "top_k": {"top_k": 0},
     "top_p": {"top_p": 1.0},
     "min_p": {"min_p": 0.0},
@@ -84,11 +80,13 @@ class BiasKind:
         return {"anyOf": [by_id, {"type": "array", "maxItems": MAX_BIAS, "items": {**pair, "maxItems": 2}}]}
 
 
-_STOP = Text(1, MAX_STOP_LENGTH)
+_STOP = Text(0, MAX_STOP_LENGTH)
 STOP = Field(
     Either({str: _STOP, list: Items(_STOP, 0, MAX_STOPS)}, "a string, or a list of strings,"),
-    note="Ends the answer where it comes up, and is no part of it.",
+    note="Ends the answer where it comes up, and is no part of it; an empty one does nothing.",
 )
+#: The most tokens of an answer, by any of its names.
+LENGTH = Whole(-1, LARGEST, "-1: as many as there is room for; leave it out for the server's default", 0)
 SEED = Field(
     Whole(-(1 << 63), MAX_SEED, "-1 draws one"),
     note="The same seed gives the same answer; -1, as in llama.cpp, draws one. Of several choices the first "
@@ -96,34 +94,39 @@ SEED = Field(
 )
 
 
-def fields(defaults: SamplingParams) -> Fields:
-    """Of a route with these defaults."""
+def _fields() -> Fields:
     penalty = Real(-2, 2, "0 is none")
     repeat = Real(0.01, 100, "1 is none")
     share = Real(0, 1)
     count = Whole(-1, LARGEST)
     return {
-        "temperature": Field(
-            Real(0, 100, "0 is greedy"), defaults.temperature, "0 always takes the likeliest."
-        ),
-        "top_p": Field(share, defaults.top_p, "Keeps the likeliest that reach this sum."),
-        "top_k": Field(count, defaults.top_k, "Keeps the k likeliest; 0 and -1 keep all."),
-        "min_p": Field(share, defaults.min_p, "Keeps those this likely, relative to the best."),
-        "repeat_penalty": Field(repeat, None, "Divides recent tokens' logits; 1, the default, is none."),
+        "temperature": Field(Real(0, 100, "0 is greedy"), None, "0 always takes the likeliest."),
+        "top_p": Field(share, None, "Keeps the likeliest that reach this sum; 1 keeps all."),
+        "top_k": Field(count, None, "Keeps the k likeliest; 0 and -1 keep all."),
+        "min_p": Field(share, None, "Keeps those this likely, relative to the best; 0 keeps all."),
+        "repeat_penalty": Field(repeat, None, "Divides recent tokens' logits; 1 is none."),
         "repetition_penalty": Field(repeat, None, "Another name of repeat_penalty."),
-        "repeat_last_n": Field(count, defaults.repeat_last_n, "Recent tokens; -1 is all."),
-        "frequency_penalty": Field(penalty, 0.0, "Taken off a token's logit for each time it was generated."),
-        "presence_penalty": Field(penalty, 0.0, "Taken off the logit of tokens that were generated."),
+        "repeat_last_n": Field(count, None, "Recent tokens; -1 is all."),
+        "frequency_penalty": Field(
+            penalty, None, "Taken off a token's logit for each time it was generated; 0 is none."
+        ),
+        "presence_penalty": Field(
+            penalty, None, "Taken off the logit of tokens that were generated; 0 is none."
+        ),
         "samplers": Field(
             Items(Text(1, 32), 0, 32),
             None,
-            f"In this order: {', '.join(SAMPLERS)}. Those that are left out do nothing.",
+            f"Those that are left out do nothing. The others run in this order, whatever order is asked for: "
+            f"{', '.join(SAMPLERS)}.",
         ),
         "logit_bias": Field(BiasKind(), None, "Token ids and what to add to their logits, -100 to 100."),
         "seed": SEED,
         "stop": STOP,
     }
 
+
+#: Of all routes. What a request does not state, :attr:`Facts.sampling` says.
+FIELDS = _fields()
 
 #: Ways to sample that other programs have and this one has not, with what asks for nothing.
 UNSUPPORTED: Fields = {
@@ -145,34 +148,37 @@ UNSUPPORTED: Fields = {
 }
 
 
+#: Names of :class:`SamplingParams` that are the fields' own.
+_SAME = (
+    "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "repeat_last_n", "frequency_penalty",
+    "presence_penalty",
+)  # fmt: skip
+
+
 def params(values: Mapping[str, Any], facts: Facts) -> SamplingParams:
-    """Of what was read by :func:`fields`."""
+    """Of what was read by :data:`FIELDS`, and the server's own where a request says nothing."""
     values = _without_samplers(values)
-    bias: dict[int, float] = values["logit_bias"] or {}
-    for id in bias:
+    for id in values["logit_bias"] or ():
         if id >= facts.vocab:
             message = f"logit_bias names token {id}: allowed are the ids 0 to {facts.vocab - 1}"
             raise APIError(message, param="logit_bias", code="invalid_value")
-    repeat = values["repeat_penalty"]
-    if repeat is None:
-        repeat = values["repetition_penalty"]
-    seed = values["seed"]
-    own: dict[str, Any] = {name: values[name] for name in ("temperature", "top_p", "min_p", "repeat_last_n")}
-    own |= {name: values[name] for name in ("frequency_penalty", "presence_penalty") if values[name]}
+    own = {name: values[name] for name in _SAME if values[name] is not None}
+    if values["repetition_penalty"] is not None:
+        own.setdefault("repeat_penalty", values["repetition_penalty"])
+    if "top_k" in own:
+        own["top_k"] = max(own["top_k"], 0)
+    if values["logit_bias"] is not None:
+        own["logit_bias"] = values["logit_bias"]
+    if values["seed"] is not None:
+        own["seed"] = None if values["seed"] == -1 else values["seed"] % (MAX_SEED + 1)
     try:
-        return SamplingParams(
-            top_k=max(values["top_k"], 0),
-            repeat_penalty=1.0 if repeat is None else repeat,
-            seed=None if seed is None or seed == -1 else seed % (MAX_SEED + 1),
-            logit_bias=bias,
-            **own,
-        )
+        return replace(facts.sampling, **own)
     except UserError as error:
         raise APIError(str(error), code="invalid_value") from None
 
 
 def _without_samplers(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Switches off what ``samplers`` leaves out; APIError for an order that is not this program's."""
+    """Switches off what ``samplers`` leaves out."""
     names = values["samplers"]
     if names is None:
         return values
@@ -180,18 +186,14 @@ def _without_samplers(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if unknown:
         allowed = f"allowed are {', '.join(SAMPLERS)}"
         raise invalid(f"samplers names {unknown[0]!r}: {allowed}", "samplers")
-    own = [name for name in names if name in SAMPLERS]
-    if own != sorted(set(own), key=SAMPLERS.index):
-        order = f"they run in the order {', '.join(SAMPLERS)}"
-        raise APIError(
-            f"samplers is {', '.join(own)}: {order}", param="samplers", code="unsupported_parameter"
-        )
-    off = [_NOTHING[name] for name in SAMPLERS if name not in own]
+    off = [_NOTHING[name] for name in SAMPLERS if name not in names]
     return {**values, **{name: value for each in off for name, value in each.items()}}
 
 
 def stops(values: Mapping[str, Any]) -> tuple[str, ...]:
-    return stop_strings(values["stop"])
+    """Texts that end an answer; empty ones, which many clients send, mean nothing."""
+    given = values["stop"]
+    return stop_strings([each for each in ([given] if isinstance(given, str) else given or []) if each])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,131 @@
+"""Reads a verb's command line: a mistake is one line, and what llama.cpp calls otherwise is understood."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from hotcold.commands.llama_cpp_options import IS, NO, ROWS, Row
+from hotcold.errors import UserError
+
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A hint at what was meant, perhaps empty."""
+    if word.startswith("-") and f"-{word}" in known:
+        return f"; did you mean -{word}?"
+    matches = get_close_matches(word, known, n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line and name the nearest option. Options of one dash are read
+    as a whole: ``-ngl`` is never ``-n`` with the value ``gl``."""
+
+    def parse_strictly(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """What was given, and notes on options of llama.cpp."""
+        words, notes = _Words(self, argv).understood()
+        args, unknown = self.parse_known_args(words)
+        if unknown:
+            self.unknown(unknown[0])
+        return args, notes
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What argparse takes a word for that is no option: the beginning of a name, or a short name with its
+        value. Neither is meant here, so a text such as ``-h is for help`` stays a text."""
+        return []
+
+    @property
+    def verb(self) -> str:
+        return self.prog.rpartition(" ")[2]
+
+    @property
+    def names(self) -> dict[str, argparse.Action]:
+        """Options by their names."""
+        return self._option_string_actions
+
+    def unknown(self, word: str) -> NoReturn:
+        kind = "option" if word.startswith("-") else "argument"
+        self.error(f"unknown {kind} {word!r}{nearest(word.partition('=')[0], list(self.names))}")
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (`{self.prog} --help` lists the options)")
+
+
+class _Words:
+    """The words of a command line, one after the other."""
+
+    def __init__(self, parser: OneLineParser, argv: Sequence[str]) -> None:
+        self._parser = parser
+        self._left = [*argv]
+        self._found: list[str] = []
+        self._notes: list[str] = []
+
+    def understood(self) -> tuple[list[str], list[str]]:
+        """The words for argparse, and notes. UserError: an option that is not known, or refused."""
+        while self._left:
+            word = self._left.pop(0)
+            if word == "--":
+                self._found += [word, *self._left]
+                break
+            if not _is_option(word):
+                self._found.append(word)
+            elif own := self._own(word):
+                self._found += own
+            else:
+                self._foreign(word)
+        return self._found, self._notes
+
+    def _own(self, word: str) -> list[str]:
+        """The words of an option of this program; none of another's."""
+        names = self._parser.names
+        if word in names or word.partition("=")[0] in names:
+            return [word]
+        number = re.fullmatch(r"(-[A-Za-z])([0-9.]+)", word)  # -n4
+        if number is None or number[1] not in names or names[number[1]].nargs is not None:
+            return []
+        return [number[1], number[2]]
+
+    def _foreign(self, word: str) -> None:
+        name, given, value = word.partition("=")
+        rows = [row for row in ROWS if name in row.names.split() and self._is_for(row)]
+        if not rows:
+            self._parser.unknown(word)
+        takes = rows[0].takes
+        if not takes:
+            if given:
+                self._parser.error(f"{name} takes no value")
+        elif not given:
+            value = self._value(name, takes)
+        row = next((each for each in rows if re.fullmatch(each.when, value)), rows[-1])
+        seen = f"{name} {value}".strip()
+        if row.outcome == NO:
+            raise UserError(f"{name} of llama.cpp is not for `{self._parser.prog}`: {row.text}")
+        if row.outcome == IS:
+            words = [each.format(value) for each in row.text.split()]
+            if words[0] not in self._parser.names:
+                self._parser.unknown(word)
+            self._found += words
+            self._notes.append(f"{seen} is {' '.join(words)} here")
+        else:
+            self._notes.append(f"{seen} changes nothing: {row.text}")
+
+    def _is_for(self, row: Row) -> bool:
+        """Rows are for commands that run a model."""
+        return "--threads" in self._parser.names and (not row.verbs or self._parser.verb in row.verbs.split())
+
+    def _value(self, name: str, takes: str) -> str:
+        """Of an option, the word after it; of one that may have none, perhaps none."""
+        following = self._left[0] if self._left else None
+        if "|" in takes:
+            return self._left.pop(0) if following in takes.split("|") else ""
+        if following is None or _is_option(following):
+            self._parser.error(f"{name} needs a value, {takes}")
+        return self._left.pop(0)
+
+
+def _is_option(word: str) -> bool:
+    """As argparse sees it: other words that begin with a dash are values."""
+    return len(word) > 1 and word[0] == "-" and " " not in word and not _NEGATIVE.fullmatch(word)

@@ -1,0 +1,172 @@
+"""Options of llama.cpp that this program spells otherwise, has no need of, or does not have: people bring
+whole command lines. What both have under one name is in ``options.py``, and comes first."""
+
+from typing import NamedTuple
+
+IS = "is"  #: another option here, which the text spells; ``{}`` is the value
+NOTHING = "nothing"  #: accepted; the text says why it changes nothing
+NO = "no"  #: refused; the text says what to do instead
+
+_GPU = "what a GPU has room for is put there by itself: --vram-budget SIZE bounds it, --gpu off leaves it out"
+_CHOOSE = "--gpu NAME|INDEX chooses a GPU, and hotcold doctor lists them"
+_FILE = "the model's file says it"
+_READ = "weights are always read into memory of the program's own"
+_OWN = "the program sees to it by itself"
+_CORES = "it runs on the cores that it may: start it by taskset -c"
+_ORDER = "their order is fixed (docs/http_api.md); --top-k 0, --top-p 1 or --min-p 0 leaves one out"
+_OFF = "it is off"
+_SAMPLING = "this way of sampling is not supported: leave it out"
+_TEXT = "text alone is read: leave it out"
+_DRAFT = "drafts of other models are not supported: leave it out"
+_FORMAT = "hotcold serve takes grammars and schemas with each request (docs/grammar.md)"
+_CHAT = "hotcold chat converses, and hotcold generate continues one text"
+_SHIFT = "a text ends with its context"
+_LOG = "notes and figures go to stderr, which 2> FILE keeps"
+_KEY = "--api-key-file FILE or $HOTCOLD_API_KEY has keys, which no list of processes shows"
+_MANY = "one server has one model: start another on another port"
+
+
+class Row(NamedTuple):
+    """Some options, for the commands that run a model, or those in ``verbs``. Of several rows for one option
+    the first whose ``when`` matches all of the value counts."""
+
+    names: str
+    takes: str  #: the value in words; with ``|`` one of these words, which may be left out; empty: none
+    outcome: str
+    text: str
+    when: str = ".*"
+    verbs: str = ""
+
+
+ROWS = (
+    # where the model is
+    Row("-hf -hfr --hf-repo", "REPO", IS, "-m hf:{}"),
+    Row("-hff --hf-file", "FILE", NO, "name the file in -m hf:OWNER/NAME/FILE.gguf"),
+    Row("-hft --hf-token", "TOKEN", NO, "set HF_TOKEN, which no list of processes shows"),
+    Row("-mu --model-url", "URL", NO, "download the file, or give -m hf:OWNER/NAME/FILE.gguf"),
+    Row("--offline", "", NO, "set HF_HUB_OFFLINE=1"),
+    # GPUs
+    Row("-ngl --gpu-layers --n-gpu-layers", "N", IS, "--gpu off", "0"),
+    Row("-ngl --gpu-layers --n-gpu-layers", "N", NOTHING, _GPU),
+    Row("-mg --main-gpu", "INDEX", NOTHING, _CHOOSE, "0"),
+    Row("-mg --main-gpu", "INDEX", NO, _CHOOSE),
+    Row("-dev --device", "NAME", IS, "--gpu off", "none"),
+    Row("-dev --device", "NAME", NO, _CHOOSE),
+    Row("--list-devices", "", NO, "hotcold doctor lists them"),
+    Row("-sm --split-mode", "MODE", NOTHING, "one GPU at most is used"),
+    Row("-ts --tensor-split", "N", NO, f"one GPU at most is used: {_CHOOSE}"),
+    Row("-ot --override-tensor", "PATTERN", NO, "hotcold plan decides what lies where: --placement FILE"),
+    Row("-cmoe --cpu-moe", "", NOTHING, _GPU),
+    Row("-ncmoe --n-cpu-moe -ncffn --n-cpu-ffn", "N", NOTHING, _GPU),
+    Row("-kvo --kv-offload -nkvo --no-kv-offload", "", NOTHING, _GPU),
+    Row("-fit --fit", "on|off", NOTHING, _GPU),
+    Row("--op-offload --no-op-offload --no-host", "", NOTHING, _OWN),
+    # how it computes
+    Row("-fa --flash-attn", "on|off|auto|1|0", NOTHING, "attention is computed in one way"),
+    Row("-tb --threads-batch", "N", NOTHING, "-t is for prompts, too"),
+    Row("-b --batch-size -ub --ubatch-size", "N", NOTHING, _OWN),
+    Row("--mmap --no-mmap --mlock -dio --direct-io -ndio --no-direct-io", "", NOTHING, _READ),
+    Row("-lm --load-mode", "MODE", NOTHING, _READ),
+    Row("--numa", "TYPE", NOTHING, "weights are spread over a machine's memory nodes by itself"),
+    Row("-C --cpu-mask -Cb --cpu-mask-batch", "MASK", NO, _CORES),
+    Row("-Cr --cpu-range -Crb --cpu-range-batch", "RANGE", NO, _CORES),
+    Row("--prio --poll --cpu-strict --prio-batch --poll-batch --cpu-strict-batch", "N", NOTHING, _OWN),
+    Row("--repack -nr --no-repack --check-tensors --warmup --no-warmup --swa-full", "", NOTHING, _OWN),
+    Row("-dt --defrag-thold -ctxcp --ctx-checkpoints --swa-checkpoints", "N", NOTHING, _OWN),
+    Row("-kvu --kv-unified -no-kvu --no-kv-unified", "", NOTHING, "requests share one cache"),
+    Row("-cram --cache-ram", "N", NOTHING, "--cache-positions of hotcold serve bounds the cache"),
+    Row("--keep", "N", NOTHING, _SHIFT),
+    Row("--no-context-shift", "", NOTHING, _SHIFT),
+    Row("--context-shift", "", NO, f"{_SHIFT}: give a larger -c"),
+    # what belongs to the model
+    Row("--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale", "X", NO, _FILE),
+    Row("--yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor", "X", NO, _FILE),
+    Row("--yarn-beta-slow --yarn-beta-fast", "X", NO, _FILE),
+    Row("--override-kv", "KEY=TYPE:VALUE", NO, _FILE),
+    Row("--lora --lora-scaled --control-vector", "FILE", NO, "put it into the model, and convert that"),
+    Row("-md --model-draft --spec-draft-model -hfd --spec-draft-hf --spec-type", "X", NO, _DRAFT),
+    Row("--draft --draft-max --draft-min --draft-n --spec-draft-n-max --spec-draft-n-min", "N", NO, _DRAFT),
+    Row("-mm --mmproj -mmu --mmproj-url --image --audio --video", "FILE", NO, _TEXT),
+    Row("--no-mmproj --mmproj-auto --mmproj-offload --no-mmproj-offload", "", NOTHING, "text alone is read"),
+    # how tokens are chosen
+    Row("--samplers --sampler-seq --sampling-seq", "NAMES", NO, _ORDER),
+    Row("--mirostat --xtc-probability --dry-multiplier --dynatemp-range", "X", NOTHING, _OFF, r"0(\.0+)?"),
+    Row("--typical --typical-p", "X", NOTHING, _OFF, r"1(\.0+)?"),
+    Row("--top-nsigma --top-n-sigma --adaptive-target", "X", NOTHING, _OFF, r"-1(\.0+)?"),
+    Row("--mirostat --xtc-probability --dry-multiplier --dynatemp-range", "X", NO, _SAMPLING),
+    Row("--typical --typical-p", "X", NO, _SAMPLING),
+    Row("--top-nsigma --top-n-sigma --adaptive-target --adaptive-decay", "X", NO, _SAMPLING),
+    Row("--mirostat-lr --mirostat-ent --xtc-threshold --dry-base --dynatemp-exp", "X", NO, _SAMPLING),
+    Row("--dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker", "X", NO, _SAMPLING),
+    Row("-bs --backend-sampling", "", NOTHING, _OWN),
+    Row("--grammar --grammar-file -j --json-schema -jf --json-schema-file", "X", NO, _FORMAT),
+    # conversations and texts
+    Row("-cnv --conversation -i --interactive -if --interactive-first", "", NO, _CHAT, verbs="generate"),
+    Row("-cnv --conversation -i --interactive -if --interactive-first", "", NOTHING, _CHAT, verbs="chat"),
+    Row("-no-cnv --no-conversation", "", NOTHING, _CHAT, verbs="generate"),
+    Row("-no-cnv --no-conversation", "", NO, _CHAT, verbs="chat"),
+    Row("-st --single-turn", "", NOTHING, "hotcold generate ends after its text", verbs="generate"),
+    Row("-st --single-turn", "", NO, "give one message: echo TEXT | hotcold chat", verbs="chat"),
+    Row("-mli --multiline-input", "", NOTHING, '""" before and after makes lines one message', verbs="chat"),
+    Row("-p --prompt", "TEXT", NO, "type it, or echo TEXT | hotcold chat", verbs="chat"),
+    Row("-f --file", "FILE", NO, "hotcold chat < FILE, a message a line", verbs="chat"),
+    Row("-sys --system-prompt", "TEXT", NO, "hotcold chat takes it", verbs="generate"),
+    Row("-sysf --system-prompt-file", "FILE", NO, 'hotcold chat -sys "$(cat FILE)"', verbs="generate chat"),
+    Row("-bf --binary-file", "FILE", NO, "-f FILE reads UTF-8", verbs="generate"),
+    Row("-e --escape", "", NOTHING, r"texts are taken as they are: in a shell $'a\nb' has a new line"),
+    Row("--no-escape", "", NOTHING, "texts are taken as they are"),
+    Row("--in-prefix --in-suffix", "TEXT", NO, "write it into the text"),
+    Row("--prompt-cache", "FILE", NO, "computed prompts are kept in memory alone"),
+    Row("--prompt-cache-all --prompt-cache-ro", "", NO, "computed prompts are kept in memory alone"),
+    Row("-sp --special --verbose-prompt", "", NO, "hotcold tokenize shows tokens"),
+    Row("--display-prompt --simple-io", "", NOTHING, "it is so"),
+    Row("-co --color", "on|off|auto", NOTHING, "NO_COLOR=1 turns colours off"),
+    Row("--perf --no-perf --show-timings --no-show-timings", "", NOTHING, _LOG),
+    Row("-v --verbose --log-verbose --log-disable --log-prefix --log-timestamps", "", NOTHING, _LOG),
+    Row("--no-log-prefix --no-log-timestamps", "", NOTHING, _LOG),
+    Row("-lv --verbosity --log-verbosity", "N", NOTHING, _LOG),
+    Row("--log-colors", "on|off|auto", NOTHING, _LOG),
+    Row("--log-file", "FILE", NO, _LOG),
+    # templates
+    Row("--jinja", "", NOTHING, "templates are always rendered by Jinja"),
+    Row("--no-jinja", "", NO, "templates are always rendered by Jinja: leave it out"),
+    Row("--chat-template-kwargs", "JSON", NO, "requests have chat_template_kwargs, hotcold chat has /set"),
+    Row("-rea --reasoning", "on|off|auto", NO, "requests have chat_template_kwargs, hotcold chat has /set"),
+    Row("--reasoning-format", "NAME", NOTHING, "thinking is in reasoning_content", "auto|deepseek"),
+    Row("--reasoning-format", "NAME", NO, "thinking is in reasoning_content: leave it out"),
+    Row("--reasoning-budget", "N", NOTHING, "there is none", "-1"),
+    Row("--reasoning-budget", "N", NO, "give no more than -n tokens, or enable_thinking false"),
+    # the server
+    Row("--api-key", "KEY", NO, _KEY, verbs="serve"),
+    Row("--cors-origins", "ORIGIN", IS, "--cors-origin {}", "[^,]+", "serve"),
+    Row("--cors-origins", "ORIGINS", NO, "give --cors-origin ORIGIN once for each", verbs="serve"),
+    Row("--cors-methods --cors-headers", "NAMES", NO, "all are allowed: leave it out", verbs="serve"),
+    Row("-cb --cont-batching", "", NOTHING, "it is so", verbs="serve"),
+    Row("-nocb --no-cont-batching", "", NO, "-np 1 runs one at a time", verbs="serve"),
+    Row("--metrics --props", "", NOTHING, "it is so", verbs="serve"),
+    Row("--slots --no-slots", "", NOTHING, "there is no /slots: /metrics has the counts", verbs="serve"),
+    Row("--ssl-key-file --ssl-cert-file", "FILE", NO, "put a proxy in front (docs/deploy.md)", verbs="serve"),
+    Row("--path --api-prefix", "PATH", NO, "a proxy in front can have it (docs/deploy.md)", verbs="serve"),
+    Row("--ui --webui --no-ui --no-webui", "", NOTHING, "the page is always at /", verbs="serve"),
+    Row("--embedding --embeddings --rerank --reranking", "", NO, "texts alone are served", verbs="serve"),
+    Row("--pooling", "TYPE", NO, "texts alone are served", verbs="serve"),
+    Row("--threads-http --cache-reuse -sps --slot-prompt-similarity", "N", NOTHING, _OWN, verbs="serve"),
+    Row("--cache-prompt", "", NOTHING, "it is so", verbs="serve"),
+    Row("--no-cache-prompt", "", NO, "requests say cache_prompt false", verbs="serve"),
+    Row("--slot-save-path", "PATH", NO, "computed prompts are kept in memory alone", verbs="serve"),
+    Row("--models-dir --models-preset --models-max", "X", NO, _MANY, verbs="serve"),
+)  # fmt: skip
+
+
+def table() -> str:
+    """All of it in Markdown, for the documentation."""
+    outcomes = {IS: "the same as", NOTHING: "changes nothing:", NO: "refused:"}
+    lines = ["| option of llama.cpp | here |", "|---|---|"]
+    for row in ROWS:
+        names = ", ".join(f"`{name}`" for name in row.names.split())
+        value = f" `{row.takes}`".replace("|", "\\|") if row.takes else ""
+        which = "" if row.when == ".*" else f", where it is `{row.when}`".replace("|", "\\|")
+        verbs = f" ({', '.join(row.verbs.split())})" if row.verbs else ""
+        text = f"`{row.text}`" if row.outcome == IS else row.text.replace("|", "\\|")
+        lines.append(f"| {names}{value}{which}{verbs} | {outcomes[row.outcome]} {text} |")
+    return "\n".join(lines)

@@ -1,0 +1,143 @@
+"""How one call of a tool is written, as rules of a grammar: one set of rules for each kind of call."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hotcold.engine.call_readers import types_of
+from hotcold.engine.grammar_compiler import escaped_regex
+from hotcold.engine.job import Grammar
+from hotcold.engine.tool_calls import CallKind, JSONCall, NamedCall, TaggedCall
+
+
+class Terms:
+    """Texts as terms of a grammar, in which the names of control tokens are those tokens. :attr:`lines` are
+    rules that the terms need."""
+
+    def __init__(self, token_ids: Mapping[str, int]) -> None:
+        self.lines: list[str] = []
+        #: the longest first, so that one which begins another does not hide it
+        self._token_ids = dict(sorted(token_ids.items(), key=lambda each: -len(each[0])))
+        self._texts: dict[str, str] = {}
+
+    def is_token(self, text: str) -> bool:
+        return text in self._token_ids
+
+    def literal(self, text: str) -> str:
+        if not text:
+            return ""
+        for name, id in self._token_ids.items():
+            if name and name in text:
+                before, after = text.split(name, 1)
+                return " ".join(filter(None, (self.literal(before), f"<[{id}]>", self.literal(after))))
+        return self.quoted(text)
+
+    def text_until(self, mark: str) -> str:
+        """Any text that does not have the mark in it, spaces around the mark aside, and the mark."""
+        if mark not in self._texts:
+            n = len(self._texts)
+            name = next((each for each in self._token_ids if each and mark.startswith(each)), None)
+            if name is not None:
+                self.lines.append(f"TEXT{n}: /(?s:.+)/")
+                self._texts[mark] = f"TEXT{n}? {self.literal(mark)}"
+            else:
+                excluded = f" & ~/(?s:.*){self.escaped(mark.strip())}(?s:.*)/"
+                self.lines += [f"TEXT{n}: PART{n} {self.quoted(mark)}", f"PART{n}: /(?s:.*)/{excluded}"]
+                self._texts[mark] = f"TEXT{n}"
+        return self._texts[mark]
+
+    def other_tokens(self, names: Iterable[str]) -> str:
+        """All control tokens but these, as ``1-3,7``."""
+        found: list[list[int]] = []
+        for id in sorted(id for name, id in self._token_ids.items() if name not in set(names)):
+            if found and found[-1][1] == id - 1:
+                found[-1][1] = id
+            else:
+                found.append([id, id])
+        return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in found)
+
+    @staticmethod
+    def quoted(text: str) -> str:
+        return json.dumps(text)
+
+    @staticmethod
+    def escaped(text: str) -> str:
+        """A text within a regular expression."""
+        return "".join(f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def content_term(content: Grammar) -> str:
+    """A grammar of content, of a kind that can stand beside calls, as a term."""
+    if content.kind == "json_object":
+        return '%json {"type": "object"}'
+    if content.kind == "json_schema":
+        return f"%json {content.source}"
+    assert content.kind == "regex"
+    return f"/{escaped_regex(content.source)}/" if content.source else '""'
+
+
+def call_rules(
+    terms: Terms, kind: CallKind, named: Mapping[str, object], beside_json: bool = False
+) -> list[str]:
+    """Rules of which ``call`` is a call of one of these tools; ``named`` has the schemas of arguments. Where
+    it may stand ``beside_json`` of another kind, it is made of the lexemes that JSON is made of: a longer one
+    would hide the other way to go on."""
+    lines = ["call: " + " | ".join(f"call{i}" for i in range(len(named)))]
+    for i, (name, schema) in enumerate(named.items()):
+        if isinstance(kind, JSONCall):
+            head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, {json.dumps(kind.key)}: '
+            if beside_json:
+                lexemes = "{", '"name"', ":", json.dumps(name, ensure_ascii=False), ",", f'"{kind.key}"', ":"
+                spaced = ' " "? '.join(map(terms.quoted, lexemes))
+                lines.append(f'call{i}: {spaced} " "? {json_term(schema)} "}}"')
+                continue
+            id = "" if kind.id is None else f"""(", \\"id\\": \\"" /{kind.id}/ "\\"")? """
+            lines.append(f'call{i}: {terms.quoted(head)} {json_term(schema)} {id}"}}"')
+        elif isinstance(kind, NamedCall):
+            head = f"{terms.literal(kind.prefix)} {terms.quoted(name)} {_mark(terms, kind.mark)}"
+            lines.append(f"call{i}: {head} {terms.literal(kind.separator)} {json_term(schema)}")
+        else:
+            assert isinstance(kind, TaggedCall)
+            lines += _tagged(terms, kind, f"call{i}", name, schema)
+    return lines
+
+
+def json_term(schema: object) -> str:
+    return f"%json {json.dumps(schema)}"
+
+
+def _mark(terms: Terms, mark: tuple[str, str] | None) -> str:
+    return "" if mark is None else f"{terms.literal(mark[0])} /{mark[1]}/"
+
+
+def _tagged(terms: Terms, kind: TaggedCall, rule: str, name: str, schema: object) -> list[str]:
+    """Arguments in the order of the schema; each may be left out that is not required."""
+    assert isinstance(schema, Mapping)
+    before, between, behind = kind.argument
+    properties, required = schema.get("properties"), schema.get("required", ())
+    lines, parts = [], []
+    if isinstance(properties, Mapping):
+        for i, each in enumerate(properties):
+            value = _tagged_value(terms, behind, schema, each)
+            head = f"{terms.literal(before)} {terms.quoted(each)} {terms.literal(between)}"
+            lines.append(f"{rule}_{i}: {head} {value}")
+            parts.append(f"{rule}_{i}" if each in required else f"{rule}_{i}?")
+    else:
+        head = f"{terms.literal(before)} /[^<>\\n]{{1,100}}/ {terms.literal(between)}"
+        lines.append(f"{rule}_any: {head} {terms.text_until(behind)}")
+        parts.append(f"{rule}_any*")
+    head = f"{terms.literal(kind.prefix)} {terms.quoted(name)} {terms.literal(kind.separator)}"
+    return [f"{rule}: {head} {' '.join(parts)} {terms.literal(kind.suffix)}", *lines]
+
+
+def _tagged_value(terms: Terms, behind: str, schema: Mapping[str, Any], name: str) -> str:
+    """What may be a string is any text, but where the schema lists the strings."""
+    types = types_of(schema, name)
+    own = schema["properties"][name]
+    values = own.get("enum") if isinstance(own, Mapping) else None
+    if types == {"string"} and isinstance(values, list) and all(isinstance(each, str) for each in values):
+        return f"({' | '.join(map(terms.quoted, values))}) {terms.literal(behind)}"
+    if "string" in types or not types:
+        return terms.text_until(behind)
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    return f"{json_term({**own, **shared})} {terms.literal(behind)}"

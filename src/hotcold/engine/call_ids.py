@@ -1,0 +1,74 @@
+"""Ids of calls, which a message of role tool names again: each template wants its own form of them."""
+
+import hashlib
+import re
+import secrets
+import string
+from typing import Any, Literal, TypeAlias
+
+from hotcold.engine.tool_calls import KIMI, MISTRAL, MISTRAL_ARGS, MISTRAL_IDS, ToolFormat
+
+#: ``openai``: call_ and 24 digits, for templates that take any; ``nine``: so many letters and digits;
+#: ``kimi``: functions.NAME:NUMBER.
+CallIds: TypeAlias = Literal["openai", "nine", "kimi"]
+
+_LETTERS = string.ascii_letters + string.digits
+_NINE = re.compile("[a-zA-Z0-9]{9}")
+_KIMI = re.compile(r"functions\.[^:]+:[0-9]+")
+_ASKS_FOR_NINE = re.compile(r"\|\s*length\s*[!=]=\s*9\b")
+
+
+def call_ids_of(template: str, format: ToolFormat) -> CallIds:
+    """The form that a template wants."""
+    if format in (MISTRAL, MISTRAL_ARGS, MISTRAL_IDS) or _ASKS_FOR_NINE.search(template):
+        return "nine"
+    return "kimi" if format == KIMI else "openai"
+
+
+def new_call_id(form: CallIds, name: str, index: int) -> str:
+    """An id for call ``index`` of an answer."""
+    if form == "nine":
+        return "".join(secrets.choice(_LETTERS) for _ in range(9))
+    return f"functions.{name}:{index}" if form == "kimi" else f"call_{secrets.token_hex(12)}"
+
+
+def with_fitting_ids(messages: list[dict[str, Any]], form: CallIds) -> list[dict[str, Any]]:
+    """Messages whose ids have the form that the template wants: others are replaced, the same id by the same.
+    Calls and results without one get one where the template counts on it, a result that of the call in whose
+    place it comes."""
+    if form == "openai":
+        return messages
+    known: dict[str, str] = {}
+    waiting: list[str] = []  # ids of calls whose results have not come
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        message = dict(message)
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = calls = [dict(call) for call in calls]
+            for index, call in enumerate(calls):
+                old = call.get("id")
+                id = _fitting(old or f"{len(found)}.{index}", form, call["function"]["name"], index)
+                if old is not None:
+                    known[old] = id
+                call["id"] = id
+            waiting = [call["id"] for call in calls]
+        elif message["role"] == "tool":
+            old = message.get("tool_call_id")
+            if old is None:
+                id = waiting[0] if waiting else _fitting(f"{len(found)}", form, "", 0)
+            else:
+                id = known.get(old) or _fitting(old, form, message.get("name") or "", 0)
+            message["tool_call_id"] = id
+            if id in waiting:
+                waiting.remove(id)
+        found.append(message)
+    return found
+
+
+def _fitting(id: str, form: CallIds, name: str, index: int) -> str:
+    if form == "kimi":
+        return id if _KIMI.fullmatch(id) else f"functions.{name}:{index}"
+    if _NINE.fullmatch(id):
+        return id
+    number = int.from_bytes(hashlib.sha256(id.encode(errors="replace")).digest(), "big")
+    return "".join(_LETTERS[number // len(_LETTERS) ** i % len(_LETTERS)] for i in range(9))

@@ -1,0 +1,365 @@
+"""Calls of tools read from a model's text, character by character, in the ways that models write them."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from hotcold.engine.tool_calls import ARGUMENT_KEYS, CallKind, JSONCall, NamedCall, TaggedCall
+
+_NAME = r"[^\s<>\[\]{}\"|]{1,256}"
+_MOST_HEAD = 1024  # characters before the arguments of a call
+_MOST_ENDINGS = 1000  # that a call in tags may have within its values
+
+
+class CallReader(Protocol):
+    """Reads one call. What is no call is :attr:`broken`."""
+
+    name: str | None  #: as soon as it is known
+    done: bool
+    broken: bool
+    streams: bool  #: whether arguments are given as they come, rather than all at the end
+
+    def push(self, character: str) -> None: ...
+    def take(self) -> str: ...  # JSON of the arguments that is new; nothing before the name is known
+
+
+def call_reader(kind: CallKind, tools: Mapping[str, object]) -> CallReader:
+    """``tools`` has the schemas of arguments by the names of tools, where they are known."""
+    if isinstance(kind, JSONCall):
+        return JSONReader()
+    if isinstance(kind, NamedCall):
+        return NamedReader(kind)
+    assert isinstance(kind, TaggedCall)
+    return TaggedReader(kind, tools)
+
+
+def valid_arguments(text: str) -> str | None:
+    """Arguments as a client can read them: an object as JSON. Strings with raw line breaks, which models
+    write, are spelled anew; an object within a string is taken out. None: they are none."""
+    text = text.strip()
+    if text in ("", "null"):
+        return "{}"
+    try:
+        value = json.loads(text, strict=False)
+        if isinstance(value, str):
+            text, value = value, json.loads(value, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            return None
+    return text
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+class _Object:
+    """Where a JSON object ends."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def push(self, character: str) -> bool:
+        """Whether this character ends it."""
+        if self._in_string:
+            if self._escaped:
+                self._escaped = False
+            elif character == "\\":
+                self._escaped = True
+            elif character == '"':
+                self._in_string = False
+            return False
+        if character == '"':
+            self._in_string = True
+        self._depth += (character in "{[") - (character in "}]")
+        return character in "}]" and self._depth <= 0
+
+
+class NamedReader:
+    """See :class:`NamedCall`."""
+
+    streams = True
+
+    def __init__(self, kind: NamedCall) -> None:
+        self.name: str | None = None
+        self.done = False
+        self.broken = False
+        mark = "" if kind.mark is None else f"(?:{re.escape(kind.mark[0])}{kind.mark[1]})?"
+        prefix, separator = re.escape(kind.prefix), re.escape(kind.separator.strip())
+        # A model may leave the prefix out.
+        self._head_form = re.compile(rf"(?:{prefix})?\s*({_NAME}?){mark}\s*{separator}\s*", re.DOTALL)
+        self._separator = kind.separator.strip()
+        self._head = ""
+        self._object = _Object()
+        self._fragment = ""
+        self._begun = False
+
+    def push(self, character: str) -> None:
+        if self.name is None:
+            self._head += character
+            if self._head.endswith(self._separator):
+                found = self._head_form.fullmatch(self._head)
+                self.name = found and found[1]
+                self.broken = found is None
+            elif len(self._head) > _MOST_HEAD:
+                self.broken = True
+        elif not self._begun and character.isspace():
+            return
+        elif not self._begun and character != "{":
+            self.broken = True
+        else:
+            self._begun = True
+            self._fragment += character
+            self.done = self._object.push(character)
+
+    def take(self) -> str:
+        found, self._fragment = self._fragment, ""
+        return found
+
+
+class TaggedReader:
+    """See :class:`TaggedCall`. Spaces between the tags do not matter; of a value, one line break at either
+    end belongs to the tags."""
+
+    streams = False
+
+    def __init__(self, kind: TaggedCall, tools: Mapping[str, object]) -> None:
+        self.name: str | None = None
+        self.done = False
+        self.broken = False
+        self._kind = kind
+        self._tools = tools
+        self._head = re.compile(
+            rf"{re.escape(kind.prefix)}\s*({_NAME})\s*{re.escape(kind.separator.strip())}"
+        )
+        self._text = ""
+        self._endings = 0
+        self._arguments = ""
+
+    def push(self, character: str) -> None:
+        self._text += character
+        if self.name is None and not self._text.isspace():
+            self._read_name()
+        if self._text.endswith(self._kind.suffix) and not self.broken:
+            self._endings += 1
+            values = self._values()
+            if values is not None:
+                self._arguments = json.dumps(values, ensure_ascii=False)
+                self.done = True
+            elif self._endings > _MOST_ENDINGS:
+                self.broken = True
+
+    def take(self) -> str:
+        found, self._arguments = self._arguments, ""
+        return found
+
+    def _read_name(self) -> None:
+        """The name is complete when something else follows."""
+        text = self._text
+        if len(text) > _MOST_HEAD:
+            self.broken = True
+        elif text.startswith(self._kind.prefix):
+            rest = text.removeprefix(self._kind.prefix).lstrip()
+            found = re.match(_NAME, rest)
+            if rest and found is None:
+                self.broken = True
+            elif found is not None and len(found[0]) < len(rest):
+                self.name = found[0]
+        elif not self._kind.prefix.startswith(text):
+            self.broken = True
+
+    def _values(self) -> dict[str, Any] | None:
+        """The arguments, if the text is whole calls in tags."""
+        before, between, behind = (each.strip() for each in self._kind.argument)
+        head = self._head.match(self._text)
+        if head is None or self.name is None:
+            return None
+        middle = re.sub(r"\s+", r"\\s*", re.escape(between).replace("\\\n", "\n"))
+        key_form = re.compile(rf"\s*{re.escape(before)}(.*?){middle}", re.DOTALL)
+        next_form = re.compile(rf"\s*(?:{re.escape(before)}|{re.escape(self._kind.suffix)}\Z)")
+        schema = self._tools.get(self.name)
+        values: dict[str, Any] = {}
+        at = head.end()
+        while (key := key_form.match(self._text, at)) is not None:
+            end = self._text.find(behind, key.end())
+            while end >= 0 and next_form.match(self._text, end + len(behind)) is None:
+                end = self._text.find(behind, end + 1)
+            if end < 0:
+                return None
+            text = self._text[key.end() : end]
+            if self._kind.argument[1].endswith("\n"):
+                text = text.removeprefix("\n").removesuffix("\n")
+            values[key[1].strip()] = typed(text, schema, key[1].strip())
+            at = end + len(behind)
+        rest = self._text[at:].strip()
+        return values if rest == self._kind.suffix else None
+
+
+def typed(text: str, schema: object, name: str) -> Any:
+    """A value of tags: a string where the schema of this argument says so, else JSON where it is some."""
+    types = types_of(schema, name)
+    if types == {"string"}:
+        return text
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+    kind = _type_of(value)
+    fits = not types or kind in types or (kind == "number" and "integer" in types)
+    return value if fits and kind != "string" else text
+
+
+def types_of(schema: object, name: str) -> frozenset[str]:
+    """JSON's types of one property of a schema; empty where that is not said."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    properties = schema.get("properties")
+    own = properties.get(name) if isinstance(properties, Mapping) else None
+    return frozenset(_types(own, schema, 0))
+
+
+def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
+    if not isinstance(schema, Mapping) or depth > 8:
+        return set()
+    if (type := schema.get("type")) is not None:
+        return {type} if isinstance(type, str) else {each for each in type if isinstance(each, str)}
+    if isinstance(values := schema.get("enum"), list):
+        return {_type_of(each) for each in values}
+    if "const" in schema:
+        return {_type_of(schema["const"])}
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
+        target: object = root
+        for part in reference.split("/")[1:]:
+            target = target.get(part) if isinstance(target, Mapping) else None
+        return _types(target, root, depth + 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(key), list):
+            found = [_types(each, root, depth + 1) for each in schema[key]]
+            return set() if key != "allOf" and not all(found) else set().union(*found)
+    return set()
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    names = {str: "string", int: "number", float: "number", list: "array", dict: "object"}
+    return names.get(type(value), "null")
+
+
+class JSONReader:
+    """See :class:`JSONCall`; keys in any order."""
+
+    streams = True
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.done = False
+        self.broken = False
+        self._fragment = ""  # of the arguments, since the last :meth:`take`
+        self._any = False  # whether there were arguments
+        self._object = _Object()
+        self._expect: Literal["object", "key", "in key", "colon", "value", "comma"] = "object"
+        self._keys: set[str] = set()
+        self._key = ""
+        self._value = ""  # JSON of the key or of the value that is being read
+        self._escaped = False
+
+    def push(self, character: str) -> None:
+        if self._expect == "value":
+            self._push_value(character)
+        elif self._expect == "in key":
+            self._push_key(character)
+        elif not character.isspace():
+            self._push_between(character)
+
+    def take(self) -> str:
+        if self.name is None:
+            return ""
+        found, self._fragment = self._fragment, ""
+        if self.done and not self._any and not found:
+            found = "{}"
+        self._any |= bool(found)
+        return found
+
+    def _push_between(self, character: str) -> None:
+        if self._expect == "object" and character == "{":
+            self._expect = "key"
+        elif self._expect == "key" and character == '"':
+            self._expect, self._value = "in key", character
+        elif self._expect == "colon" and character == ":":
+            self._expect, self._value, self._object = "value", "", _Object()
+        elif self._expect == "comma" and character == ",":
+            self._expect = "key"
+        elif self._expect == "comma" and character == "}":
+            self.done = self.name is not None
+            self.broken = not self.done
+        else:
+            self.broken = True
+
+    def _push_key(self, character: str) -> None:
+        self._value += character
+        if self._string_ends(character):
+            key = _parsed(self._value)
+            self._key = "arguments" if key in ARGUMENT_KEYS else key
+            self._expect = "colon"
+            self.broken = self._key not in ("name", "type", "id", "arguments") or self._key in self._keys
+            self._keys.add(self._key)
+
+    def _push_value(self, character: str) -> None:
+        first = not self._value
+        if first and character.isspace():
+            return
+        kind = character if first else self._value[0]
+        if kind not in '{["' and character in ",}" and not first:
+            self._end_value()  # of a number or a word, which only what follows ends
+            self._push_between(character)
+            return
+        self._value += character
+        ended = False
+        if kind == '"':
+            ended = not first and self._string_ends(character)
+        elif kind in "{[":
+            ended = self._object.push(character)
+        if self._key == "arguments" and kind in "{[":
+            self._fragment += character
+        if ended:
+            self._end_value()
+
+    def _string_ends(self, character: str) -> bool:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        else:
+            return character == '"'
+        return False
+
+    def _end_value(self) -> None:
+        self._expect = "comma"
+        if self._key == "name":
+            self.name = _parsed(self._value)
+            self.broken = not self.name
+        elif self._key == "arguments" and self._value[0] not in "{[":
+            # Some models write the object into a string; null and the like are none.
+            text = self._value.strip()
+            self._fragment += _parsed(text) if text[0] == '"' else "" if text == "null" else text
+
+
+def _parsed(text: str) -> str:
+    """The string that JSON has; empty where it has none."""
+    try:
+        found = json.loads(text, strict=False)
+    except ValueError:
+        return ""
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,166 @@
+"""Messages of clients made fit for one chat template, so that nothing of them is refused or left out."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hotcold.engine.call_ids import CallIds, with_fitting_ids
+from hotcold.engine.general_tools import with_tools, with_tools_in_channels
+from hotcold.engine.template_traits import Traits
+from hotcold.engine.tool_calls import GENERAL, HARMONY, ToolFormat, knows_tools
+from hotcold.model.chat_messages import Message, content_text
+
+_SYSTEMS = ("system", "developer")
+
+
+def fitted(
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    template: str,
+    traits: Traits,
+    format: ToolFormat,
+    ids: CallIds,
+) -> tuple[list[Message], list[dict[str, Any]]]:
+    """The messages, and the tools that the template itself shows."""
+    found = [dict(message) for message in messages]
+    if "developer" not in template:
+        found = [{**each, "role": "system"} if each["role"] == "developer" else each for each in found]
+    if format is GENERAL:
+        found, tools = with_tools(found, tools), ()
+    elif format is HARMONY and tools and not knows_tools(template):
+        found, tools = with_tools_in_channels(found, tools), ()
+    found = with_fitting_ids(found, ids)
+    if not traits.several_calls:
+        found = with_one_call_each(found)
+    if not (traits.system and traits.systems):
+        found = with_one_system(found)
+    if not traits.system:
+        found = without_system(found)
+    if not traits.users:
+        found = with_one_user_at_a_time(found)
+    for message in found:
+        _fit(message, template, traits)
+    return found, [*tools] if traits.bare_tools else [_complete(tool) for tool in tools]
+
+
+def with_one_system(messages: Sequence[Message]) -> list[Message]:
+    """System messages are one, before all others; what came later is before what the user said next, or
+    behind what the user or a tool said last."""
+    found = [dict(message) for message in messages]
+    first = 1
+    while first < len(found) and found[0]["role"] in _SYSTEMS and found[first]["role"] in _SYSTEMS:
+        _add(found[0], found.pop(first), "\n\n")
+    i = 1
+    while i < len(found):
+        if found[i]["role"] in _SYSTEMS:
+            if i + 1 < len(found) and found[i + 1]["role"] in (*_SYSTEMS, "user"):
+                later = found.pop(i + 1)
+                role = later["role"]
+                _add(found[i], later, "\n")
+                found[i]["role"] = role
+                continue
+            if found[i - 1]["role"] in ("user", "tool"):
+                _add(found[i - 1], found.pop(i), "\n")
+                continue
+            found[i]["role"] = "user"
+        i += 1
+    return found
+
+
+def without_system(messages: Sequence[Message]) -> list[Message]:
+    """The first message, if it is the system's, is put before the first user's, as llama.cpp does."""
+    found = [dict(message) for message in messages]
+    if found and found[0]["role"] in _SYSTEMS:
+        if len(found) > 1 and found[1]["role"] == "user":
+            _add(found[0], found.pop(1), "\n")
+        found[0]["role"] = "user"
+    return found
+
+
+def with_one_user_at_a_time(messages: Sequence[Message]) -> list[Message]:
+    """What the user says in several messages in a row is one."""
+    found: list[Message] = []
+    for message in messages:
+        if found and found[-1]["role"] == message["role"] == "user":
+            _add(found[-1], message, "\n\n")
+        else:
+            found.append(dict(message))
+    return found
+
+
+def with_one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """A message with several calls is several, each before the result of its call."""
+    found: list[Message] = []
+    i = 0
+    while i < len(messages):
+        message, calls = messages[i], messages[i].get("tool_calls", ())
+        i += 1
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results = []
+        while i < len(messages) and messages[i]["role"] == "tool":
+            results.append(messages[i])
+            i += 1
+        for n, call in enumerate(calls):
+            more = {} if n == 0 else {"content": None}
+            rest = {name: value for name, value in message.items() if n == 0 or name != "reasoning_content"}
+            found.append({**rest, **more, "tool_calls": [call]})
+            own = [each for each in results if each.get("tool_call_id") == call.get("id")]
+            mine = own[:1] or results[:1]
+            results = [each for each in results if not any(each is one for one in mine)]
+            found += mine
+        found += results
+    return found
+
+
+def _add(message: Message, other: Message, between: str) -> None:
+    """Puts what another message says behind this one's text."""
+    texts = [content_text(message["content"]), content_text(other["content"])]
+    message["content"] = between.join(filter(None, texts))
+    for name, value in other.items():
+        message.setdefault(name, value)
+
+
+def _fit(message: Message, template: str, traits: Traits) -> None:
+    content = message["content"]
+    if content is None and not ("tool_calls" in message and traits.null):
+        content = ""
+    if isinstance(content, list) and not traits.parts:
+        content = content_text(content)
+    elif isinstance(content, str) and not traits.text and traits.parts:
+        content = [{"type": "text", "text": content}]
+    message["content"] = content
+    if not traits.object_arguments:
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            call["function"] = {
+                **function,
+                "arguments": json.dumps(function["arguments"], ensure_ascii=False),
+            }
+    if "reasoning_content" in message and "message.thinking" in template:
+        _think(message)
+
+
+def _think(message: Message) -> None:
+    """gpt-oss's template has another name for what was thought, and no room for both beside a call."""
+    thought = message.pop("reasoning_content")
+    if "tool_calls" in message:
+        own = content_text(message["content"])
+        thought, message["content"] = "\n".join(filter(None, (thought, own))), ""
+    message["thinking"] = thought
+
+
+def _complete(tool: dict[str, Any]) -> dict[str, Any]:
+    """Templates put descriptions into a text, and walk through the parameters."""
+    function: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    function |= {name: value for name, value in tool["function"].items() if value is not None}
+    parameters = function["parameters"]
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if isinstance(properties, dict):
+        described = {
+            name: {"description": "", **each} if isinstance(each, dict) else each
+            for name, each in properties.items()
+        }
+        function["parameters"] = {**parameters, "properties": described}
+    return {**tool, "function": function}

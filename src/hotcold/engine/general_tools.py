@@ -1,0 +1,82 @@
+"""Tools of models whose templates have none: they are described in the prompt, and calls are text.
+
+The marks are Hermes', which many small models have seen; :data:`~hotcold.engine.tool_calls.GENERAL` reads
+them back."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hotcold.engine.tool_calls import GENERAL
+from hotcold.model.chat_messages import Message, content_text
+
+_DESCRIPTION = """You may call functions to help the user. Here they are, one JSON object a line:
+<tools>
+{tools}
+</tools>
+To call a function, answer with its name and its arguments, which match its parameters, as JSON between tags:
+<tool_call>
+{{"name": "NAME", "arguments": {{...}}}}
+</tool_call>
+Its result comes in the next message, between <tool_response> and </tool_response>. Where no function helps, \
+answer in plain words."""
+
+
+def described(tools: Sequence[dict[str, Any]]) -> str:
+    """What a model is told of tools."""
+    lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    return _DESCRIPTION.format(tools="\n".join(lines))
+
+
+def with_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+    """Messages that tell of the tools, in the system's; calls are in the assistants' texts, and results are
+    messages of the user."""
+    found: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            result = f"<tool_response>\n{content_text(message['content'])}\n</tool_response>"
+            if found and found[-1].get("name") == _RESULTS:
+                found[-1]["content"] += f"\n{result}"
+            else:
+                found.append({"role": "user", "name": _RESULTS, "content": result})
+        elif "tool_calls" in message:
+            found.append(_called(message))
+        else:
+            found.append(dict(message))
+    for message in found:
+        if message.get("name") == _RESULTS:
+            del message["name"]
+    return _told(found, described(tools)) if tools else found
+
+
+def with_tools_in_channels(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+    """Messages that tell of the tools, for a model of Harmony whose template does not."""
+    lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    text = "# Tools\n\nCalls to these functions must go to the commentary channel, as functions.NAME:\n"
+    return _told(messages, text + "\n".join(lines))
+
+
+def _told(messages: Sequence[Message], text: str) -> list[Message]:
+    """With a text behind the system's."""
+    found = [dict(message) for message in messages]
+    if not found or found[0]["role"] not in ("system", "developer"):
+        found.insert(0, {"role": "system", "content": ""})
+    own = content_text(found[0]["content"])
+    found[0]["content"] = f"{own}\n\n{text}" if own else text
+    return found
+
+
+_RESULTS = "\ufdd1"  # a noncharacter, for messages that results may be added to
+
+
+def _called(message: Message) -> Message:
+    calls = [
+        json.dumps(
+            {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}, ensure_ascii=False
+        )
+        for call in message["tool_calls"]
+    ]
+    text = f"{GENERAL.before}{(GENERAL.between or '').join(calls)}{GENERAL.after}"
+    own = content_text(message["content"])
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": f"{own}\n{text}" if own else text}

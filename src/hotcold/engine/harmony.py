@@ -1,0 +1,133 @@
+"""Harmony, the format of gpt-oss: an answer is messages in channels.
+
+``<|channel|>analysis<|message|>...<|end|>`` is thinking; ``final``, and a ``commentary`` to nobody, are
+content; a message to ``functions.NAME`` is a call: the recipient stands behind the channel or before it, and
+``<|call|>`` ends it. ``<|start|>assistant`` begins each further message; the prompt ends with the first."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from hotcold.engine.call_readers import valid_arguments
+from hotcold.engine.chat_stream import Part, joined, kept
+
+_OPENINGS = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "to=")
+_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_MOST_HEADER = 1024
+#: What this format calls other efforts than its three.
+EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+class HarmonyStream:
+    """Divides an answer as :class:`ChatStream` does. ``tools`` has the schemas of arguments by name; without
+    tools, or to another recipient, a call is content with its header. A text without any mark is content."""
+
+    def __init__(self, tools: Mapping[str, object] | None = None, *, sure: bool = False) -> None:
+        self.calls = 0  #: that have begun
+        self._tools = tools or {}
+        self._sure = sure
+        self._held = ""
+        self._state: Literal["start", "header", "body"] = "start"
+        self._kind: Literal["content", "reasoning", "call"] = "content"
+        self._name = ""
+        self._raw = ""  # of a call since its header, in case that it is none
+        self._arguments = ""
+        self._told: set[str] = set()  # kinds of which there was text
+
+    def push(self, text: str) -> list[Part]:
+        return joined(self._push(text, end=False))
+
+    def finish(self) -> list[Part]:
+        return joined(self._push("", end=True))
+
+    def _push(self, text: str, end: bool) -> Iterable[Part]:
+        self._held += text
+        step = {"start": self._start, "header": self._header, "body": self._body}
+        while True:
+            state, held = self._state, self._held
+            yield from step[state](end)
+            if (self._state, self._held) == (state, held):
+                return
+
+    def _start(self, end: bool) -> Iterable[Part]:
+        """Of the answer, or behind a message: a header comes, or text that has none."""
+        text = self._held.lstrip()
+        if text.startswith(_OPENINGS):
+            self._state, self._held = "header", text
+        elif end or (text and not any(each.startswith(text) for each in _OPENINGS)):
+            self._state, self._kind = "body", "content"
+        return ()
+
+    def _header(self, end: bool) -> Iterable[Part]:
+        header, mark, rest = self._held.partition("<|message|>")
+        if not mark:
+            if not end and len(header) <= _MOST_HEADER:
+                return ()
+            self._held, self._state, self._kind = "", "body", "content"
+            return (Part("content", header),)
+        self._held, self._state = rest, "body"
+        channels, recipients = _CHANNEL.findall(header), _RECIPIENT.findall(header)
+        recipient = recipients[-1] if recipients else "assistant"
+        self._name = recipient.removeprefix("functions.")
+        self._raw = self._arguments = ""
+        if recipient == "assistant":
+            thinks = bool(channels) and channels[-1] == "analysis"
+            self._kind = "reasoning" if thinks else "content"
+            return self._apart()
+        self._kind = "call" if self._name in self._tools else "content"
+        self._raw = header + mark
+        if self._kind == "content":
+            return (Part("content", self._raw),)
+        if self._sure:
+            self.calls += 1
+            return (Part("call_start", index=self.calls - 1, name=self._name),)
+        return ()
+
+    def _apart(self) -> Iterable[Part]:
+        """A line break between two messages of a kind."""
+        again = self._kind in self._told
+        if again and self._kind != "call":
+            yield Part(self._kind, "\n")
+
+    def _body(self, end: bool) -> Iterable[Part]:
+        found = [at for each in _ENDS if (at := self._held.find(each)) >= 0]
+        if found:
+            at = min(found)
+            text, mark = self._held[:at], next(each for each in _ENDS if self._held.startswith(each, at))
+            # The next header may begin here.
+            self._held = self._held[at if mark == "<|start|>" else at + len(mark) :]
+            yield from self._text(text)
+            yield from self._ended(mark)
+            self._state = "start"
+            return
+        keep = 0 if end else kept(self._held, _ENDS)
+        text = self._held[: len(self._held) - keep]
+        self._held = self._held[len(text) :]
+        yield from self._text(text)
+        if end:
+            yield from self._ended("", cut=True)
+
+    def _text(self, text: str) -> Iterable[Part]:
+        if not text:
+            return
+        if self._kind != "call":
+            self._told.add(self._kind)
+            yield Part(self._kind, text)
+        elif self._sure:
+            yield Part("call_arguments", text, self.calls - 1)
+        else:
+            self._arguments += text
+
+    def _ended(self, mark: str, cut: bool = False) -> Iterable[Part]:
+        if self._kind == "call" and not self._sure and self._raw:
+            arguments = valid_arguments(self._arguments) if self._arguments or not cut else None
+            if arguments is None:
+                yield Part("content", self._raw + self._arguments + mark)
+            else:
+                self.calls += 1
+                yield Part("call_start", index=self.calls - 1, name=self._name)
+                yield Part("call_arguments", arguments, self.calls - 1)
+        self._raw = self._arguments = ""
+        self._kind = "content"

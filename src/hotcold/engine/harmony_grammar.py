@@ -1,0 +1,34 @@
+"""Grammars of answers in Harmony: thinking as long as it may be, then the content, or a call."""
+
+from collections.abc import Mapping
+
+from hotcold.engine.call_grammar import Terms, content_term, json_term
+from hotcold.engine.job import Grammar
+from hotcold.engine.tool_calls import HARMONY
+
+
+def harmony_rules(
+    terms: Terms, named: Mapping[str, object], *, free: bool, content: Grammar | None
+) -> list[str]:
+    """Rules of an answer that must call one of these tools, or where it is ``free`` say something."""
+    literal = terms.literal
+    more = f"{terms.text_until('<|end|>')} {literal('<|start|>assistant')}"
+    options = [f"call{i}" for i in range(len(named))] + ["final"] * free
+    lines = [
+        f"start: (aside {more})* ({' | '.join(options)})",
+        f"aside: {literal('<|channel|>')} ({literal('analysis')} | {literal('commentary')}) "
+        f"{literal('<|message|>')}",
+        f'format: " " ({literal("<|constrain|>")})? "json"',
+    ]
+    if free:
+        said = "SAID?" if content is None else content_term(content)
+        lines.append(f"final: {literal('<|channel|>final')} format? {literal('<|message|>')} {said}")
+        if content is None:
+            marks = "|".join(terms.escaped(name) for name in HARMONY.tokens)
+            lines.append(f"SAID: /(?s:.+)/ & ~/(?s:.*)({marks})(?s:.*)/")
+    channel = f'{literal("<|channel|>")} ("commentary" | "analysis")'
+    for i, (name, schema) in enumerate(named.items()):
+        to = terms.quoted(f" to=functions.{name}")
+        head = f"({channel} {to} | {to} {channel}) format? {literal('<|message|>')}"
+        lines.append(f"call{i}: {head} {json_term(schema)}")
+    return lines

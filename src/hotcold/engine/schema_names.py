@@ -1,0 +1,62 @@
+"""What the schemas of one value say of its properties: names, patterns, and whether there may be more."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hotcold.engine.schema_keywords import compiled_pattern
+
+GROUPS = ("allOf", "anyOf", "oneOf")
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+#: Schemas of the same value that are not enforced, but name properties that it may need.
+CONDITIONAL = ("then", "else", "dependentSchemas", "dependencies")
+
+_Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Others:
+    """What else is said of the properties of one value, outside of the schema that is looked at."""
+
+    names: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    open: bool = False  #: whether something says that there may be others
+
+
+NOTHING = Others()
+
+
+def total(others: Iterable[Others]) -> Others:
+    found = [*others]
+    return Others(
+        tuple(dict.fromkeys(name for each in found for name in each.names)),
+        tuple(dict.fromkeys(pattern for each in found for pattern in each.patterns)),
+        any(each.open for each in found),
+    )
+
+
+def said_by(schema: _Schema) -> Others:
+    """What one schema says by itself."""
+    names: list[str] = []
+    for key in ("properties", "required"):
+        value = schema.get(key)
+        names += [each for each in value if isinstance(each, str)] if isinstance(value, dict | list) else []
+    patterns = schema.get("patternProperties")
+    compiled = map(compiled_pattern, patterns) if isinstance(patterns, dict) else ()
+    keys = ("additionalProperties", "unevaluatedProperties")
+    open = any(schema.get(key, False) is not False for key in keys)
+    return Others(tuple(dict.fromkeys(names)), tuple(filter(None, compiled)), open)
+
+
+def names_properties(schema: _Schema) -> bool:
+    """Whether it says which properties there are."""
+    named = "properties" in schema or "patternProperties" in schema
+    return named or schema.get("unevaluatedProperties") is False
+
+
+def conditional(schema: _Schema, key: str) -> list[Any]:
+    """The schemas under one of :data:`CONDITIONAL`."""
+    value = schema.get(key)
+    if key in ("then", "else"):
+        return [value] if isinstance(value, dict) else []
+    return [each for each in value.values() if isinstance(each, dict)] if isinstance(value, dict) else []

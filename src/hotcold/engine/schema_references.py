@@ -1,0 +1,76 @@
+"""References within a JSON schema: by path, by anchor, or by the schema's own address."""
+
+import re
+from typing import Any
+from urllib.parse import unquote
+
+from hotcold.engine.grammar_error import GrammarError
+from hotcold.formats.files import shown
+
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
+
+
+class References:
+    """Those of one document."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._found: dict[str, Any] = {}
+        self._anchors: dict[str, Any] | None = None
+
+    def target(self, reference: Any) -> Any:
+        """GrammarError: it points at nothing, or out of the document."""
+        if not isinstance(reference, str):
+            raise GrammarError(f"$ref is {shown(reference)}: a text is needed")
+        if reference not in self._found:
+            self._found[reference] = self._look_for(reference)
+        return self._found[reference]
+
+    def resolved(self, schema: Any) -> Any:
+        """The schema itself, where it refers to another."""
+        for _ in range(20):
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                break
+            schema = self.target(schema["$ref"])
+        return schema
+
+    def _look_for(self, reference: str) -> Any:
+        base = self._root.get("$id") if isinstance(self._root, dict) else None
+        local = reference.removeprefix(base) if isinstance(base, str) and base else reference
+        if local and not local.startswith("#"):
+            told = "only references within the schema, '#/...', are allowed"
+            raise GrammarError(f"$ref is {shown(reference)}: {told}")
+        found = self._root
+        if local not in ("", "#") and not local.startswith("#/"):
+            found = self._named(unquote(local[1:]))
+        for part in pointer(local):
+            if isinstance(found, list) and _INDEX.fullmatch(part) and int(part) < len(found):
+                found = found[int(part)]
+            elif isinstance(found, dict) and part in found:
+                found = found[part]
+            else:
+                found = None
+        if not isinstance(found, dict | bool):
+            raise GrammarError(f"$ref {shown(reference)} points at nothing in the schema")
+        return found
+
+    def _named(self, name: str) -> Any:
+        if self._anchors is None:
+            self._anchors = {}
+            left = [self._root]
+            while left:
+                value = left.pop()
+                if isinstance(value, dict):
+                    for key in ("$anchor", "$dynamicAnchor", "$id", "id"):
+                        if isinstance(value.get(key), str):
+                            self._anchors.setdefault(value[key].removeprefix("#"), value)
+                    left += value.values()
+                elif isinstance(value, list):
+                    left += value
+        return self._anchors.get(name)
+
+
+def pointer(reference: str) -> list[str]:
+    """The names on the path of a reference."""
+    parts = unquote(reference.partition("#")[2]).split("/")
+    return [part.replace("~1", "/").replace("~0", "~") for part in parts[1:]] if parts[0] == "" else []

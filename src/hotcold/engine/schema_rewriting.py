@@ -1,0 +1,442 @@
+"""JSON schemas as people's tools write them, rewritten to what a grammar can hold an answer to.
+
+Annotations go. References become plain ones. A constraint that cannot be enforced is left out and named. An
+object that names its properties and says nothing of others is closed: what is named for the same value by
+``allOf``, ``$ref`` and the like is allowed there, too, so that closing makes nothing impossible. What comes
+out can be rewritten again without a change."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hotcold.engine.grammar_error import GrammarError
+from hotcold.engine.schema_keywords import (
+    COUNTS,
+    FORMAT_PATTERNS,
+    FORMATS,
+    LIMITS,
+    MOST_COUNT,
+    NOT_ENFORCED,
+    TYPES,
+    can_be_written,
+    check_value,
+    compiled_pattern,
+    numeric,
+)
+from hotcold.engine.schema_names import (
+    CONDITIONAL,
+    GROUPS,
+    NOTHING,
+    REFERENCES,
+    Others,
+    conditional,
+    names_properties,
+    said_by,
+    total,
+)
+from hotcold.engine.schema_overlap import exclude_each_other
+from hotcold.engine.schema_references import References, pointer
+from hotcold.formats.files import shown
+
+MOST_LEVELS = 32  #: of schemas within schemas
+_MOST_STEPS = 50_000  #: how many schemas may be looked at, again for each way that leads there
+
+_Schema = dict[str, Any]
+_PLAIN = re.compile(r"[\w$-]{1,60}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    schema: Any
+    notes: tuple[str, ...]  #: what is left out, such as ``uniqueItems at properties.tags``
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a schema stands."""
+
+    path: str
+    level: int = 1
+    closing: bool = True  #: whether an object that says nothing of other properties is closed
+    others: Others = NOTHING
+
+    def same(self, others: Others, *path: str | int) -> "_Place":
+        """Of the same value."""
+        return replace(self, path=_path(self.path, *path), level=self.level + 1, others=others)
+
+    def at(self, key: str) -> str:
+        return f"{key} at {self.path or 'the top'}"
+
+
+def rewritten(schema: Any, *, open: bool = False) -> Rewritten:
+    """A schema that is not deeper than the limit. ``open``: objects may have other properties than those that
+    they name unless they say otherwise, which is the letter of the standard. GrammarError: it is broken."""
+    rewriting = _Rewriting(schema, closing=not open)
+    found = rewriting.whole()
+    return Rewritten(found, tuple(rewriting.notes))
+
+
+def _path(path: str, *parts: str | int) -> str:
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif _PLAIN.fullmatch(part):
+            path += f".{part}" if path else part
+        else:
+            path += f"[{shown(part)}]"
+    return path
+
+
+class _Rewriting:
+    """Goes through one document."""
+
+    def __init__(self, root: Any, closing: bool) -> None:
+        self._root = root
+        self._closing = closing
+        self.notes: dict[str, None] = {}
+        self._references = References(root)
+        self._definitions: _Schema = {}
+        self._names: dict[tuple[str, bool, Others], str] = {}
+        self._left: list[tuple[str, Any, _Place]] = []  # definitions that are still to be rewritten
+        self._steps = 0
+
+    def whole(self) -> Any:
+        found = self._schema(self._root, _Place("", closing=self._closing))
+        while self._left:
+            name, target, where = self._left.pop()
+            self._definitions[name] = self._schema(target, where)
+        if self._definitions:
+            found["$defs"] = {name: self._definitions[name] for name in self._names.values()}
+        return found
+
+    def _schema(self, schema: Any, place: _Place) -> Any:
+        self._step()
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            told = f"a schema is {shown(schema)}" if not place.path else f"{place.path} is {shown(schema)}"
+            raise GrammarError(f"{told}: a schema is an object, true or false")
+        if place.level > MOST_LEVELS:
+            raise GrammarError(f"the schema has more than {MOST_LEVELS} schemas within each other")
+        for key, value in schema.items():
+            check_value(key, value, place.at(key))
+        own = {**self._types(schema), **self._simple(schema, place), **self._items(schema, place)}
+        place = replace(place, closing=place.closing or schema.get("unevaluatedProperties") is False)
+        groups = self._groups(schema)
+        own |= self._object(schema, place, total([place.others, *(each.others for each in groups)]))
+        applied = self._applied(schema, place, groups)
+        for key in NOT_ENFORCED:
+            if key in schema and not _asks_nothing(key, schema):
+                self._leave_out(place.at(key))
+        both = [key for key in schema if key in own or key in (*GROUPS, *REFERENCES)]
+        return _merged(own, applied) if both and both[0] in own else _merged(applied, own)
+
+    # --- what is said of a value by itself ----------------------------------------------------------------
+
+    def _types(self, schema: _Schema) -> _Schema:
+        if "type" not in schema:
+            return {}
+        types = schema["type"]
+        if schema.get("nullable") is True and types != "null" and "null" not in types:
+            types = [types] if isinstance(types, str) else types
+            return {"type": [*types, "null"]}  # OpenAPI 3.0
+        return {"type": types}
+
+    def _simple(self, schema: _Schema, place: _Place) -> _Schema:
+        found: _Schema = {}
+        for key in ("enum", "const"):
+            if key in schema and can_be_written(schema[key]):
+                found[key] = schema[key]
+            elif key in schema:
+                self._leave_out(place.at(key))
+        bounds, lost = numeric(schema, _type_list(schema))
+        found |= bounds
+        for key in lost:
+            self._leave_out(place.at(key))
+        for key in ("minLength", "maxLength"):
+            if key in schema:
+                found[key] = min(int(schema[key]), MOST_COUNT)
+        if "multipleOf" in schema:
+            if 1e-6 <= schema["multipleOf"] < 2**31:
+                found["multipleOf"] = schema["multipleOf"]
+            else:
+                self._leave_out(place.at("multipleOf"))
+        return found | self._text(schema, place)
+
+    def _text(self, schema: _Schema, place: _Place) -> _Schema:
+        found: _Schema = {}
+        if "pattern" in schema:
+            pattern = compiled_pattern(schema["pattern"])
+            if pattern is None:
+                self._leave_out(place.at("pattern"))
+            else:
+                found["pattern"] = pattern
+        format = schema.get("format")
+        if format in FORMAT_PATTERNS:
+            own = {"pattern": compiled_pattern(FORMAT_PATTERNS[format])}
+            found |= {"allOf": [own]} if "pattern" in found else own
+        elif format in FORMATS:
+            found["format"] = format
+        return found
+
+    def _items(self, schema: _Schema, place: _Place) -> _Schema:
+        found: _Schema = {}
+        items, prefix = schema.get("items", True), schema.get("prefixItems", [])
+        rest = ("items",)
+        if isinstance(items, list):  # the older drafts
+            prefix, items, rest = items, schema.get("additionalItems", True), ("additionalItems",)
+        name = "items" if rest == ("additionalItems",) else "prefixItems"
+        if prefix:
+            found["prefixItems"] = [
+                self._schema(each, self._inner(place, name, i)) for i, each in enumerate(prefix)
+            ]
+        if items is not True:
+            found["items"] = self._schema(items, self._inner(place, *rest))
+        for key in ("minItems", "maxItems"):
+            if key in schema:
+                found[key] = min(int(schema[key]), MOST_COUNT)
+        return found
+
+    # --- objects ------------------------------------------------------------------------------------------
+
+    def _object(self, schema: _Schema, place: _Place, others: Others) -> _Schema:
+        found: _Schema = {}
+        properties = {
+            name: self._schema(each, self._inner(place, "properties", name))
+            for name, each in schema.get("properties", {}).items()
+        }
+        patterns, all_patterns = self._patterns(schema, place)
+        rest = schema.get("additionalProperties")
+        if rest is not None:
+            rest = self._schema(rest, self._inner(place, "additionalProperties"))
+        required = list(dict.fromkeys(schema.get("required", ())))
+        if _may_close(schema):
+            more = [each for each in others.patterns if each not in patterns]
+            spoken = others.open or said_by(schema).open or not all_patterns
+            rest = spoken or not place.closing or bool(more and patterns)
+            if not rest:
+                properties |= {name: True for name in (*required, *others.names) if name not in properties}
+                patterns |= dict.fromkeys(more, True)
+        if not properties and not patterns:
+            properties, patterns, rest = self._by_names(schema, rest, place)
+        for key, value in (
+            ("properties", properties),
+            ("patternProperties", patterns),
+            ("required", required),
+        ):
+            if value:
+                found[key] = value
+        if rest is not None:
+            found["additionalProperties"] = rest
+        alone = others == NOTHING and not any(key in schema for key in (*GROUPS, *REFERENCES))
+        return found | self._counts(schema, found, place, alone)
+
+    def _patterns(self, schema: _Schema, place: _Place) -> tuple[_Schema, bool]:
+        """Schemas by patterns of names, and whether these are all."""
+        found = {}
+        given = schema.get("patternProperties", {})
+        for pattern, each in given.items():
+            compiled = compiled_pattern(pattern)
+            inner = self._inner(place, "patternProperties", pattern)
+            if compiled is None:
+                self._leave_out(inner.at("the pattern"))
+            else:
+                found[compiled] = self._schema(each, inner)
+        return found, len(found) == len(given)
+
+    def _by_names(self, schema: _Schema, rest: Any, place: _Place) -> tuple[_Schema, _Schema, Any]:
+        """Properties that are all additional ones, as ``propertyNames`` allows them."""
+        allowed = schema.get("propertyNames")
+        found = True if rest is None else rest
+        if not isinstance(allowed, dict) or _demands(allowed) not in ({"enum"}, {"pattern"}):
+            return {}, {}, rest
+        if "enum" in allowed:
+            check_value("enum", allowed["enum"], place.at("propertyNames"))
+            return {name: found for name in allowed["enum"] if isinstance(name, str)}, {}, False
+        check_value("pattern", allowed["pattern"], place.at("propertyNames"))
+        pattern = compiled_pattern(allowed["pattern"])
+        if pattern is None:
+            self._leave_out(place.at("propertyNames"))
+            return {}, {}, rest
+        return {}, {pattern: found}, False
+
+    def _counts(self, schema: _Schema, found: _Schema, place: _Place, alone: bool) -> _Schema:
+        """``minProperties`` and ``maxProperties``, as far as the compiler has them."""
+        named, required = len(found.get("properties", ())), len(found.get("required", ()))
+        optional = named - len(set(found.get("required", ())) & set(found.get("properties", ())))
+        closed = found.get("additionalProperties") is False and "patternProperties" not in found
+        least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+        counts: _Schema = {}
+        if least > required:
+            counts["minProperties"] = int(least)
+        if most is not None and not (closed and most >= named):
+            counts["maxProperties"] = int(most)
+        # Names that are not given may repeat, so two of them may be one.
+        exact = alone and least <= required + 1
+        if optional:
+            exact = exact and closed and (most is None or most == required + 1)
+        if counts and not exact and not (alone and not optional and least <= required):
+            for key in counts:
+                self._leave_out(place.at(key))
+            return {}
+        return counts
+
+    # --- other schemas of the same value ------------------------------------------------------------------
+
+    def _groups(self, schema: _Schema) -> list["_Group"]:
+        """The schemas of the same value; those of a group stand for each other."""
+        groups: list[tuple[str, int | None, list[Any]]] = []
+        for key in GROUPS:
+            schemas = schema.get(key, [])
+            if key == "allOf":
+                groups += [(key, i, [each]) for i, each in enumerate(schemas)]
+            elif schemas:
+                groups.append((key, None, schemas))
+        for key in REFERENCES:
+            if key in schema:
+                groups.append((key, None, [self._references.target(schema[key])]))
+        for key in CONDITIONAL:
+            if schemas := conditional(schema, key):
+                groups.append((key, None, schemas))
+        alone = len(groups) == 1 and not names_properties(schema)  # nobody asks what it says
+        return [_Group(*each, NOTHING if alone else self._said(each[2])) for each in groups]
+
+    def _applied(self, schema: _Schema, place: _Place, groups: Sequence["_Group"]) -> _Schema:
+        found: _Schema = {}
+        both: list[Any] = []
+        own = said_by(schema)
+        for i, group in enumerate(groups):
+            self._step(len(groups))
+            others = total([place.others, own, *(each.others for each in (*groups[:i], *groups[i + 1 :]))])
+            key = group.key
+            if key == "allOf":
+                both.append(self._schema(group.schemas[0], place.same(others, key, group.index or 0)))
+            elif key in REFERENCES:
+                reference = {"$ref": self._reference(schema[key], place, others)}
+                if "$ref" in found:
+                    both.append(reference)
+                else:
+                    found |= reference
+            elif key in ("anyOf", "oneOf"):
+                options = [
+                    self._schema(each, place.same(others, key, i)) for i, each in enumerate(group.schemas)
+                ]
+                if key == "oneOf" and not exclude_each_other(group.schemas, self._references.resolved):
+                    self._leave_out(place.at(key))
+                if "anyOf" in found:
+                    both.append({"anyOf": options})
+                else:
+                    found["anyOf"] = options
+        return {**found, **({"allOf": both} if both else {})}
+
+    # --- references ---------------------------------------------------------------------------------------
+
+    def _reference(self, reference: str, place: _Place, others: Others) -> str:
+        """The definition of what is referred to, as it is beside these others."""
+        target = self._references.target(reference)
+        closing = place.closing
+        if others.open:
+            others = Others(open=True)
+        if (closing, others) != (self._closing, NOTHING) and not any(map(_may_close, self._same([target]))):
+            closing, others = self._closing, NOTHING
+        key = (reference, closing, others)
+        if key not in self._names:
+            parts = pointer(reference)
+            stem = re.sub(r"[^A-Za-z0-9_.-]", "_", parts[-1] if parts else "root")[:60] or "_"
+            taken = set(self._names.values())
+            self._names[key] = name = next(each for each in _numbered(stem) if each not in taken)
+            path = _path("", *parts) or "#"
+            self._left.append((name, target, _Place(path, closing=closing, others=others)))
+        return f"#/$defs/{self._names[key]}"
+
+    def _same(self, schemas: Iterable[Any]) -> list[_Schema]:
+        """These schemas and all that they refer to for the same value."""
+        found: dict[int, _Schema] = {}
+        left = [*reversed([*schemas])]
+        while left:
+            schema = left.pop()
+            if not isinstance(schema, dict) or id(schema) in found:
+                continue
+            self._step()
+            found[id(schema)] = schema
+            for key in GROUPS:
+                if isinstance(schema.get(key), list):
+                    left += reversed(schema[key])
+            for key in CONDITIONAL:
+                left += conditional(schema, key)
+            left += [self._references.target(schema[key]) for key in REFERENCES if key in schema]
+        return [*found.values()]
+
+    def _said(self, schemas: Iterable[Any]) -> Others:
+        return total(map(said_by, self._same(schemas)))
+
+    # --- bounds and notes ---------------------------------------------------------------------------------
+
+    def _step(self, steps: int = 1) -> None:
+        self._steps += steps
+        if self._steps > _MOST_STEPS:
+            raise GrammarError("the schema is too large: too many schemas refer to each other")
+
+    def _leave_out(self, what: str) -> None:
+        self.notes[what] = None
+
+    def _inner(self, place: _Place, *path: str | int) -> _Place:
+        """Of another value, which is inside of this one."""
+        return _Place(_path(place.path, *path), place.level + 1, self._closing)
+
+
+@dataclass(frozen=True)
+class _Group:
+    key: str
+    index: int | None
+    schemas: Sequence[Any]
+    others: Others
+
+
+def _may_close(schema: _Schema) -> bool:
+    return names_properties(schema) and "additionalProperties" not in schema
+
+
+def _type_list(schema: _Schema) -> list[str]:
+    types = schema.get("type", list(TYPES))
+    return [types] if isinstance(types, str) else types
+
+
+_DEMANDS = {
+    "type", "enum", "const", "pattern", "format", "minLength", "maxLength", "allOf", "anyOf", "oneOf", "not",
+    "$ref", "if", *LIMITS, *COUNTS,
+}  # fmt: skip
+
+
+def _demands(schema: _Schema) -> set[str]:
+    """The keywords with which a schema of names asks for more than a text."""
+    found = _DEMANDS & schema.keys()
+    return found - {"type"} if schema.get("type", "string") == "string" else found
+
+
+def _asks_nothing(key: str, schema: _Schema) -> bool:
+    value, nothing = schema[key], NOT_ENFORCED[key]
+    if key == "uniqueItems":
+        return value is False or schema.get("maxItems", 2) < 2
+    if key == "if":
+        return "then" not in schema and "else" not in schema
+    if key == "propertyNames" and isinstance(value, dict):
+        named = schema.get("properties") or schema.get("patternProperties")
+        return not _demands(value) or (_demands(value) in ({"enum"}, {"pattern"}) and not named)
+    if key == "unevaluatedProperties":
+        return isinstance(value, bool) or value == {}
+    return value is nothing or (isinstance(value, dict) and value == nothing)
+
+
+def _merged(first: _Schema, second: _Schema) -> _Schema:
+    found = {**first, **second}
+    if "allOf" in first and "allOf" in second:
+        found["allOf"] = [*first["allOf"], *second["allOf"]]
+    return found
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield stem
+    for n in range(2, _MOST_STEPS + 2):
+        yield f"{stem}-{n}"

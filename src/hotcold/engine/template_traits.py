@@ -1,0 +1,148 @@
+"""What a chat template takes, found out by rendering a few conversations with it.
+
+A template says nowhere whether it has a place for a system message, walks through parts of content, or wants
+null where an assistant only called tools; some raise an error, others leave text out without a word."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotcold.model.chat_messages import Message
+
+_SYSTEM, _SECOND, _LATER = "Vexillum", "Quincunx", "Obolus"
+_USER, _ANSWER, _RESULT = "Fibula", "Lacuna", "Tessera"
+_KEY, _VALUE, _OTHER = "ansa", "Rostrum", "Scutum"
+_ID, _OTHER_ID = "call00001", "call00002"
+_BARE_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}}},
+}
+_NO_PARAMETERS = {"type": "function", "function": {"name": "probe", "description": "d"}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {_KEY: {"type": "string", "description": "d"}}},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The defaults are those of a template that takes everything as it is usual."""
+
+    text: bool = True  #: whether content may be a text
+    parts: bool = False  #: whether it may be a list of parts
+    system: bool = True  #: whether there is a place for a system message before all others
+    systems: bool = True  #: whether there may be several, anywhere
+    null: bool = False  #: whether null content of an assistant that calls tools is wanted
+    object_arguments: bool = True  #: whether arguments of calls are objects; else JSON in a text
+    bare_tools: bool = True  #: whether tools may lack descriptions and parameters
+    several_calls: bool = True  #: whether a message may have several calls
+    users: bool = True  #: whether there may be several messages of the user in a row
+
+
+def _says(role: str, text: Any, **more: Any) -> Message:
+    return {"role": role, "content": text, **more}
+
+
+def _calls(content: Any, *arguments: Any) -> list[Message]:
+    ids = (_ID, _OTHER_ID)[: len(arguments)]
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "probe", "arguments": each}}
+        for id, each in zip(ids, arguments, strict=True)
+    ]
+    return [
+        _says("user", _USER),
+        _says("assistant", content, tool_calls=calls),
+        *(_says("tool", _RESULT, tool_call_id=id, name="probe") for id in ids),
+        _says("assistant", _ANSWER),
+        _says("user", _USER),
+    ]
+
+
+def _in_parts(messages: Sequence[Message]) -> list[Message]:
+    return [
+        {**each, "content": [{"type": "text", "text": each["content"]}]} if each["content"] else each
+        for each in messages
+    ]
+
+
+_PLAIN = [_says("user", _USER)]
+_ONE_SYSTEM = [_says("system", _SYSTEM), *_PLAIN]
+_MORE_SYSTEMS = [
+    _says("system", _SYSTEM),
+    _says("system", _SECOND),
+    _says("user", _USER),
+    _says("assistant", _ANSWER),
+    _says("system", _LATER),
+    _says("user", _USER),
+]
+_NULL, _EMPTY, _AS_TEXT, _TWO = (
+    _calls(None, {_KEY: _VALUE}),
+    _calls("", {_KEY: _VALUE}),
+    _calls("", f'{{"{_KEY}": "{_VALUE}"}}'),
+    _calls("", {_KEY: _VALUE}, {_KEY: _OTHER}),
+)
+
+
+def probes(parts: bool = False, tools: bool = False) -> list[dict[str, Any]]:
+    """What is to be rendered; with ``parts`` all content is in parts, for a template that takes nothing
+    else; with ``tools`` there are always some."""
+    form = _in_parts if parts else list
+    none = [_TOOL] if tools else None
+    return [
+        {"messages": _PLAIN, "tools": none},
+        {"messages": _in_parts(_PLAIN), "tools": none},
+        {"messages": form(_ONE_SYSTEM), "tools": none},
+        {"messages": form(_MORE_SYSTEMS), "tools": none},
+        *({"messages": form(each), "tools": [_TOOL]} for each in (_NULL, _EMPTY, _AS_TEXT, _TWO)),
+        {"messages": form(_PLAIN), "tools": [_TOOL]},
+        {"messages": form(_PLAIN), "tools": [_BARE_TOOL]},
+        {"messages": form(_PLAIN), "tools": [_NO_PARAMETERS]},
+        {"messages": form([_says("user", _USER), _says("user", _SECOND)]), "tools": none},
+    ]
+
+
+def needs_parts(texts: Sequence[str | None]) -> bool:
+    """Whether the answers to :func:`probes` show that content must be in parts, so that those with it are to
+    be asked instead."""
+    return not _shows(texts[0], _USER) and _walks(texts[1])
+
+
+def needs_tools(texts: Sequence[str | None]) -> bool:
+    """Whether nothing can be rendered without tools."""
+    return texts[0] is None and texts[1] is None
+
+
+def traits_of(texts: Sequence[str | None]) -> Traits:
+    """What the answers to :func:`probes` show; None stands for one that could not be rendered."""
+    plain, in_parts, system, systems, null, empty, as_text, two, tool, *bare, users = texts
+    text, parts = _shows(plain, _USER), _walks(in_parts)
+    if not text and not parts:
+        return Traits()  # it shows no messages of users: nothing can be found out
+    no_null = null is None or null.count("None") > (empty or "").count("None")
+    objects = _shows(empty, _VALUE) and f"{{'{_KEY}'" not in (empty or "")
+    return Traits(
+        text=text,
+        parts=parts,
+        system=_shows(system, _SYSTEM),
+        systems=all(_shows(systems, each) for each in (_SYSTEM, _SECOND, _LATER)),
+        null=not no_null,
+        object_arguments=objects or not _shows(as_text, _VALUE),
+        bare_tools=tool is None or all(each is not None for each in bare),
+        several_calls=not _shows(empty, _VALUE) or (_shows(two, _VALUE) and _shows(two, _OTHER)),
+        users=_shows(users, _USER) and _shows(users, _SECOND),
+    )
+
+
+def _shows(rendered: str | None, text: str) -> bool:
+    return rendered is not None and text in rendered
+
+
+def _walks(rendered: str | None) -> bool:
+    """Whether the text of a part stands there by itself, rather than the list as Python or JSON writes it."""
+    if rendered is None or _USER not in rendered:
+        return False
+    return rendered[rendered.index(_USER) + len(_USER) :][:1] not in ("'", '"')

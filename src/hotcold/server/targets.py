@@ -1,0 +1,40 @@
+"""The target of a request in the forms that clients write it, made the one that routes know."""
+
+import re
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_ABSOLUTE = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
+_SLASHES = re.compile(r"//+")
+
+
+class PlainTarget:
+    """Hands on requests with a path alone, without doubled slashes: a base URL that ends with a slash and a
+    path that begins with one make ``//v1/models``, and a proxy's client writes ``http://host/v1/models``, in
+    which the host counts and that of ``Host`` does not (RFC 9112, 3.2.2)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, **_plain(scope)}
+        await self._app(scope, receive, send)
+
+
+def _plain(scope: Scope) -> dict[str, Any]:
+    """What of the scope is otherwise."""
+    changed: dict[str, Any] = {}
+    raw = scope.get("raw_path", b"").decode("latin-1") or scope["path"]
+    if found := _ABSOLUTE.fullmatch(raw):
+        host, raw = found[1], found[2] or "/"
+        others = [(name, value) for name, value in scope["headers"] if name.lower() != b"host"]
+        changed = {"headers": [(b"host", host.encode("latin-1")), *others], "path": unquote(raw)}
+    path = str(changed.get("path", scope["path"]))
+    if "//" in path:
+        changed["path"] = _SLASHES.sub("/", path)
+    if changed:
+        changed["raw_path"] = _SLASHES.sub("/", raw).encode("latin-1")
+    return changed

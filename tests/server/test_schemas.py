@@ -1,0 +1,92 @@
+"""Schemas in requests: what is left out is told, what is broken or must be enforced is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hotcold.server.streaming import _header
+
+HEADER = "X-Hotcold-Not-Enforced"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+SET = {"type": "object", "properties": {"tägs": {"type": "array", "uniqueItems": True}}}
+
+
+def tools(strict: bool = False, n: int = 30) -> list[dict[str, Any]]:
+    """One odd tool among many."""
+    found = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object"}}}
+        for i in range(n)
+    ]
+    found[7]["function"] |= {"parameters": SET, "strict": strict}  # type: ignore[operator]
+    return found
+
+
+def body(strict: bool = False, **more: Any) -> dict[str, Any]:
+    format = {"type": "json_schema", "json_schema": {"name": "s", "schema": SET, "strict": strict}}
+    return {"messages": MESSAGES, "max_tokens": 4, "response_format": format, **more}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_is_not_enforced_is_in_a_header(app_with: Callable[..., Any], stream: bool) -> None:
+    client = app_with().client
+    told = client.post("/v1/chat/completions", json=body(stream=stream))
+    assert told.status_code == 200
+    assert told.headers[HEADER] == "response_format: uniqueItems at properties['t\\xe4gs']"
+    told = client.post(
+        "/v1/completions", json={"prompt": "Hi", "max_tokens": 4, "json_schema": SET, "stream": stream}
+    )
+    assert told.headers[HEADER].startswith("json_schema: uniqueItems at ")
+    told = client.post(
+        "/v1/completions", json={"prompt": "Hi", "max_tokens": 4, "json_schema": {"type": "object"}}
+    )
+    assert told.status_code == 200 and HEADER not in told.headers
+
+
+def test_one_odd_tool_among_thirty(app_with: Callable[..., Any]) -> None:
+    client = app_with().client
+    request = {"messages": MESSAGES, "max_tokens": 4}
+    for choice in ("auto", "required"):
+        told = client.post("/v1/chat/completions", json={**request, "tools": tools(), "tool_choice": choice})
+        assert told.status_code == 200, told.text
+        assert told.headers[HEADER] == "tool 'f7': uniqueItems at properties['t\\xe4gs']"
+    error = client.post("/v1/chat/completions", json={**request, "tools": tools(strict=True)}).json()["error"]
+    assert error["param"] == "tools" and error["code"] == "invalid_grammar"
+    assert error["message"].startswith("the tool 'f7': uniqueItems at properties['tägs'] cannot be enforced")
+
+
+@pytest.mark.parametrize(
+    ("schema", "strict", "message"),
+    [
+        (SET, True, "uniqueItems at properties['tägs'] cannot be enforced: leave it out, or"),
+        ({"properties": {"a": {"type": "text"}}}, False, "type at properties.a is 'text': allowed are null"),
+        ({"items": {"$ref": "#/$defs/x"}}, False, "$ref '#/$defs/x' points at nothing in the schema"),
+    ],
+)
+def test_what_is_refused_names_the_place(
+    app_with: Callable[..., Any], schema: Any, strict: bool, message: str
+) -> None:
+    request = body(strict)
+    request["response_format"]["json_schema"]["schema"] = schema
+    told = app_with().client.post("/v1/chat/completions", json=request)
+    error = told.json()["error"]
+    assert told.status_code == 400 and error["param"] == "response_format"
+    assert error["code"] == "invalid_grammar" and error["message"].startswith(message)
+    assert "%json" not in error["message"] and "x-guidance" not in error["message"]
+
+
+def test_the_letter_of_the_standard_is_an_operators_choice(app_with: Callable[..., Any]) -> None:
+    for open in (True, False):
+        made = app_with(open_schemas=open)
+        for request in (body(), {"messages": MESSAGES, "tools": tools(), "max_tokens": 4}):
+            assert made.client.post("/v1/chat/completions", json=request).status_code == 200
+        rests = ['"additionalProperties": true' in grammar.source for grammar in made.llm.checks]
+        assert rests == [open, open]
+
+
+def test_many_notes_are_cut_and_none_breaks_the_header() -> None:
+    assert _header(["a: b\r\nX-Other: c", "ü"]) == "a: b  X-Other: c; \\xfc"
+    long = _header([f"tool 'f{i}': uniqueItems at properties.{'x' * 400}" for i in range(20)])
+    assert len(long) < 1100 and long.endswith("; and 17 more") and long.isascii()
