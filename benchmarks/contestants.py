@@ -7,7 +7,6 @@ because in the synthetic models a token's features decide which neurons fire.
 
 from __future__ import annotations
 
-import ctypes
 import re
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from llama_library import open_llama_cpp
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
@@ -149,14 +149,8 @@ class LlamaCpp:
     """
 
     def __init__(self, path: Path, threads: int, lengths: Lengths, *, all_logits: bool = False) -> None:
-        import llama_cpp
-
-        self._lib: Any = llama_cpp
+        llama_cpp = self._lib = open_llama_cpp()
         self.lengths, self.threads, self.all_logits = lengths, threads, all_logits
-        silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-        self._silent = silent  # the library keeps a pointer to it
-        llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params()
         )
