@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         prompt = options.read_text(args.file).removesuffix("\n")
     session = options.load_session(args)
     ids = session.model.tokenizer.encode(prompt)
+    options.note_left_out(session.model.tokenizer, prompt)
     request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
     engine = Engine(session)
     engine.check(request)

@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
         tokenizer = Tokenizer.from_metadata(file.metadata)
     text = options.read_text(None) if args.prompt == "-" else args.prompt
     ids = tokenizer.encode(text, add_bos=False if args.no_bos else None, parse_special=args.special)
+    options.note_left_out(tokenizer, text)
     pieces = [tokenizer.piece(id) for id in ids]
     if not args.json:
         width = len(str(tokenizer.vocab_size - 1))

@@ -19,6 +19,7 @@ from hotcold.server.replies import error_reply
 
 #: Where a request's scope has its id, and what its line says besides.
 REQUEST_ID, NOTES = "hotcold.id", "hotcold.notes"
+LEFT_OUT = "left_out"  #: the note on what of a prompt no token can spell; a header of the answer, too
 _MOST_WAITING = 10_000
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 #: Asked every few seconds by programs, or many files of one page.
@@ -87,7 +88,10 @@ class Logged:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                more = [(b"x-request-id", request_id.encode())]
+                if LEFT_OUT in notes:
+                    more.append((b"x-hotcold-left-out", str(notes[LEFT_OUT]).encode()))
+                message["headers"] = [*message["headers"], *more]
             else:
                 complete = not message.get("more_body", False)
             await send(message)

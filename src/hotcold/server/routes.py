@@ -1,12 +1,13 @@
 """The routes: each reads a body, has it translated, and answers with what the model writes."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from hotcold.model.plain_text import texts_of
 from hotcold.server import openapi
 from hotcold.server.bodies import AT_ONCE, read_json
 from hotcold.server.metrics import CONTENT_TYPE
@@ -14,6 +15,7 @@ from hotcold.server.protocol import chat, completion, models, native, tokens
 from hotcold.server.protocol.completion import CompletionCall
 from hotcold.server.protocol.native import NativeCall
 from hotcold.server.replies import JSONReply
+from hotcold.server.request_log import LEFT_OUT, NOTES
 from hotcold.server.service import Service
 from hotcold.server.streaming import Answer
 
@@ -79,16 +81,22 @@ class _Routes:
         call = await self._read(request, chat.parse)
         await service.check_grammar(call.grammar)
         jobs, reply = await service.in_thread(service.chat_jobs, call)
+        await self._note_left_out(request, texts_of(call.messages))
         return Answer(service, jobs, reply, stream=call.stream, field="messages")
 
     async def completions(self, request: Request) -> Any:
-        return await self._continued(await self._read(request, completion.parse))
+        call = await self._read(request, completion.parse)
+        await self._note_left_out(request, texts_of(call.prompts))
+        return await self._continued(call)
 
     async def native(self, request: Request) -> Any:
-        return await self._continued(await self._read(request, native.parse), done=False)
+        call = await self._read(request, native.parse)
+        await self._note_left_out(request, texts_of(call.prompt))
+        return await self._continued(call, done=False)
 
     async def tokenize(self, request: Request) -> Response:
         call = await self._read(request, tokens.parse_tokenize)
+        await self._note_left_out(request, [call.content])
         return JSONReply(await self._service.in_thread(call.answer))
 
     async def detokenize(self, request: Request) -> Response:
@@ -101,6 +109,12 @@ class _Routes:
         prompts = await self._service.in_thread(call.encode)
         jobs, reply = call.jobs(prompts), call.reply(prompts)
         return Answer(self._service, jobs, reply, stream=call.stream, done=done)
+
+    async def _note_left_out(self, request: Request, texts: Iterable[str]) -> None:
+        """Tells in the log, and in a header, what of a prompt's texts no token can spell."""
+        tokenizer = self._service.llm.tokenizer
+        if left_out := await self._service.in_thread(tokenizer.left_out, texts):
+            request.scope[NOTES][LEFT_OUT] = left_out
 
     async def _read(self, request: Request, parse: Callable[..., Any]) -> Any:
         """What the body asks for. The server's state is looked at first, so that nobody sends for nothing."""

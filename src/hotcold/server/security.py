@@ -20,7 +20,7 @@ from hotcold.server.replies import error_reply
 from hotcold.server.settings import Settings, digest
 
 _METHODS = "GET, HEAD, POST, OPTIONS"
-_EXPOSED = "X-Request-Id, Retry-After"
+_EXPOSED = "X-Request-Id, X-Hotcold-Left-Out, Retry-After"
 _BEARER = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
 _ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
