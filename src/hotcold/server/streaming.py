@@ -108,7 +108,7 @@ class Answer:
         patience = self._service.settings.ping_s
         # What goes wrong before there is anything to send is told by a status.
         pieces = await running.take(patience)
-        await sending.send(_HEAD)
+        await sending.send(dict(_HEAD))  # layers outside put their headers into it
         self._started = True
         events = self._reply.first()
         while True:
