@@ -158,12 +158,14 @@ class LlamaCpp:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         with open_gguf(path) as file:
             self._vocab = file.tensors["token_embd.weight"].shape[0]
-            self._step_bytes = sum(
-                info.nbytes for name, info in file.tensors.items() if name != "token_embd.weight"
-            )
+            # A head of its own is read in each step; else the embedding is the head.
+            unread = {"token_embd.weight"} if "output.weight" in file.tensors else set()
+            self._step_bytes = sum(info.nbytes for name, info in file.tensors.items() if name not in unread)
             keys = file.metadata
             arch = keys["general.architecture"]
-            head_dim = keys[f"{arch}.embedding_length"] // keys[f"{arch}.attention.head_count"]
+            head_dim = keys.get(f"{arch}.attention.key_length")
+            if head_dim is None:
+                head_dim = keys[f"{arch}.embedding_length"] // keys[f"{arch}.attention.head_count"]
             kv_dim = keys[f"{arch}.attention.head_count_kv"] * head_dim
             self._position_bytes = int(keys[f"{arch}.block_count"]) * 2 * 2 * int(kv_dim)
         self._contexts: dict[str, Any] = {}

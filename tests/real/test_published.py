@@ -27,7 +27,7 @@ HEIDI = Path(__file__).resolve().parent.parent / "data" / "heidi.txt"
 TEXT_BEGINS, EVERY = 2000, 8  #: as in make_goldens.py
 #: Logits of llama.cpp that lie closer than this may come out the other way round. Both programs round
 #: activations to 8 bits, each in its own way, which moves a logit of these files by 0.1 to 0.2.
-NEAR_TIE = 0.6
+NEAR_TIE = 0.5
 
 
 def hashed(ids: list[int]) -> str:
@@ -84,7 +84,7 @@ def test_a_text_is_as_probable_as_for_llama_cpp(published: Published) -> None:
     error = difference.std(ddof=1) / len(difference) ** 0.5
     assert difference.mean() - 2 * error < np.log(1.001), (difference.mean(), error)
     assert abs(difference.mean()) < 0.02
-    assert np.mean(divergences) < 0.02, np.mean(divergences)
+    assert np.mean(divergences) < 0.01, np.mean(divergences)
 
 
 def divergence(theirs: np.ndarray, ours: np.ndarray) -> float:
@@ -107,8 +107,8 @@ def greedy(session: Session, prompts: list[list[int]], count: int) -> list[list[
     return [request.output for request in requests]
 
 
-def test_greedy_texts_are_llama_cpps_up_to_the_first_near_tie(published: Published) -> None:
-    """All of them as one batch; each alone gives the same, and so does a prompt that is read in pieces."""
+def test_greedy_texts_part_from_llama_cpps_at_a_near_tie_or_not_at_all(published: Published) -> None:
+    """All of them as one batch; and each of them alone gives the same."""
     golden = published.golden["greedy"]
     prompts = [each["prompt"] for each in golden]
     count = len(golden[0]["ids"])
@@ -116,11 +116,11 @@ def test_greedy_texts_are_llama_cpps_up_to_the_first_near_tie(published: Publish
     together = greedy(session, prompts, count)
     compared = 0
     for found, each in zip(together, golden, strict=True):
-        near = [gap < NEAR_TIE for gap in each["gaps"]]
-        clear = near.index(True) if True in near else count
-        assert found[:clear] == each["ids"][:clear]
-        compared += clear
-    assert compared >= 2 * len(golden)  # else this says little
+        same = [a == b for a, b in zip(found, each["ids"], strict=False)]
+        parts = same.index(False) if False in same else len(same)
+        assert parts == count or each["gaps"][parts] < NEAR_TIE
+        compared += parts
+    assert compared >= 10 * len(golden)  # else this says little
     assert greedy(session, prompts[:1], count) == together[:1]
 
 
