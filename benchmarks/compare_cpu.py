@@ -284,13 +284,18 @@ def main() -> None:
     add("--powerinfer-every", type=int, default=1, help="rounds between its samples (1)")
     add("--out", type=Path, help="folder for speed.md, speed.json and speed.png")
     quick_comparison.add_options(add)
-    if parser.parse_known_args()[0].quick:
+    first = parser.parse_known_args()[0]
+    if first.quick:
         parser.set_defaults(**quick_comparison.DEFAULTS)
+    if first.models:
+        parser.set_defaults(**quick_comparison.MODEL_DEFAULTS)
     args = parser.parse_args()
     if args.pieces < 1 or args.generate % args.pieces:
         parser.error(f"--pieces {args.pieces} must divide --generate {args.generate}")
     if args.ungated and (args.quick or len(args.active) > 1):
         parser.error("--ungated makes one file for all contestants: give one --active, and not --quick")
+    if args.models and not args.quick:
+        parser.error("--models belongs to --quick: add it")
     if args.quick:
         with model_folder(args) as folder:
             quick_comparison.run(args, folder, lambda: facts(args))
@@ -301,8 +306,8 @@ def main() -> None:
     save(args, samples, settings)
     print(report.markdown(samples, settings))
     type, active = args.types[0], args.active[0]
-    first = [sample for sample in samples if (sample.type, sample.active) == (type, active)]
-    print(json.dumps({"type": type, "active": active, **report.summary(first), "settings": settings}))
+    of_first = [sample for sample in samples if (sample.type, sample.active) == (type, active)]
+    print(json.dumps({"type": type, "active": active, **report.summary(of_first), "settings": settings}))
 
 
 if __name__ == "__main__":

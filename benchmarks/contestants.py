@@ -7,7 +7,6 @@ because in the synthetic models a token's features decide which neurons fire.
 
 from __future__ import annotations
 
-import ctypes
 import re
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from llama_library import open_llama_cpp
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
@@ -149,14 +149,8 @@ class LlamaCpp:
     """
 
     def __init__(self, path: Path, threads: int, lengths: Lengths, *, all_logits: bool = False) -> None:
-        import llama_cpp
-
-        self._lib: Any = llama_cpp
+        llama_cpp = self._lib = open_llama_cpp()
         self.lengths, self.threads, self.all_logits = lengths, threads, all_logits
-        silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-        self._silent = silent  # the library keeps a pointer to it
-        llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params()
         )
@@ -164,12 +158,14 @@ class LlamaCpp:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         with open_gguf(path) as file:
             self._vocab = file.tensors["token_embd.weight"].shape[0]
-            self._step_bytes = sum(
-                info.nbytes for name, info in file.tensors.items() if name != "token_embd.weight"
-            )
+            # A head of its own is read in each step; else the embedding is the head.
+            unread = {"token_embd.weight"} if "output.weight" in file.tensors else set()
+            self._step_bytes = sum(info.nbytes for name, info in file.tensors.items() if name not in unread)
             keys = file.metadata
             arch = keys["general.architecture"]
-            head_dim = keys[f"{arch}.embedding_length"] // keys[f"{arch}.attention.head_count"]
+            head_dim = keys.get(f"{arch}.attention.key_length")
+            if head_dim is None:
+                head_dim = keys[f"{arch}.embedding_length"] // keys[f"{arch}.attention.head_count"]
             kv_dim = keys[f"{arch}.attention.head_count_kv"] * head_dim
             self._position_bytes = int(keys[f"{arch}.block_count"]) * 2 * 2 * int(kv_dim)
         self._contexts: dict[str, Any] = {}

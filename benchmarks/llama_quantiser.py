@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llama_library import open_llama_cpp
+
 
 def quantise(source: Path, path: Path, type: str, threads: int) -> None:
     """SystemExit: it cannot."""
-    import llama_cpp
-
+    llama_cpp = open_llama_cpp()
     ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{type}", None)
     if ftype is None:
         raise SystemExit(f"type {type} is none of llama.cpp's: Q4_K_M, Q5_K_M, Q6_K and IQ4_NL are")

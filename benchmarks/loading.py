@@ -16,7 +16,6 @@ as up and down share an arena; and by neuron, what becomes of down by output (pa
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import mmap
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llama_library import open_llama_cpp
 from synthetic import Recipe, Shape, write
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType
@@ -86,13 +86,8 @@ class LlamaCpp:
     """llama.cpp's model without a context. ImportError: llama-cpp-python is not installed."""
 
     def __init__(self, *, use_mmap: bool) -> None:
-        import llama_cpp
-
-        self._lib: Any = llama_cpp
-        self._silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(self._silent, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
-        self._params = llama_cpp.llama_model_default_params()
+        self._lib = open_llama_cpp()
+        self._params = self._lib.llama_model_default_params()
         self._params.use_mmap = use_mmap
         self._params.n_gpu_layers = 0
 

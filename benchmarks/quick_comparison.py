@@ -3,6 +3,7 @@
     python benchmarks/compare_cpu.py --quick --out results --ik-llama-bench ik_llama.cpp/build/bin/llama-bench
     python benchmarks/compare_cpu.py --quick --only Q4_K_M --out results     # adds to what --out has
     python benchmarks/compare_cpu.py --quick --only Q6_K --prompts 16 512 --depths 32768 --sequences 1
+    python benchmarks/compare_cpu.py --quick --models smollm2.gguf gemma3.gguf --minutes 5 --out results
 
 Synthetic models of one seed: a layer of 4096/14336, with 8 heads for keys and values and 32 for queries, and
 a vocabulary of 1024, so that the head weighs as little as in a whole model. llama.cpp, which leaves out the
@@ -15,6 +16,9 @@ the last cache is larger than some layers or time does not matter. For every typ
   layout with its predictor, or, of types that llama.cpp quantises, a stock file in ``exact`` alone. Nobody
   else gains from zeros, so they are compared with llama.cpp on the dense file.
 
+With ``--models`` files of yours take the place of the synthetic ones, dense, beside llama.cpp: loading is
+timed, too, of a prompt only the last logits are asked for, and the perplexity of both on a text is told.
+
 The minutes are shared out among the types. A round runs all measures, short ones three times, and of each all
 engines right after each other, in turning and alternating order; a ratio is made of two samples that were
 taken so. K types come from
@@ -26,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -45,7 +50,10 @@ from quick_processes import LlamaBench, OpenVINO
 
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.session import LoadedModel
+from hotcold.engine.session import LoadedModel, Session
+from hotcold.engine.windows import text_windows
+
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 #: Types whose blocks benchmarks/synthetic.py makes, and whose PWRI file has a predictor.
 WRITTEN = ("F16", "Q8_0", "Q4_0")
@@ -60,9 +68,16 @@ DEFAULTS = {
 }
 
 
+#: With --models, of those.
+MODEL_DEFAULTS = {"prompts": [128, 512], "depths": [0], "no_sparse": True}
+#: How good the results are that are so fast: windows of a text.
+TEXT, WINDOW, WINDOWS = REPOSITORY / "tests/data/heidi.txt", 256, 4
+
+
 def add_options(add: Callable[..., Any]) -> None:
     add("--quick", action="store_true", help="the whole table in minutes: quick_comparison.py says how")
     add("--only", nargs="+", metavar="TYPE", help="with --quick: of these types; --out keeps the others'")
+    add("--models", nargs="+", type=Path, metavar="FILE", help="with --quick: these, not synthetic ones")
     add("--minutes", type=float, default=9.0, help="that --quick may take (9)")
     add("--prompts", nargs="*", type=int, default=[128, 2048], help="with --quick: their tokens (128 2048)")
     add("--depths", nargs="*", type=int, default=[0, 8192],
@@ -98,8 +113,11 @@ class Files:
 
     def __init__(self, args: argparse.Namespace, folder: Path, clock: Clock) -> None:
         self.args, self.folder, self.clock = args, folder, clock
+        self.published = {path.stem: path for path in args.models or ()}
 
     def dense(self, type: str) -> Path:
+        if type in self.published:
+            return self.published[type]
         return self._path(type, None, "by_output")
 
     def sparse(self, type: str) -> Path:
@@ -138,8 +156,11 @@ def quantise(source: Path, path: Path, type: str, args: argparse.Namespace) -> N
 
 def contestants(args: argparse.Namespace, plan: Plan, files: Files, type: str) -> dict[str, Contestant]:
     dense = files.dense(type)
-    model = ours(args, plan, dense, "off")
-    found: dict[str, Contestant] = {"dense": QuickOurs(model.session(), plan)}
+
+    def again() -> Session:
+        return ours(args, plan, dense, "off").session()
+
+    found: dict[str, Contestant] = {"dense": QuickOurs(again(), plan, again)}
     if not args.no_sparse:
         model = ours(args, plan, files.sparse(type), "exact")
         found["exact"] = QuickOurs(model.session(), plan)
@@ -150,6 +171,8 @@ def contestants(args: argparse.Namespace, plan: Plan, files: Files, type: str) -
             found["llama_cpp"] = QuickLlamaCpp(dense, args.threads, plan)
         except ImportError:
             files.clock.say("llama-cpp-python is not installed: there is nothing to compare with")
+    if plan.published:  # the others have no loading by itself
+        return found
     if args.ik_llama_bench is not None:
         found["ik_llama_cpp"] = LlamaBench(args.ik_llama_bench, dense, args.threads, plan)
     python = args.openvino_python
@@ -216,6 +239,8 @@ def measure_type(
         if clock.spent + (clock.spent - begun) > end:
             break
     settings: dict[str, Any] = {}
+    if plan.published:
+        settings[f"perplexity, {type}"] = perplexities(found)
     for name, contestant in found.items():
         chosen = getattr(contestant, "settings", None)
         if chosen:
@@ -225,21 +250,41 @@ def measure_type(
     return samples, settings
 
 
+def perplexities(found: Mapping[str, Contestant]) -> dict[str, float]:
+    """Of a text of stories, by the contestants that say it."""
+    mine = found["dense"]
+    assert isinstance(mine, QuickOurs)
+    tokenizer = mine.session.model.tokenizer
+    windows = text_windows(tokenizer, TEXT.read_text(encoding="utf-8"), WINDOW)[1 : WINDOWS + 1]
+    return {
+        report.NAMES[name]: round(math.exp(each.surprise(windows)), 3)
+        for name, each in found.items()
+        if isinstance(each, QuickOurs | QuickLlamaCpp)
+    }
+
+
 def run(args: argparse.Namespace, folder: Path, facts: Callable[[], dict[str, Any]]) -> None:
-    plan = Plan(tuple(args.prompts), tuple(args.depths), args.sequences, args.generate, layers=args.layers)
+    plan = Plan(
+        tuple(args.prompts), tuple(args.depths), args.sequences, args.generate, layers=args.layers,
+        published=bool(args.models),
+    )  # fmt: skip
+    for path in args.models or ():
+        if not path.is_file():
+            raise SystemExit(f"--models {path} is no file: give the paths of GGUF files")
     if any(depth % 512 for depth in args.depths):
         raise SystemExit(f"--depths {args.depths}: allowed are multiples of 512")
     if args.ik_llama_bench is not None and not args.ik_llama_bench.is_file():
         raise SystemExit(f"--ik-llama-bench {args.ik_llama_bench} is no file: give the path of llama-bench")
     clock = Clock(60 * args.minutes)
     files, machine = Files(args, folder, clock), MachineState(args.threads)
-    types = args.only or args.types
+    types = [path.stem for path in args.models] if args.models else args.only or args.types
     samples, settings = earlier(args) if args.only else ([], {})
     samples = [each for each in samples if each.type not in types]
+    unsaid = {"tokens", "shape"} if args.models else {"tokens"}
     for i, type in enumerate(types):  # one at a time: all of them would not fit in memory
         more, chosen = measure_type(args, plan, files, machine, type, clock.share(len(types) - i))
         samples += more
-        settings |= {name: value for name, value in facts().items() if name != "tokens"} | chosen
+        settings |= {name: value for name, value in facts().items() if name not in unsaid} | chosen
         save(args, samples, settings)
         if args.work is None:
             for path in folder.glob(f"*-{type}-*"):

@@ -7,6 +7,7 @@ so ours and llama.cpp's are written (512 real positions, 16 times), which would 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,14 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.scoring import Scorer, log_softmax, score
 from hotcold.engine.session import Session
 from hotcold.kernels.backend import PAGE
 
 Run = Callable[[], Measured]
 
 FILL = 512  #: computed positions, of which copies fill llama.cpp's cache
+LOADING = "loading, MB/s"  #: a measure: from a file in the page cache to where it can run
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,14 @@ class Plan:
     parallel_prompt: int = 16  #: of each sequence, and of generation at depth 0
     parallel_generate: int = 12
     layers: int = 1  #: of the models
+    published: bool = False  #: whether they are files of somebody's, whose loading is timed, too
 
     @property
     def measures(self) -> list[str]:
         found = [f"prompt of {length}" for length in self.prompts]
         found += [f"decode at {depth}" for depth in self.depths]
-        return found + ([f"{self.sequences} sequences"] if self.sequences > 1 else [])
+        found += [f"{self.sequences} sequences"] if self.sequences > 1 else []
+        return found + ([LOADING] if self.published else [])
 
     @staticmethod
     def slow(measure: str) -> bool:
@@ -87,8 +92,9 @@ class Contestant(Protocol):
 class QuickOurs:
     """This engine, by the clock of whoever calls ``step``: with scheduling and sampling."""
 
-    def __init__(self, session: Session, plan: Plan) -> None:
+    def __init__(self, session: Session, plan: Plan, again: Callable[[], Session] | None = None) -> None:
         self.session, self.plan = session, plan
+        self._again = again  # loads it once more
         self._engine = Engine(session)
         self._running: list[Request] = []
         rng = np.random.default_rng(0)
@@ -107,6 +113,9 @@ class QuickOurs:
     def prepare(self, measure: str, seed: int) -> Run:
         for request in self._running:
             self._engine.abort(request)
+        if measure == LOADING:
+            assert self._again is not None
+            return loading(self.session.model.path, self._again, lambda session: None)
         plan, n = self.plan, number(measure)
         if measure.startswith("prompt"):
             requests = self._running = [self._request(n, 1, seed)]
@@ -127,6 +136,11 @@ class QuickOurs:
         generate(self._engine, requests, 1)
         return lambda: generate(self._engine, requests, steps)
 
+    def surprise(self, windows: list[list[int]]) -> float:
+        """Of each token of these but the first ones, the mean in nats."""
+        scorer = Scorer(self.session.model.session(self.session.sparsity))
+        return float(np.concatenate([score(scorer, window) for window in windows]).mean())
+
     def _request(self, prompt: int, generate: int, seed: int) -> Request:
         tokens = random_tokens(prompt, self.session.model.config.vocab, seed)
         return Request(tokens, SamplingParams(seed=seed), max_tokens=generate, ignore_eos=True)
@@ -143,19 +157,36 @@ class QuickOurs:
         session.cache.release("before")
 
 
+def loading(path: Path, load: Callable[[], Any], free: Callable[[Any], None]) -> Run:
+    """Giving the memory back is not timed."""
+
+    def run() -> Measured:
+        start = time.perf_counter()
+        loaded = load()
+        seconds = time.perf_counter() - start
+        free(loaded)
+        return Measured(round(path.stat().st_size / 1e6), seconds)
+
+    return run
+
+
 class QuickLlamaCpp(LlamaCpp):
     """llama.cpp, without sampling; each measure with flash attention on or off, whichever is faster."""
 
     def __init__(self, path: Path, threads: int, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.path = plan, path
         self.settings: dict[str, str] = {}
-        super().__init__(path, threads, plan.lengths, all_logits=True)
+        # A whole model has many layers, and whoever reads a prompt wants the last logits.
+        super().__init__(path, threads, plan.lengths, all_logits=not plan.published)
 
     def can(self, measure: str, turn: int) -> bool:
         return True
 
     def warm(self, measure: str) -> None:
         """Tries flash attention on and off."""
+        if measure == LOADING:
+            self.prepare(measure, 0)()
+            return
         seconds: dict[str, list[float]] = {"on": [], "off": []}
         for attempt in range(1 if self.plan.slow(measure) else 2):
             for flash, times in seconds.items():
@@ -163,7 +194,38 @@ class QuickLlamaCpp(LlamaCpp):
         self.settings[measure] = min(seconds, key=lambda flash: min(seconds[flash]))
 
     def prepare(self, measure: str, seed: int) -> Run:
+        if measure == LOADING:
+            return loading(self.path, self._load, self._free)
         return self._prepare(measure, seed, self.settings[measure])
+
+    def surprise(self, windows: list[list[int]]) -> float:
+        """As ours, with the settings of generation."""
+        kind = f"single {self.settings['decode at 0']}"
+        found: list[float] = []
+        for window in windows:
+            self._clear(kind)
+            self._decode(kind, [window], all_logits=True)
+            pointer = self._lib.llama_get_logits(self._contexts[kind])
+            logits = np.ctypeslib.as_array(pointer, (len(window), self._vocab))
+            for row, following in zip(logits, window[1:], strict=False):
+                found.append(-float(log_softmax(row)[following]))
+        return float(np.mean(found))
+
+    def _load(self) -> tuple[Any, Any]:
+        """Another model and a context for it; llama.cpp maps the file."""
+        lib, before = self._lib, self._model
+        self._model = lib.llama_model_load_from_file(
+            str(self.path).encode(), lib.llama_model_default_params()
+        )
+        try:
+            return self._model, self._new_context("single", False)
+        finally:
+            self._model = before
+
+    def _free(self, loaded: tuple[Any, Any]) -> None:
+        model, context = loaded
+        self._lib.llama_free(context)
+        self._lib.llama_model_free(model)
 
     def _choose(self) -> None:
         """Makes both, before the first measure chooses."""

@@ -18,8 +18,11 @@ import pytest
 
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
+from hotcold.engine.scoring import Scorer, score
 from hotcold.engine.session import Session
+from hotcold.engine.windows import text_windows
 from hotcold.formats.gguf import open_gguf
+from tests.stories260k import write_stories260k
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 
@@ -247,11 +250,66 @@ def test_the_quick_table_is_made_and_added_to(
     ElementTree.parse(tmp_path / "quick.svg")
 
 
+@pytest.mark.parametrize("peer", [[], ["--no-llama-cpp"]])
+def test_files_of_ones_own_are_measured_with_their_perplexity(
+    peer: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """stories260K, whose perplexity the engine says by itself."""
+    if not peer:
+        pytest.importorskip("llama_cpp")
+    compare = importlib.import_module("compare_cpu")
+    quick = importlib.import_module("quick_comparison")
+
+    class Machine:
+        def __init__(self, threads: int) -> None: ...
+
+        def around(self, run: Any, seconds: float) -> tuple[Any, Any]:
+            return run(), SimpleNamespace(state="smt", read_gb_s=40.0)
+
+    path = tmp_path / "stories.gguf"
+    write_stories260k(path)
+    monkeypatch.setattr(quick, "MachineState", Machine)
+    options = [
+        "--models",
+        str(path),
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+        "--generate",
+        "3",
+        "--prompts",
+        "40",
+        *peer,
+    ]
+    monkeypatch.setattr(sys, "argv", ["compare_cpu.py", "--quick", *options, "--out", str(tmp_path)])
+    compare.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    measures = ["prompt of 40", "decode at 0", "8 sequences", "loading, MB/s"]
+    assert [*found["types"]["stories"]] == measures
+    megabytes = path.stat().st_size / 1e6
+    assert all(each["tok_s"]["dense"]["median"] > 0 for each in found["types"]["stories"].values())
+    assert (
+        found["types"]["stories"]["loading, MB/s"]["tok_s"]["dense"]["n"] == quick.TURNS and megabytes > 0.9
+    )
+    told = found["settings"]["perplexity, stories"]
+    session = load(path, LoadOptions("off", context=512)).session()
+    windows = text_windows(session.model.tokenizer, quick.TEXT.read_text(encoding="utf-8"), quick.WINDOW)
+    nll = np.concatenate([score(Scorer(session), each) for each in windows[1 : quick.WINDOWS + 1]])
+    assert told["Hotcold, dense"] == pytest.approx(np.exp(nll.mean()), abs=1e-3)
+    if not peer:
+        assert told["llama.cpp"] == pytest.approx(told["Hotcold, dense"], rel=1e-3)
+
+
 def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
     quick = importlib.import_module("quick_comparison")
     args = Namespace(prompts=[128], depths=[100], sequences=1, generate=4, layers=1, ik_llama_bench=None)
+    args.models = None
     with pytest.raises(SystemExit, match="multiples of 512"):
         quick.run(args, tmp_path, dict)
     args.depths, args.ik_llama_bench = [0], tmp_path / "missing"
     with pytest.raises(SystemExit, match="is no file"):
+        quick.run(args, tmp_path, dict)
+    args.models, args.ik_llama_bench = [tmp_path / "none.gguf"], None
+    with pytest.raises(SystemExit, match=r"none\.gguf is no file"):
         quick.run(args, tmp_path, dict)

@@ -55,17 +55,21 @@ def spm(special: Special = (), **keys: Any) -> dict[str, Any]:
     return keyed(entries, ids, keys)
 
 
-def bpe(pre: str | None, words: str, special: Special = (), **keys: Any) -> dict[str, Any]:
-    """All bytes, ``<|end|>`` as token 256 (BOS and EOS), ``words`` with merges that build them
-    from left to right, then ``special``."""
-    entries = [(character, 0.0, NORMAL) for character in ALPHABET] + [("<|end|>", 0.0, CONTROL)]
+def bpe(
+    pre: str | None, words: str, special: Special = (), absent: bytes = b"", **keys: Any
+) -> dict[str, Any]:
+    """All bytes but the ``absent``, ``<|end|>`` (BOS and EOS; without these token 256), ``words`` with merges
+    that build them from left to right, then ``special``."""
+    entries = [(letter, 0.0, NORMAL) for byte, letter in enumerate(ALPHABET) if byte not in absent]
+    end = len(entries)
+    entries.append(("<|end|>", 0.0, CONTROL))
     merges: dict[str, None] = {}
     for word in words.split():
         for n in range(2, len(word) + 1):
             merges.setdefault(f"{word[: n - 1]} {word[n - 1]}")
     entries += [(merge.replace(" ", ""), 0.0, NORMAL) for merge in merges]
     entries += [(text, 0.0, type) for text, type in special]
-    ids = {"model": "gpt2", "pre": pre, "bos_token_id": 256, "eos_token_id": 256, "merges": list(merges)}
+    ids = {"model": "gpt2", "pre": pre, "bos_token_id": end, "eos_token_id": end, "merges": list(merges)}
     return keyed(entries, ids | {"scores": None}, keys)
 
 

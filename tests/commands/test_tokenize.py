@@ -110,6 +110,17 @@ def test_pieces_of_a_byte_level_vocabulary(tmp_path: Path, capsys: pytest.Captur
     assert lines == ['256  "<|end|>"', '257  "ab"', '259  " ab"', ' 32  " "', '195  "\\xc3"', '169  "\\xa9"']
 
 
+def test_what_has_no_token_is_left_out_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    write_gguf(path, {"general.architecture": "abacus"} | bpe("gpt-2", "ab", absent=b"\x04\x06"), {})
+    assert cli.main(["tokenize", "-m", str(path), "-p", "ab\x06a\x04b"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == ['255  "ab"', ' 95  "a"', ' 96  "b"']
+    assert captured.err == "note: no token of the model can spell 0x04, 0x06 of the text: left out\n"
+
+
 def test_mistakes_are_one_line_and_exit_code_2(
     vocabulary: Path, tmp_path: Path, say: Say, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -187,15 +187,34 @@ def test_a_large_text_without_a_word_boundary() -> None:
     assert tokenizer.encode("ab" * 200_000) == [257] * 200_000
 
 
-def test_a_byte_without_a_token() -> None:
+def test_a_byte_without_a_token_is_left_out() -> None:
     tokens = list(ALPHABET[:255])
     keys: dict[str, Any] = {"token_type": None, "bos_token_id": None, "eos_token_id": None, "merges": []}
     # UTF-8 never has the byte 0xFF, so nothing is missing.
-    assert Tokenizer.from_metadata(bpe("gpt-2", "", tokens=tokens, **keys)).encode("é") == [0xC3, 0xA9]
+    all_of_them = Tokenizer.from_metadata(bpe("gpt-2", "", tokens=tokens, **keys))
+    assert all_of_them.encode("é") == [0xC3, 0xA9] and not all_of_them.left_out(["é"])
     less = Tokenizer.from_metadata(bpe("gpt-2", "", tokens=tokens[:0xC3], **keys))
     assert less.encode("a") == [97]
-    with pytest.raises(ValueError, match="the byte 0xc3 of the text has no token"):
-        less.encode("é")
+    assert less.encode("aéb") == [97, 0xA9, 98]
+    assert less.left_out(["aéb", "aé"]) == "0xc3"
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "llama-bpe", "tekken"])
+def test_neighbours_do_not_merge_across_what_is_left_out(kind: str) -> None:
+    """llama.cpp cuts the word into characters first and merges no further than to the one without a token."""
+    tokenizer = Tokenizer.from_metadata(bpe(kind, "ab", absent=b"cd", add_bos_token=False))
+    assert pieces(tokenizer, "abcab") == ["ab", "ab"]
+    assert pieces(tokenizer, "acb") == ["a", "b"]
+    assert pieces(tokenizer, "cc") == []
+    assert tokenizer.left_out(["abcab", "d"]) == "0x63, 0x64"
+
+
+def test_a_vocabulary_whose_tokens_are_zeros_has_what_stands_for_the_absent_elsewhere() -> None:
+    """Its name must be no token's: else this merge would make one of an absent byte and a letter."""
+    keys: dict[str, Any] = {"token_type": None, "bos_token_id": None, "eos_token_id": None}
+    tokens = [*ALPHABET[:99], *ALPHABET[100:], "\0", "\0a", "\0\0"]
+    tokenizer = Tokenizer.from_metadata(bpe("gpt-2", "", tokens=tokens, merges=["\0 a"], **keys))
+    assert pieces(tokenizer, "cab") == ["a", "b"]
 
 
 @pytest.mark.parametrize("pre", [None, ""])

@@ -321,7 +321,7 @@ def test_tokens_that_are_no_utf_8() -> None:
 # --- bytes and characters -------------------------------------------------------------------------
 
 
-def test_characters_without_a_token_become_bytes_then_unknown_then_an_error() -> None:
+def test_characters_without_a_token_become_bytes_then_unknown_then_nothing() -> None:
     tokenizer = Tokenizer.from_metadata(metadata(add_space_prefix=False))
     assert tokenizer.encode("é\0", add_bos=False) == [3 + 0xC3, 3 + 0xA9, 3]
     few = {"model": "llama", "tokens": ["<unk>", "a"], "scores": np.zeros(2), "add_space_prefix": False}
@@ -330,8 +330,23 @@ def test_characters_without_a_token_become_bytes_then_unknown_then_an_error() ->
     )
     assert unknown.encode("aé") == [1, 0, 0]
     strict = Tokenizer.from_metadata({f"tokenizer.ggml.{k}": v for k, v in few.items()})
-    with pytest.raises(ValueError, match=r"'\\xe9' has no token"):
-        strict.encode("aé")
+    assert strict.encode("aéa\x04") == [1, 1]
+    assert strict.left_out(["aéa\x04"]) == "U+0004, U+00E9"
+    many = "".join(map(chr, range(0x4E00, 0x4E0B)))
+    assert strict.left_out([many, "a"]).endswith("U+4E07 and 3 more")
+    assert not unknown.left_out(["é"]) and not tokenizer.left_out(["é\0"])
+
+
+def test_a_token_without_tokens_for_its_characters_is_not_left_out() -> None:
+    keys = {
+        "model": "llama",
+        "tokens": ["<unk>", "xy", "a"],
+        "scores": np.zeros(3),
+        "add_space_prefix": False,
+    }
+    tokenizer = Tokenizer.from_metadata({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
+    assert tokenizer.encode("axya") == [2, 1, 2] and not tokenizer.left_out(["axya"])
+    assert tokenizer.encode("axa") == [2, 2] and tokenizer.left_out(["axa"]) == "U+0078"
 
 
 @pytest.mark.parametrize("text", ["\ud800", "ok \udcff", "\udc00\ud800"])
@@ -428,7 +443,4 @@ def test_any_other_value_is_refused_or_works(keys: dict[str, Any]) -> None:
     except TokenizerError as error:
         assert "\n" not in str(error)
         return
-    try:
-        tokenizer.encode("ab c")
-    except ValueError as error:
-        assert "has no token" in str(error)
+    tokenizer.encode("ab c")

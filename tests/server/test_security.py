@@ -208,3 +208,18 @@ def test_request_ids(app_with: Callable[..., Any]) -> None:
     for bad in ("", "a b", "x" * 65, "a\tb", "ü".encode(), "<script>"):
         given = client.get("/health", headers={"X-Request-Id": bad}).headers["x-request-id"]
         assert given.startswith("req_") and len(given) == 28
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion", "/v1/chat/completions"])
+def test_a_stream_has_its_own_headers_alone(app_with: Callable[..., Any], path: str) -> None:
+    """Neither the id of another request nor what another page was allowed."""
+    client = app_with(cors_origins=("https://chat.example.org",)).client
+    body = {"prompt": "Once", "messages": [{"role": "user", "content": "Once"}], "stream": True}
+    for number in range(3):
+        headers = {"X-Request-Id": f"number-{number}"} | (
+            {"Origin": "https://chat.example.org"} if number == 1 else {}
+        )
+        reply = client.post(path, json=body, headers=headers)
+        assert reply.status_code == 200
+        assert reply.headers.get_list("x-request-id") == [f"number-{number}"]
+        assert ("access-control-allow-origin" in reply.headers) == (number == 1)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hotcold.commands.conversation import Conversation
 from hotcold.commands.figures import figures_of, print_figures
 from hotcold.commands.interrupts import Interrupts
+from hotcold.commands.options import note_left_out
 from hotcold.engine.chat import AnswerStream, Chat, Part
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
@@ -60,6 +61,7 @@ class Terminal:
     def ask(self, text: str) -> None:
         """A message of the user and the answer to it. UserError: it cannot be answered; then it was not
         said."""
+        note_left_out(self.session.model.tokenizer, text)
         before = list(self.conversation.messages)
         self.conversation.messages.append({"role": "user", "content": text})
         try:

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     session = options.load_session(args)
     ids = session.model.tokenizer.encode(prompt)
     params = replace(session.model.sampling, **given)
+    options.note_left_out(session.model.tokenizer, prompt)
     request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
     engine = Engine(session)
     engine.check(request)

@@ -26,6 +26,7 @@ from hotcold.model.kv_cache import CACHE_TYPES
 
 if TYPE_CHECKING:
     from hotcold.engine.session import Session
+    from hotcold.model.tokenizer import Tokenizer
 
 _LARGEST = 2**31 - 1
 _CACHE_TYPE = "f16"
@@ -402,6 +403,12 @@ def load_session(args: argparse.Namespace, **more: Any) -> "Session":
 def print_notes(notes: Iterable[str]) -> None:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+
+
+def note_left_out(tokenizer: "Tokenizer", *texts: str) -> None:
+    """Says what of a text no token can spell."""
+    if left_out := tokenizer.left_out(texts):
+        print_notes([f"no token of the model can spell {left_out} of the text: left out"])
 
 
 def facts(session: "Session") -> dict[str, Any]:

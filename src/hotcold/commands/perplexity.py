@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     session = options.load_session(args, default_context=_DEFAULT_CONTEXT, also=args.compare)
     model = session.model
     windows = text_windows(model.tokenizer, text, model.context)[: args.chunks]
+    options.note_left_out(model.tokenizer, text)
     scorer = scoring.Scorer(session)
     base = scoring.Scorer(model.session(args.compare)) if args.compare else None
     start = time.perf_counter()

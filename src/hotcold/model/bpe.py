@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hotcold.errors import UserError
 from hotcold.formats.files import shown
 from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, token_bytes, wrong
 
@@ -39,17 +38,25 @@ class ByteLevelBPE:
         self.pieces = vocabulary.pieces(_spelled)
         ids = vocabulary.ordinary(TokenType.USER_DEFINED)
         merges = _merges(vocabulary.tokens, ids, metadata)
-        self._tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=kind in IGNORES_MERGES))
-        self._tokenizer.pre_tokenizer = pre_tokenizer(kind)
         self._absent = {byte for character, byte in _BYTES.items() if character not in ids} - _IN_NO_TEXT
+        self.lacks = bool(self._absent)
+        self._absent_id = len(vocabulary.tokens)
+        bpe: dict[str, Any] = {"ignore_merges": kind in IGNORES_MERGES}
+        if self.lacks:  # such a byte becomes one more token, or its neighbours would merge across it
+            name = "\0" * (max(map(len, ids), default=0) + 1)
+            ids[name] = self._absent_id
+            bpe |= {"unk_token": name, "fuse_unk": False}
+        self._tokenizer = Tokenizer(models.BPE(ids, merges, **bpe))
+        self._tokenizer.pre_tokenizer = pre_tokenizer(kind)
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is special. Raises ValueError for a byte that has no token."""
-        absent = self._absent.intersection(text.encode()) if self._absent else None
-        if absent:
-            raise UserError(f"the byte {min(absent):#04x} of the text has no token: use another model")
+        """Ids of a text in which nothing is special, without its :meth:`absent` bytes."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return [id for id in ids if id != self._absent_id] if self.lacks else ids
+
+    def absent(self, text: str) -> list[str]:
+        """The bytes of a text that have no token, which llama.cpp leaves out, too."""
+        return [f"{byte:#04x}" for byte in sorted(self._absent.intersection(text.encode()))]
 
 
 def pre_kind(metadata: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.errors import UserError
 from hotcold.model.vocabulary import Vocabulary, token_bytes
 
 SPACE = "\u2581"  #: how SentencePiece spells a space inside tokens
@@ -41,14 +40,21 @@ class SentencePieceBPE:
             self._neighbours.update(pairwise(token))
         byte_ids = vocabulary.byte_ids()
         self._bytes = [byte_ids.get(byte, vocabulary.unknown_id) for byte in range(256)]
+        self.lacks = None in self._bytes
         self._merge_cached = lru_cache(_CACHED_CHUNKS)(self._merge)
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is special. Raises ValueError for a character that has no token."""
+        """Ids of a text in which nothing is special, without its :meth:`absent` characters."""
         ids: list[int] = []
         for chunk in self._chunks(text.replace(" ", SPACE)):
             ids += self._merge_cached(chunk) if len(chunk) <= _CACHED_LENGTH else self._merge(chunk)
         return ids
+
+    def absent(self, text: str) -> list[str]:
+        """The characters of a text that have no token, nor have their bytes."""
+        chunks = self._chunks(text.replace(" ", SPACE))
+        symbols = {symbol for chunk in chunks for symbol in self._symbols(chunk)}
+        return [f"U+{ord(symbol):04X}" for symbol in sorted(symbols) if not self._symbol_ids(symbol)]
 
     def _chunks(self, text: str) -> list[str]:
         """Cuts where no token has the two characters side by side: no merge can reach across such a place."""
@@ -57,6 +63,10 @@ class SentencePieceBPE:
         return [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
     def _merge(self, chunk: str) -> tuple[int, ...]:
+        return tuple(id for symbol in self._symbols(chunk) for id in self._symbol_ids(symbol))
+
+    def _symbols(self, chunk: str) -> list[str]:
+        """What the merges make of its characters."""
         ranks = self._ranks
         symbols = list(chunk)
         end = len(symbols)
@@ -85,12 +95,10 @@ class SentencePieceBPE:
                     heappush(queue, rank << _POSITION_BITS | left)
             if before >= 0 and (rank := ranks.get(symbols[before] + merged)) is not None:
                 heappush(queue, rank << _POSITION_BITS | before)
-        return tuple(id for symbol in symbols if symbol for id in self._symbol_ids(symbol))
+        return [symbol for symbol in symbols if symbol]
 
     def _symbol_ids(self, symbol: str) -> list[int]:
         if (id := self._ids.get(symbol)) is not None:
             return [id]
         ids = [id for byte in symbol.encode() if (id := self._bytes[byte]) is not None]
-        if len(ids) < len(symbol.encode()):
-            raise UserError(f"the character {symbol!a} has no token, nor have its bytes: leave it out")
-        return ids
+        return ids if len(ids) == len(symbol.encode()) else []

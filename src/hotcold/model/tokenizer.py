@@ -26,6 +26,7 @@ from hotcold.model.vocabulary import (
 
 __all__ = ["StreamDecoder", "Tokenizer", "TokenizerError"]
 
+_NAMED = 8  # of the bytes or characters that a text has and no token
 _Metadata: TypeAlias = Mapping[str, Any]
 
 
@@ -34,7 +35,12 @@ class Algorithm(Protocol):
 
     pieces: list[bytes]  # [V] the bytes that each token stands for
 
+    @property
+    def lacks(self) -> bool: ...  # whether there are texts that it leaves something out of
+
     def encode_ordinary(self, text: str) -> list[int]: ...  # nothing in the text is special
+
+    def absent(self, text: str) -> list[str]: ...  # names of what it leaves out of a text
 
 
 #: ``tokenizer.ggml.model`` -> the algorithm, and what it assumes where the file is silent.
@@ -103,7 +109,8 @@ class Tokenizer:
 
         ``add_bos`` True or False decide about BOS and leave EOS out; None follows the file for both. With
         ``parse_special`` the name of a control token, such as ``</s>``, becomes that token: only for text
-        that the program wrote, since from a user it is an injection. User-defined tokens always match."""
+        that the program wrote, since from a user it is an injection. User-defined tokens always match.
+        Characters that no token can spell are left out: :meth:`left_out` names them."""
         check_unicode(text)
         ids: list[int] = []
         if self.add_bos if add_bos is None else add_bos:
@@ -140,6 +147,17 @@ class Tokenizer:
     def _beside(self, part: str | int) -> str:
         """The text of a part, for who is beside it."""
         return self.piece(part).decode(errors="replace") if isinstance(part, int) else part
+
+    def left_out(self, texts: Iterable[str]) -> str:
+        """What of these texts no token can spell, so that :meth:`encode` leaves it out: bytes as 0x04, or
+        characters as U+0004. Empty where that is nothing, as nearly always."""
+        if not self._algorithm.lacks:
+            return ""
+        parts = [part for text in texts for part in self._user_defined.cut(text) if isinstance(part, str)]
+        pieces = [piece for part in parts for piece in self._normalized.cut(part) if isinstance(piece, str)]
+        found = [name for piece in pieces for name in self._algorithm.absent(piece)]
+        names = [*dict.fromkeys(found)]
+        return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some tokens, so that ``decode(encode(text)) == text``.

@@ -16,6 +16,8 @@ _LONGEST_KEY = 256  # bytes; bounds the walk through a broken table
 
 
 class Unigram:
+    lacks = False  #: the file has a token for what is unknown
+
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         from tokenizers import Tokenizer, models
 
@@ -53,6 +55,10 @@ class Unigram:
             else:
                 ids.append(self._ids[index])
         return ids
+
+    def absent(self, text: str) -> list[str]:
+        """Nothing."""
+        return []
 
 
 class _Replacements:

@@ -19,6 +19,10 @@ from hotcold.server.replies import error_reply
 
 #: Where a request's scope has its id, and what its line says besides.
 REQUEST_ID, NOTES = "hotcold.id", "hotcold.notes"
+LEFT_OUT = "left_out"  #: the note on what of a prompt no token can spell
+NOT_ENFORCED = "not_enforced"  #: the note on what of a request's schemas its answer is not held to
+#: Notes that are headers of the answer, too.
+_HEADERS = {LEFT_OUT: b"x-hotcold-left-out", NOT_ENFORCED: b"x-hotcold-not-enforced"}
 _MOST_WAITING = 10_000
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 #: Asked every few seconds by programs, or many files of one page.
@@ -87,7 +91,9 @@ class Logged:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                more = [(b"x-request-id", request_id.encode())]
+                more += [(_HEADERS[name], str(notes[name]).encode()) for name in _HEADERS if name in notes]
+                message["headers"] = [*message["headers"], *more]
             else:
                 complete = not message.get("more_body", False)
             await send(message)
@@ -107,7 +113,10 @@ class Logged:
             status = int(str(notes.pop("status", status or 499)))
             self._metrics.request(_route(scope), status, seconds)
             if self._log is not None and not (scope["path"] in _QUIET and status < 500):
-                more = [f"{name}={value}" for name, value in notes.items()]
+                more = [
+                    f'{name}="{value}"' if " " in str(value) else f"{name}={value}"
+                    for name, value in notes.items()
+                ]
                 method, path = scope["method"], scope["path"]
                 self._log.line(request_id, method, path, status, f"{seconds:.3f}s", *more)
 

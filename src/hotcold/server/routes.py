@@ -1,12 +1,14 @@
 """The routes: each reads a body, has it translated, and answers with what the model writes."""
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from hotcold.model.plain_text import texts_of
 from hotcold.server import openapi
 from hotcold.server.bodies import AT_ONCE, read_json
 from hotcold.server.metrics import CONTENT_TYPE
@@ -14,9 +16,12 @@ from hotcold.server.protocol import chat, completion, models, native, tokens
 from hotcold.server.protocol.completion import CompletionCall
 from hotcold.server.protocol.native import NativeCall
 from hotcold.server.replies import JSONReply
+from hotcold.server.request_log import LEFT_OUT, NOT_ENFORCED, NOTES
 from hotcold.server.service import Service
 from hotcold.server.streaming import Answer
 
+_MOST_NOT_ENFORCED = 1000  # characters of the header
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 
 
@@ -79,28 +84,41 @@ class _Routes:
         call = await self._read(request, chat.parse)
         notes = await service.check_grammar(call.grammar)
         jobs, reply = await service.in_thread(service.chat_jobs, call)
-        return Answer(service, jobs, reply, stream=call.stream, field="messages", not_enforced=notes)
+        _note_not_enforced(request, notes)
+        await self._note_left_out(request, texts_of(call.messages))
+        return Answer(service, jobs, reply, stream=call.stream, field="messages")
 
     async def completions(self, request: Request) -> Any:
-        return await self._continued(await self._read(request, completion.parse))
+        call = await self._read(request, completion.parse)
+        await self._note_left_out(request, texts_of(call.prompts))
+        return await self._continued(request, call)
 
     async def native(self, request: Request) -> Any:
-        return await self._continued(await self._read(request, native.parse), done=False)
+        call = await self._read(request, native.parse)
+        await self._note_left_out(request, texts_of(call.prompt))
+        return await self._continued(request, call, done=False)
 
     async def tokenize(self, request: Request) -> Response:
         call = await self._read(request, tokens.parse_tokenize)
+        await self._note_left_out(request, [call.content])
         return JSONReply(await self._service.in_thread(call.answer))
 
     async def detokenize(self, request: Request) -> Response:
         call = await self._read(request, tokens.parse_detokenize)
         return JSONReply(await self._service.in_thread(call.answer))
 
-    async def _continued(self, call: CompletionCall | NativeCall, done: bool = True) -> Any:
-        """What the model writes after texts."""
-        notes = await self._service.check_grammar(call.grammar)
+    async def _continued(self, request: Request, call: CompletionCall | NativeCall, done: bool = True) -> Any:
+        """Answers with what the model writes after texts."""
+        _note_not_enforced(request, await self._service.check_grammar(call.grammar))
         prompts = await self._service.in_thread(call.encode)
         jobs, reply = call.jobs(prompts), call.reply(prompts)
-        return Answer(self._service, jobs, reply, stream=call.stream, done=done, not_enforced=notes)
+        return Answer(self._service, jobs, reply, stream=call.stream, done=done)
+
+    async def _note_left_out(self, request: Request, texts: Iterable[str]) -> None:
+        """Tells in the log, and in a header, what of a prompt's texts no token can spell."""
+        tokenizer = self._service.llm.tokenizer
+        if left_out := await self._service.in_thread(tokenizer.left_out, texts):
+            request.scope[NOTES][LEFT_OUT] = left_out
 
     async def _read(self, request: Request, parse: Callable[..., Any]) -> Any:
         """What the body asks for. The server's state is looked at first, so that nobody sends for nothing."""
@@ -109,3 +127,16 @@ class _Routes:
         if size <= AT_ONCE:
             return parse(body, facts)
         return await self._service.in_thread(parse, body, facts)
+
+
+def _note_not_enforced(request: Request, notes: Sequence[str]) -> None:
+    """Tells in the log, and in a header, which parts of the request's schemas the answer is not held to."""
+    found = ""
+    for i, note in enumerate(notes):
+        more = f"{'; ' if found else ''}{note.encode('ascii', 'backslashreplace').decode():.300}"
+        if len(found) + len(more) > _MOST_NOT_ENFORCED:
+            found += f"; and {len(notes) - i} more"
+            break
+        found += more
+    if found:
+        request.scope[NOTES][NOT_ENFORCED] = _CONTROL.sub(" ", found)

@@ -22,7 +22,7 @@ from hotcold.server.settings import Settings, digest
 
 _MARKS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode")
 _METHODS = "GET, HEAD, POST, OPTIONS"
-_EXPOSED = "X-Request-Id, Retry-After, X-Hotcold-Not-Enforced"
+_EXPOSED = "X-Request-Id, X-Hotcold-Left-Out, X-Hotcold-Not-Enforced, Retry-After"
 _BEARER = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
 #: What programs in containers call the machine that runs them. Nobody can register such a name (``.internal``
 #: is in no public DNS), so a page under it was put there by whoever decides about this machine's names; what

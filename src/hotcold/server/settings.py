@@ -78,7 +78,7 @@ def api_keys(path: Path | None) -> tuple[bytes, ...]:
 def _text_of_keys(file: RegularFile) -> str:
     if file.size > LONGEST_FILE:
         raise UserError(f"{file.size} bytes: a file of keys has at most {LONGEST_FILE}, and one key a line")
-    return file.read(0, file.size).decode("utf-8", "replace")
+    return file.read(0, file.size).decode("utf-8-sig", "replace")
 
 
 def _digest(key: str, place: str) -> bytes:

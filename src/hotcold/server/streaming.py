@@ -2,7 +2,6 @@
 client goes."""
 
 import asyncio
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -27,10 +26,6 @@ _HEAD: Message = {
         (b"x-accel-buffering", b"no"),  # proxies pass events on at once
     ],
 }
-#: The header that names what of a request's schemas its answer is not held to.
-NOT_ENFORCED = "X-Hotcold-Not-Enforced"
-_MOST_NOT_ENFORCED = 1000  # characters
-_CONTROL = re.compile("[\x00-\x1f\x7f]")
 _PING = b": ping\n\n"
 _DONE = b"data: [DONE]\n\n"
 
@@ -47,8 +42,7 @@ class Reply(Protocol):
 
 class Answer:
     """The response of a route: runs the jobs and sends what ``reply`` makes of their pieces. ``field`` is
-    where the prompt came in; ``not_enforced`` is what of schemas the answer is not held to, which a header
-    and the log say."""
+    where the prompt came in."""
 
     def __init__(
         self,
@@ -59,11 +53,9 @@ class Answer:
         stream: bool,
         field: str = "prompt",
         done: bool = True,
-        not_enforced: Sequence[str] = (),
     ) -> None:
         self._service, self._jobs, self._reply = service, jobs, reply
         self._stream, self._field, self._done = stream, field, done
-        self._not_enforced = _header(not_enforced)
         self._started = False
         self._complete = False  # all is sent, but perhaps not yet on its way
 
@@ -86,8 +78,6 @@ class Answer:
         running = Running(self._service.llm, self._jobs, self._service.metrics)
         sending = _Sending(scope, send, self._service.settings.write_s)
         notes = scope[NOTES]
-        if self._not_enforced:
-            notes["not_enforced"] = f'"{self._not_enforced}"'
         notes["prompt"] = sum(len(job.prompt) for job in self._jobs)
         with self._service.counted(running):
             try:
@@ -110,8 +100,7 @@ class Answer:
         while not running.finished:
             for index, piece in await running.take(self._service.settings.ping_s):
                 self._reply.add(index, piece)
-        headers = {NOT_ENFORCED: self._not_enforced} if self._not_enforced else None
-        response = JSONReply(self._reply.whole(), headers=headers)
+        response = JSONReply(self._reply.whole())
         self._complete = True
         await sending.response(response)
 
@@ -119,8 +108,7 @@ class Answer:
         patience = self._service.settings.ping_s
         # What goes wrong before there is anything to send is told by a status.
         pieces = await running.take(patience)
-        more = [(NOT_ENFORCED.lower().encode(), self._not_enforced.encode())] if self._not_enforced else []
-        await sending.send({**_HEAD, "headers": [*_HEAD["headers"], *more]})
+        await sending.send(dict(_HEAD))  # layers outside put their headers into it
         self._started = True
         events = self._reply.first()
         while True:
@@ -173,17 +161,6 @@ async def _disconnected(receive: Receive) -> None:
     """Returns when the client has gone. What it sends is not read: its request is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _header(not_enforced: Sequence[str]) -> str:
-    """As many as have room, in ASCII."""
-    found = ""
-    for i, each in enumerate(not_enforced):
-        more = f"{'; ' if found else ''}{each.encode('ascii', 'backslashreplace').decode():.300}"
-        if len(found) + len(more) > _MOST_NOT_ENFORCED:
-            return f"{found}; and {len(not_enforced) - i} more"
-        found += more
-    return _CONTROL.sub(" ", found)
 
 
 def _lines(events: Iterable[dict[str, Any]]) -> bytes:
