@@ -121,6 +121,12 @@ class Logged:
                 self._log.line(request_id, method, path, status, f"{seconds:.3f}s", *more)
 
 
+def _quoted(value: object) -> str:
+    """A note's value as one word of the line, or in quotes."""
+    text = str(value)
+    return f'"{text}"' if " " in text else text
+
+
 class _Ended(Exception):
     """An answer that was cut off; what happened is in the log."""
 
