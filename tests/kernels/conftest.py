@@ -27,8 +27,8 @@ VULKAN = tuple(f"vulkan-{driver}" for driver in DRIVERS)
 #: longer than elsewhere: tests/kernels/test_vulkan_table.py has every op and type.
 SAMPLE = 4
 SLOW_SAMPLE = 1  #: likewise on SwiftShader, to which each kind of pipeline costs 0.3 s
-#: With an instruction set that is not the best of this processor, unless pytest is told --full; four times as many
-#: with the reference, whose sums take long.
+#: With an instruction set that is not the best of this processor, unless pytest is told --full; four times as
+#: many with the reference, whose sums take long.
 CPU_SAMPLE = 8
 
 
