@@ -58,7 +58,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     everything = {ROOT, ROOT / "tests"}
     whole = all(config.invocation_params.dir.joinpath(arg).resolve() in everything for arg in config.args)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if whole and cores > 1 and getattr(config.option, "numprocesses", 0) is None:  # xdist was told nothing
+    started = any(name.startswith("PYTEST_XDIST_") for name in os.environ)  # by another
+    told = getattr(config.option, "numprocesses", 0) is not None  # or there is no xdist
+    if whole and cores > 1 and not started and not told:
         config.option.numprocesses, config.option.dist = min(cores, 8), "worksteal"
 
 

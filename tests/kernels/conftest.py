@@ -27,7 +27,9 @@ VULKAN = tuple(f"vulkan-{driver}" for driver in DRIVERS)
 #: longer than elsewhere: tests/kernels/test_vulkan_table.py has every op and type.
 SAMPLE = 4
 SLOW_SAMPLE = 1  #: likewise on SwiftShader, to which each kind of pipeline costs 0.3 s
-CPU_SAMPLE = 8  #: with an instruction set that is not this processor's best, unless pytest is told --full
+#: With an instruction set that is not the best of this processor, unless pytest is told --full; four times as
+#: many with the reference, whose sums take long.
+CPU_SAMPLE = 8
 
 
 @functools.cache
@@ -72,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     samples = {name: SLOW_SAMPLE if "swiftshader" in name else SAMPLE for name in ("ordered", *VULKAN)}
     if not config.getoption("--full"):
-        samples |= {f"cpu-{isa}": CPU_SAMPLE for isa in ISAS[1:]}
+        samples |= {f"cpu-{isa}": CPU_SAMPLE for isa in ISAS[1:]} | {"reference": 4 * CPU_SAMPLE}
     left_out = {item for item in items if _takes_long(item)}
     found: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
