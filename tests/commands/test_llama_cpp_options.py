@@ -22,7 +22,8 @@ def understood(line: str) -> tuple[argparse.Namespace, list[str]]:
     verb, *words = shlex.split(line)
     parser = OneLineParser(prog=f"hotcold {verb}", allow_abbrev=False)
     importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}").add_arguments(parser)
-    return parser.parse_strictly(words)
+    args = parser.parse_strictly(words)
+    return args, [*parser.notes]
 
 
 def refusal(line: str) -> str:

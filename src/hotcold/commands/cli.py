@@ -93,10 +93,10 @@ def _run_verb(name: str, argv: list[str]) -> int:
     parser = OneLineParser(prog=f"hotcold {name}", description=verb.__doc__, allow_abbrev=False)
     verb.add_arguments(parser)
     try:
-        args, notes = parser.parse_strictly(argv)
+        args = parser.parse_strictly(argv)
     except SystemExit as done:  # --help has printed
         return int(done.code or 0)
-    for note in notes:
+    for note in parser.notes:
         _say(f"note: {note}")
     code: int = verb.run(args)
     return code

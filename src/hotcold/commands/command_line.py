@@ -24,13 +24,14 @@ class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose errors are one line and name the nearest option. Options of one dash are read
     as a whole: ``-ngl`` is never ``-n`` with the value ``gl``."""
 
-    def parse_strictly(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """What was given, and notes on options of llama.cpp."""
-        words, notes = _Words(self, argv).understood()
+    notes: Sequence[str] = ()  #: on options of llama.cpp, once a command line was parsed
+
+    def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
+        words, self.notes = _Words(self, argv).understood()
         args, unknown = self.parse_known_args(words)
         if unknown:
             self.unknown(unknown[0])
-        return args, notes
+        return args
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """What argparse takes a word for that is no option: the beginning of a name, or a short name with its
