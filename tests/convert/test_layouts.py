@@ -258,7 +258,7 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "eps missing": ({"rms_norm_eps": ...}, "rms_norm_eps is missing"),
     "no context": ({"max_position_embeddings": ...}, "max_position_embeddings is missing"),
     "theta is true": ({"rope_theta": True}, "rope_theta is True"),
-    "dynamic": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "one of default, linear, ll"),
+    "another scaling": ({"rope_scaling": {"rope_type": "ntk", "factor": 2}}, "one of default, linear, ll"),
     "yarn without factor": ({"rope_scaling": {"rope_type": "yarn"}}, "factor is missing"),
     "yarn that does not truncate": (
         {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate is False: true",

@@ -116,6 +116,39 @@ def test_bpe_that_falls_back_on_bytes(style: str, tmp_path: Path) -> None:
     check()
 
 
+def added(style: str, special: bool, normalized: bool) -> dict[str, Any]:
+    """With further tokens, of each flag one."""
+    values = with_fallback(style)
+    size = len(values["model"]["vocab"])
+    for i, flag in enumerate(("lstrip", "rstrip", "single_word", "none")):
+        flags = {name: name == flag for name in ("lstrip", "rstrip", "single_word")}
+        entry = {"id": size + 1 + i, "content": f"x{flag}x", "special": special, "normalized": normalized}
+        values["added_tokens"].append(entry | flags)
+    return values
+
+
+@pytest.mark.parametrize(("special", "normalized"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("style", ["llama", "gemma"])
+def test_flags_of_added_tokens(style: str, special: bool, normalized: bool, tmp_path: Path) -> None:
+    values = added(style, special, normalized)
+    theirs = Tokenizer.from_str(json.dumps(values))
+    config = json.dumps({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False})
+    files = {"tokenizer.json": json.dumps(values), "tokenizer_config.json": config}
+    metadata = converted(folder_of(tmp_path, theirs.get_vocab_size(), files))
+    own = {key.removeprefix("hotcold.tokenizer.") for key in metadata if key.startswith("hotcold.")}
+    assert own == {"lstrip", "rstrip", "single_word"} | ({"normalized"} if normalized else set())
+    ours = model.Tokenizer.from_metadata(metadata)
+    pieces = ["go", " ", "  ", "\n", "\t ", "x", "1", "-", "xlstripx", "xrstripx", "xsingle_wordx", "xnonex"]
+
+    @given(st.lists(st.sampled_from(pieces), max_size=12).map("".join))
+    @settings(max_examples=200)
+    def check(text: str) -> None:
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, parse_special=True) == ids, repr(text)
+
+    check()
+
+
 def test_a_unigram_model(tmp_path: Path) -> None:
     theirs = Tokenizer(models.Unigram())
     theirs.pre_tokenizer = pre_tokenizers.Metaspace(split=False)

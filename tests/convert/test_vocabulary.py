@@ -11,7 +11,9 @@ import pytest
 from hotcold.convert import ConvertError, convert
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
+from hotcold.model.tokenizer import Tokenizer
 from tests.checkpoints import change_config, copy_checkpoint
+from tests.vocabularies import as_read
 
 
 def metadata(folder: Path, size: int = 288) -> dict[str, Any]:
@@ -138,6 +140,112 @@ def test_added_tokens_that_the_weights_lack(tmp_path: Path) -> None:
 
 def test_special_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
     folder = copy_checkpoint(tmp_path)
-    change_config(folder, bos_token_id=288)
-    with pytest.raises(ConvertError, match="bos_token_id is 288: a token id below 288"):
-        metadata(folder)
+    before = metadata(folder)
+    change_config(folder, bos_token_id=288, eos_token_id=[300, 261], pad_token_id=1 << 20)
+    notes: list[str] = []
+    values = vocabulary_metadata(open_checkpoint(folder), 288, notes)
+    assert values["tokenizer.ggml.bos_token_id"] == before["ggml.bos_token_id"]
+    assert values["tokenizer.ggml.eos_token_id"] == 261
+    assert "tokenizer.ggml.padding_token_id" not in values
+    left = [("bos_token_id", 288), ("pad_token_id", 1 << 20), ("eos_token_id", 300)]
+    seen = "is left out, since the weights have 288 tokens"
+    assert notes == [f"config.json: {key} {id} {seen}" for key, id in left]
+
+
+END = ["<|im_end|>", "<a>", "<b>", "<c>", "<d>"]  # ids from 288 on
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "eos", "others", "own"),
+    [
+        ([2, 289], None, 2, [289], None),
+        (2, [2, 289, 290], 2, [289, 290], None),
+        ([289, 2], [288, 289, 2], 289, [], None),  # the others are found by their names
+        (None, [289, 288], 289, [], None),
+        (2, 289, 2, [289], None),
+        ([2, 289, 290, 291, 292], [288, 291], 2, [289, 290], [291, 292]),
+        (2, [-1], 2, [], None),
+    ],
+)
+def test_lists_of_tokens_that_end_a_text(
+    config: Any, generation: Any, eos: int, others: list[int], own: list[int] | None, tmp_path: Path
+) -> None:
+    folder = copy_checkpoint(tmp_path)
+    write_json(folder / "added_tokens.json", {text: 288 + i for i, text in enumerate(END)})
+    change_config(folder, eos_token_id=config, vocab_size=293)
+    if generation is not None:
+        write_json(folder / "generation_config.json", {"eos_token_id": generation})
+    notes: list[str] = []
+    values = vocabulary_metadata(open_checkpoint(folder), 293, notes)
+    found = [values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    assert found == [eos, *others, None, None][:3]
+    key = "hotcold.tokenizer.end_token_ids"
+    assert (values[key].tolist() if key in values else None) == own
+    assert bool(notes) == (own is not None)
+    # Whoever reads the file ends at all of them.
+    listed = {id for part in (config, generation) for id in (part if isinstance(part, list) else [part])}
+    assert {id for id in listed if id and id > 0} <= Tokenizer.from_metadata(as_read(values)).stop_ids
+
+
+def test_a_damaged_generation_config_is_left_out(tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path)
+    before = vocabulary_metadata(open_checkpoint(folder), 288)
+    (folder / "generation_config.json").write_text("{")
+    notes: list[str] = []
+    after = vocabulary_metadata(open_checkpoint(folder), 288, notes)
+    assert after.keys() == before.keys()
+    assert len(notes) == 1 and "generation_config.json is not valid JSON" in notes[0]
+
+
+FLAGS = {"content": "<|user|>", "special": True, "rstrip": True, "lstrip": False, "single_word": False}
+WORD = {"content": "word", "special": False, "rstrip": False, "lstrip": True, "single_word": True}
+
+
+def test_flags_of_added_tokens(tmp_path: Path) -> None:
+    """Of tokenizer_config.json, or of tokenizer.json, where the first is silent."""
+    folder = copy_checkpoint(tmp_path)
+    assert not [key for key in metadata(folder, 290) if "strip" in key]
+    write_json(folder / "added_tokens.json", {"<|user|>": 288, "word": 289})
+    write_json(
+        folder / "tokenizer.json",
+        {"added_tokens": [{"id": 288, **FLAGS}, {"id": 289, **WORD}, 7, {"id": "x"}]},
+    )
+    found = vocabulary_metadata(open_checkpoint(folder), 290)
+    names = ("lstrip", "rstrip", "single_word")
+    assert [found[f"hotcold.tokenizer.{name}"].tolist() for name in names] == [[289], [288], [289]]
+    decoder = {"288": FLAGS, "289": {**WORD, "lstrip": False}, "1": {"content": "<other>", "rstrip": True}}
+    folder = folder.rename(tmp_path / "other")
+    write_json(
+        folder / "tokenizer_config.json",
+        {"added_tokens_decoder": {key: decoder[key] for key in ("288", "289")}},
+    )
+    found = vocabulary_metadata(open_checkpoint(folder), 290)
+    assert [key for key in found if key.startswith("hotcold.")] == [
+        "hotcold.tokenizer.rstrip", "hotcold.tokenizer.single_word",
+    ]  # fmt: skip
+
+
+def test_a_name_implies_no_flags_where_the_checkpoint_denies_them(tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path)
+    general = {"general.name": "Phi-3-tuned", "general.architecture": "llama"}
+    silent = vocabulary_metadata(open_checkpoint(folder), 288, None, general)
+    assert "hotcold.tokenizer.rstrip" not in silent
+    write_json(folder / "tokenizer_config.json", {"added_tokens_decoder": {"2": {"content": "</s>"}}})
+    denied = vocabulary_metadata(open_checkpoint(folder), 288, None, general)
+    assert denied["hotcold.tokenizer.rstrip"].tolist() == []
+    text = "a</s> a"
+    stripped, kept = (
+        Tokenizer.from_metadata(as_read({**general, **found})).encode(text, parse_special=True)
+        for found in (silent, denied)
+    )
+    assert len(kept) == len(stripped) + 1
+
+
+def test_added_tokens_that_were_trained_are_found_by_their_names(tmp_path: Path) -> None:
+    """As in transformers and in llama.cpp's files."""
+    folder = copy_checkpoint(tmp_path)
+    before = metadata(folder)
+    id = next(i for i, type in enumerate(before["ggml.token_type"]) if type == 1)
+    decoder = {str(id): {"content": before["ggml.tokens"][id], "special": False}}
+    write_json(folder / "tokenizer_config.json", {"added_tokens_decoder": decoder})
+    assert metadata(folder)["ggml.token_type"][id] == 4

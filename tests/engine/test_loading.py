@@ -53,6 +53,31 @@ def test_the_built_in_model_runs_exact_without_a_word() -> None:
     assert (session.sparsity, session.notes, session.model.context) == ("exact", [], 256)
 
 
+def test_what_is_guessed_or_passed_over_in_a_file_is_said(folder: Path) -> None:
+    path = folder / "guessed.gguf"
+    with open_gguf(model_path()) as file:
+        architecture, layers = file.metadata["general.architecture"], file.metadata
+        metadata = dict(file.metadata)
+        for key in ("attention.head_count", "attention.head_count_kv"):
+            name = f"{architecture}.{key}"
+            metadata[name] = np.full(layers[f"{architecture}.block_count"], layers[name], np.int32)
+        metadata[f"{architecture}.rope.scaling.factor"] = np.float32(2)
+        metadata["tokenizer.ggml.eos_token_id"] = np.uint32(2**32 - 1)
+        tensors = {name: file.load(name) for name in file.tensors}
+        norm = tensors["output_norm.weight"]
+        tensors["output_norm.weight"] = quantise(norm.dequantise()[:, None], "F32")
+        write_gguf(path, {**metadata, "general.name": "xxxx"}, tensors)
+    path.write_bytes(path.read_bytes().replace(b"xxxx", b"a\xff\xfeb", 1))
+    model = load(path, LoadOptions(backend="reference"))
+    rope, *ids = model.notes
+    assert "rope.scaling.factor 2 and no" in rope
+    assert "eos_token_id is 4294967295" in ids[0] and "token 2, </s>, does" in ids[1] and len(ids) == 2
+    assert [rope.linear_factor for rope in model.config.ropes] == [2]
+    assert model.tokenizer.stop_ids == {2}
+    with open_gguf(path) as file:
+        assert file.metadata["general.name"] == "a\ufffd\ufffdb"
+
+
 def test_an_activation_without_zeros_runs_dense_and_says_so(folder: Path) -> None:
     session = reference(golden("tiny-llama", folder).path)
     assert session.sparsity == "off"

@@ -96,12 +96,6 @@ METADATA = {
     "item type 13": (model(entry(b"k", ARRAY, array(13, 1, bytes(64)))), "has type 13: allowed"),
     "truth value 7": (model(entry(b"k", BOOL, b"\7")), "truth value 7: allowed are 0 and 1"),
     "truth value 7 in array": (model(entry(b"k", ARRAY, array(BOOL, 2, b"\1\7"))), "truth value 7: allowed"),
-    "string not UTF-8": (model(entry(b"k", STRING, text(b"ab\xfe"))), "'k' is not UTF-8: byte 0xfe at 2"),
-    "surrogate in string": (model(entry(b"k", STRING, text(b"\xed\xa0\x80"))), "not UTF-8"),
-    "array string not UTF-8": (
-        model(entry(b"k", ARRAY, array(STRING, 3, text(b"a") + text(b"b") + text(b"\xff")))),
-        "item 2 of value of 'k' is not UTF-8",
-    ),
     **{
         f"string length {n}": (
             model(entry(b"k", STRING, u64(n) + bytes(64))),
@@ -227,6 +221,22 @@ def test_the_nearest_good_file_opens(data: bytes, tmp_path: Path) -> None:
     with open_gguf(path) as file:
         for name in file.tensors:
             file.load(name)
+
+
+@pytest.mark.parametrize("data", [b"ab\xfe", b"\xed\xa0\x80", b"\xff" * 3000, "é".encode()])
+def test_text_need_not_be_utf_8(data: bytes, tmp_path: Path) -> None:
+    """What is shown is replaced; the tokens of a vocabulary keep their bytes."""
+    path = tmp_path / "model.gguf"
+    strings = array(STRING, 3, text(b"a") + text(data) + text(b"b"))
+    keys = [entry(b"general.name", STRING, text(data)), entry(b"general.tags", ARRAY, strings)]
+    path.write_bytes(model(*keys, entry(b"tokenizer.ggml.tokens", ARRAY, strings)))
+    with open_gguf(path) as file:
+        metadata = file.metadata
+    shown = data.decode(errors="replace")
+    assert metadata["general.name"] == shown and metadata["general.tags"] == ["a", shown, "b"]
+    shown.encode()
+    tokens = [token.encode(errors="surrogateescape") for token in metadata["tokenizer.ggml.tokens"]]
+    assert tokens == [b"a", data, b"b"]
 
 
 # --- special files ---

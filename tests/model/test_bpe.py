@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -216,6 +217,38 @@ def test_a_vocabulary_whose_tokens_are_zeros_has_what_stands_for_the_absent_else
     assert pieces(tokenizer, "cab") == ["a", "b"]
 
 
+@pytest.mark.parametrize("pre", [None, ""])
+def test_a_kind_that_the_file_does_not_name_is_guessed_and_said(pre: str | None) -> None:
+    tokenizer = Tokenizer.from_metadata(bpe(pre, WORDS))
+    default = Tokenizer.from_metadata(bpe("default", WORDS))
+    assert default.notes == ()
+    assert (
+        len(tokenizer.notes) == 1
+        and "does not name its pre-tokenizer (tokenizer.ggml.pre)" in tokenizer.notes[0]
+    )
+    for text in ("Call 12345 now", "ab  ab\n\n", "I'll"):
+        assert tokenizer.encode(text) == default.encode(text)
+
+
+def test_tokens_that_are_no_utf_8() -> None:
+    """No text becomes one, and the library is not given any."""
+    raw = b"a\xff".decode(errors="surrogateescape")
+    special = [(raw, NORMAL), (raw + "!", USER_DEFINED), (raw + "?", CONTROL)]
+    metadata = bpe("gpt-2", "ab", special)
+    metadata["tokenizer.ggml.merges"] += [f"a {raw}"]
+    metadata["tokenizer.ggml.tokens"] += ["a" + raw]
+    metadata["tokenizer.ggml.token_type"] = np.append(metadata["tokenizer.ggml.token_type"], 1)
+    tokenizer = Tokenizer.from_metadata(metadata)
+    size = tokenizer.vocab_size
+    assert [tokenizer.piece(id) for id in range(size - 4, size)] == [
+        b"a\xff",
+        b"a\xff!",
+        b"a\xff?",
+        b"aa\xff",
+    ]
+    assert pieces(tokenizer, "ab\ufffd")[0] == "ab"
+
+
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"merges": None}, r"no tokenizer\.ggml\.merges"),
     ({"merges": "a b"}, r"merges is 'a b': a flat array"),
@@ -228,6 +261,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"merges": ["\u4e00 b"]}, r"merges\[0\] is '\\u4e00 b'"),
     ({"pre": "my-own"}, r"pre is 'my-own': supported are gpt-2, .*llama-bpe, .*qwen2"),
     ({"pre": 7}, r"pre is 7: supported"),
+    ({"pre": np.array([1, 2])}, r"pre is an array of 2: supported"),
     ({"pre": ["gpt-2"]}, r"pre is \['gpt-2'\]: supported"),
 ]
 

@@ -89,6 +89,56 @@ def test_rope_scaling() -> None:
     assert read(metadata(rope__scale_linear=2.0)).ropes[0].linear_factor == 2
 
 
+#: Keys below ``rope.``, the factor that llama.cpp reads there, and whether it is a guess.
+FACTORS: list[tuple[dict[str, Any], float, bool]] = [
+    ({}, 1, False),
+    ({"scaling__factor": 4.0}, 4, True),
+    ({"scaling__factor": 1.0}, 1, False),
+    ({"scaling__factor": 0.0}, 1, False),
+    ({"scaling__factor": 4.0, "scale_linear": 2.0}, 4, True),
+    ({"scaling__factor": 0.0, "scale_linear": 2.0}, 1, False),
+    ({"scaling__type": "linear", "scale_linear": 2.0}, 2, False),
+    ({"scaling__type": "linear", "scaling__factor": 4.0, "scale_linear": 2.0}, 4, False),
+    ({"scaling__type": "linear", "scaling__factor": 0.0}, 1, False),
+    ({"scaling__type": "linear"}, 1, False),
+    ({"scaling__type": "none", "scaling__factor": 4.0}, 1, False),
+    ({"scaling__type": "none", "scale_linear": 4.0}, 1, False),
+    ({"scaling__type": "longrope", "scaling__factor": 4.0}, 4, False),
+]
+
+
+@pytest.mark.parametrize(("keys", "factor", "guessed"), FACTORS)
+def test_a_factor_in_all_the_forms_that_files_have_it(
+    keys: dict[str, Any], factor: float, guessed: bool
+) -> None:
+    config = read(metadata(**{f"rope__{key}": value for key, value in keys.items()}))
+    assert [rope.linear_factor for rope in config.ropes] == [factor]
+    assert all(rope.yarn is None for rope in config.ropes)
+    seen = (
+        "the file has llama.rope.scaling.factor 4 and no llama.rope.scaling.type: positions are divided by it"
+    )
+    assert [note.startswith(seen) for note in config.notes] == [True] * guessed
+
+
+def test_yarns_factor_may_have_the_old_name() -> None:
+    rope = read(metadata(rope__scaling__type="yarn", rope__scale_linear=4.0)).ropes[0]
+    assert rope.yarn is not None and (rope.yarn.factor, rope.linear_factor) == (4, 1)
+    zero = read(metadata(rope__scaling__type="yarn", rope__scaling__factor=0.0)).ropes[0]
+    assert zero.yarn is not None and zero.yarn.factor == 1 and zero.magnitude == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("attention.head_count", 6), ("attention.head_count_kv", 2), ("feed_forward_length", 70)],
+)
+@pytest.mark.parametrize("form", [np.int32, np.uint64, list])
+def test_a_number_for_each_layer(key: str, value: int, form: type) -> None:
+    repeated = [value] * 2 if form is list else np.full(2, value, form)
+    name = key.replace(".", "__")
+    one, each = (read(metadata(**{name: number})) for number in (np.uint32(value), repeated))
+    assert one == each
+
+
 def windows(**changes: Any) -> list[int | None]:
     return [layer.window for layer in read(metadata(**changes)).positions]
 
@@ -199,7 +249,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"embedding_length": None}, "llama.embedding_length is missing"),
     ({"attention__head_count": 0}, "llama.attention.head_count is 0"),
     ({"attention__head_count": None}, "llama.attention.head_count is missing"),
-    ({"attention__head_count": np.array([6, 6])}, "llama.attention.head_count is an array of 2"),
+    ({"attention__head_count": np.array([6, 6, 6])}, "head_count is an array of 3: one number or 2 are"),
+    ({"attention__head_count": np.array([6, 3])}, "head_count is 3 in some layers and 6 in others: layers"),
+    ({"attention__head_count_kv": np.array([2, 6])}, "head_count_kv is 2 in some layers and 6 in others"),
+    ({"attention__head_count": np.array([6.0, 6.0])}, "head_count.0. is 6.0: a whole number"),
     ({"attention__head_count_kv": 4}, "llama.attention.head_count_kv is 4: it must divide 6 heads"),
     ({"attention__head_count_kv": 0}, "llama.attention.head_count_kv is 0"),
     ({"attention__key_length": None, "attention__head_count": 7, "attention__head_count_kv": 1},
@@ -236,7 +289,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0,
       "rope__scaling__yarn_ext_factor": np.array([1, 1])},
      "llama.rope.scaling.yarn_ext_factor is an array of 2: only 1 is supported"),
-    ({"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}, "llama.rope.scaling.factor is 0.0"),
+    ({"rope__scaling__factor": np.array([4.0, 4.0])}, "llama.rope.scaling.factor is an array of 2"),
     ({"rope__scaling__type": "linear", "rope__scaling__factor": 5e-324},
      "llama.rope.scaling.factor is 5e-324: above 1e-06"),
     ({"rope__scaling__type": "yarn", "rope__scaling__factor": 5e-324}, "rope.scaling.factor is 5e-324"),

@@ -131,7 +131,10 @@ def read(path: Path) -> Config:
             {"llama.feed_forward_length": np.array([96, 96, 96])},
             "an array of 3: one number or 2 are needed",
         ),
-        ({"llama.feed_forward_length": np.array([96, 48])}, "is an array of 2: equal numbers are needed"),
+        (
+            {"llama.feed_forward_length": np.array([96, 48])},
+            "is 48 in some layers and 96 in others",
+        ),
         ({"llama.feed_forward_length": ["a", "b"]}, r"feed_forward_length\[0\] is 'a': a whole number"),
         ({"llama.feed_forward_length": 95}, r"has shape \(4, 96, 32\): the metadata asks for \(4, 95, 32\)"),
         ({"llama.expert_shared_feed_forward_length": 64}, "tensor blk.0.ffn_up_shexp.weight is missing"),

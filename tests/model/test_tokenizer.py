@@ -244,14 +244,78 @@ def test_ids_that_the_file_leaves_out_follow_its_token_types() -> None:
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (1, 2, True)
     types = [int(NORMAL)] * len(metadata()["tokenizer.ggml.tokens"])
     without = Tokenizer.from_metadata(metadata(token_type=types, **missing))
-    assert (without.bos_id, without.eos_id, without.add_bos, without.stop_ids) == (
-        None,
-        None,
-        False,
-        frozenset(),
-    )
+    assert (without.bos_id, without.eos_id, without.add_bos) == (None, None, False)
+    assert without.stop_ids == {2}  # by its name
     with pytest.raises(ValueError, match="no BOS token"):
         without.encode("a", add_bos=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("bos", 271), ("eos", -1), ("eos", 271), ("unknown", 2**32 - 1), ("eot", 1 << 40), ("eom", 271),
+        ("padding", 2**32 - 1), ("seperator", 300), ("fim_pad", 2**32 - 1),
+    ],
+)  # fmt: skip
+def test_an_id_that_no_token_has_counts_as_none(key: str, value: int) -> None:
+    tokenizer = Tokenizer.from_metadata(metadata(**{f"{key}_token_id": value}))
+    without = Tokenizer.from_metadata(metadata(**{f"{key}_token_id": None}))
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.stop_ids) == (1, 2, {2})
+    assert tokenizer.encode("ab é") == without.encode("ab é")
+    seen = f"tokenizer.ggml.{key}_token_id is {value}: the 271 tokens have the ids 0 to 270"
+    assert [note for note in tokenizer.notes if note.startswith(seen)]
+    assert not [note for note in without.notes if "ids 0 to" in note]
+
+
+def test_no_bos_is_added_whose_id_no_token_has() -> None:
+    types = [int(NORMAL)] * 271
+    tokenizer = Tokenizer.from_metadata(metadata(bos_token_id=271, token_type=types, add_bos_token=True))
+    assert tokenizer.encode("a") == tokenizer.encode("a", add_bos=False)
+    assert "no BOS is added to texts, since the file's is no token" in tokenizer.notes
+
+
+STATED = {"add_bos_token": True, "add_eos_token": False}
+
+
+@pytest.mark.parametrize(
+    ("keys", "note"),
+    [
+        (
+            {"eos_token_id": None},
+            "does not say which token ends a text: token 2, </s>, does, as in llama.cpp",
+        ),
+        (
+            {"token_type": None, "eos_token_id": 2},
+            "has no tokenizer.ggml.token_type: which tokens are special is guessed by their names",
+        ),
+        ({"add_bos_token": None}, "whether texts begin with BOS (tokenizer.ggml.add_bos_token): they do"),
+        ({"add_bos_token": None, "bos_token_id": None, "token_type": [1] * 271}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_guessed_is_said(keys: dict[str, Any], note: str | None) -> None:
+    notes = Tokenizer.from_metadata(metadata(**STATED | keys)).notes
+    assert (note is None and notes == ()) or (note is not None and len(notes) == 1 and note in notes[0])
+
+
+def test_a_vocabulary_without_an_end_is_said() -> None:
+    keys = metadata(eos_token_id=None, token_type=[1] * 271, add_bos_token=False)
+    keys["tokenizer.ggml.tokens"][2] = "<end>"
+    tokenizer = Tokenizer.from_metadata(keys)
+    assert tokenizer.stop_ids == frozenset()
+    assert tokenizer.notes == ("no token of the vocabulary ends a text: answers end where their length does",)
+
+
+def test_tokens_that_are_no_utf_8() -> None:
+    """As the GGUF reader gives them: text never becomes one, and what they stand for are the file's bytes."""
+    half, name = b"\xe5\xad".decode(errors="surrogateescape"), b"<\xff>".decode(errors="surrogateescape")
+    tokenizer = Tokenizer.from_metadata(
+        metadata([(half, NORMAL), (name, CONTROL), (f"{name}!", USER_DEFINED)])
+    )
+    assert [tokenizer.piece(id) for id in (271, 272, 273)] == [b"\xe5\xad", b"<\xff>", b"<\xff>!"]
+    assert tokenizer.control_names[272] == "<\ufffd>"
+    assert tokenizer.decode([271, 3 + 0x97]) == "字" and tokenizer.decode([273]) == "<\ufffd>!"
+    assert not {271, 272, 273} & set(tokenizer.encode("字 <\ufffd>!", parse_special=True))
 
 
 # --- bytes and characters -------------------------------------------------------------------------
@@ -353,10 +417,6 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"token_type": [-1] * 271}, r"token_type\[0\] is -1"),
     ({"token_type": [1.0] * 271}, r"only integers"),
     ({"token_type": [6] * 271}, r"tokens\[0\] is '<unk>' of type byte: allowed are <0x00> to <0xFF>"),
-    ({"bos_token_id": 271}, r"bos_token_id is 271: the 271 tokens have the ids 0 to 270"),
-    ({"eos_token_id": -1}, r"eos_token_id is -1"),
-    ({"unknown_token_id": 2**32 - 1}, r"unknown_token_id is 4294967295"),
-    ({"eot_token_id": 1 << 40}, r"eot_token_id is"),
     ({"bos_token_id": "1"}, r"bos_token_id is '1': a token id"),
     ({"bos_token_id": True}, r"bos_token_id is True: a token id"),
     ({"bos_token_id": None, "token_type": [1] * 271, "add_bos_token": True}, r"needs .*bos_token_id"),

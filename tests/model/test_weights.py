@@ -135,6 +135,35 @@ def test_norms_and_biases_must_be_finite(load: Callable[..., Weights], value: fl
         load(Model(), spoil)
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [lambda values: values[:, None], lambda values: values[None], lambda values: values[None, :, None]],
+)
+def test_vectors_may_have_dimensions_of_one(
+    load: Callable[..., Weights], turn: Callable[[Floats], Floats]
+) -> None:
+    model, names = Model(biases=True), ("output_norm.weight", "blk.0.attn_norm.weight", "blk.1.attn_q.bias")
+
+    def change(tensors: Tensors) -> None:
+        for name in names:
+            tensors[name] = quantise(np.ascontiguousarray(turn(tensors[name].dequantise())), "F32")
+
+    plain, changed = load(model), load(model, change)
+    backend = ReferenceBackend()
+    for one, other in ((plain, changed), (plain.layers[0], changed.layers[0])):
+        norms = [each.norm if isinstance(each, Weights) else each.attn_norm for each in (one, other)]
+        values = [backend.read(norm.weight) for norm in norms if norm is not None]
+        np.testing.assert_array_equal(*values)
+        assert values[0].shape == (48,)
+    np.testing.assert_array_equal(*(each.layers[1].q.bias for each in (plain, changed)))
+
+
+@pytest.mark.parametrize("shape", [(24, 2), (49, 1), (1, 47), (2, 24, 1)])
+def test_other_shapes_of_vectors_are_refused(load: Callable[..., Weights], shape: tuple[int, ...]) -> None:
+    with pytest.raises(ModelError, match=r"output_norm.weight has shape .*: the metadata asks for \(48,\)"):
+        load(Model(), lambda tensors: tensors.update({"output_norm.weight": zeros(*shape)}), Untouched())
+
+
 def test_others_tensors_are_left_alone(load: Callable[..., Weights]) -> None:
     def add(tensors: Tensors) -> None:
         tensors["blk.0.fc1.weight"] = zeros(8, 48)

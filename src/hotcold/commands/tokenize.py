@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     text = options.read_text(None) if args.prompt == "-" else args.prompt
     ids = tokenizer.encode(text, add_bos=False if args.no_bos else None, parse_special=args.special)
     options.note_left_out(tokenizer, text)
+    options.print_notes(tokenizer.notes)
     pieces = [tokenizer.piece(id) for id in ids]
     if not args.json:
         width = len(str(tokenizer.vocab_size - 1))

@@ -41,6 +41,16 @@ def mistral(config: Settings) -> Facts:
     return {"windows": _everywhere(config)} if "sliding_window" in config else {}
 
 
+def mixtral(config: Settings) -> Facts:
+    return mistral(config) | {"rope_theta": config.number("rope_theta", 1e6)}
+
+
+def phi3(config: Settings) -> Facts:
+    key = "original_max_position_embeddings"  # which its class has in any case
+    # Its class takes either name for longrope.
+    return mistral(config) | {key: config.integer(key, 4096), "rope_names": {"yarn": "longrope"}}
+
+
 def qwen(config: Settings) -> Facts:
     if "sliding_window" not in config or not config.flag("use_sliding_window", False):
         return {"sliding_window": None}
@@ -116,6 +126,7 @@ def gpt_oss(config: Settings) -> Facts:
         "moe_intermediate_size": config.integer("intermediate_size"),
         "num_experts_per_tok": config.integer("num_experts_per_tok", config.integer("experts_per_token", 4)),
         "windows": _windows(config, [i % 2 == 0 for i in range(layers)]),
+        "rope_theta": config.number("rope_theta", 150000.0),
     }
     if "rope_scaling" not in config and "rope_parameters" not in config:
         facts["rope_scaling"] = _GPT_OSS_ROPE
@@ -219,14 +230,15 @@ def gemma3(config: Settings) -> Facts:
         "hidden_act": text.text("hidden_activation", text.text("hidden_act", "gelu_pytorch_tanh")),
         "tie_word_embeddings": text.flag("tie_word_embeddings", True),
         "query_pre_attn_scalar": text.number("query_pre_attn_scalar", 256),
-        "rope_theta": text.number("rope_theta", 1e6) if "rope_parameters" not in text else None,
+        "rope_theta": text.number("rope_theta", 1e6),
         "windows": windows,
     }
 
 
 def gemma3_keys(config: Settings) -> Facts:
-    local = config.section("rope_parameters").section("sliding_attention").number("rope_theta", 10000)
-    keys = {"rope.freq_base_swa": np.float32(config.number("rope_local_base_freq", local))}
+    local = config.section("rope_parameters").section("sliding_attention")
+    base = local.number("rope_theta", config.number("rope_local_base_freq", 10000))
+    keys = {"rope.freq_base_swa": np.float32(base)}
     if (scalar := config.number("query_pre_attn_scalar")) != config.integer("head_dim"):
         keys["attention.scale"] = np.float32(scalar**-0.5)
     if "final_logit_softcapping" in config:
@@ -244,6 +256,7 @@ def olmo3(config: Settings) -> Facts:
     return {
         "sliding_window": config.integer("sliding_window", 4096),
         "windows": _windows(config, [(i + 1) % 4 != 0 for i in range(layers)]),
+        "rope_theta": config.number("rope_theta", 500000.0),
     }
 
 
@@ -254,7 +267,11 @@ def smollm3(config: Settings) -> Facts:
     needed = [int((i + 1) % 4 != 0) for i in range(layers)]
     if rotates != needed:
         raise config.error("no_rope_layers", str(needed))
-    return {"tie_word_embeddings": config.flag("tie_word_embeddings", True), "sliding_window": None}
+    return {
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+        "sliding_window": None,
+        "rope_theta": config.number("rope_theta", 2e6),
+    }
 
 
 def expert_keys(config: Settings) -> Facts:

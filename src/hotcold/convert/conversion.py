@@ -13,7 +13,7 @@ import numpy as np
 
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.layouts import Layout, activation, find_layout
-from hotcold.convert.metadata import dimensions, model_metadata
+from hotcold.convert.metadata import dimensions, model_metadata, rope_notes
 from hotcold.convert.predictors import predictor_metadata, predictor_sources
 from hotcold.convert.settings import ConvertError
 from hotcold.convert.source import Source
@@ -111,12 +111,16 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     by_neuron = kind in _SPARSE and not options.dense
     down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
     facts = model_metadata(config, layout)
+    notes += rope_notes(config)
     # Before the vocabulary: lists of its size are made where the weights have that many rows.
     found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
-    metadata: dict[str, Any] = {
+    general = {
         "general.architecture": layout.architecture,
         "general.type": "model",
         "general.name": options.name or folder.resolve().name,
+    }
+    metadata: dict[str, Any] = {
+        **general,
         "general.license": options.license or None,
         **facts,
         "general.file_type": FILE_TYPES[options.type],
@@ -125,7 +129,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
         "hotcold.ffn.threshold": np.float32(threshold) if threshold else None,
         "hotcold.ffn.down_layout": down_layout,
         **(predictor_metadata(options.predictors) if options.predictors else {}),
-        **vocabulary_metadata(checkpoint, config.integer("vocab_size"), notes),
+        **vocabulary_metadata(checkpoint, config.integer("vocab_size"), notes, general),
     }
     metadata = {key: value for key, value in metadata.items() if value is not None}
     if options.predictors:

@@ -131,7 +131,7 @@ LAYOUTS = {
         interleaved=True,
     ),
     "mixtral": Layout(
-        "llama", "MixtralForCausalLM", _SILU, _MIXTRAL, adapting.mistral, adapting.expert_keys,
+        "llama", "MixtralForCausalLM", _SILU, _MIXTRAL, adapting.mixtral, adapting.expert_keys,
         interleaved=True,
     ),
     "turbosparsemixtral": Layout(
@@ -183,7 +183,7 @@ LAYOUTS = {
     ),
     "gemma3_text": _GEMMA3,
     "gemma3": replace(_GEMMA3, implementation="Gemma3ForConditionalGeneration"),
-    "phi3": Layout("phi3", "Phi3ForCausalLM", _SILU, _rules("phi3"), adapting.mistral, adapting.phi3_keys),
+    "phi3": Layout("phi3", "Phi3ForCausalLM", _SILU, _rules("phi3"), adapting.phi3, adapting.phi3_keys),
     "olmo2": Layout("olmo2", "Olmo2ForCausalLM", _SILU, _rules("olmo2")),
     "olmo3": Layout(
         "olmo2", "Olmo3ForCausalLM", _SILU, _rules("olmo2"), adapting.olmo3, full_attention=(4, False)

@@ -10,9 +10,14 @@ import numpy as np
 from hotcold.convert.layouts import Layout
 from hotcold.convert.settings import Settings, is_number
 from hotcold.convert.tensor_files import Array
+from hotcold.formats.files import shown
+from hotcold.model.families import FAMILIES
 from hotcold.model.rope import frequencies, llama3_factors
 
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+#: ``dynamic`` scales beyond the context alone, which nobody runs a file with.
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+_FULL, _WINDOW = "full_attention", "sliding_attention"  # kinds of layers
+_ORIGINAL = "original_max_position_embeddings"
 
 
 def dimensions(config: Settings) -> dict[str, int]:
@@ -76,6 +81,8 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
         metadata["attention.key_length"] = metadata["attention.value_length"] = sizes["d"]
     metadata |= rope
     metadata |= layout.extra(config)
+    for key, value in _window_base(config, layout).items() if rope else ():
+        metadata.setdefault(key, value)
     return {f"{layout.architecture}.{key}": value for key, value in metadata.items()}
 
 
@@ -101,16 +108,16 @@ class Rope:
     @property
     def original(self) -> int:
         """Positions that the model was trained for before its context was made longer."""
-        key = "original_max_position_embeddings"
-        return self.settings.integer(key, self.config.integer(key, self._context))
+        return self.config.integer(_ORIGINAL, self.settings.integer(_ORIGINAL, self._context))
 
     @property
     def stretched(self) -> float:
         """What longrope (arXiv 2402.13753) multiplies queries and keys by, for the context it grew to."""
         if self.original < 2:
-            key = "original_max_position_embeddings"
-            raise (self.settings if key in self.settings else self.config).error(key, "an integer above 1")
-        return math.sqrt(1 + math.log(self.growth) / math.log(self.original))
+            raise (self.config if _ORIGINAL in self.config else self.settings).error(
+                _ORIGINAL, "an integer above 1"
+            )
+        return math.sqrt(1 + math.log(max(self.growth, 1.0)) / math.log(self.original))
 
     @property
     def _context(self) -> int:
@@ -118,28 +125,72 @@ class Rope:
 
     @property
     def growth(self) -> float:
-        """Of a longrope model's context."""
-        return max(self._context / self.original, 1.0)
+        """Of a model's context: the factor, or what it grew to by what it was."""
+        return self.settings.number("factor", self._context / self.original)
 
 
 def rope_of(config: Settings) -> Rope:
-    """Newer files say all of it in ``rope_parameters``, some for each kind of attention."""
-    parameters = config.section("rope_parameters")
-    if "full_attention" in parameters:
-        parameters = parameters.section("full_attention")
-    scaling = config.section("rope_scaling") if "rope_scaling" in config else parameters
-    theta = config.number("rope_theta", parameters.number("rope_theta", 10000.0))
-    key = "rope_type" if "rope_type" in scaling else "type"
-    kind = scaling.text(key, "default")
-    kind = {"su": "longrope"}.get(kind, kind)
-    if kind not in _KINDS:
-        raise scaling.error(key, f"one of {', '.join(_KINDS)}")
+    """Of layers that see all positions, as transformers 5 reads it: what the scaling says is stronger than
+    the keys beside it, but for the original context."""
+    settings = _scaling(config)
+    theta = settings.number("rope_theta", config.number("rope_theta", 10000.0))
+    kind = _kind(settings)
+    kind = config.section("rope_names").text(kind, kind)
     head_dim = dimensions(config)["d"]
-    share = config.number("partial_rotary_factor", parameters.number("partial_rotary_factor", 1))
+    share = settings.number("partial_rotary_factor", config.number("partial_rotary_factor", 1))
     dim = int(head_dim * share)
     if share > 1 or dim % 2 or dim < 2:
-        raise config.error("partial_rotary_factor", f"a share of head_dim {head_dim} that is an even number")
-    return Rope(theta, kind, dim, scaling, config)
+        source = settings if "partial_rotary_factor" in settings else config
+        raise source.error("partial_rotary_factor", f"a share of head_dim {head_dim} that is an even number")
+    return Rope(theta, kind, dim, settings, config)
+
+
+def _scaling(config: Settings) -> Settings:
+    """Older files have ``rope_scaling``, which stands where both are there; newer ones say all of it in
+    ``rope_parameters``, some for each kind of layer, of which ``rope_scaling`` then changes one."""
+    old, new = config.section("rope_scaling"), config.section("rope_parameters")
+    old = old.section(_FULL) if _FULL in old else old
+    if _FULL in new or _WINDOW in new:
+        return Settings(config.path, {**new.section(_FULL).values, **old.values})
+    return old if old.values else new
+
+
+def _kind(settings: Settings) -> str:
+    """``rope_type`` is the newer name, and stands where both are there. Without either there is none."""
+    key = "rope_type" if "rope_type" in settings else "type"
+    kind = settings.text(key, "default")
+    kind = {"su": "longrope"}.get(kind, kind)
+    if kind not in _KINDS:
+        raise settings.error(key, f"one of {', '.join(_KINDS)}")
+    return kind
+
+
+def rope_notes(config: Settings) -> list[str]:
+    """What of the scaling is left out."""
+    if "learned_positions" in config:
+        return []
+    rope = rope_of(config)
+    if rope.kind == "default" and "factor" in rope.settings:
+        seen = f"its rotary scaling has a factor of {shown(rope.settings.values['factor'])} and no type"
+        return [f"{seen}: positions are not scaled, as transformers reads it"]
+    if rope.kind == "dynamic":
+        context = config.integer("max_position_embeddings")
+        return [f"its rotary scaling is dynamic, which changes nothing up to {context} positions: left out"]
+    return []
+
+
+def _window_base(config: Settings, layout: Layout) -> dict[str, Any]:
+    """The key for layers with a window, where they rotate otherwise. ConvertError: they are scaled in a way
+    that GGUF has no keys for."""
+    settings = config.section("rope_parameters").section(_WINDOW)
+    if not settings.values:
+        return {}
+    rope, kind = rope_of(config), _kind(settings)
+    needed = rope.kind if FAMILIES[layout.architecture].window_scaled else "default"
+    if kind != needed:
+        raise settings.error("rope_type", f"{needed} in layers with a window")
+    theta = settings.number("rope_theta", config.number("rope_theta", rope.theta))
+    return {} if theta == rope.theta else {"rope.freq_base_swa": np.float32(theta)}
 
 
 def _rope_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
@@ -163,18 +214,19 @@ def _yarn(rope: Rope, layout: Layout) -> dict[str, Any]:
     settings = rope.settings
     if settings.flag("truncate", True) is not layout.yarn_truncates:
         raise settings.error("truncate", str(layout.yarn_truncates).lower())
-    factor = settings.number("factor")
+    # Null stands for how much the context grew.
+    factor = rope.growth if settings.values.get("factor", 0) is None else settings.number("factor")
     keys: dict[str, Any] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": np.float32(factor),
         "rope.scaling.original_context_length": rope.original,
     }
     for key in ("beta_fast", "beta_slow"):
-        if key in settings:
+        if settings.values.get(key):
             keys[f"rope.scaling.yarn_{key}"] = np.float32(settings.number(key))
     if "attention_factor" in settings:
         keys["rope.scaling.yarn_attn_factor"] = np.float32(settings.number("attention_factor"))
-    elif "mscale" in settings and "mscale_all_dim" in settings:
+    elif settings.values.get("mscale") and settings.values.get("mscale_all_dim"):
         grown = [
             1 + 0.1 * settings.number(key) * math.log(max(factor, 1)) for key in ("mscale", "mscale_all_dim")
         ]
@@ -202,9 +254,8 @@ def _llama3_factors(rope: Rope) -> Array:
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
     if not low < high:
         raise settings.error("high_freq_factor", f"a number above low_freq_factor {low:g}")
-    factor, original = settings.number("factor"), settings.number("original_max_position_embeddings")
     steps = frequencies(rope.dim, rope.theta)
-    return llama3_factors(steps, factor, low, high, original).astype(np.float32)
+    return llama3_factors(steps, settings.number("factor"), low, high, rope.original).astype(np.float32)
 
 
 def _longrope_factors(rope: Rope, key: str) -> Array:

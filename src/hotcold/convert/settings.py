@@ -64,6 +64,13 @@ class Settings:
             raise self.error(key, "a token id")
         return value
 
+    def tokens(self, key: str) -> list[int]:
+        """Token ids, of one or of a list; none where there is none."""
+        value = self.values.get(key)
+        ids = value if isinstance(value, list) else [value]
+        found = [Settings(self.path, {key: id}).token(key) for id in ids]
+        return [id for id in found if id is not None]
+
     def error(self, key: str, needed: str) -> ConvertError:
         seen = f"is {shown(self.values[key])}" if key in self else "is missing"
         return ConvertError(f"{self.path}: {key} {seen}: {needed} is needed")

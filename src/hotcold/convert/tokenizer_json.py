@@ -21,7 +21,7 @@ from hotcold.model.vocabulary import TokenType
 #: How a Split keeps the matches of its expression apart from what lies between them.
 _CUTS = ({"behavior": "Isolated", "invert": False}, {"behavior": "Removed", "invert": True})
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-_SPACED = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+SPACED = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _SINGLE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
 _MAX_SCORE = 1e30  # of float32, with room; integers of JSON may have any length
 _UNMADE = -1e9  # the score of tokens that no merge makes: they come last
@@ -102,7 +102,7 @@ def _space_prefix(tokenizer: Settings) -> bool:
     for step in _flat(tokenizer.values.get("normalizer"), "normalizers"):
         if step == {"type": "Prepend", "prepend": SPACE}:
             prefix = True
-        elif step == _SPACED:
+        elif step == SPACED:
             spaced = True
         else:
             raise tokenizer.error("normalizer", f"null, or steps that make {SPACE!a} of spaces")

@@ -1,19 +1,22 @@
 """The tokenizer of a checkpoint folder as GGUF's ``tokenizer.*`` metadata."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hotcold.convert.added_tokens import flags_metadata
 from hotcold.convert.chat_templates import chat_template_metadata
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.sentencepiece_model import Piece, read_sentencepiece_model
 from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
 from hotcold.convert.tokenizer_json import Trained, adds, trained_vocabulary
 from hotcold.formats.files import shown
+from hotcold.model.end_tokens import ends_by_name
 from hotcold.model.spm import SPACE
-from hotcold.model.vocabulary import TokenType
+from hotcold.model.vocabulary import MORE_ENDS, TokenType
 
 _ADDED_SCORE = -1000.0  # llama.cpp's score of tokens that were added after training
 _PAD_SCORE = -10000.0
@@ -24,13 +27,18 @@ _ORDER = ("model", "pre", "tokens", "scores", "token_type", "merges") + tuple(
 
 
 def vocabulary_metadata(
-    checkpoint: Checkpoint, vocab_size: int, notes: list[str] | None = None
+    checkpoint: Checkpoint,
+    vocab_size: int,
+    notes: list[str] | None = None,
+    general: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``tokenizer.*`` keys for ``vocab_size`` tokens, from ``tokenizer.model`` or ``tokenizer.json``.
+    """``tokenizer.*`` keys for ``vocab_size`` tokens, from ``tokenizer.model`` or ``tokenizer.json``, and our
+    own of what GGUF has no keys for; ``general`` are the file's other keys.
 
     Added tokens come from the JSON files beside it; ids that nobody names become unused ``[PADn]`` tokens, as
-    in llama.cpp's files; added tokens beyond ``vocab_size`` are left out, and one of ``notes`` says so.
+    in llama.cpp's files; added tokens and ids beyond ``vocab_size`` are left out, and ``notes`` say so.
     ConvertError: a file is missing, not valid, or does not fit ``vocab_size``."""
+    notes = [] if notes is None else notes
     settings = checkpoint.settings("tokenizer_config.json")
     tokens = [Piece(f"[PAD{id}]", _PAD_SCORE, TokenType.UNUSED) for id in range(vocab_size)]
     beyond: dict[int, str] = {}
@@ -43,17 +51,15 @@ def vocabulary_metadata(
     else:
         wanted = "tokenizer.model nor tokenizer.json (nor vocab.json)"
         raise ConvertError(f"{checkpoint.folder} has neither {wanted}: download its tokenizer as well")
-    for name in ("bos", "eos", "padding"):
+    for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
         # config.json overrules the tokenizer, since fine-tuning may have moved BOS and EOS.
-        key = {"padding": "pad_token_id"}.get(name, f"{name}_token_id")
-        configured = checkpoint.config.token(key)
-        if configured is not None and configured >= vocab_size:
-            raise checkpoint.config.error(key, f"a token id below {vocab_size}")
-        if configured is not None:
-            keys[f"{name}_token_id"] = configured
+        configured = _below(vocab_size, checkpoint.config, key, notes)
+        keys[f"{name}_token_id"] = configured[0] if configured else keys[f"{name}_token_id"]
+    keys |= _ends(checkpoint, keys["eos_token_id"], tokens, notes)
+    more_ends = keys.pop(MORE_ENDS, None)
     for name in ("add_bos_token", "add_eos_token"):
         keys[name] = settings.flag(name, keys[name])
-    if beyond and notes is not None:
+    if beyond:
         last = f"{shown(beyond[max(beyond)])} with id {shown(max(beyond))}"
         seen = f"{len(beyond)} added tokens are" if len(beyond) > 1 else "an added token is"
         notes.append(f"{seen} left out, since the weights have {vocab_size} tokens: {last}")
@@ -62,7 +68,44 @@ def vocabulary_metadata(
     # One order whatever the source: the same checkpoint gives the same bytes.
     names = [*_ORDER, *sorted(keys.keys() - set(_ORDER))]
     metadata = {f"tokenizer.ggml.{name}": keys[name] for name in names if keys.get(name) is not None}
+    metadata |= {MORE_ENDS: more_ends} if more_ends is not None else {}
+    metadata |= flags_metadata(checkpoint, tokens, {**(general or {}), **metadata})
     return metadata | chat_template_metadata(checkpoint)
+
+
+def _below(vocab_size: int, settings: Settings, key: str, notes: list[str]) -> list[int]:
+    """Token ids of a key; those that no token has are left out with a note."""
+    ids = settings.tokens(key)
+    if beyond := [id for id in ids if id >= vocab_size]:
+        seen = f"{settings.path.name}: {key} {beyond[0]}"
+        notes.append(f"{seen} is left out, since the weights have {vocab_size} tokens")
+    return [id for id in ids if id < vocab_size]
+
+
+def _ends(checkpoint: Checkpoint, eos: int | None, tokens: list[Piece], notes: list[str]) -> dict[str, Any]:
+    """The keys of the tokens that end a text: config.json and generation_config.json may list several. Those
+    that readers do not find by name get GGUF's two other keys, and what is left one of our own."""
+    size = len(tokens)
+    ends = _below(size, checkpoint.config, "eos_token_id", notes)
+    ends += _below(size, _generation(checkpoint, notes), "eos_token_id", notes)
+    eos = ends[0] if ends else eos
+    others = [id for id in dict.fromkeys(ends) if id != eos and not ends_by_name(tokens[id].text)]
+    keys: dict[str, Any] = {"eos_token_id": eos}
+    keys |= {f"{name}_token_id": id for name, id in zip(("eot", "eom"), others, strict=False)}
+    if rest := others[2:]:
+        keys[MORE_ENDS] = np.array(rest, np.int32)
+        seen = f"GGUF has keys for 3 tokens that end a text: {len(rest)} more are in {MORE_ENDS}"
+        notes.append(f"{seen}, which llama.cpp does not read")
+    return keys
+
+
+def _generation(checkpoint: Checkpoint, notes: list[str]) -> Settings:
+    """generation_config.json, which no one needs: a damaged one is left out with a note."""
+    try:
+        return checkpoint.settings("generation_config.json")
+    except ConvertError as error:
+        notes.append(f"left out: {error}")
+        return Settings(checkpoint.folder / "generation_config.json", {})
 
 
 def _from_sentencepiece(
@@ -188,19 +231,19 @@ def _add(
     beyond: dict[int, str],
 ) -> None:
     """Names tokens that were added after training. What a model says of its own stands, but that they are
-    special: text that a user writes must not become one of them. Those whose ids the weights lack (Gemma 3
-    1B's for images) go to ``beyond``."""
+    special, which text that a user writes must not become, or found by their names. Those whose ids the
+    weights lack (Gemma 3 1B's for images) go to ``beyond``."""
     for id, entry in entries:
         known = entry if isinstance(entry, dict) else {}
         text = known.get("content")
         if not isinstance(text, str) or type(id) is not int or id < 0:
             needed = "a text and an id from 0 are needed"
             raise ConvertError(f"{source.path}: added token {shown(text)} with id {shown(id)}: {needed}")
-        special = known.get("special") is True
+        kind = TokenType.CONTROL if known.get("special") is True else TokenType.USER_DEFINED
         if id >= len(tokens):
             beyond[id] = text
         elif id < trained:
-            if special and tokens[id].text == text and tokens[id].type in _ORDINARY:
-                tokens[id] = tokens[id]._replace(type=TokenType.CONTROL)
+            if tokens[id].text == text and tokens[id].type in _ORDINARY:
+                tokens[id] = tokens[id]._replace(type=kind)
         else:
-            tokens[id] = Piece(text, _ADDED_SCORE, TokenType.CONTROL if special else TokenType.USER_DEFINED)
+            tokens[id] = Piece(text, _ADDED_SCORE, kind)

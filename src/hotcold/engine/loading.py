@@ -72,7 +72,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         cache_type=options.cache_type,
         sparsity=options.sparsity,
         predictor=predictor,
-        notes=(*config.notes, *notes, *decision.notes),
+        notes=(*config.notes, *tokenizer.notes, *notes, *decision.notes),
         on_gpu=decision.on_gpu,
         chat_metadata=chat_metadata(file.metadata),
     )

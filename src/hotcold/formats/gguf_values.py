@@ -90,18 +90,19 @@ class Cursor:
             raise GGUFError(f"{n} {what} declared: at most {most} are allowed and {fit}; the file is damaged")
         return n
 
-    def string(self, what: str, most: int = MAX_STRING_BYTES) -> str:
+    def string(self, what: str, most: int = MAX_STRING_BYTES, errors: str = "strict") -> str:
+        """``errors`` is what to do with bytes that are no UTF-8, as :meth:`bytes.decode` takes it."""
         n = self.u64(f"the length of {what}")
         if n > most:
             raise GGUFError(f"{what} is {n} bytes long: at most {most} are allowed")
         data = self.take(n, what)
         try:
-            return data.decode()
+            return data.decode(errors=errors)
         except UnicodeDecodeError as error:
             byte = f"byte 0x{data[error.start]:02x} at {error.start}"
             raise GGUFError(f"{what} is not UTF-8: {byte}") from None
 
-    def strings(self, n: int, what: str) -> list[str]:
+    def strings(self, n: int, what: str, errors: str) -> list[str]:
         """``n`` strings, as fast as Python goes: a vocabulary has hundreds of thousands."""
         self._strings_left -= n
         if self._strings_left < 0:
@@ -109,7 +110,8 @@ class Cursor:
         result: list[str] = []
         length = _U64.unpack_from
         while len(result) < n:
-            result.append(self.string(f"item {len(result)} of {what}"))  # checked; moves the window
+            # Checked; moves the window.
+            result.append(self.string(f"item {len(result)} of {what}", errors=errors))
             window, at = self._window, self.position - self._start
             with contextlib.suppress(struct.error, UnicodeDecodeError):  # what is wrong is found above
                 while len(result) < n and (stop := at + 8 + length(window, at)[0]) <= len(window):
@@ -120,19 +122,23 @@ class Cursor:
 
 
 def read_value(cursor: Cursor, key: str) -> tuple[int, Any]:
-    """The type and the value of one key: a Python number or ``str``, ``list[str]`` or a flat NumPy array."""
+    """The type and the value of one key: a Python number or ``str``, ``list[str]`` or a flat NumPy array.
+
+    Text need not be UTF-8. What is only shown has U+FFFD for its other bytes; lists of a vocabulary, where
+    bytes count, have lone surrogates, of which ``surrogateescape`` makes the bytes again."""
     what = _value_of(key)
     kind = _value_type(cursor, f"the type of the {what}", what)
     if kind == STRING:
         template = key.startswith("tokenizer.chat_template")
-        return kind, cursor.string(what, MAX_TEMPLATE_BYTES if template else MAX_STRING_BYTES)
+        return kind, cursor.string(what, MAX_TEMPLATE_BYTES if template else MAX_STRING_BYTES, "replace")
     if kind != ARRAY:
         return kind, _numbers(cursor, kind, 1, what)[0].item()
     item = _value_type(cursor, f"the item type of the {what}", what)
     if item == ARRAY:
         raise GGUFError(f"{what} is an array of arrays: only flat arrays are allowed")
     if item == STRING:
-        return kind, cursor.strings(cursor.count(f"strings in the {what}", 8, MAX_STRINGS), what)
+        errors = "surrogateescape" if key.startswith("tokenizer.ggml.") else "replace"
+        return kind, cursor.strings(cursor.count(f"strings in the {what}", 8, MAX_STRINGS), what, errors)
     width = DTYPES[item].itemsize
     n = cursor.count(f"numbers in the {what}", width, MAX_HEADER // width)
     return kind, _numbers(cursor, item, n, what)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.formats.files import shown
-from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, wrong
+from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, token_bytes, wrong
 
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("pre_tokenizers.json").read_bytes())
 #: name -> expressions. Each cuts what those before it left: into its matches and what lies between them.
@@ -61,10 +61,24 @@ class ByteLevelBPE:
 
 def pre_kind(metadata: Mapping[str, Any]) -> str:
     """``tokenizer.ggml.pre``, ``default`` without one as in llama.cpp; TokenizerError for an unknown kind."""
-    kind = metadata.get(PREFIX + "pre", "default")
+    kind = metadata[PREFIX + "pre"] if _names_kind(metadata) else "default"
     if not isinstance(kind, str) or kind not in PRE_TOKENIZERS:
         raise wrong("pre", f"is {shown(kind)}: supported are {', '.join(PRE_TOKENIZERS)}")
     return kind
+
+
+def _names_kind(metadata: Mapping[str, Any]) -> bool:
+    """Whether the file has a name of it, be it a wrong one."""
+    kind = metadata.get(PREFIX + "pre")
+    return kind is not None and not (isinstance(kind, str) and not kind)
+
+
+def pre_notes(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to tell the user where the file does not name its kind."""
+    if _names_kind(metadata):
+        return ()
+    seen = f"the file does not name its pre-tokenizer ({PREFIX}pre), so it is 'default', as in llama.cpp"
+    return (f"{seen}: words may be cut otherwise than the model was trained with, and answers be worse",)
 
 
 def pre_tokenizer(kind: str) -> Any:
@@ -79,7 +93,7 @@ def _spelled(token: str) -> bytes:
     try:
         return bytes(map(_BYTES.__getitem__, token))
     except KeyError:  # not spelled in the alphabet: the text itself
-        return token.encode()
+        return token_bytes(token)
 
 
 def _merges(tokens: list[str], ids: Mapping[str, int], file: Mapping[str, Any]) -> list[tuple[str, str]]:

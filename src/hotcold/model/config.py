@@ -15,7 +15,7 @@ from hotcold.model.experts import Experts, read_experts
 from hotcold.model.families import FAMILIES, Family, Scales
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
-from hotcold.model.positions import LayerPositions, read_positions
+from hotcold.model.positions import LayerPositions, read_positions, scaling_notes
 from hotcold.model.rope import Rope
 
 #: More than any model has; what lies beyond is a broken file, refused before anything is sized by it.
@@ -81,7 +81,7 @@ class Config:
                 raise ModelError(f"{keys.name(key)} is {shown(value)}: this is not supported yet")
         layers = keys.whole("block_count", 1, MAX_LAYERS)
         dim = keys.whole("embedding_length", 1, MAX_DIM)
-        heads, kv_heads, head_dim = _heads(keys, dim)
+        heads, kv_heads, head_dim = _heads(keys, dim, layers)
         context = _context(keys, family, tensors)
         gated = family.fused_gate or any(f"blk.0.ffn_gate{part}.weight" in tensors for part in ("", "_exps"))
         experts = read_experts(keys, family, layers, MAX_NEURONS, tensors)
@@ -112,6 +112,7 @@ class Config:
             scales=_scales(keys, family.scales(layers, dim, heads)),
             softcap=keys.factor("attn_logit_softcapping", 0.0) or None,
             experts=experts,
+            notes=scaling_notes(keys) if family.learned_positions is None else (),
         )
 
 
@@ -124,9 +125,9 @@ def _family(metadata: Mapping[str, Any]) -> Family:
     return FAMILIES[name]
 
 
-def _heads(keys: Keys, dim: int) -> tuple[int, int, int]:
-    heads = keys.whole("attention.head_count", 1, MAX_HEADS)
-    kv_heads = keys.whole("attention.head_count_kv", 1, MAX_HEADS, default=heads)
+def _heads(keys: Keys, dim: int, layers: int) -> tuple[int, int, int]:
+    heads = keys.alike("attention.head_count", 1, MAX_HEADS, layers)
+    kv_heads = keys.alike("attention.head_count_kv", 1, MAX_HEADS, layers, default=heads)
     if heads % kv_heads:
         key = keys.name("attention.head_count_kv")
         raise ModelError(f"{key} is {kv_heads}: it must divide {heads} heads")

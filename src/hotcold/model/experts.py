@@ -118,7 +118,7 @@ def read_experts(
     for key, harmless in _NOT_COMPUTED.items():
         if (value := keys.whole(key, 0, 1 << 20, default=0)) > harmless:
             raise ModelError(f"{keys.name(key)} is {value}: this is not supported yet")
-    chosen = keys.whole("expert_used_count", 1, min(count, MAX_CHOSEN))
+    chosen = keys.alike("expert_used_count", 1, min(count, MAX_CHOSEN), layers)
     function = keys.whole("expert_gating_func", 0, max(_SCORES), default=0)
     normalise: Any = keys.get("expert_weights_norm", family.experts_normalised)
     if not isinstance(normalise, bool):
@@ -147,19 +147,11 @@ def _neurons(keys: Keys, layers: int, most: int, chosen: int, up: Shape) -> int:
     (Mixtral) or of the ``chosen`` together (first files of Qwen2-MoE), as the shape of ``up`` tells."""
     own, common = "expert_feed_forward_length", "feed_forward_length"
     if own in keys:
-        return _equal(keys, own, layers, most)
-    each, rest = divmod(_equal(keys, common, layers, most * chosen), chosen)
+        return keys.alike(own, 1, most, layers)
+    each, rest = divmod(keys.alike(common, 1, most * chosen, layers), chosen)
     if up[1:2] == (each,) and not rest:
         return each
-    return _equal(keys, common, layers, most)
-
-
-def _equal(keys: Keys, key: str, layers: int, most: int) -> int:
-    """One number, or as many equal ones as there are layers."""
-    first, *others = set(keys.per_layer(key, 1, most, layers))
-    if others:
-        raise ModelError(f"{keys.name(key)} is an array of {layers}: equal numbers are needed")
-    return first
+    return keys.alike(common, 1, most, layers)
 
 
 def expert_shapes(

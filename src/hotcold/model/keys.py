@@ -34,6 +34,16 @@ class Keys:
     def whole(self, key: str, low: int, high: int, default: int | None = None) -> int:
         return whole(self.name(key), self._value(key, default), low, high)
 
+    def alike(self, key: str, low: int, high: int, layers: int, default: int | None = None) -> int:
+        """One number for all layers, which a file may repeat for each."""
+        if self.get(key) is None:
+            return self.whole(key, low, high, default)
+        values = self.per_layer(key, low, high, layers)
+        if len(set(values)) > 1:
+            seen = f"{self.name(key)} is {min(values)} in some layers and {max(values)} in others"
+            raise ModelError(f"{seen}: layers that differ in it are not supported yet")
+        return values[0]
+
     def per_layer(self, key: str, low: int, high: int, layers: int) -> tuple[int, ...]:
         """One number for all layers, or an array of one for each."""
         value = self.get(key)

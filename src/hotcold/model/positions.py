@@ -12,6 +12,7 @@ from hotcold.model.keys import Keys, ModelError, is_number, whole
 from hotcold.model.rope import Rope, Yarn
 
 _SCALINGS = ("none", "linear", "yarn", "longrope")
+_FACTOR, _OLD_FACTOR = "rope.scaling.factor", "rope.scale_linear"
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,35 @@ def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
     if dim % 2:
         raise ModelError(f"{keys.name('rope.dimension_count')} is {dim}: an even number is needed")
     base = keys.number("rope.freq_base", 1, 1e12, default=10000.0)
-    kind = keys.choice("rope.scaling.type", _SCALINGS, "none")
-    linear = keys.number("rope.scale_linear", 1e-6, 1e6, default=1.0)  # an old name of the linear factor
-    if kind == "linear":
-        linear = keys.number("rope.scaling.factor", 1e-6, 1e6, default=linear)
+    kind, factor = scaling(keys)
     original = keys.whole("rope.scaling.original_context_length", 1, 1 << 24, default=context)
     magnitude = keys.factor("rope.scaling.attn_factor", 1.0)
-    rope = Rope(dim, base, family.rope_interleaved, linear, magnitude=magnitude, original=original)
-    return _yarn(keys, rope, whole=family.yarn_whole) if kind == "yarn" else rope
+    rope = Rope(dim, base, family.rope_interleaved, magnitude=magnitude, original=original)
+    if kind == "yarn":
+        return _yarn(keys, rope, factor, whole=family.yarn_whole)
+    return replace(rope, linear_factor=factor)
 
 
-def _yarn(keys: Keys, rope: Rope, *, whole: bool) -> Rope:
-    factor = keys.number("rope.scaling.factor", 1e-6, 1e6)
+def scaling(keys: Keys) -> tuple[str, float]:
+    """The kind, and the factor that positions are divided by, as llama.cpp reads them: a factor without a
+    kind is linear, ``rope.scale_linear`` is its old name, 0 is none, and the kind ``none`` ignores it."""
+    kind = keys.choice("rope.scaling.type", _SCALINGS, "linear")
+    if kind == "yarn" and _FACTOR not in keys and _OLD_FACTOR not in keys:
+        raise ModelError(f"{keys.name(_FACTOR)} is missing: yarn needs it")
+    factor = keys.factor(_FACTOR if _FACTOR in keys else _OLD_FACTOR, 1.0)
+    return kind, 1.0 if kind == "none" else factor
+
+
+def scaling_notes(keys: Keys) -> tuple[str, ...]:
+    """What to tell the user of it."""
+    _, factor = scaling(keys)
+    if "rope.scaling.type" in keys or _FACTOR not in keys or factor == 1:
+        return ()
+    guess = "positions are divided by it (linear scaling), as in llama.cpp"
+    return (f"the file has {keys.name(_FACTOR)} {factor:g} and no {keys.name('rope.scaling.type')}: {guess}",)
+
+
+def _yarn(keys: Keys, rope: Rope, factor: float, *, whole: bool) -> Rope:
     fast = keys.number("rope.scaling.yarn_beta_fast", 1e-6, 1e6, default=32.0)
     slow = keys.number("rope.scaling.yarn_beta_slow", 1e-6, 1e6, default=1.0)
     mixed = keys.get("rope.scaling.yarn_ext_factor", 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.model.vocabulary import Vocabulary
+from hotcold.model.vocabulary import Vocabulary, token_bytes
 
 SPACE = "\u2581"  #: how SentencePiece spells a space inside tokens
 
@@ -23,7 +23,7 @@ _POSITION_BITS = 40
 
 def spelled(token: str) -> bytes:
     """The bytes that an ordinary token adds to a text."""
-    return token.replace(SPACE, " ").encode()
+    return token_bytes(token.replace(SPACE, " "))
 
 
 class SentencePieceBPE:

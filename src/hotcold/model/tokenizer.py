@@ -9,11 +9,20 @@ from typing import Any, Protocol, Self, TypeAlias
 
 from hotcold.errors import UserError
 from hotcold.formats.files import shown
-from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind
+from hotcold.model.added_tokens import AddedTokens
+from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind, pre_notes
 from hotcold.model.spm import SentencePieceBPE
 from hotcold.model.unicode import check_unicode
 from hotcold.model.unigram import Unigram
-from hotcold.model.vocabulary import PREFIX, Defaults, TokenizerError, TokenType, Vocabulary, read_vocabulary
+from hotcold.model.vocabulary import (
+    PREFIX,
+    Defaults,
+    TokenizerError,
+    TokenType,
+    Vocabulary,
+    read_vocabulary,
+    token_bytes,
+)
 
 __all__ = ["StreamDecoder", "Tokenizer", "TokenizerError"]
 
@@ -41,7 +50,9 @@ _ALGORITHMS: dict[
     "llama": (SentencePieceBPE, lambda _: Defaults((1, 2, 0), add_bos=True, space_prefix=True, scores=True)),
     "gpt2": (
         ByteLevelBPE,
-        lambda file: Defaults((11, 11, None), pre_kind(file) in ADDS_BOS, pre_kind(file) in ADDS_EOS),
+        lambda file: Defaults(
+            (11, 11, None), pre_kind(file) in ADDS_BOS, pre_kind(file) in ADDS_EOS, notes=pre_notes(file)
+        ),
     ),
     "t5": (Unigram, lambda _: Defaults((None, 1, 2), add_eos=True, space_prefix=True, scores=True)),
 }  # fmt: skip
@@ -59,16 +70,27 @@ class Tokenizer:
         self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
         self._space_prefix = vocabulary.add_space_prefix
         self._algorithm = algorithm
+        self.notes = vocabulary.notes  #: what was guessed or left out, a line each, for the user
+        flags = vocabulary.flags
         #: tokens that add nothing to a text, and those that the encoder finds before the algorithm runs
         self._silent = {id for id, type in enumerate(types) if type in (TokenType.CONTROL, TokenType.UNKNOWN)}
         user_defined = {id for id, type in enumerate(types) if type == TokenType.USER_DEFINED}
-        self._fences = self._silent | user_defined
-        # The longest first, as llama.cpp looks for them.
-        fences = sorted(self._fences, key=lambda id: len(tokens[id].encode()), reverse=True)
-        self._special = [(tokens[id], id) for id in fences if tokens[id]]
-        self._user_defined = [(text, id) for text, id in self._special if id in user_defined]
+        normalized = flags.normalized & user_defined if vocabulary.add_space_prefix else frozenset()
+        self._fences = self._silent | (user_defined - normalized)
+
+        def named(ids: Iterable[int]) -> AddedTokens:
+            # The longest first, as llama.cpp looks for them.
+            order = sorted(ids, key=lambda id: len(token_bytes(tokens[id])), reverse=True)
+            return AddedTokens([(tokens[id], id) for id in order if tokens[id]], flags)
+
+        self._special, self._user_defined = named(self._fences), named(user_defined - normalized)
+        self._normalized = named(normalized)
         #: id -> name of the tokens that add nothing to a text
-        self.control_names = {id: text for text, id in self._special if id in self._silent}
+        self.control_names = {
+            id: token_bytes(text).decode(errors="replace")
+            for text, id in self._special.names
+            if id in self._silent
+        }
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
@@ -102,21 +124,24 @@ class Tokenizer:
 
     def cut_special(self, text: str) -> list[str | int]:
         """The text in parts: ids of the special tokens that it names, control tokens too, and strings."""
-        return self._fragments(text, self._special)
+        return self._special.cut(text)
 
     def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
         """Token ids of text in parts, with neither BOS nor EOS: an id is taken as it is, in a string only
         user-defined tokens are special."""
         ids: list[int] = []
         prefix = space = " " if self._space_prefix else ""
-        for part in parts:
-            for fragment in [part] if isinstance(part, int) else self._fragments(part, self._user_defined):
+        whole = [*parts]
+        for part, before, after in zip(whole, ["", *whole], [*whole[1:], ""], strict=False):
+            beside = self._beside(before)[-1:], self._beside(after)[:1]
+            for fragment in [part] if isinstance(part, int) else self._user_defined.cut(part, *beside):
                 if isinstance(fragment, int):
                     ids.append(fragment)
                     prefix = space
-                else:
-                    ids += self._algorithm.encode_ordinary(prefix + fragment)
-                    prefix = ""
+                    continue
+                for piece in self._normalized.cut(prefix + fragment):
+                    ids += [piece] if isinstance(piece, int) else self._algorithm.encode_ordinary(piece)
+                prefix = ""
         return ids
 
     def left_out(self, texts: Iterable[str]) -> str:
@@ -124,10 +149,14 @@ class Tokenizer:
         characters as U+0004. Empty where that is nothing, as nearly always."""
         if not self._algorithm.lacks:
             return ""
-        parts = [part for text in texts for part in self._fragments(text, self._user_defined)]
-        found = [name for part in parts if isinstance(part, str) for name in self._algorithm.absent(part)]
-        names = [*dict.fromkeys(found)]
+        parts = [part for text in texts for part in self._user_defined.cut(text) if isinstance(part, str)]
+        pieces = [piece for part in parts for piece in self._normalized.cut(part) if isinstance(piece, str)]
+        names = [*dict.fromkeys(name for piece in pieces for name in self._algorithm.absent(piece))]
         return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+
+    def _beside(self, part: str | int) -> str:
+        """The text of a part, for who is beside it."""
+        return self.piece(part).decode(errors="replace") if isinstance(part, int) else part
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some tokens, so that ``decode(encode(text)) == text``.
@@ -149,21 +178,6 @@ class Tokenizer:
             last = self.vocab_size - 1
             raise UserError(f"token id {id} is not in the vocabulary: allowed are 0 to {last}")
         return self._algorithm.pieces[id]
-
-    def _fragments(self, text: str, special: Iterable[tuple[str, int]]) -> list[str | int]:
-        """Cuts special tokens out of a text: strings in between, ids for the tokens; nothing is empty."""
-        fragments: list[str | int] = [text] if text else []
-        for token, id in special:
-            if token not in text:
-                continue
-            cut: list[str | int] = []
-            for fragment in fragments:
-                first, *rest = [fragment] if isinstance(fragment, int) else fragment.split(token)
-                cut.append(first)
-                for part in rest:
-                    cut += (id, part)
-            fragments = [fragment for fragment in cut if fragment != ""]
-        return fragments
 
 
 class StreamDecoder:

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
+from hotcold.formats.files import printable, shown
+from hotcold.model.added_tokens import TokenFlags, read_flags
+from hotcold.model.end_tokens import END_KEYS, end_tokens
 
 PREFIX = "tokenizer.ggml."
 
@@ -42,6 +44,7 @@ class Defaults:
     add_eos: bool = False
     space_prefix: bool = False  #: where False, the file's add_space_prefix does not count either
     scores: bool = False  #: whether scores are required
+    notes: tuple[str, ...] = ()  #: what it assumed already and the user should know
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,18 @@ class Vocabulary:
     eos_id: int | None
     unknown_id: int | None
     stop_ids: frozenset[int]  #: tokens that end a text: EOS, end of turn, end of message
+    flags: TokenFlags  #: of the tokens that are found by their names
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool  #: whether text starts with a space that the user did not write
+    notes: tuple[str, ...] = ()  #: what was guessed or left out, a line each
 
     def ordinary(self, *excluded: TokenType) -> dict[str, int]:
         """Ids of the tokens that text may become by their spelling; of equal tokens the last counts."""
         never = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, *excluded}
-        return {token: id for id, token in enumerate(self.tokens) if self.types[id] not in never}
+        found = ((token, id) for id, token in enumerate(self.tokens) if self.types[id] not in never)
+        # No text has the others, whose bytes are no UTF-8, and not every library takes them for strings.
+        return {token: id for token, id in found if token.isascii() or not _SURROGATE.search(token)}
 
     def byte_ids(self) -> dict[int, int]:
         """Byte -> id of its token, such as ``<0x0A>``."""
@@ -69,48 +76,62 @@ class Vocabulary:
 
     def pieces(self, spelled: Callable[[str], bytes]) -> list[bytes]:
         """``[V]`` the bytes that tokens stand for: the names of special ones, the others ``spelled``."""
-        by_name = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 
         def piece(token: str, type: int) -> bytes:
             if type == TokenType.BYTE:
                 return bytes([int(token[1:-1], 16)])
-            return token.encode() if type in by_name else spelled(token)
+            return token_bytes(token) if type in _BY_NAME else spelled(token)
 
         return [piece(token, type) for token, type in zip(self.tokens, self.types, strict=True)]
 
 
-#: Tokens that end a turn in well-known chat formats; their files do not always name them as such.
-_END_OF_TURN = frozenset((
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
-    "<|end_of_text|>", "<|eom_id|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
-))  # fmt: skip
-
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ID_KEY = re.compile(r"tokenizer\.ggml\.[a-z_]+_token_id")
+#: Types of the tokens that are found by their names, before a text is cut into others.
+_BY_NAME = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+#: Our own key: more tokens that end a text than GGUF has keys for.
+MORE_ENDS = "hotcold.tokenizer.end_token_ids"
 
 
 def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabulary:
-    """Reads and checks the vocabulary of a GGUF file; no key outside ``tokenizer.ggml.`` is looked at."""
+    """Reads and checks the vocabulary of a GGUF file, and what its names and our own keys say of it."""
     tokens = array(metadata, "tokens", "U")
     if not tokens:
         raise TokenizerError(f"the file has no {PREFIX}tokens, or 0 of them: use one with a vocabulary")
+    notes = [*defaults.notes]
     declared = _types(metadata, tokens)
+    if declared is None:
+        notes.append(
+            f"the file has no {PREFIX}token_type: which tokens are special is guessed by their names"
+        )
     # Types are optional; bytes show by their spelling, and the special ids are marked below.
     types = declared or [TokenType.BYTE if _BYTE_TOKEN.fullmatch(t) else TokenType.NORMAL for t in tokens]
-    ids = {name: _id(metadata, name, len(tokens)) for name in ("bos", "eos", "unknown", "eot", "eom")}
-    for name, default in zip(ids, defaults.ids, strict=False):
+    ids = _ids(metadata, tokens, notes)
+    for name, default in zip(("bos", "eos", "unknown"), defaults.ids, strict=True):
         # A default counts only if the file agrees that this token is a special one.
         if ids[name] is None and default is not None and default < len(tokens) and declared:
             ids[name] = default if types[default] in (TokenType.CONTROL, TokenType.UNKNOWN) else None
-    bos, eos, unknown, *ends = ids.values()
-    special = (TokenType.CONTROL, TokenType.USER_DEFINED)
-    ends += [eos] + [id for id, t in enumerate(tokens) if t in _END_OF_TURN and types[id] in special]
-    stop_ids = frozenset(id for id in ends if id is not None)
+            if name == "eos" and ids[name] is not None:
+                guess = f"token {default}, {printable(tokens[default], 40)}, does, as in llama.cpp"
+                notes.append(f"the file does not say which token ends a text: {guess}")
+    bos, eos, unknown = ids["bos"], ids["eos"], ids["unknown"]
+    control = [id for id, type in enumerate(types) if type == TokenType.CONTROL]
+    ends = end_tokens(tokens, control, ids, _more_ends(metadata, len(tokens), notes))
+    if not ends.stops:
+        notes.append("no token of the vocabulary ends a text: answers end where their length does")
     # Whatever the file calls them: text that a user writes must never become one of these.
-    for id in stop_ids if bos is None else (bos, *stop_ids):
+    for id in ends.reserved if bos is None else (bos, *ends.reserved):
         types[id] = TokenType.CONTROL
     if unknown is not None and types[unknown] == TokenType.NORMAL:
         types[unknown] = TokenType.UNKNOWN
     scores = _scores(metadata, len(tokens)) if defaults.scores else None
+    named = [id for id, type in enumerate(types) if type in _BY_NAME]
+    flags = read_flags(metadata, tokens, named, TokenizerError)
+    space_prefix = flag(metadata, "add_space_prefix", default=True) and defaults.space_prefix
+    for id in flags.normalized if space_prefix else ():
+        if types[id] == TokenType.USER_DEFINED:
+            tokens[id] = " " + tokens[id]
     return Vocabulary(
         tokens,
         types,
@@ -118,11 +139,18 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
         bos_id=bos,
         eos_id=eos,
         unknown_id=unknown,
-        stop_ids=stop_ids,
-        add_bos=_adds(metadata, "bos", bos, default=defaults.add_bos),
-        add_eos=_adds(metadata, "eos", eos, default=defaults.add_eos),
-        add_space_prefix=flag(metadata, "add_space_prefix", default=True) and defaults.space_prefix,
+        stop_ids=ends.stops,
+        flags=flags,
+        add_bos=_adds(metadata, "bos", bos, notes, default=defaults.add_bos),
+        add_eos=_adds(metadata, "eos", eos, notes, default=defaults.add_eos),
+        add_space_prefix=space_prefix,
+        notes=tuple(notes),
     )
+
+
+def token_bytes(token: str) -> bytes:
+    """A token's bytes as the file has them: those that are no UTF-8 are lone surrogates in the string."""
+    return token.encode(errors="surrogateescape")
 
 
 def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None = None) -> Any:
@@ -175,20 +203,49 @@ def _scores(metadata: Mapping[str, Any], size: int) -> npt.NDArray[np.float32]:
     return values
 
 
-def _id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
-    key = f"{name}_token_id"
-    value = metadata.get(PREFIX + key)
+def _ids(metadata: Mapping[str, Any], tokens: Sequence[str], notes: list[str]) -> dict[str, int | None]:
+    """Those of the file's keys, by what stands before ``_token_id``. An id that no token has counts as none,
+    as in llama.cpp, and is told of."""
+    size = len(tokens)
+    ids: dict[str, int | None] = dict.fromkeys(("bos", "unknown", *END_KEYS))
+    for key in filter(_ID_KEY.fullmatch, metadata):
+        value, name = metadata[key], key.removeprefix(PREFIX).removesuffix("_token_id")
+        if type(value) is not int:
+            if name in ids:
+                raise wrong(f"{name}_token_id", f"is {shown(value)}: a token id is needed")
+        elif 0 <= value < size:
+            ids[name] = value
+        else:
+            seen = f"{key} is {shown(value)}: the {size} tokens have the ids 0 to {size - 1}"
+            notes.append(f"{seen}; the key is passed over")
+    return ids
+
+
+def _more_ends(metadata: Mapping[str, Any], size: int, notes: list[str]) -> list[int]:
+    value = metadata.get(MORE_ENDS)
     if value is None:
-        return None
-    if type(value) is not int:
-        raise wrong(key, f"is {shown(value)}: a token id is needed")
-    if not 0 <= value < size:
-        raise wrong(key, f"is {shown(value)}: the {size} tokens have the ids 0 to {size - 1}")
-    return value
+        return []
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "iu":
+        raise TokenizerError(f"{MORE_ENDS} is {shown(value)}: an array of token ids is needed")
+    ids: list[int] = value.tolist()
+    if beyond := [id for id in ids if not 0 <= id < size]:
+        notes.append(
+            f"{MORE_ENDS} has {beyond[0]}: the {size} tokens have the ids 0 to {size - 1}; passed over"
+        )
+    return [id for id in ids if 0 <= id < size]
 
 
-def _adds(metadata: Mapping[str, Any], which: str, id: int | None, *, default: bool) -> bool:
-    adds = flag(metadata, f"add_{which}_token", default=default and id is not None)
+def _adds(
+    metadata: Mapping[str, Any], which: str, id: int | None, notes: list[str], *, default: bool
+) -> bool:
+    key = f"add_{which}_token"
+    adds = flag(metadata, key, default=default and id is not None)
     if adds and id is None:
-        raise wrong(f"add_{which}_token", f"is true: the file needs {PREFIX}{which}_token_id too")
+        if f"{PREFIX}{which}_token_id" in metadata:
+            notes.append(f"no {which.upper()} is added to texts, since the file's is no token")
+            return False
+        raise wrong(key, f"is true: the file needs {PREFIX}{which}_token_id too")
+    if adds and PREFIX + key not in metadata:
+        where = "begin with BOS" if which == "bos" else "end with EOS"
+        notes.append(f"the file does not say whether texts {where} ({PREFIX}{key}): they do, as in llama.cpp")
     return adds

@@ -3,10 +3,11 @@
 Every name and shape is checked before anything is read. Tensors reach the backend with the file's own blocks.
 """
 
+import math
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -89,7 +90,7 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
             if name in others or _IGNORED.fullmatch(name):
                 continue
             raise ModelError(f"tensor {printable(name, 80)} has no place in a {config.architecture} model")
-        if info.shape != shapes[name]:
+        if not _fits(info.shape, shapes[name]):
             raise ModelError(f"tensor {name} has shape {info.shape}: the metadata asks for {shapes[name]}")
         try:
             block_type(info.type)
@@ -97,6 +98,11 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
             raise ModelError(f"tensor {name}: {error}") from None
         total += info.nbytes
     return total
+
+
+def _fits(shape: Shape, expected: Shape) -> bool:
+    """Whether a tensor of this shape is one of the other: a vector may have further dimensions of 1."""
+    return shape == expected or (len(expected) == 1 and math.prod(shape) == max(shape) == expected[0])
 
 
 def load_weights(
@@ -207,6 +213,12 @@ class _Reader:
     total: int
     done: int = 0
 
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Shapes of the tensors that the model may have, by name."""
+        required, optional = _expected(self.config, self.file.tensors)
+        return required | optional
+
     def layer(self, blk: str, ffn_weights: Callable[[FFNTensors], FFNWeights]) -> LayerWeights:
         attn_norm, ffn_norm = _input_norms(self.config, blk, self.file.tensors)
         q, k, v = self._attention_inputs(blk)
@@ -244,7 +256,9 @@ class _Reader:
         gate, name = None, f"{blk}ffn_gate_inp_shexp.weight"
         if name in self.file.tensors:
             row = self.file.stored(name)
-            gate = self.backend.matrix(replace(row, shape=(1, *row.shape)))
+            # One row, whichever way the file has it.
+            dim, nbytes = self.config.dim, row.rows * row.row_bytes
+            gate = self.backend.matrix(replace(row, shape=(1, dim), rows=1, row_bytes=nbytes))
             self._count(row)
         config = self.config
         own = self.file.stored(f"{blk}ffn_gate_shexp.weight") if config.gated else None
@@ -340,7 +354,7 @@ class _Reader:
         values = tensor.dequantise()
         if not np.isfinite(values).all():
             raise ModelError(f"tensor {name} holds values that are not finite: the file is damaged")
-        return values
+        return values.reshape(self.shapes.get(name, values.shape))
 
     def _buffer(self, name: str, scale: float = 1.0) -> Buffer | None:
         """Of such a vector, times ``scale``; None where the file has none."""

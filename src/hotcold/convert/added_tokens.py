@@ -1,0 +1,74 @@
+"""Flags of a checkpoint's added tokens as keys of a file: what they do to the text around them."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.sentencepiece_model import Piece
+from hotcold.convert.tokenizer_json import SPACED
+from hotcold.model.added_tokens import PREFIX, TokenFlags, implied_flags
+from hotcold.model.spm import SPACE
+from hotcold.model.vocabulary import TokenType
+
+_FOUND = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+_RSTRIP = f"{PREFIX}rstrip"
+
+
+def flags_metadata(
+    checkpoint: Checkpoint, tokens: list[Piece], metadata: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``metadata`` are the file's other keys. Where their names imply flags that the checkpoint denies, an
+    empty list says so."""
+    entries = [*_entries(checkpoint)]
+    named = {name: _ids(entries, tokens, name) for name in ("lstrip", "rstrip", "single_word", "normalized")}
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix") is True
+    if not named["normalized"] or not _spells_first(checkpoint, prefix=prefix):
+        named["normalized"] = frozenset()
+    keys = TokenFlags(**named).metadata()
+    special = [id for id, token in enumerate(tokens) if token.type in _FOUND]
+    if (
+        entries
+        and not keys
+        and implied_flags(metadata, [token.text for token in tokens], special) != TokenFlags()
+    ):
+        keys[_RSTRIP] = np.array([], np.int32)
+    return keys
+
+
+def _entries(checkpoint: Checkpoint) -> Iterable[tuple[Any, Mapping[str, Any]]]:
+    """Ids and what is said of them, of the first file that says it."""
+    decoder = checkpoint.settings("tokenizer_config.json").section("added_tokens_decoder").values
+    added = None if decoder else checkpoint.settings("tokenizer.json").values.get("added_tokens")
+    for id, entry in decoder.items():
+        if re.fullmatch("[0-9]{1,9}", id) and isinstance(entry, Mapping):
+            yield int(id), entry
+    for entry in added if isinstance(added, list) else ():
+        if isinstance(entry, Mapping):
+            yield entry.get("id"), entry
+
+
+def _ids(entries: Iterable[tuple[Any, Mapping[str, Any]]], tokens: list[Piece], flag: str) -> frozenset[int]:
+    """Those that have a flag, as far as the vocabulary has these tokens."""
+    return frozenset(
+        id
+        for id, entry in entries
+        if entry.get(flag) is True
+        and type(id) is int
+        and 0 <= id < len(tokens)
+        and isinstance(text := entry.get("content"), str)
+        and tokens[id].text in (text, text.replace(SPACE, " "))
+        and tokens[id].type in _FOUND
+    )
+
+
+def _spells_first(checkpoint: Checkpoint, *, prefix: bool) -> bool:
+    """Whether spaces are put before texts (``prefix``) and spelled otherwise before some tokens are looked
+    for: only then does it matter which these are."""
+    normalizer = checkpoint.settings("tokenizer.json").values.get("normalizer")
+    steps = [normalizer] if isinstance(normalizer, Mapping) else []
+    inner = steps[0].get("normalizers") if steps else None
+    steps += inner if isinstance(inner, list) else []
+    return ({"type": "Prepend", "prepend": SPACE} if prefix else SPACED) in steps

@@ -1,0 +1,135 @@
+"""Flags of tokens that were added to a trained vocabulary, as the tokenizers library has them.
+
+GGUF has no keys for them. ``hotcold convert`` writes keys of its own; where a file has none of these, what
+llama.cpp knows of well-known vocabularies by their names holds."""
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from hotcold.formats.files import shown
+
+PREFIX = "hotcold.tokenizer."
+
+#: Unicode's property White_Space. Python's own ``isspace`` also takes U+001C to U+001F for spaces.
+SPACES = (
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029"
+    "\u202f\u205f\u3000"
+)
+_WORD = ("L", "M", "Nd", "Nl", "Pc")  # of Unicode's categories, as regular expressions have words
+
+
+@dataclass(frozen=True)
+class TokenFlags:
+    """Ids of the tokens that have each flag."""
+
+    lstrip: frozenset[int] = frozenset()  #: takes the white space before it along
+    rstrip: frozenset[int] = frozenset()  #: takes the white space after it along
+    single_word: frozenset[int] = frozenset()  #: is none beside a letter, a digit or an underscore
+    #: is looked for when spaces are spelled as in the vocabulary: none is white space to strip then, and
+    #: where the vocabulary puts one before a text, the token begins with it
+    normalized: frozenset[int] = frozenset()
+
+    def metadata(self) -> dict[str, Any]:
+        """Keys of a file from which :func:`read_flags` makes the same flags; none where there are none."""
+        given = {each.name: sorted(getattr(self, each.name)) for each in fields(self)}
+        return {f"{PREFIX}{name}": np.array(ids, np.int32) for name, ids in given.items() if ids}
+
+
+def read_flags(
+    metadata: Mapping[str, Any],
+    tokens: Sequence[str],
+    special: Sequence[int],
+    wrong: Callable[[str], Exception],
+) -> TokenFlags:
+    """``special`` are the tokens that are looked for in a text; ``wrong`` makes the error of a message."""
+    keys = [each.name for each in fields(TokenFlags) if PREFIX + each.name in metadata]
+    if not keys:
+        return implied_flags(metadata, tokens, special)
+    return TokenFlags(**{key: frozenset(_ids(metadata, key, len(tokens), wrong)) for key in keys})
+
+
+def implied_flags(metadata: Mapping[str, Any], tokens: Sequence[str], special: Sequence[int]) -> TokenFlags:
+    """Of a file without keys for them: llama.cpp's rule, by names."""
+    name, architecture, pre, model = (
+        value if isinstance(value := metadata.get(key), str) else ""
+        for key in ("general.name", "general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.model")
+    )
+    name = name.lower()
+    jina = any(each in pre for each in ("jina-v2-de", "jina-v2-es", "jina-v2-code"))
+    if jina or any(each in architecture for each in ("nomic-bert-moe", "jina-bert-v3")):
+        return TokenFlags(lstrip=_named(tokens, "<mask>"))
+    # Newer files of Phi-3 have names such as "Phi 3.5 Mini Instruct"; Phi-4 has another kind of vocabulary.
+    if "phi-3" in name or "phi3" in name or (architecture == "phi3" and model == "llama"):
+        kept = _named(tokens, "<unk>", "<s>", "<|endoftext|>")
+        return TokenFlags(rstrip=_named(tokens, "</s>").union(special) - kept)
+    if "modern-bert" in name:
+        return TokenFlags(lstrip=_named(tokens, "[MASK]"))
+    return TokenFlags()
+
+
+def _named(tokens: Sequence[str], *names: str) -> frozenset[int]:
+    return frozenset(id for id, token in enumerate(tokens) if token in names)
+
+
+def _ids(metadata: Mapping[str, Any], key: str, size: int, wrong: Callable[[str], Exception]) -> list[int]:
+    value = metadata[PREFIX + key]
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or (len(value) and value.dtype.kind not in "iu"):
+        raise wrong(f"{PREFIX}{key} is {shown(value)}: an array of token ids is needed")
+    ids: list[int] = value.tolist()
+    for id in ids:
+        if not 0 <= id < size:
+            raise wrong(f"{PREFIX}{key} holds {id}: the {size} tokens have the ids 0 to {size - 1}")
+    return ids
+
+
+@dataclass(frozen=True)
+class AddedTokens:
+    """Finds tokens in a text by their names: one after another, those that come first in ``names`` first."""
+
+    names: Sequence[tuple[str, int]]
+    flags: TokenFlags
+
+    def cut(self, text: str, before: str = "", after: str = "") -> list[str | int]:
+        """The text in parts: strings in between, ids for the tokens; nothing is empty. ``before`` and
+        ``after`` are the characters beside it, if any."""
+        spans: list[tuple[int, int] | int] = [(0, len(text))] if text else []
+        for name, id in self.names:
+            if name in text:
+                cut: list[tuple[int, int] | int] = []
+                for span in spans:
+                    cut += (
+                        [span] if isinstance(span, int) else self._cut(text, *span, name, id, before, after)
+                    )
+                spans = cut
+        return [span if isinstance(span, int) else text[slice(*span)] for span in spans]
+
+    def _cut(
+        self, text: str, start: int, end: int, name: str, id: int, before: str, after: str
+    ) -> list[tuple[int, int] | int]:
+        flags = self.flags
+        spaces = SPACES.replace(" ", "") if id in flags.normalized else SPACES
+        parts: list[tuple[int, int] | int] = []
+        at = start
+        while (left := text.find(name, at, end)) >= 0:
+            at = left + len(name)
+            sides = (text[left - 1] if left else before, text[at] if at < len(text) else after)
+            if id in flags.single_word and any(map(_is_word, sides)):
+                continue
+            while id in flags.lstrip and left > start and text[left - 1] in spaces:
+                left -= 1
+            while id in flags.rstrip and at < end and text[at] in spaces:
+                at += 1
+            parts += [(start, left), id] if left > start else [id]
+            start = at
+        return [*parts, (start, end)] if start < end else parts
+
+
+def _is_word(character: str) -> bool:
+    """Of one character, or none."""
+    return bool(character) and (
+        character in "\u200c\u200d" or unicodedata.category(character).startswith(_WORD)
+    )

@@ -1,0 +1,79 @@
+"""Which tokens end a text: llama.cpp's rule, by the ids that a file names and by tokens' own names.
+
+Files of careless converters name one id alone, or give these tokens any type; the names are what remains."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+#: Tokens that end a text wherever a vocabulary has them, whatever their type.
+_ENDS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
+))  # fmt: skip
+
+#: Names of the tokens around code that is to be filled in. Of each kind one counts: the key's, or the first.
+_FILLING = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+    "fim_pre": (
+        "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>",
+        "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>",
+    ),
+    "fim_suf": (
+        "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>",
+        "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>",
+    ),
+    "fim_mid": (
+        "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>", "<MID>",
+        "\u2581<MID>", "<|code_middle|>", "<|middle|>",
+    ),
+}  # fmt: skip
+
+#: Keys (``tokenizer.ggml.NAME_token_id``) whose tokens end a text.
+END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+
+#: Where a vocabulary has one of each, ``<|end|>`` closes a part of an answer: gpt-oss, and Solar Open.
+_IN_PARTS = (("<|return|>", "<|flush|>"), ("<|call|>", "<|calls|>"))
+_END_OF_PART = "<|end|>"
+#: Beside these, which end texts, ``</s>`` is HTML: Gemma 4 and PLaMo.
+_HTML = ("<|tool_response>", "<|plamo:eos|>")
+_CLOSING = "</s>"
+
+
+@dataclass(frozen=True)
+class EndTokens:
+    stops: frozenset[int]  #: those that end a text
+    reserved: frozenset[int]  #: these, and others that text never becomes, whatever type the file gives them
+
+
+def end_tokens(
+    tokens: Sequence[str], control: Iterable[int], ids: Mapping[str, int | None], more: Iterable[int] = ()
+) -> EndTokens:
+    """``control`` are the tokens that the file calls control tokens; ``ids`` are those of its keys, by the
+    names in :data:`END_KEYS`; ``more`` are further ones that end a text."""
+    wanted = _ENDS.union(*_FILLING.values(), _HTML)
+    found: dict[str, set[int]] = {}
+    for id, token in enumerate(tokens):
+        if token in wanted:
+            found.setdefault(token, set()).add(id)
+    kinds = {name: {id} for name, id in ids.items() if name in END_KEYS and id is not None}
+    for kind, names in _FILLING.items():
+        if first := next((name for name in names if name in found), None):
+            kinds.setdefault(kind, found[first])
+    stops = set(more).union(*(kinds.get(kind, ()) for kind in END_KEYS))
+    stops = stops.union(*(found[name] for name in _ENDS & found.keys()))
+    reserved = stops.union(*kinds.values())
+    if all(any(name in found for name in names) for names in _IN_PARTS):
+        stops -= found.get(_END_OF_PART, set())
+    if any(found.get(name, set()) & stops for name in _HTML):
+        html = found.get(_CLOSING, set()).difference(control)
+        stops, reserved = stops - html, reserved - html
+    return EndTokens(frozenset(stops), frozenset(reserved))
+
+
+def ends_by_name(name: str) -> bool:
+    """Whether llama.cpp ends texts at a token of this name, although no key names its id."""
+    return name in _ENDS
