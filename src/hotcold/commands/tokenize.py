@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
         tokenizer = Tokenizer.from_metadata(file.metadata)
     text = options.read_text(None) if args.prompt == "-" else args.prompt
     ids = tokenizer.encode(text, add_bos=False if args.no_bos else None, parse_special=args.special)
-    options.print_notes(tokenizer.notes)
     options.note_left_out(tokenizer, text)
+    options.print_notes(tokenizer.notes)
     pieces = [tokenizer.piece(id) for id in ids]
     if not args.json:
         width = len(str(tokenizer.vocab_size - 1))

@@ -144,10 +144,6 @@ class Tokenizer:
                 prefix = ""
         return ids
 
-    def _beside(self, part: str | int) -> str:
-        """The text of a part, for who is beside it."""
-        return self.piece(part).decode(errors="replace") if isinstance(part, int) else part
-
     def left_out(self, texts: Iterable[str]) -> str:
         """What of these texts no token can spell, so that :meth:`encode` leaves it out: bytes as 0x04, or
         characters as U+0004. Empty where that is nothing, as nearly always."""
@@ -155,9 +151,12 @@ class Tokenizer:
             return ""
         parts = [part for text in texts for part in self._user_defined.cut(text) if isinstance(part, str)]
         pieces = [piece for part in parts for piece in self._normalized.cut(part) if isinstance(piece, str)]
-        found = [name for piece in pieces for name in self._algorithm.absent(piece)]
-        names = [*dict.fromkeys(found)]
+        names = [*dict.fromkeys(name for piece in pieces for name in self._algorithm.absent(piece))]
         return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+
+    def _beside(self, part: str | int) -> str:
+        """The text of a part, for who is beside it."""
+        return self.piece(part).decode(errors="replace") if isinstance(part, int) else part
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some tokens, so that ``decode(encode(text)) == text``.
