@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import threading
@@ -249,6 +250,23 @@ def test_answers_match_a_schema(llm: LLM, grammars: Grammars) -> None:
             validator.validate(json.loads(found.text))
             ended += 1
     assert ended >= 5
+
+
+def test_the_example_of_the_documentation_ends() -> None:
+    """White space and digits are bounded, so a small model comes to an end."""
+    path = os.environ.get("HOTCOLD_SMOLLM2")
+    if not path:
+        pytest.skip("HOTCOLD_SMOLLM2 names no file")
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    grammar = schema_grammar(schema)
+    with LLM(path) as model:
+        grammars = Grammars(model.tokenizer)
+        assert grammars.check(grammar).notes == ()
+        for seed in range(1, 10):
+            constraint = grammars.constraint(grammar)
+            found = model.generate("She is ", constraint=constraint, max_tokens=30, seed=seed)
+            assert found.finish_reason == "stop" and json.loads(found.text).keys() == {"age"}
+        grammars.close()
 
 
 def test_an_object_of_any_kind(llm: LLM, grammars: Grammars) -> None:

@@ -280,8 +280,8 @@ def accepts(start: Matcher, text: str) -> bool:
 def test_closing_makes_nothing_impossible_and_nothing_wrong_possible(
     schema: dict[str, Any], first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    """Against another validator, of all small objects: what is allowed is valid, and something is allowed where
-    something is valid."""
+    """Against another validator, of all small objects: what is allowed is valid, and something is allowed
+    where something is valid."""
     second.pop("$ref", None)
     whole = {**schema, "$defs": {"A": {**first, "$ref": "#/$defs/B"}, "B": second}}
     values = [
@@ -347,7 +347,8 @@ def test_patterns_that_no_automaton_has(pattern: str) -> None:
         ([{"type": "integer"}, {"type": "number"}], False),
         ([{"type": "string"}, {"type": ["null", "integer"]}], True),
         ([{"type": "string"}, {}], False),
-        ([{"type": "object", "properties": {"k": {"const": each}}, "required": ["k"]} for each in "ab"], True),
+        ([{"type": "object", "properties": {"k": {"const": each}}, "required": ["k"]}
+          for each in "ab"], True),
         ([{"type": "object", "properties": {"k": {"const": each}}} for each in "ab"], False),
         ([{"properties": {"k": {"const": each}}, "required": ["k"]} for each in "ab"], False),
         ([{"type": "object", "properties": {"k": {"type": each}}, "required": ["k"]}

@@ -8,20 +8,23 @@ from typing import Any
 import pytest
 
 from hotcold.server.streaming import _header
+from tests import made_up_llm
 
 HEADER = "X-Hotcold-Not-Enforced"
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SET = {"type": "object", "properties": {"tägs": {"type": "array", "uniqueItems": True}}}
 
 
-def tools(strict: bool = False, n: int = 30) -> list[dict[str, Any]]:
-    """One odd tool among many."""
-    found = [
-        {"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object"}}}
-        for i in range(n)
-    ]
-    found[7]["function"] |= {"parameters": SET, "strict": strict}  # type: ignore[operator]
-    return found
+@pytest.fixture(autouse=True)
+def room_for_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_up_llm, "CONTEXT", 1 << 20)
+
+
+def tools(strict: bool = False) -> list[dict[str, Any]]:
+    """An odd tool among thirty."""
+    found = [{"name": f"f{i}", "parameters": {"type": "object"}} for i in range(29)]
+    found.insert(7, {"name": "odd", "parameters": SET, "strict": strict})
+    return [{"type": "function", "function": each} for each in found]
 
 
 def body(strict: bool = False, **more: Any) -> dict[str, Any]:
@@ -45,22 +48,24 @@ def test_what_is_not_enforced_is_in_a_header(app_with: Callable[..., Any], strea
     assert told.status_code == 200 and HEADER not in told.headers
 
 
-def test_one_odd_tool_among_thirty(app_with: Callable[..., Any]) -> None:
+def test_an_odd_tool_fails_no_request(app_with: Callable[..., Any]) -> None:
     client = app_with().client
     request = {"messages": MESSAGES, "max_tokens": 4}
     for choice in ("auto", "required"):
         told = client.post("/v1/chat/completions", json={**request, "tools": tools(), "tool_choice": choice})
         assert told.status_code == 200, told.text
-        assert told.headers[HEADER] == "tool 'f7': uniqueItems at properties['t\\xe4gs']"
+        assert told.headers[HEADER] == "tool 'odd': uniqueItems at properties['t\\xe4gs']"
     error = client.post("/v1/chat/completions", json={**request, "tools": tools(strict=True)}).json()["error"]
     assert error["param"] == "tools" and error["code"] == "invalid_grammar"
-    assert error["message"].startswith("the tool 'f7': uniqueItems at properties['tägs'] cannot be enforced")
+    assert error["message"].startswith(
+        "the tool 'odd': uniqueItems at properties['t\\xe4gs'] cannot be enforced"
+    )
 
 
 @pytest.mark.parametrize(
     ("schema", "strict", "message"),
     [
-        (SET, True, "uniqueItems at properties['tägs'] cannot be enforced: leave it out, or"),
+        (SET, True, "uniqueItems at properties['t\\xe4gs'] cannot be enforced: leave it out, or"),
         ({"properties": {"a": {"type": "text"}}}, False, "type at properties.a is 'text': allowed are null"),
         ({"items": {"$ref": "#/$defs/x"}}, False, "$ref '#/$defs/x' points at nothing in the schema"),
     ],
