@@ -117,7 +117,7 @@ def test_llama_cpp_logs_after_its_contestant_is_gone(path: Path, tmp_path: Path)
 
 
 def test_the_quick_comparison_gets_past_its_second_type(repository: Path) -> None:
-    """The whole script with llama.cpp and its quantiser, in a process of its own, since it is C that fails."""
+    """The whole script with llama.cpp and its quantiser, in a process of its own: it is C that fails."""
     pytest.importorskip("llama_cpp")
     options = "--quick --types Q4_0 Q4_K_M --shape 512 1024 8 4 600 --layers 1 --rounds 1 --prompts 40"
     options += " --depths 0 --sequences 2 --generate 3 --minutes 0.01 --threads 1 --no-sparse"
