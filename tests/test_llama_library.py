@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import json
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -112,3 +114,14 @@ def test_llama_cpp_logs_after_its_contestant_is_gone(path: Path, tmp_path: Path)
         gc.collect()
         missing = str(tmp_path / "missing.gguf").encode()
         assert not library.llama_model_load_from_file(missing, library.llama_model_default_params())
+
+
+def test_the_quick_comparison_gets_past_its_second_type(repository: Path) -> None:
+    """The whole script with llama.cpp and its quantiser, in a process of its own: it is C that fails."""
+    pytest.importorskip("llama_cpp")
+    options = "--quick --types Q4_0 Q4_K_M --shape 512 1024 8 4 600 --layers 1 --rounds 1 --prompts 40"
+    options += " --depths 0 --sequences 2 --generate 3 --minutes 0.01 --threads 1 --no-sparse"
+    command = [sys.executable, str(repository / "benchmarks/compare_cpu.py"), *options.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [*json.loads(done.stdout.splitlines()[-1])["types"]] == ["Q4_0", "Q4_K_M"]

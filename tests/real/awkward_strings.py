@@ -28,7 +28,7 @@ _RARE = [
 _WRITING = [
     "123456789", "1,234.56", "3.14e-10", "0x1F", "1a2b3c", "A1B2", "don't DON'T we'll I'M y'all",
     "’s ‘x’ “y”", "l'été", "O'Neil's", "def f(x):\n    return x\n\n\tif x:\n", "a" * 300, "ab " * 50,
-    "!!!???...---", "http://a.b/c?d=e&f=g#h", "C:\\Users\\x", "$$\\frac{a}{b}$$",
+    "!!!???...---", "http://a.b/c?d=e&f=g#h", "\x43:\\Users\\x", "$$\\frac{a}{b}$$",
 ]  # fmt: skip
 _POOLS = [
     (0x20, 0x7E), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x5FF), (0x600, 0x6FF), (0x900, 0x97F),
