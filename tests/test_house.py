@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import re
 import shlex
@@ -311,19 +312,21 @@ def test_the_python_of_the_page_on_grammars_runs(capsys: pytest.CaptureFixture[s
     text = (ROOT / "docs" / "grammar.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     exec(block, {})
-    assert capsys.readouterr().out.lstrip().startswith("{")
+    notes, _, answer = capsys.readouterr().out.partition("\n")
+    assert notes == "()"
+    assert isinstance(json.loads(answer)["age"], int)
 
 
 @pytest.mark.skipif(os.name == "nt" or shutil.which("bash") is None, reason="needs bash")
 def test_ci_runs_the_commands_of_the_readme() -> None:
-    """As they are, in a bare root; and at the end everything."""
+    """As they are, in a bare root, whose installation the desktop takes over; and at the end everything."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     (reads,) = [line for line in script if line.startswith("mapfile -t commands ")]
     program = f"{reads}\nprintf '%s\\n' \"${{commands[@]}}\""
     done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == readme_commands()
     bare = [line for line in "\n".join(script).replace("\\\n", "").splitlines() if " .ci/bare " in line]
-    assert [re.findall(r"\$\{commands\[(\d)\]\}", line) for line in bare] == [["0", "1"], ["1"]]
+    assert [re.findall(r"\$\{commands\[(\d)\]\}", line) for line in bare] == [["0", "1"], [], []]
     assert script[-1].startswith("pytest --full ")
 
 
