@@ -11,8 +11,8 @@ _GPU = "what a GPU has room for is put there by itself: --vram-budget SIZE bound
 _CHOOSE = "--gpu NAME|INDEX chooses a GPU, and hotcold doctor lists them"
 _FILE = "the model's file says it"
 _READ = "weights are always read into memory of the program's own"
-_OWN = "the program sees to it by itself"
-_CORES = "it runs on the cores that it may: start it by taskset -c"
+_OWN = "it is handled automatically"
+_CORES = "threads run on the cores that the process may use: start it by taskset -c"
 _ORDER = "their order is fixed (docs/http_api.md); --top-k 0, --top-p 1 or --min-p 0 leaves one out"
 _OFF = "it is off"
 _SAMPLING = "this way of sampling is not supported: leave it out"
@@ -119,7 +119,7 @@ ROWS = (
     Row("--prompt-cache", "FILE", NO, "computed prompts are kept in memory alone"),
     Row("--prompt-cache-all --prompt-cache-ro", "", NO, "computed prompts are kept in memory alone"),
     Row("-sp --special --verbose-prompt", "", NO, "hotcold tokenize shows tokens"),
-    Row("--display-prompt --simple-io", "", NOTHING, "it is so"),
+    Row("--display-prompt --simple-io", "", NOTHING, "prompts are always cached"),
     Row("-co --color", "on|off|auto", NOTHING, "NO_COLOR=1 turns colours off"),
     Row("--perf --no-perf --show-timings --no-show-timings", "", NOTHING, _LOG),
     Row("-v --verbose --log-verbose --log-disable --log-prefix --log-timestamps", "", NOTHING, _LOG),
@@ -141,9 +141,9 @@ ROWS = (
     Row("--cors-origins", "ORIGIN", IS, "--cors-origin {}", "[^,]+", "serve"),
     Row("--cors-origins", "ORIGINS", NO, "give --cors-origin ORIGIN once for each", verbs="serve"),
     Row("--cors-methods --cors-headers", "NAMES", NO, "all are allowed: leave it out", verbs="serve"),
-    Row("-cb --cont-batching", "", NOTHING, "it is so", verbs="serve"),
+    Row("-cb --cont-batching", "", NOTHING, "prompts are always cached", verbs="serve"),
     Row("-nocb --no-cont-batching", "", NO, "-np 1 runs one at a time", verbs="serve"),
-    Row("--metrics --props", "", NOTHING, "it is so", verbs="serve"),
+    Row("--metrics --props", "", NOTHING, "prompts are always cached", verbs="serve"),
     Row("--slots --no-slots", "", NOTHING, "there is no /slots: /metrics has the counts", verbs="serve"),
     Row("--ssl-key-file --ssl-cert-file", "FILE", NO, "put a proxy in front (docs/deploy.md)", verbs="serve"),
     Row("--path --api-prefix", "PATH", NO, "a proxy in front can have it (docs/deploy.md)", verbs="serve"),
@@ -151,7 +151,7 @@ ROWS = (
     Row("--embedding --embeddings --rerank --reranking", "", NO, "texts alone are served", verbs="serve"),
     Row("--pooling", "TYPE", NO, "texts alone are served", verbs="serve"),
     Row("--threads-http --cache-reuse -sps --slot-prompt-similarity", "N", NOTHING, _OWN, verbs="serve"),
-    Row("--cache-prompt", "", NOTHING, "it is so", verbs="serve"),
+    Row("--cache-prompt", "", NOTHING, "prompts are always cached", verbs="serve"),
     Row("--no-cache-prompt", "", NO, "requests say cache_prompt false", verbs="serve"),
     Row("--slot-save-path", "PATH", NO, "computed prompts are kept in memory alone", verbs="serve"),
     Row("--models-dir --models-preset --models-max", "X", NO, _MANY, verbs="serve"),
@@ -167,6 +167,6 @@ def table() -> str:
         value = f" `{row.takes}`".replace("|", "\\|") if row.takes else ""
         which = "" if row.when == ".*" else f", where it is `{row.when}`".replace("|", "\\|")
         verbs = f" ({', '.join(row.verbs.split())})" if row.verbs else ""
-        text = f"`{row.text}`" if row.outcome == IS else row.text.replace("|", "\\|")
+        text = f"`{row.text.format(row.takes)}`" if row.outcome == IS else row.text.replace("|", "\\|")
         lines.append(f"| {names}{value}{which}{verbs} | {outcomes[row.outcome]} {text} |")
     return "\n".join(lines)
