@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hotcold.server.streaming import _header
+from hotcold.server.routes import header_text
 from tests import made_up_llm
 
 HEADER = "X-Hotcold-Not-Enforced"
@@ -92,6 +92,6 @@ def test_the_letter_of_the_standard_is_an_operators_choice(app_with: Callable[..
 
 
 def test_many_notes_are_cut_and_none_breaks_the_header() -> None:
-    assert _header(["a: b\r\nX-Other: c", "ü"]) == "a: b  X-Other: c; \\xfc"
-    long = _header([f"tool 'f{i}': uniqueItems at properties.{'x' * 400}" for i in range(20)])
+    assert header_text(["a: b\r\nX-Other: c", "ü"]) == "a: b  X-Other: c; \\xfc"
+    long = header_text([f"tool 'f{i}': uniqueItems at properties.{'x' * 400}" for i in range(20)])
     assert len(long) < 1100 and long.endswith("; and 17 more") and long.isascii()

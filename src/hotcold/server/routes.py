@@ -131,6 +131,12 @@ class _Routes:
 
 def _note_not_enforced(request: Request, notes: Sequence[str]) -> None:
     """Tells in the log, and in a header, which parts of the request's schemas the answer is not held to."""
+    if notes:
+        request.scope[NOTES][NOT_ENFORCED] = header_text(notes)
+
+
+def header_text(notes: Sequence[str]) -> str:
+    """As many notes as a header has room for, in ASCII."""
     found = ""
     for i, note in enumerate(notes):
         more = f"{'; ' if found else ''}{note.encode('ascii', 'backslashreplace').decode():.300}"
@@ -138,5 +144,4 @@ def _note_not_enforced(request: Request, notes: Sequence[str]) -> None:
             found += f"; and {len(notes) - i} more"
             break
         found += more
-    if found:
-        request.scope[NOTES][NOT_ENFORCED] = _CONTROL.sub(" ", found)
+    return _CONTROL.sub(" ", found)
