@@ -51,7 +51,7 @@ def refused(name: str, body: Any) -> bool:
 #: What fields say that are right alone and wrong beside others, or with this model.
 DEPENDS = {
     "model", "top_logprobs", "stream_options", "tool_choice", "tools", "samplers", "best_of", "messages",
-    "response_format", "logit_bias", "prompt", "tokens", "n",
+    "response_format", "json_schema", "logit_bias", "prompt", "tokens", "n",
 }  # fmt: skip
 
 VALUES = st.one_of(
