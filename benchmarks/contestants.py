@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import numpy as np
 from llama_library import open_llama_cpp
 
+from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.session import Session
-from hotcold.engine.statistics import Figures
 from hotcold.formats.gguf import open_gguf
 
 MEASURES = ("prompt", "generation", "parallel")

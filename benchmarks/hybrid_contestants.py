@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from contestants import random_tokens
 
+from hotcold.engine.counters import Counters, Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import Allowed, SamplingParams
 from hotcold.engine.session import LoadedModel
-from hotcold.engine.statistics import Counters, Figures
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import BACKENDS
 from hotcold.model.config import Config

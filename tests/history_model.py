@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.engine.statistics import Counters
+from hotcold.engine.counters import Counters
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, Batch, BatchLimits
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.kv_cache import PagePool

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.session import Session
-from hotcold.engine.statistics import Figures
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 

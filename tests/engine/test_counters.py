@@ -8,12 +8,12 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
+from hotcold.engine.counters import Counters, Figures, Footprint
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
-from hotcold.engine.statistics import Counters, Figures, Footprint
 
 PROMPT = [1, *range(300, 320)]
 

@@ -9,12 +9,12 @@ from hotcold.commands.figures import figures_of, print_figures
 from hotcold.commands.interrupts import Interrupts
 from hotcold.commands.options import note_left_out
 from hotcold.engine.chat import AnswerStream, Chat, Part
+from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.session import Session
-from hotcold.engine.statistics import Figures
 from hotcold.errors import UserError
 from hotcold.model.chat_messages import TemplateValue
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import ModelOptions, Progress, check_names
@@ -17,7 +18,6 @@ from hotcold.engine.reports import Setup
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import SamplingParams
 from hotcold.engine.session import LoadedModel
-from hotcold.engine.statistics import Figures
 from hotcold.engine.values import whole
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS

@@ -237,13 +237,6 @@ class Chat:
         return traits_of(texts)
 
 
-def chat_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a file's metadata what a :class:`Chat` reads."""
-    wanted = [_TEMPLATE, f"{_TEMPLATE}.tool_use"]
-    wanted += [f"tokenizer.ggml.{key}_token_id" for key in _SPECIAL_TOKENS.values()]
-    return {key: metadata[key] for key in wanted if key in metadata}
-
-
 def _joins(before: str, text: str) -> str:
     """A space where an answer's text would grow together with the word before it."""
     apart = not before or not text or before[-1].isspace() or not text[0].isalnum()

@@ -8,10 +8,11 @@ the same tokens, and whoever aborts gets all pages back. Only the events of an i
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hotcold.engine.counters import Figures
 from hotcold.engine.events import Event, Finished, Token
 from hotcold.engine.live import Live
 from hotcold.engine.prefix_cache import PrefixCache
@@ -19,8 +20,31 @@ from hotcold.engine.request import FinishReason, Request
 from hotcold.engine.sampler import Sampler
 from hotcold.engine.scheduler import Scheduler, Step
 from hotcold.engine.session import Session
-from hotcold.engine.statistics import EngineStats, Figures
 from hotcold.errors import UserError
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """How an engine is now, and what it did since it was made; plain numbers. None where nothing was
+    measured yet."""
+
+    running: int  #: requests
+    waiting: int
+    slots: int  #: the most that can run
+    pages: int  #: of the KV cache
+    free_pages: int  #: that hold nothing of use
+    shared_pages: int  #: that nobody runs on, kept for prompts that begin alike; given up where pages lack
+    prompt_tokens: int  #: that were computed, again where pages had to be taken away
+    reused_tokens: int  #: of prompts, that were not computed
+    generated_tokens: int
+    steps: int
+    preemptions: int  #: requests whose pages were taken for an older one
+    prompt_s: float  #: of the steps that had any prompt row
+    decode_s: float  #: of the others
+    prompt_tok_s: float | None
+    tok_s: float | None
+    gb_s: float | None  #: that generation read from memory
+    active_share: float | None  #: of the neurons, in generation
 
 
 class Engine:

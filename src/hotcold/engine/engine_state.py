@@ -5,9 +5,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotcold.engine.engine import Engine
+from hotcold.engine.engine import Engine, EngineStats
 from hotcold.engine.live import Picture
-from hotcold.engine.statistics import EngineStats
 from hotcold.kernels.backend import PAGE
 
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.engine.counters import Counters, Figures
 from hotcold.engine.memory_use import MemoryUse, memory_use
 from hotcold.engine.neuron_map import MapLayout, NeuronMap
 from hotcold.engine.session import Session, Watched
-from hotcold.engine.statistics import Counters, Figures
 from hotcold.kernels.gpu import GPUMemoryError
 
 FRAME_S = 0.1  #: between frames with cells

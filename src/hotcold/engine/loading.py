@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotcold.demo import model_path
-from hotcold.engine.chat import chat_metadata
 from hotcold.engine.hub import located
 from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.memory import affordable_pages, check_memory
@@ -61,6 +60,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     reading = _Reading(model, weight_bytes, progress, factors)
     decision, devices, weights = _read_where_it_fits(reading)
     sampling, sampling_notes = sampling_of_file(file.metadata)
+    plain = {key: value for key, value in file.metadata.items() if isinstance(value, str | int | float)}
     return LoadedModel(
         path=file.path,
         fingerprint=fingerprint,
@@ -77,7 +77,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         predictor=predictor,
         notes=(*config.notes, *tokenizer.notes, *notes, *sampling_notes, *decision.notes),
         on_gpu=decision.on_gpu,
-        chat_metadata=with_template(chat_metadata(file.metadata), options.chat_template),
+        chat_metadata=with_template(plain, options.chat_template),
         sampling=sampling,
     )
 

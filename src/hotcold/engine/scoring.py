@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.engine.counters import Figures
 from hotcold.engine.session import Session
-from hotcold.engine.statistics import Figures
 from hotcold.errors import UserError
 from hotcold.kernels.backend import PAGE, Floats
 from hotcold.model.kv_cache import KVCache

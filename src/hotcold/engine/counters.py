@@ -81,27 +81,3 @@ class Figures:
             rows_per_step=tokens / steps,
             python_share=1 - counters.run_s / seconds if seconds else None,
         )
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """How an engine is now, and what it did since it was made; plain numbers. None where nothing was
-    measured yet."""
-
-    running: int  #: requests
-    waiting: int
-    slots: int  #: the most that can run
-    pages: int  #: of the KV cache
-    free_pages: int  #: that hold nothing of use
-    shared_pages: int  #: that nobody runs on, kept for prompts that begin alike; given up where pages lack
-    prompt_tokens: int  #: that were computed, again where pages had to be taken away
-    reused_tokens: int  #: of prompts, that were not computed
-    generated_tokens: int
-    steps: int
-    preemptions: int  #: requests whose pages were taken for an older one
-    prompt_s: float  #: of the steps that had any prompt row
-    decode_s: float  #: of the others
-    prompt_tok_s: float | None
-    tok_s: float | None
-    gb_s: float | None  #: that generation read from memory
-    active_share: float | None  #: of the neurons, in generation
