@@ -69,7 +69,7 @@ def serve(path: str, sparsity: str, threads: int) -> None:
     from hotcold.engine.load_options import LoadOptions
     from hotcold.engine.loading import load
     from hotcold.engine.request import Request
-    from hotcold.engine.sampler import SamplingParams
+    from hotcold.engine.sampling import SamplingParams
 
     file, context = (model_path(), 256) if path == BUILT_IN else (Path(path), 512)
     model = load(file, LoadOptions(sparsity=sparsity, threads=threads, context=context, sequences=16))

@@ -35,7 +35,7 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.scoring import Scorer, cut_windows, log_softmax, score
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf

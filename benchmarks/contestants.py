@@ -22,7 +22,7 @@ from llama_library import open_llama_cpp
 from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
 

@@ -21,7 +21,8 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import Allowed, SamplingParams
+from hotcold.engine.sampler import Allowed
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import BACKENDS

@@ -24,7 +24,7 @@ from hotcold.demo import model_path
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.kernels import BACKENDS, open_backend

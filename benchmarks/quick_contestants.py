@@ -19,7 +19,7 @@ from contestants import Lengths, LlamaCpp, Measured, generate, random_tokens, re
 from hotcold.engine.engine import Engine
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.scoring import Scorer, log_softmax, score
 from hotcold.engine.session import Session
 from hotcold.kernels.backend import PAGE

@@ -32,7 +32,7 @@ import hotcold
 from hotcold.engine.benchmark import prompt_of
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel
 
 #: ``http`` or ``bench`` -> figures.

@@ -23,7 +23,7 @@ from hotcold.engine.generation import Generation, Piece
 from hotcold.engine.grammar_process import GrammarProcess
 from hotcold.engine.job import Grammar, Job, JobError
 from hotcold.engine.messages import Submit
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
 
 PROMPT = "Once upon a time"

@@ -12,7 +12,7 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import Session
 from hotcold.kernels.backend import DECODE_ROWS
 

@@ -12,7 +12,7 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.sparse import sizes
 from hotcold.sparse.sizes import Sizes

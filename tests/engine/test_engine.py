@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished, Token
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
 

@@ -35,7 +35,7 @@ from hotcold.engine.messages import (
 )
 from hotcold.engine.plain_data import HEADER, PlainDataError, Unpacker, pack
 from hotcold.engine.request import Timings
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 
 LIMIT_S = 240
 COMMAND = [sys.executable, "-P", "-m", "hotcold.engine.engine_process"]

@@ -23,7 +23,8 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import Allowed, Sampler, SamplingParams
+from hotcold.engine.sampler import Allowed, Sampler
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 

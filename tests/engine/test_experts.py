@@ -19,7 +19,7 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.neuron_map import NeuronMap
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.scoring import Scorer
 from hotcold.engine.session import Session
 from hotcold.errors import UserError

@@ -16,7 +16,7 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.kernels import _native, gpus
 from hotcold.kernels.gpu import GPU, GPUBackend, GPUMemoryError
 from hotcold.kernels.gpus import slack_bytes

@@ -14,7 +14,8 @@ from history_model import VOCAB, follow, history_model
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import generate, stream
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import Allowed, Logprobs, SamplingParams
+from hotcold.engine.sampler import Allowed, Logprobs
+from hotcold.engine.sampling import SamplingParams
 from hotcold.kernels.backend import PAGE
 
 #: Every how many instructions an interrupt comes; all of them take minutes.

@@ -20,7 +20,7 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.neuron_map import MapLayout, NeuronMap
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.scoring import Scorer
 from hotcold.engine.session import LoadedModel, Session
 from hotcold.formats.gguf import open_gguf

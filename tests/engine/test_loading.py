@@ -17,7 +17,7 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise

@@ -42,7 +42,8 @@ from hotcold.engine.plain_data import (
     to_plain,
 )
 from hotcold.engine.request import Timings
-from hotcold.engine.sampler import Logprobs, SamplingParams
+from hotcold.engine.sampler import Logprobs
+from hotcold.engine.sampling import SamplingParams
 
 texts = st.text(max_size=20)
 floats = st.floats(allow_nan=False)

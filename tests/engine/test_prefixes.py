@@ -17,7 +17,7 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.kernels.backend import PAGE
 from hotcold.model.kv_cache import PagePool
 

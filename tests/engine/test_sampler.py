@@ -12,14 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotcold.engine.sampler import (
-    Sampler,
-    SamplingParams,
-    draw,
-    draw_by_id,
-    random_uniform,
-    splitmix64,
-)
+from hotcold.engine.sampler import Sampler, draw, draw_by_id, random_uniform, splitmix64
+from hotcold.engine.sampling import SamplingParams
 from hotcold.kernels.reference import ReferenceBackend
 
 Floats = npt.NDArray[np.float32]

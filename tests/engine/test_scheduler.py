@@ -17,7 +17,8 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished
 from hotcold.engine.job import JobError
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import Allowed, SamplingParams
+from hotcold.engine.sampler import Allowed
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.scheduler import divided
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
 from hotcold.model.kv_cache import _Derived

@@ -19,7 +19,7 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel, Session
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config

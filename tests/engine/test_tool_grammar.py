@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from vocabulary_of_bytes import compiler, ids_in, matches, tokenizer, tokens_of
 
-from hotcold.engine.grammar import Grammars, tools_grammar
+from hotcold.engine.grammar import Grammars
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.grammar_text import lark_of
 from hotcold.engine.job import Grammar
@@ -23,7 +23,7 @@ from hotcold.engine.tool_calls import (
     QWEN_XML,
     ToolFormat,
 )
-from hotcold.engine.tool_grammar import framed
+from hotcold.engine.tool_grammar import framed, tools_grammar
 
 WEATHER = {
     "type": "object",

@@ -11,7 +11,7 @@ import pytest
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import Session
 from hotcold.kernels import _native
 from hotcold.kernels._native import LinkError, VulkanError

@@ -13,7 +13,7 @@ from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.model.chat_messages import TemplateValue

@@ -352,7 +352,7 @@ _SAMPLING = {
 def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags of :func:`add_sampling_options` say, as fields of ``SamplingParams``. UserError: a value
     that is not allowed."""
-    from hotcold.engine.sampler import SamplingParams
+    from hotcold.engine.sampling import SamplingParams
 
     found = {field: getattr(args, name) for name, field in _SAMPLING.items()}
     found = {field: value for field, value in found.items() if value is not None}

@@ -16,7 +16,7 @@ from hotcold.engine.load_options import ModelOptions, Progress, check_names
 from hotcold.engine.opening import opened
 from hotcold.engine.reports import Setup
 from hotcold.engine.request import Request
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel
 from hotcold.engine.values import whole
 from hotcold.errors import UserError

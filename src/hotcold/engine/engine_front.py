@@ -32,7 +32,7 @@ from hotcold.engine.messages import (
 )
 from hotcold.engine.model_file import ModelFile
 from hotcold.engine.plain_data import PlainDataError, Unpacker
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.values import LARGEST, whole
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer

@@ -18,10 +18,9 @@ from hotcold.engine.job import Grammar, JobError
 from hotcold.engine.json_schema import lark_of_schema, read, schemas_in_lark
 from hotcold.engine.request import Constraint
 from hotcold.engine.sampler import Allowed
-from hotcold.engine.tool_grammar import tools_grammar
 from hotcold.model.tokenizer import Tokenizer
 
-__all__ = ["GrammarError", "Grammars", "check", "schema_grammar", "tools_grammar"]
+__all__ = ["GrammarError", "Grammars", "check", "schema_grammar"]
 
 CACHE_BYTES = 64 << 20  #: of the texts of grammars that were checked
 MOST_CHECKS = 16  #: that run or wait

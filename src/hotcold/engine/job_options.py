@@ -8,7 +8,7 @@ from hotcold.engine.generation import Generation
 from hotcold.engine.job import Grammar, Job
 from hotcold.engine.llm import ChatOptions, GenerationOptions, Settings, settings_of
 from hotcold.engine.load_options import check_names
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.text import stop_strings
 from hotcold.engine.values import real
 from hotcold.errors import UserError

@@ -15,7 +15,8 @@ from hotcold.engine.generation import Generation, Piece, generate, stream
 from hotcold.engine.load_options import LLMOptions, Progress, check_names
 from hotcold.engine.opening import Source, opened
 from hotcold.engine.request import MAX_LOGPROBS, Constraint, Request, Timings
-from hotcold.engine.sampler import SamplingParams, splitmix64
+from hotcold.engine.sampler import splitmix64
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel, Session
 from hotcold.engine.text import stop_strings
 from hotcold.engine.values import whole

@@ -11,7 +11,7 @@ from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.memory import affordable_pages, check_memory
 from hotcold.engine.named_templates import with_template
 from hotcold.engine.placing import Decision, ToLoad, decide
-from hotcold.engine.sampling_defaults import sampling_of_file
+from hotcold.engine.sampling import sampling_of_file
 from hotcold.engine.session import LoadedModel
 from hotcold.engine.sparsity_mode import choose_mode
 from hotcold.engine.values import size

@@ -9,8 +9,7 @@ from typing import Any, Self
 
 from hotcold.engine.engine_state import ModelInfo
 from hotcold.engine.named_templates import with_template
-from hotcold.engine.sampler import SamplingParams
-from hotcold.engine.sampling_defaults import sampling_of_file
+from hotcold.engine.sampling import SamplingParams, sampling_of_file
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hotcold.engine.live import Viewer
-from hotcold.engine.sampler import Allowed, Logprobs, SamplingParams
+from hotcold.engine.sampler import Allowed, Logprobs
+from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
 
 MAX_LOGPROBS = 20  #: alternatives that a request may ask for

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hotcold.engine.counters import Counters, Footprint
 from hotcold.engine.memory import check_memory
 from hotcold.engine.placing import OnGPU
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.sparsity_mode import SparsityMode, choose_mode
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hotcold.engine.chat_stream import ChatStream
 from hotcold.engine.job import Grammar, Job
 from hotcold.engine.live import Frame
-from hotcold.engine.sampler import SamplingParams, splitmix64
+from hotcold.engine.sampler import splitmix64
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.tool_calls import HERMES
 from hotcold.engine.tool_grammar import tools_grammar
 from hotcold.engine.values import LARGEST

@@ -8,7 +8,8 @@ import pytest
 from api_pieces import facts, likely, piece, pieces_of, tokenizer
 
 from hotcold.engine.job import Job
-from hotcold.engine.sampler import SamplingParams, splitmix64
+from hotcold.engine.sampler import splitmix64
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.values import LARGEST
 from hotcold.server.protocol import completion
 from hotcold.server.protocol.errors import APIError

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.job import Grammar, Job
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.tool_calls import GENERAL, HARMONY
 from hotcold.engine.tool_grammar import framed, tools_grammar
 from hotcold.server.protocol import constraints, sampling

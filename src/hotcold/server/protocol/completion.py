@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hotcold.engine.job import Grammar, Job
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat import EXTENSIONS, MODEL, STREAMING, include_usage
 from hotcold.server.protocol.completion_reply import CompletionReply

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from hotcold.engine.call_ids import CallIds
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.tool_calls import GENERAL, ToolFormat
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol import prompts

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotcold.engine.job import Grammar, Job
-from hotcold.engine.sampler import SamplingParams
+from hotcold.engine.sampling import SamplingParams
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts

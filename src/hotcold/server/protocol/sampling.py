@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hotcold.engine.sampler import SamplingParams, splitmix64
+from hotcold.engine.sampler import splitmix64
+from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
 from hotcold.server.protocol.errors import APIError, invalid

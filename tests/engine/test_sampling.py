@@ -14,8 +14,7 @@ import pytest
 from hotcold import LLM, AsyncLLM
 from hotcold.commands import cli
 from hotcold.demo import model_path
-from hotcold.engine.sampler import SamplingParams
-from hotcold.engine.sampling_defaults import sampling_of_file
+from hotcold.engine.sampling import SamplingParams, sampling_of_file
 from hotcold.formats.gguf import open_gguf, write_gguf
 from tests.served import served
 
