@@ -20,6 +20,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 ALLOWED = {
     "errors": set(),
     "version": set(),
+    "values": {"errors"},
     "formats": set(),
     "demo": set(),
     "kernels": {"formats"},
@@ -31,7 +32,7 @@ ALLOWED = {
     "commands": {"", "engine", "sparse", "model", "kernels", "formats", "convert", "server", "demo"},
     "": {"engine", "commands"},
 }
-#: Any layer may ask for the version, and raise what is meant for the user.
+#: Any layer may ask for the version, raise what is meant for the user, and show and bound values (values.py).
 FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
 
 #: packages that only the named files, or the files of the named folders, may import
@@ -91,7 +92,7 @@ def violations(module: str, source: str) -> list[str]:
     layer = layer_of(module)
     found = []
     for name in imports(ast.parse(source), module):
-        if name.split(".")[0] != "hotcold" or name in FOR_ALL:
+        if name.split(".")[0] != "hotcold" or name in FOR_ALL or name.startswith("hotcold.values."):
             continue
         target = layer_of(name)
         if target != layer and target not in ALLOWED[layer]:
@@ -130,7 +131,7 @@ def test_the_check_sees_a_wrong_import(module: str, line: str) -> None:
 def test_every_folder_has_a_layer() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders <= ALLOWED.keys() - {""}
-    files = {"__init__.py", "__main__.py", "errors.py", "version.py"}
+    files = {"__init__.py", "__main__.py", "errors.py", "values.py", "version.py"}
     assert {relative(path) for path in PACKAGE.glob("*.py")} == files
 
 

@@ -7,10 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from hotcold.commands.chat_terminal import Terminal, say
-from hotcold.engine.values import LARGEST, whole
 from hotcold.errors import UserError
-from hotcold.formats.files import printable
 from hotcold.model.chat_messages import TemplateValue, check_values
+from hotcold.values import LARGEST, printable, whole
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _is_for_the_user(error: BaseException | None) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    from hotcold.formats.files import printable
+    from hotcold.values import printable
 
     text = str(error)
     if isinstance(error, OSError) and error.strerror:

@@ -6,8 +6,9 @@ from typing import Any
 
 from hotcold.engine.files import read_text
 from hotcold.errors import UserError
-from hotcold.formats.files import naming, printable, replacing
+from hotcold.formats.files import naming, replacing
 from hotcold.model.chat_messages import Message, check_messages, content_text
+from hotcold.values import printable
 
 
 class Conversation:

@@ -11,9 +11,10 @@ import numpy as np
 from hotcold.commands import options
 from hotcold.demo import model_path
 from hotcold.formats.blocks import BLOCK_TYPES
-from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf, printable
+from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf
 from hotcold.model.config import Config, ModelError
 from hotcold.sparse.sizes import placed_by
+from hotcold.values import printable
 
 _WIDTH, _LABEL = 80, 14
 _LONGEST_LIST = 4096  # of numbers per layer, and of names, that are reported

@@ -5,7 +5,7 @@ import argparse
 from hotcold.commands import options
 from hotcold.engine.hub_cache import Cached, cache_folder, cached
 from hotcold.engine.hub_names import HubName
-from hotcold.formats.files import printable
+from hotcold.values import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,11 +18,11 @@ from hotcold.engine.load_options import SPARSITY_MODES, LoadOptions, ModelOption
 from hotcold.engine.machine import processor as processor
 from hotcold.engine.named_templates import TEMPLATES, template_text
 from hotcold.engine.reports import Setup
-from hotcold.engine.values import scaled as scaled
-from hotcold.engine.values import size as size
 from hotcold.errors import UserError
 from hotcold.kernels import BACKENDS
 from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.values import scaled as scaled
+from hotcold.values import size as size
 
 if TYPE_CHECKING:
     from hotcold.engine.session import Session

@@ -6,7 +6,7 @@ import argparse
 
 from hotcold.commands import options
 from hotcold.engine import hub_cache
-from hotcold.formats.files import printable
+from hotcold.values import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

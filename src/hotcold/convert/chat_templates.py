@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
-from hotcold.formats.files import shown
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
+from hotcold.values import shown
 
 #: name -> Jinja source; the one that is used unless a caller asks for another is called ``default``
 Templates: TypeAlias = dict[str, str]

@@ -21,9 +21,9 @@ from hotcold.convert.tensor_files import Array
 from hotcold.convert.tensors import sources
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
-from hotcold.formats.files import shown
 from hotcold.formats.gguf import write_gguf
 from hotcold.model.config import DOWN_LAYOUTS
+from hotcold.values import shown
 
 #: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.
 FILE_TYPES = {

@@ -10,9 +10,9 @@ import numpy as np
 from hotcold.convert.layouts import Layout
 from hotcold.convert.settings import Settings, is_number
 from hotcold.convert.tensor_files import Array
-from hotcold.formats.files import shown
 from hotcold.model.families import FAMILIES
 from hotcold.model.rope import frequencies, llama3_factors
+from hotcold.values import shown
 
 #: ``dynamic`` scales beyond the context alone, which nobody runs a file with.
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotcold.convert.settings import ConvertError
-from hotcold.formats.files import printable
 from hotcold.model.vocabulary import TokenType
+from hotcold.values import printable
 
 MAX_FILE = 64 << 20
 MAX_PIECES = 1 << 21

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 _V = TypeVar("_V")
 

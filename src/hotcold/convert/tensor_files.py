@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy.typing as npt
 
 from hotcold.convert.settings import ConvertError, Settings, read_settings
-from hotcold.formats.files import printable, shown
 from hotcold.formats.torch_entries import TorchFileError
 from hotcold.formats.torch_state import TorchState
+from hotcold.values import printable, shown
 
 Array: TypeAlias = npt.NDArray[Any]
 

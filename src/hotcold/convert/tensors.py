@@ -14,7 +14,7 @@ from hotcold.convert.predictors import own_predictors
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source, loaded
 from hotcold.convert.tensor_files import Array
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 #: Tensors that hold nothing which config.json does not say.
 _REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attention\.masked_bias$|^model\.decoder\.version$")

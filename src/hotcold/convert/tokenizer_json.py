@@ -13,10 +13,10 @@ import numpy as np
 
 from hotcold.convert.sentencepiece_model import Piece
 from hotcold.convert.settings import ConvertError, Settings
-from hotcold.formats.files import shown
 from hotcold.model.bpe import IGNORES_MERGES, PRE_TOKENIZERS
 from hotcold.model.spm import SPACE
 from hotcold.model.vocabulary import TokenType
+from hotcold.values import shown
 
 #: How a Split keeps the matches of its expression apart from what lies between them.
 _CUTS = ({"behavior": "Isolated", "invert": False}, {"behavior": "Removed", "invert": True})

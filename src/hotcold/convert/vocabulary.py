@@ -13,10 +13,10 @@ from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.sentencepiece_model import Piece, read_sentencepiece_model
 from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
 from hotcold.convert.tokenizer_json import Trained, adds, trained_vocabulary
-from hotcold.formats.files import shown
 from hotcold.model.end_tokens import ends_by_name
 from hotcold.model.spm import SPACE
 from hotcold.model.vocabulary import MORE_ENDS, TokenType
+from hotcold.values import shown
 
 _ADDED_SCORE = -1000.0  # llama.cpp's score of tokens that were added after training
 _PAD_SCORE = -10000.0

@@ -18,11 +18,11 @@ from hotcold.engine.reports import Setup
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel
-from hotcold.engine.values import whole
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.sparse.timeline import Handshake, Timeline
+from hotcold.values import whole
 
 #: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.
 _TEXT = (

@@ -12,7 +12,6 @@ from hotcold.engine.harmony import EFFORTS, HarmonyStream
 from hotcold.engine.template_process import TemplateError, TemplateProcess, check_extra
 from hotcold.engine.template_traits import Traits, needs_parts, needs_tools, probes, traits_of
 from hotcold.engine.tool_calls import GENERAL, HARMONY, ToolFormat, is_harmony, tool_format
-from hotcold.formats.files import shown
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.model.chat_messages import (
     Message,
@@ -25,6 +24,7 @@ from hotcold.model.chat_messages import (
 from hotcold.model.plain_text import StandIns, encode_rendered, stand_ins, texts_of
 from hotcold.model.reasoning import opens_thinking, thinking_of
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.values import shown
 
 #: A noncharacter, which no text may have, marks where a text ends that is to be continued.
 _END = "\ufdd0"

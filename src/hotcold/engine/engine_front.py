@@ -33,9 +33,9 @@ from hotcold.engine.messages import (
 from hotcold.engine.model_file import ModelFile
 from hotcold.engine.plain_data import PlainDataError, Unpacker
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.values import LARGEST, whole
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.values import LARGEST, whole
 
 #: ``new`` until it is started; ``failed`` when loading failed or the engine process died.
 Status = Literal["new", "loading", "ready", "failed", "closed"]

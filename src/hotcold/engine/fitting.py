@@ -19,16 +19,16 @@ from hotcold.engine.opening import file_of, opened
 from hotcold.engine.profiling import LONGEST_WINDOW, window_length
 from hotcold.engine.reports import Setup
 from hotcold.engine.session import LoadedModel, Session
-from hotcold.engine.values import whole
 from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError
-from hotcold.formats.gguf import open_gguf, printable
+from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.kernels.gpus import OFF
 from hotcold.model.config import Config
 from hotcold.sparse.expert_fitting import fit_experts
 from hotcold.sparse.fitting import INPUTS, Fit, FitOptions, Fitted, fit_layer
 from hotcold.sparse.predictor import write_sidecar
+from hotcold.values import printable, whole
 from hotcold.version import __version__
 
 _ROUNDS = 5  # of timing

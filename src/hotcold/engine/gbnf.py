@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hotcold.engine.grammar_error import GrammarError
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 MOST_REPEATS = 100_000
 MOST_LEVELS = 100  #: of parentheses

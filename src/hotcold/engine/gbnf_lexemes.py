@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from hotcold.engine.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, Token, parse
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.lexeme_conflicts import Lexeme, TooManySteps, Tree, conflicts, leaves
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 _MOST_PLACES = 2000  # of one lexeme
 _MOST_STEPS = 100_000  # of looking for conflicts: some tenths of a second

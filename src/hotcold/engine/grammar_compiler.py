@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.errors import UserError
-from hotcold.formats.files import printable
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.values import printable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

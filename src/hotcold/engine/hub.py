@@ -17,9 +17,8 @@ from typing import Any, BinaryIO, TypeAlias
 from hotcold.engine import hub_cache
 from hotcold.engine.hub_cache import COMMIT, PARTIAL, repository
 from hotcold.engine.hub_names import HubError, HubName, choose, is_hub_name, parse
-from hotcold.engine.values import size
 from hotcold.errors import UserError
-from hotcold.formats.files import printable, shown
+from hotcold.values import printable, shown, size
 
 #: Is called with bytes done and the total.
 Advance: TypeAlias = Callable[[int, int], None]

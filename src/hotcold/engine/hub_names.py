@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
 from hotcold.formats.gguf_split import part_name, part_names
+from hotcold.values import shown
 
 PREFIX = "hf:"
 

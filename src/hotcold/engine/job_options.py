@@ -10,8 +10,8 @@ from hotcold.engine.llm import ChatOptions, GenerationOptions, Settings, setting
 from hotcold.engine.load_options import check_names
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.text import stop_strings
-from hotcold.engine.values import real
 from hotcold.errors import UserError
+from hotcold.values import real
 
 
 class JobOptions(GenerationOptions, total=False):

@@ -7,7 +7,7 @@ from typing import Any
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.schema_keywords import TYPES
 from hotcold.engine.schema_rewriting import Rewritten, rewritten
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 MOST_BYTES = 1 << 16
 MOST_DEPTH = 64  #: of JSON within JSON, names of properties and constants included

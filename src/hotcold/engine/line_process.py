@@ -15,7 +15,7 @@ import weakref
 from typing import IO, Any
 
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 _START_S = 120.0  # by the clock, for an interpreter and its imports on a busy machine
 _CLOCK = 10.0  # times its processor time may a question take by the clock: others want the processor, too

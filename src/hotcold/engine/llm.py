@@ -19,9 +19,9 @@ from hotcold.engine.sampler import splitmix64
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel, Session
 from hotcold.engine.text import stop_strings
-from hotcold.engine.values import whole
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.values import whole
 
 #: Token ids, taken as they are.
 Ids: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]

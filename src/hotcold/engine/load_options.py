@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, TypedDict, get_type_hints
 
 from hotcold.engine.named_templates import template_text
-from hotcold.engine.values import integer
 from hotcold.errors import UserError
 from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.values import integer
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 

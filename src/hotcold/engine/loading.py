@@ -14,9 +14,8 @@ from hotcold.engine.placing import Decision, ToLoad, decide
 from hotcold.engine.sampling import sampling_of_file
 from hotcold.engine.session import LoadedModel
 from hotcold.engine.sparsity_mode import choose_mode
-from hotcold.engine.values import size
 from hotcold.errors import UserError
-from hotcold.formats.gguf import GGUFFile, open_gguf, printable
+from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.gpu import GPUError, GPUMemoryError
 from hotcold.model.config import Config
@@ -24,6 +23,7 @@ from hotcold.model.devices import Devices
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Progress, Weights, check_tensors, load_weights
 from hotcold.sparse.predictor import find_predictors, predictor_names
+from hotcold.values import printable, size
 
 _TRIES = 8  # with less of a GPU's memory each time
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 _KEY = "tokenizer.chat_template"
 

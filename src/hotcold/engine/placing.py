@@ -7,7 +7,6 @@ from typing import Any
 
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.machine import measured_hardware
-from hotcold.engine.values import size
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
@@ -24,6 +23,7 @@ from hotcold.sparse.profiles import Profile, find_profile
 from hotcold.sparse.sizes import Sizes, sizes_of_file
 from hotcold.sparse.solver import Solver
 from hotcold.sparse.split import SplitDevices
+from hotcold.values import size
 
 _BESIDES_S = 5e-5  # of a handshake, of a step, and of a layer's kernels
 _PAYS = 0.95  # a GPU that nobody asked for is used if a token takes at most this part of the CPU's time

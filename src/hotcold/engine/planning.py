@@ -11,10 +11,8 @@ from hotcold.engine.llm import Model, source_of
 from hotcold.engine.opening import Source, file_of
 from hotcold.engine.profiling import ModelProfile
 from hotcold.engine.session import LoadedModel
-from hotcold.engine.values import integer, size, whole
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type
-from hotcold.formats.files import printable
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import CACHE_TYPES
@@ -26,6 +24,7 @@ from hotcold.sparse.predictor import find_predictors
 from hotcold.sparse.profiles import Profile, find_profile, power_law_profile
 from hotcold.sparse.sizes import SHAPES, Sizes, sizes_of_file, sizes_of_shape
 from hotcold.sparse.solver import Solver
+from hotcold.values import integer, printable, size, whole
 from hotcold.version import __version__
 
 _GIB = 1 << 30

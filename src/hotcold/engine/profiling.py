@@ -18,16 +18,15 @@ from hotcold.engine.picture import power_law_picture
 from hotcold.engine.reports import Setup
 from hotcold.engine.scoring import Scorer
 from hotcold.engine.session import LoadedModel
-from hotcold.engine.values import integer, whole
 from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError
-from hotcold.formats.files import printable
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.gpus import OFF
 from hotcold.model.config import Config
 from hotcold.sparse.profiler import Firings, import_counts
 from hotcold.sparse.profiles import Profile, write_profile
+from hotcold.values import integer, printable, whole
 from hotcold.version import __version__
 
 LONGEST_WINDOW = 512  #: positions, where nobody says how many

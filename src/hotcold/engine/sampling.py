@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from hotcold.engine.values import LARGEST, real, whole
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
+from hotcold.values import LARGEST, real, shown, whole
 
 _U64 = (1 << 64) - 1
 _PREFIX = "general.sampling."

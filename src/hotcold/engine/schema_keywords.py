@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hotcold.engine.grammar_error import GrammarError
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 MOST_ENUM = 4096
 MOST_COUNT = 100_000  #: that minItems, maxLength and the like may demand

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from hotcold.engine.grammar_error import GrammarError
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 _INDEX = re.compile("0|[1-9][0-9]{0,8}")
 

@@ -37,7 +37,7 @@ from hotcold.engine.schema_names import (
 )
 from hotcold.engine.schema_overlap import exclude_each_other
 from hotcold.engine.schema_references import References, pointer
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 MOST_LEVELS = 32  #: of schemas within schemas
 _MOST_STEPS = 50_000  #: how many schemas may be looked at, again for each way that leads there

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotcold.engine.load_options import SPARSITY_MODES, LoadError
-from hotcold.formats.gguf import open_gguf, printable
+from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.model.config import Config
 from hotcold.sparse.predictor import PredictorFacts, check_predictors
+from hotcold.values import printable
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Ids go in and text comes out; nothing here knows an engine, so whoever runs one 
 from collections.abc import Iterable, Sequence
 
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.values import shown
 
 MAX_STOPS = 256  #: stop strings of one request
 MAX_STOP_LENGTH = 1024  #: characters of each

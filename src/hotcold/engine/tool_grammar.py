@@ -10,7 +10,7 @@ from hotcold.engine.job import Grammar
 from hotcold.engine.json_schema import read
 from hotcold.engine.schema_rewriting import Rewritten
 from hotcold.engine.tool_calls import HARMONY, ToolFormat
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 MOST_TOOLS = 128
 #: Of one answer. Small models call the same tool again and again, where nothing ends that.

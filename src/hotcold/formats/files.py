@@ -11,25 +11,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hotcold.errors import UserError
+from hotcold.values import printable
 
 _READ_BYTES = 64 << 20  # of one system call, so that Ctrl-C is heard
 
 
 class FileError(UserError):
     """A path that is no regular file, or a file that changed while it was in use. The text lacks the path."""
-
-
-def printable(text: str, limit: int = 200) -> str:
-    """``text`` on one line without control characters (escaped), cut to ``limit``: safe for a terminal."""
-    cut = text if len(text) <= limit else text[: limit - 3] + "..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
-
-
-def shown(value: object, limit: int = 60) -> str:
-    """A value that somebody else chose, as an error message shows it: plain ASCII, cut to ``limit``."""
-    if getattr(value, "ndim", 0):
-        return f"an array of {len(value)}"  # type: ignore[arg-type]
-    return printable(ascii(value[:limit] if isinstance(value, str | list) else value), limit)
 
 
 @contextlib.contextmanager

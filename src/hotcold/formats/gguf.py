@@ -19,10 +19,11 @@ import numpy.typing as npt
 from hotcold.formats import gguf_split
 from hotcold.formats import gguf_values as values
 from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Tensor, block_type
-from hotcold.formats.files import FileError, RegularFile, naming, printable, replacing
+from hotcold.formats.files import FileError, RegularFile, naming, replacing
 from hotcold.formats.gguf_split import Split
 from hotcold.formats.gguf_values import Cursor, GGUFError
 from hotcold.formats.stored import StoredTensor
+from hotcold.values import printable
 
 __all__ = ["GGUFError", "GGUFFile", "TensorInfo", "open_gguf", "printable", "write_gguf"]
 

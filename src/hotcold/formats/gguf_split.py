@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotcold.formats.files import shown
 from hotcold.formats.gguf_values import MAX_TENSORS, GGUFError
+from hotcold.values import shown
 
 #: Each part is kept open.
 MAX_PARTS = 512

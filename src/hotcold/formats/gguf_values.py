@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.formats.files import printable
+from hotcold.values import printable
 
 MAX_HEADER = 128 << 20  #: bytes before the tensor data
 MAX_KEYS = 1 << 16

@@ -3,7 +3,8 @@
 import struct
 
 from hotcold.errors import UserError
-from hotcold.formats.files import RegularFile, shown
+from hotcold.formats.files import RegularFile
+from hotcold.values import shown
 
 # PKWARE's APPNOTE.TXT, sections 4.3.7, 4.3.12 and 4.3.14 to 4.3.16
 _END, _ENTRY, _LOCAL = struct.Struct("<4s4H2IH"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s22x2H")

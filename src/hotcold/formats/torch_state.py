@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.files import RegularFile, naming, shown
+from hotcold.formats.files import RegularFile, naming
 from hotcold.formats.torch_entries import TorchFileError, read_archive
+from hotcold.values import shown
 
 MAX_ENTRIES = 1 << 18
 MAX_PICKLE = 64 << 20  #: bytes

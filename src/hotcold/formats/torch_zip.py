@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.files import RegularFile, naming, shown
+from hotcold.formats.files import RegularFile, naming
 from hotcold.formats.torch_entries import TorchFileError as TorchFileError
 from hotcold.formats.torch_entries import read_archive
+from hotcold.values import shown
 
 MAX_ENTRIES = 1024
 MAX_PICKLE = 1 << 16  #: bytes; a tensor's has some 300

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 PREFIX = "hotcold.tokenizer."
 

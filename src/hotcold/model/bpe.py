@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hotcold.formats.files import shown
 from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, token_bytes, wrong
+from hotcold.values import shown
 
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("pre_tokenizers.json").read_bytes())
 #: name -> expressions. Each cuts what those before it left: into its matches and what lies between them.

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
 from hotcold.model.plain_text import texts_of
 from hotcold.model.unicode import check_unicode
+from hotcold.values import shown
 
 #: ``role``, ``content`` and what else a template may ask for.
 Message: TypeAlias = dict[str, Any]

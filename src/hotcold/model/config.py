@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from hotcold.formats.files import shown
 from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import ACTIVATIONS
 from hotcold.kernels.checks import DOWN_LAYOUTS as DOWN_LAYOUTS  # convert, too, has it from here
@@ -17,6 +16,7 @@ from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
 from hotcold.model.positions import LayerPositions, read_positions, scaling_notes
 from hotcold.model.rope import Rope
+from hotcold.values import shown
 
 #: More than any model has; what lies beyond is a broken file, refused before anything is sized by it.
 MAX_LAYERS, MAX_DIM, MAX_HEADS, MAX_HEAD_DIM = 1024, 1 << 17, 4096, 1024

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.formats.files import shown
 from hotcold.formats.gguf import GGUFFile, TensorInfo
 from hotcold.formats.stored import StoredTensor
 from hotcold.kernels.backend import (
@@ -30,6 +29,7 @@ from hotcold.kernels.backend import (
 )
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
+from hotcold.values import shown
 
 Shape = tuple[int, ...]
 

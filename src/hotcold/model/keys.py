@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
+from hotcold.values import shown
 
 
 class ModelError(UserError):

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.formats.files import shown
 from hotcold.model.families import Every, Family
 from hotcold.model.keys import Keys, ModelError, is_number, whole
 from hotcold.model.rope import Rope, Yarn
+from hotcold.values import shown
 
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 _FACTOR, _OLD_FACTOR = "rope.scaling.factor", "rope.scale_linear"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, TypeAlias
 
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
 from hotcold.model.added_tokens import AddedTokens
 from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind, pre_notes
 from hotcold.model.spm import SentencePieceBPE
@@ -23,6 +22,7 @@ from hotcold.model.vocabulary import (
     read_vocabulary,
     token_bytes,
 )
+from hotcold.values import shown
 
 __all__ = ["StreamDecoder", "Tokenizer", "TokenizerError"]
 

@@ -12,13 +12,14 @@ from functools import cached_property, partial
 import numpy as np
 
 from hotcold.formats.blocks import BlockTypeError, block_type
-from hotcold.formats.gguf import GGUFFile, printable
+from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, Buffer, FFNTensors, FFNWeights, Floats, Matrix, Norm
 from hotcold.model.config import Config, ModelError
 from hotcold.model.devices import Devices
 from hotcold.model.experts import Router, SharedExpert, expert_shapes, expert_tensors
 from hotcold.model.rope import FACTORS
+from hotcold.values import printable
 
 #: Called with the bytes read so far and in all.
 Progress = Callable[[int, int], None]

@@ -12,10 +12,10 @@ from typing import TextIO
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotcold.formats.files import printable
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.replies import error_reply
+from hotcold.values import printable
 
 #: Where a request's scope has its id, and what its line says besides.
 REQUEST_ID, NOTES = "hotcold.id", "hotcold.notes"

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from hotcold.errors import UserError
-from hotcold.formats.files import RegularFile, shown
+from hotcold.formats.files import RegularFile
+from hotcold.values import shown
 
 DEFAULT = "rtx4090-i9"  #: the preset that plans are for, if nothing is said
 PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("machines.json").read_bytes())

@@ -16,12 +16,13 @@ import numpy as np
 
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockTypeError, Tensor, block_type, quantise
-from hotcold.formats.files import naming, shown
-from hotcold.formats.gguf import GGUFFile, TensorInfo, printable, write_gguf
+from hotcold.formats.files import naming
+from hotcold.formats.gguf import GGUFFile, TensorInfo, write_gguf
 from hotcold.kernels.backend import Backend, PredictorTensors, PredictorWeights
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.sparse.hybrid_ffn import PREDICTOR_INPUTS
+from hotcold.values import printable, shown
 
 THRESHOLD_KEY = "powerinfer.sparse_threshold"
 SIDECAR_TYPE = "predictor"  #: a sidecar's ``general.type``

@@ -5,8 +5,8 @@ from typing import Any
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.formats.files import shown
 from hotcold.formats.gguf import GGUFFile
+from hotcold.values import shown
 
 
 class SidecarError(UserError):

@@ -18,10 +18,10 @@ from hotcold.engine.sampler import splitmix64
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.tool_calls import HERMES
 from hotcold.engine.tool_grammar import tools_grammar
-from hotcold.engine.values import LARGEST
 from hotcold.model.reasoning import Thinking
 from hotcold.server.protocol import chat
 from hotcold.server.protocol.errors import APIError
+from hotcold.values import LARGEST
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

@@ -10,9 +10,9 @@ from api_pieces import facts, likely, piece, pieces_of, tokenizer
 from hotcold.engine.job import Job
 from hotcold.engine.sampler import splitmix64
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.values import LARGEST
 from hotcold.server.protocol import completion
 from hotcold.server.protocol.errors import APIError
+from hotcold.values import LARGEST
 
 
 def parse(prompt: Any = "Once", **fields: Any) -> completion.CompletionCall:

@@ -9,9 +9,9 @@ from api_pieces import facts, likely, piece, pieces_of, tokenizer
 
 from hotcold.engine.job import Job
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.values import LARGEST
 from hotcold.server.protocol import models, native, tokens
 from hotcold.server.protocol.errors import APIError
+from hotcold.values import LARGEST
 
 
 def parse(**fields: Any) -> native.NativeCall:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeAlias
 
-from hotcold.formats.files import shown
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.limits import LARGEST, MAX_DEPTH
+from hotcold.values import shown
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 from hotcold.engine.request import MAX_LOGPROBS
 from hotcold.engine.text import MAX_STOP_LENGTH, MAX_STOPS
-from hotcold.engine.values import LARGEST
+from hotcold.values import LARGEST
 
 __all__ = ["LARGEST", "MAX_LOGPROBS", "MAX_STOPS", "MAX_STOP_LENGTH"]
 

@@ -47,3 +47,16 @@ def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "
 def size(n: int) -> str:
     """``7.34 MiB``."""
     return scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """``text`` on one line without control characters (escaped), cut to ``limit``: safe for a terminal."""
+    cut = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value that somebody else chose, as an error message shows it: plain ASCII, cut to ``limit``."""
+    if getattr(value, "ndim", 0):
+        return f"an array of {len(value)}"  # type: ignore[arg-type]
+    return printable(ascii(value[:limit] if isinstance(value, str | list) else value), limit)
