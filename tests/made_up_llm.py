@@ -11,10 +11,10 @@ from typing import Any
 from hotcold.demo import model_path
 from hotcold.engine.engine_state import ModelInfo
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Grammar, Job, JobError
+from hotcold.engine.job import Grammar, Job
 from hotcold.engine.live import Frame
 from hotcold.engine.model_file import ModelFile
-from hotcold.engine.request import Timings
+from hotcold.engine.request import RequestError, Timings
 
 CONTEXT = 256
 
@@ -35,10 +35,10 @@ class MadeUpLLM:
         self.held: asyncio.Event | None = None  #: where set, the first piece waits for it
         self.frame: Frame | None = None  #: of every piece
         self.fail_at: int | None = None  #: of the pieces, the one instead of which an error comes
-        self.failure = JobError("it broke", "engine_failed")
+        self.failure = RequestError("it broke", "engine_failed")
         self.checks: list[Grammar] = []  #: that were asked for
         self.checking: asyncio.Event | None = None  #: where set, checks wait for it
-        self.refusal: JobError | None = None  #: of grammars
+        self.refusal: RequestError | None = None  #: of grammars
         self.tokenizer, self.metadata = model_file().tokenizer, model_file().metadata
         self.sampling = model_file().sampling
 
@@ -70,7 +70,7 @@ class MadeUpLLM:
         self.status = "closed"
 
     async def stats(self, *, steps: bool = False) -> Any:
-        raise JobError("no engine", "engine_failed")
+        raise RequestError("no engine", "engine_failed")
 
     async def check(self, grammar: Grammar) -> Grammar:
         self.checks.append(grammar)
@@ -82,7 +82,7 @@ class MadeUpLLM:
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
         if len(job.prompt) >= CONTEXT:
-            raise JobError("the prompt is too long", "context_length_exceeded")
+            raise RequestError("the prompt is too long", "context_length_exceeded")
         self.jobs.append(job)
         self.running += 1
         timings = Timings(added=time.perf_counter())

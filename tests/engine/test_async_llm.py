@@ -21,8 +21,9 @@ from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
 from hotcold.engine.generation import Generation, Piece
 from hotcold.engine.grammar_process import GrammarProcess
-from hotcold.engine.job import Grammar, Job, JobError
+from hotcold.engine.job import Grammar, Job
 from hotcold.engine.messages import Submit
+from hotcold.engine.request import RequestError
 from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
 
@@ -84,8 +85,8 @@ async def until(true: Callable[[], Any]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def refused(llm: AsyncLLM, job: Job) -> JobError:
-    with pytest.raises(JobError) as caught:
+async def refused(llm: AsyncLLM, job: Job) -> RequestError:
+    with pytest.raises(RequestError) as caught:
         await read(llm, job)
     return caught.value
 
@@ -259,7 +260,7 @@ def test_no_grammar_is_checked_before_the_model_is_loaded_or_after_it_was_closed
         async with started() as engine:
             await engine.check(Grammar("regex", "a"))
         assert (await refused(engine, job)).code == "closed"
-        with pytest.raises(JobError, match="closed"):
+        with pytest.raises(RequestError, match="closed"):
             await engine.check(Grammar("regex", "b"))
 
     run(program())
@@ -385,10 +386,10 @@ def test_before_and_after_there_is_no_engine() -> None:
             error = await refused(engine, ENDLESS)
             assert error.code == code
             assert (error.retry_after_s is not None) == (code == "not_ready")
-            with pytest.raises(JobError):
+            with pytest.raises(RequestError):
                 await engine.stats()
             if code == "not_ready":
-                with pytest.raises(JobError):
+                with pytest.raises(RequestError):
                     assert engine.tokenizer
             if engine.status == "new":
                 await engine.start()
@@ -397,7 +398,7 @@ def test_before_and_after_there_is_no_engine() -> None:
                 await engine.ready()
                 await engine.close()
         assert engine.status == "closed"
-        with pytest.raises(JobError, match="closed"):
+        with pytest.raises(RequestError, match="closed"):
             await engine.ready()
         with pytest.raises(RuntimeError, match="closed"):
             await engine.start()
@@ -483,13 +484,13 @@ def test_an_engine_process_that_is_killed_ends_every_stream(when: str) -> None:
             await until(lambda: len(engine._replies) == 3)
             os.kill(process, signal.SIGKILL)
             for stream in streams:
-                with pytest.raises(JobError, match="signal 9") as caught:
+                with pytest.raises(RequestError, match="signal 9") as caught:
                     async for _ in stream:
                         pass
                 assert caught.value.code == "engine_failed"
             assert (await waiting).code == "engine_failed"
             assert (await refused(engine, ENDLESS)).code == "engine_failed"
-            with pytest.raises(JobError):
+            with pytest.raises(RequestError):
                 await engine.stats()
         assert engine.status == "failed" and engine.error and engine.process_id is None
         await engine.close()
@@ -505,7 +506,7 @@ def test_an_engine_process_that_is_not_understood_is_ended() -> None:
             protocol = engine._transport.get_protocol()
             assert isinstance(protocol, asyncio.SubprocessProtocol)
             protocol.pipe_data_received(1, b"no message at all")
-            with pytest.raises(JobError, match="not understood") as caught:
+            with pytest.raises(RequestError, match="not understood") as caught:
                 async for _ in stream:
                     pass
             assert caught.value.code == "engine_failed" and engine.status == "failed"
@@ -555,7 +556,7 @@ def test_closing_again_ends_at_once() -> None:
             await engine.close()
             await closing
             assert (await waiting).code == "closed"
-            with pytest.raises(JobError) as caught:
+            with pytest.raises(RequestError) as caught:
                 async for _ in stream:
                     pass
             assert caught.value.code == "closed"
@@ -570,7 +571,7 @@ def test_closing_while_it_loads() -> None:
         ready = asyncio.create_task(engine.ready())
         await asyncio.sleep(0)
         await engine.close()
-        with pytest.raises(JobError, match="closed"):
+        with pytest.raises(RequestError, match="closed"):
             await ready
 
     run(program())

@@ -18,11 +18,11 @@ from hotcold.engine import generation
 from hotcold.engine.engine import Engine
 from hotcold.engine.engine_thread import Command, EngineBroken, EngineThread
 from hotcold.engine.generation import Generation, Piece, joined
-from hotcold.engine.job import Grammar, Job, JobError
+from hotcold.engine.job import Grammar, Job
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
-from hotcold.engine.request import Request
+from hotcold.engine.request import Request, RequestError
 from hotcold.engine.sampler import Allowed, Sampler
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel
@@ -220,7 +220,7 @@ def test_a_request_that_cannot_go_on_ends_alone(model: LoadedModel) -> None:
     def constraint(_: Grammar) -> Any:
         def allow(output: Any) -> Allowed:
             if len(output) == 3:
-                raise JobError("no such text", "invalid_grammar")
+                raise RequestError("no such text", "invalid_grammar")
             return Allowed()
 
         return allow
@@ -247,7 +247,7 @@ def test_steps_of_others_go_on_while_a_grammar_is_compiled(model: LoadedModel) -
         seen.append(grammar.source)
         assert may_compile.wait(LIMIT_S)
         if grammar.source == "wrong":
-            raise JobError("wrong", "invalid_grammar")
+            raise RequestError("wrong", "invalid_grammar")
         return lambda output: Allowed(bias={7: 100.0})
 
     running = Running(model, constraint)

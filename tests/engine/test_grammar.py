@@ -29,9 +29,9 @@ from hotcold.engine.grammar import (
 )
 from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary
 from hotcold.engine.grammar_process import GrammarProcess
-from hotcold.engine.job import Grammar, JobError
+from hotcold.engine.job import Grammar
 from hotcold.engine.line_process import ProcessDied, ProcessTimeout
-from hotcold.engine.request import Constraint
+from hotcold.engine.request import Constraint, RequestError
 from hotcold.errors import UserError
 
 OBJECT = {
@@ -350,14 +350,14 @@ def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs() -> None:
     slow = GrammarProcess(vocabulary, seconds=0.05)
     options = " | ".join(f'[a-z]+ "{i}"' for i in range(2500))
     # Which one it is depends on how busy the machine is.
-    with pytest.raises(JobError, match=r"too complex: it took longer than 0\.05 s|machine is too busy"):
+    with pytest.raises(RequestError, match=r"too complex: it took longer than 0\.05 s|machine is too busy"):
         slow.check(Grammar("gbnf", f"root ::= {options}"))
     slow.close()
     process = GrammarProcess(vocabulary)
     assert process.check(Grammar("regex", "a")) == "start: /a/\n"
     assert process._process.pid is not None
     process.close()
-    with pytest.raises(JobError, match="closed") as caught:
+    with pytest.raises(RequestError, match="closed") as caught:
         process.check(Grammar("regex", "a"))
     assert caught.value.code == "engine_failed"
 
@@ -368,7 +368,7 @@ def test_a_process_that_was_killed_is_replaced() -> None:
     child = process._process._child
     assert child is not None
     child.process.kill()
-    with pytest.raises(JobError, match="cannot be checked now") as caught:
+    with pytest.raises(RequestError, match="cannot be checked now") as caught:
         process.check(Grammar("regex", "b"))
     assert (caught.value.code, caught.value.retry_after_s) == ("engine_failed", 5)
     process.check(Grammar("regex", "b"))
@@ -408,7 +408,7 @@ def test_who_is_to_blame_for_a_check_that_fails(answers: list[Any], code: str) -
     if not code:
         assert process.check(Grammar("regex", "a")) == "x"
     else:
-        with pytest.raises(JobError) as caught:
+        with pytest.raises(RequestError) as caught:
             process.check(Grammar("regex", "a"))
         assert caught.value.code == code and isinstance(caught.value, GrammarError) == ("grammar" in code)
     assert not answers
@@ -430,7 +430,7 @@ class Process:
         if grammar.source == "bad":
             raise GrammarError("bad")
         if grammar.source == "busy":
-            raise JobError("busy", "queue_full")
+            raise RequestError("busy", "queue_full")
         return "start: /a/"
 
     def close(self) -> None:
@@ -452,7 +452,7 @@ def test_what_was_checked_is_remembered(process: Process) -> None:
             made.check(Grammar("regex", "bad"))
     assert process.asked == ["good", "bad"]
     for _ in range(2):
-        with pytest.raises(JobError, match="busy"):
+        with pytest.raises(RequestError, match="busy"):
             made.check(Grammar("regex", "busy"))
     assert process.asked == ["good", "bad", "busy", "busy"]
     made.close()
@@ -464,7 +464,7 @@ def test_checks_share_one_thread_and_too_many_are_refused_at_once(process: Proce
     all = [Grammar("regex", str(n)) for n in range(MOST_CHECKS)]
     futures = [made.checking(each) for each in all]
     assert [made.checking(each) for each in all] == futures  # who asks for the same waits for the same
-    with pytest.raises(JobError, match="16 grammars are being checked") as caught:
+    with pytest.raises(RequestError, match="16 grammars are being checked") as caught:
         made.checking(Grammar("regex", "one more"))
     assert caught.value.code == "queue_full" and caught.value.retry_after_s
     assert not futures[0].cancel()  # others may wait for it
@@ -482,10 +482,10 @@ def test_after_closing_nothing_starts_and_who_waits_is_told(process: Process) ->
     assert process.begun.wait(60)
     made.close()
     for future in futures:
-        with pytest.raises(JobError) as caught:
+        with pytest.raises(RequestError) as caught:
             future.result(60)
         assert caught.value.code == "closed"
-    with pytest.raises(JobError) as caught:
+    with pytest.raises(RequestError) as caught:
         made.check(Grammar("regex", "a"))
     assert caught.value.code == "closed" and process.asked == ["a"]
 

@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished
-from hotcold.engine.job import JobError
-from hotcold.engine.request import Request
+from hotcold.engine.request import Request, RequestError
 from hotcold.engine.sampler import Allowed
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.scheduler import divided
@@ -133,11 +132,11 @@ def test_a_full_queue_says_when_to_try_again() -> None:
     requests = [greedy([i], 9) for i in range(5)]
     for request in requests:
         engine.add(request)
-    with pytest.raises(JobError, match="0 requests run and 5 wait") as caught:
+    with pytest.raises(RequestError, match="0 requests run and 5 wait") as caught:
         engine.add(greedy([9], 9))
     assert caught.value.code == "queue_full" and caught.value.retry_after_s in range(1, 61)
     engine.step()
-    with pytest.raises(JobError, match="2 requests run and 3 wait, as many as may: try again in 1 s"):
+    with pytest.raises(RequestError, match="2 requests run and 3 wait, as many as may: try again in 1 s"):
         engine.add(greedy([9], 9))
     engine.abort(requests[0])
     engine.add(more := greedy([9], 9))
@@ -150,7 +149,7 @@ def test_no_queue_takes_what_can_start_at_once() -> None:
     requests = [greedy([i], 9) for i in range(2)]
     for request in requests:
         engine.add(request)
-    with pytest.raises(JobError, match="as many as may"):
+    with pytest.raises(RequestError, match="as many as may"):
         engine.add(greedy([9], 9))
     finish(engine, requests)
 
@@ -170,7 +169,7 @@ def test_a_request_whose_time_is_over_ends_alone(steps: int) -> None:
     engine.scheduler._deadlines = True  # as for one that was added with it
     events = engine.step()
     assert Finished(late, "error") in events
-    assert isinstance(late.error, JobError) and late.error.code == "deadline"
+    assert isinstance(late.error, RequestError) and late.error.code == "deadline"
     begun = "it had not begun" if not late.output else f"{len(late.output)} tokens were generated"
     assert begun in str(late.error)
     finish(engine, [other])

@@ -13,7 +13,7 @@ import jinja2
 import pytest
 
 from hotcold.engine import template_process
-from hotcold.engine.job import JobError
+from hotcold.engine.request import RequestError
 from hotcold.engine.template_process import TemplateError, TemplateProcess
 from hotcold.errors import UserError
 
@@ -210,7 +210,7 @@ def test_where_all_hang_nobody_waits_for_ever() -> None:
         thread.join(120)
     assert len(errors) == 6
     busy = [each for each in errors if "busy" in str(each)]
-    assert busy and all(isinstance(each, JobError) and each.code == "queue_full" for each in busy)
+    assert busy and all(isinstance(each, RequestError) and each.code == "queue_full" for each in busy)
     late = [each for each in errors if "longer than 2 s" in str(each)]
     assert late and all(isinstance(each, TemplateError) for each in late)
     assert rendered(process, "{{ messages[0].content }}") == "Hello"
@@ -220,7 +220,7 @@ def test_where_all_hang_nobody_waits_for_ever() -> None:
 def test_where_no_process_starts_it_is_no_mistake_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_process, "MODULE", "no_such_module")
     process = TemplateProcess()
-    with pytest.raises(JobError, match="cannot be rendered now: the process") as caught:
+    with pytest.raises(RequestError, match="cannot be rendered now: the process") as caught:
         rendered(process, "x")
     assert caught.value.code == "engine_failed"
     process.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.job import JobError
+from hotcold.engine.request import RequestError
 from hotcold.server.app import make_app
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings
@@ -212,7 +212,7 @@ def test_waiting_streams_say_that_they_are_alive() -> None:
 def test_what_cannot_start_is_told_by_a_status(stream: bool) -> None:
     async def test(server: Server) -> None:
         server.llm.fail_at = 0
-        server.llm.failure = JobError("as many wait as may", "queue_full", 7)
+        server.llm.failure = RequestError("as many wait as may", "queue_full", 7)
         client = server.ask(stream=stream)
         await client.end()
         assert client.status == 429 and (b"retry-after", b"7") in client.sent[0]["headers"]
@@ -236,7 +236,7 @@ def test_what_cannot_start_is_told_by_a_status(stream: bool) -> None:
 )
 def test_statuses_of_errors(code: str, status: int) -> None:
     async def test(server: Server) -> None:
-        server.llm.fail_at, server.llm.failure = 0, JobError("no", code)
+        server.llm.fail_at, server.llm.failure = 0, RequestError("no", code)
         client = server.ask()
         await client.end()
         assert client.status == status

@@ -45,7 +45,7 @@ class AsyncLLM(EngineFront):
         return self._template
 
     async def check(self, grammar: Grammar) -> Grammar:
-        """The grammar with ``notes`` on what of its schemas an answer is not held to. JobError
+        """The grammar with ``notes`` on what of its schemas an answer is not held to. RequestError
         ``invalid_grammar``: no answer may be held to this. It is compiled in another process, within bounds,
         and the result is kept for a while. :meth:`stream` does this first."""
         return await self._checked(grammar)

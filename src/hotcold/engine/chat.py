@@ -103,8 +103,8 @@ class Chat:
         ``kwargs`` are values that the template may ask for, such as ``enable_thinking``. With
         ``continue_last`` the last message, an assistant's, is the beginning of the answer. Special tokens
         inside the messages' texts stay text. ``MessageError``: messages, tools or kwargs are not as they have
-        to be; :class:`TemplateError`: the template cannot be rendered with them; JobError: no template can be
-        rendered now."""
+        to be; :class:`TemplateError`: the template cannot be rendered with them; RequestError: no template
+        can be rendered now."""
         values = check_values(kwargs or {})
         if self._harmony and isinstance(effort := values.get("reasoning_effort"), str):
             values["reasoning_effort"] = EFFORTS.get(effort, effort)

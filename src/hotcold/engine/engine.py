@@ -87,8 +87,8 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request; :meth:`step` starts it when a row and pages are free. Errors are those of
-        :meth:`check`, a JobError ``queue_full``, and that of :meth:`Session.claim`: something else uses the
-        session."""
+        :meth:`check`, a RequestError ``queue_full``, and that of :meth:`Session.claim`: something else uses
+        the session."""
         self.check(request)
         self.session.claim(self)
         if request.ignore_eos and self._stop_ids:

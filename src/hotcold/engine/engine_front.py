@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, Unpack
 
 from hotcold.engine.engine_state import ModelInfo, ProcessStats
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Job, JobError
+from hotcold.engine.job import Job
 from hotcold.engine.line_process import import_path
 from hotcold.engine.load_options import LoadOptions, ModelOptions, check_names
 from hotcold.engine.messages import (
@@ -32,6 +32,7 @@ from hotcold.engine.messages import (
 )
 from hotcold.engine.model_file import ModelFile
 from hotcold.engine.plain_data import PlainDataError, Unpacker
+from hotcold.engine.request import RequestError
 from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
@@ -96,7 +97,7 @@ class EngineFront:
 
     @property
     def info(self) -> ModelInfo:
-        """JobError: the model is not loaded yet, or could not be."""
+        """RequestError: the model is not loaded yet, or could not be."""
         if self._info is None:
             raise self._unusable()
         return self._info
@@ -161,7 +162,7 @@ class EngineFront:
         """Runs a job and yields its text piece by piece; the last one has a ``finish_reason``. Closing the
         generator, or cancelling who waits for it, ends the job, wherever it is, within a step.
 
-        JobError: it cannot start, now, or it cannot go on; see :class:`JobError` for its codes."""
+        RequestError: it cannot start, now, or it cannot go on; see :class:`RequestError` for its codes."""
         id, reply = self._submit(job)
         try:
             while True:
@@ -174,7 +175,7 @@ class EngineFront:
 
     async def stats(self, *, steps: bool = False) -> ProcessStats:
         """How the engine is, after its current step; with ``steps`` how long the steps took since this was
-        asked for last. JobError: there is no engine."""
+        asked for last. RequestError: there is no engine."""
         if self._status != "ready":
             raise self._unusable()
         id = self._next_id()
@@ -188,14 +189,15 @@ class EngineFront:
 
     async def close(self, drain_s: float = 0) -> None:
         """Ends the engine process. No new job can start from now on; those that run have ``drain_s`` seconds
-        to end, and then get a JobError ``closed``. May be called again meanwhile, to wait for less time."""
+        to end, and then get a RequestError ``closed``. May be called again meanwhile, to wait for less
+        time."""
         if self._status != "failed":
             self._status = "closed"
         self._settled.set()
         try:
             if drain_s > 0:
                 await _wait(self._idle, drain_s)
-            self._end_all(JobError("the engine was closed", "closed"))
+            self._end_all(RequestError("the engine was closed", "closed"))
             if self._reading is not None:
                 await asyncio.wait([self._reading])
             if self._transport is not None and not self._exited.is_set():
@@ -227,16 +229,16 @@ class EngineFront:
             turns = (len(self._replies) - self._info.slots + 1) / self._info.slots
             retry = min(max(self._job_s * turns, 1.0), 60.0)
             seen = f"{len(self._replies)} requests run or wait"
-            raise JobError(f"{seen}, and no more are allowed: try again later", "queue_full", retry)
+            raise RequestError(f"{seen}, and no more are allowed: try again later", "queue_full", retry)
         if len(job.prompt) >= self._info.context:
             seen = f"the prompt has {len(job.prompt)} tokens and the context holds {self._info.context}"
             fix = "shorten the prompt, or enlarge the context (-c) as far as the model allows"
-            raise JobError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
+            raise RequestError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
         id = self._next_id()
         try:
             self._send(Submit(id, job))
         except PlainDataError as error:
-            raise JobError(f"the request cannot be sent to the engine: {error}") from None
+            raise RequestError(f"the request cannot be sent to the engine: {error}") from None
         reply = self._replies[id] = _Reply()
         self._idle.clear()
         return id, reply
@@ -273,7 +275,7 @@ class EngineFront:
                 for failure in message.failures:
                     self._deliver(failure.id, failure.error, True)
 
-    def _deliver(self, id: int, item: Piece | JobError, ended: bool) -> None:
+    def _deliver(self, id: int, item: Piece | RequestError, ended: bool) -> None:
         reply = self._replies.get(id)
         if reply is None:
             return  # nobody reads it any more
@@ -311,10 +313,10 @@ class EngineFront:
         if self._status in ("loading", "ready"):
             self._status, self._error = "failed", message
         self._settled.set()
-        self._end_all(JobError(message, "engine_failed"))
+        self._end_all(RequestError(message, "engine_failed"))
         self._kill()
 
-    def _end_all(self, error: JobError) -> None:
+    def _end_all(self, error: RequestError) -> None:
         for reply in self._replies.values():
             reply.put(error)
         self._replies.clear()
@@ -348,13 +350,13 @@ class EngineFront:
             raise self._unusable()
         return self._file
 
-    def _unusable(self) -> JobError:
+    def _unusable(self) -> RequestError:
         """Why no job can run."""
         if self._status == "failed":
-            return JobError(self._error or "the engine failed", "engine_failed")
+            return RequestError(self._error or "the engine failed", "engine_failed")
         if self._status == "closed":
-            return JobError("the engine was closed", "closed")
-        return JobError("the model is not loaded yet", "not_ready", _LOADING_RETRY_S)
+            return RequestError("the engine was closed", "closed")
+        return RequestError("the model is not loaded yet", "not_ready", _LOADING_RETRY_S)
 
 
 class _Reply:
@@ -362,21 +364,21 @@ class _Reply:
 
     def __init__(self) -> None:
         self.began = time.monotonic()
-        self._items: deque[Piece | JobError] = deque()
+        self._items: deque[Piece | RequestError] = deque()
         self._more: asyncio.Future[None] | None = None
 
-    def put(self, item: Piece | JobError) -> None:
+    def put(self, item: Piece | RequestError) -> None:
         self._items.append(item)
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
 
     async def next(self) -> Piece:
-        """Raises a JobError where the job ended with one."""
+        """Raises a RequestError where the job ended with one."""
         while not self._items:
             self._more = asyncio.get_running_loop().create_future()
             await self._more
         item = self._items.popleft()
-        if isinstance(item, JobError):
+        if isinstance(item, RequestError):
             raise item
         return item
 

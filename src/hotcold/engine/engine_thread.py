@@ -17,10 +17,10 @@ from typing import TypeAlias
 from hotcold.engine.engine import Engine
 from hotcold.engine.engine_state import ProcessStats, resident_bytes
 from hotcold.engine.generation import Continuation, Piece
-from hotcold.engine.job import Grammar, Job, JobError
+from hotcold.engine.job import Grammar, Job
 from hotcold.engine.live import Viewer
 from hotcold.engine.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
-from hotcold.engine.request import Constraint, Request
+from hotcold.engine.request import Constraint, Request, RequestError
 from hotcold.engine.sampler import DamagedModelError
 from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
@@ -137,7 +137,7 @@ class EngineThread:
         """The request is queued when its grammar is ready: steps of others go on meanwhile."""
         make = self._constraint
         if make is None:
-            raise JobError("grammars need the extra: pip install 'hotcold[serve]'")
+            raise RequestError("grammars need the extra: pip install 'hotcold[serve]'")
         if self._compilers is None:
             self._compilers = ThreadPoolExecutor(1, "hotcold-grammar")
 
@@ -219,7 +219,7 @@ class EngineThread:
             file=sys.stderr,
             flush=True,
         )
-        told = JobError(str(error), "engine_failed") if isinstance(error, UserError) else error
+        told = RequestError(str(error), "engine_failed") if isinstance(error, UserError) else error
         ended: list[tuple[int, Exception]] = [(id, told) for id in self._running]
         for id in list(self._running):
             self._abort(id)
@@ -257,7 +257,7 @@ def _request(job: Job) -> Request:
 
 
 def _failure(id: int, error: Exception) -> Failure:
-    if isinstance(error, JobError):
+    if isinstance(error, RequestError):
         return Failure(id, str(error), error.code, error.retry_after_s)
     if isinstance(error, UserError):
         code = "engine_failed" if isinstance(error, DamagedModelError) else "invalid_request"

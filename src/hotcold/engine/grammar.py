@@ -14,9 +14,9 @@ from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary, 
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.grammar_process import RETRY_S, GrammarProcess
 from hotcold.engine.grammar_text import check_size, lark_of
-from hotcold.engine.job import Grammar, JobError
+from hotcold.engine.job import Grammar
 from hotcold.engine.json_schema import lark_of_schema, read, schemas_in_lark
-from hotcold.engine.request import Constraint
+from hotcold.engine.request import Constraint, RequestError
 from hotcold.engine.sampler import Allowed
 from hotcold.model.tokenizer import Tokenizer
 
@@ -78,8 +78,8 @@ class Grammars:
         """Checks a grammar in a process that is ended when it takes too long; returns at once. The result is
         the grammar as :meth:`constraint` is quick with it, of kind ``checked`` and with notes on what an
         answer is not held to, or a GrammarError; all who
-        ask for one grammar meanwhile share it, so nobody can cancel it. JobError: ``queue_full`` where too
-        many wait, ``closed`` after :meth:`close`."""
+        ask for one grammar meanwhile share it, so nobody can cancel it. RequestError: ``queue_full`` where
+        too many wait, ``closed`` after :meth:`close`."""
         with self._lock:
             if self._closed:
                 raise _closed()
@@ -89,7 +89,7 @@ class Grammars:
             known = self._checked.get(grammar)
             if known is None and len(self._under_way) >= MOST_CHECKS:
                 told = f"{MOST_CHECKS} grammars are being checked: try again later"
-                raise JobError(told, "queue_full", RETRY_S)
+                raise RequestError(told, "queue_full", RETRY_S)
             future = Future()
             future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
             if known is None:
@@ -164,8 +164,8 @@ class Grammars:
         return self._vocabulary
 
 
-def _closed() -> JobError:
-    return JobError("the grammars of this model are closed", "closed")
+def _closed() -> RequestError:
+    return RequestError("the grammars of this model are closed", "closed")
 
 
 def _settle(future: "Future[Grammar]", found: Grammar | Exception) -> None:

@@ -1,9 +1,9 @@
 """What is wrong with a grammar that a request brought."""
 
-from hotcold.engine.job import JobError
+from hotcold.engine.request import RequestError
 
 
-class GrammarError(JobError):
+class GrammarError(RequestError):
     """A grammar or schema that is broken, not supported, or beyond the limits, and would be so again. One
     line."""
 

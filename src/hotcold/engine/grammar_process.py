@@ -11,8 +11,9 @@ import numpy as np
 from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.grammar_text import lark_of
-from hotcold.engine.job import Grammar, JobError
+from hotcold.engine.job import Grammar
 from hotcold.engine.line_process import LineProcess, ProcessDied, ProcessTimeout
+from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
 
 SECONDS = 2.0  #: of processor time, for one grammar
@@ -36,7 +37,8 @@ class GrammarProcess:
 
     def check(self, grammar: Grammar) -> str:
         """The grammar in Lark. GrammarError: it does not compile, cannot go on, or takes too much time or
-        memory. JobError ``queue_full``: the machine is too busy; ``engine_failed``: there is no process."""
+        memory. RequestError ``queue_full``: the machine is too busy; ``engine_failed``: there is no
+        process."""
         for last in (False, True):  # one that ended by itself may have been ended by somebody else
             self._prepare()
             try:
@@ -44,7 +46,7 @@ class GrammarProcess:
             except ProcessTimeout as error:
                 if error.by_clock:
                     told = "the machine is too busy to check the grammar: try again later"
-                    raise JobError(told, "queue_full", RETRY_S) from None
+                    raise RequestError(told, "queue_full", RETRY_S) from None
                 raise GrammarError(f"the grammar is too complex: {error}") from None
             except ProcessDied as error:
                 if last:
@@ -62,9 +64,9 @@ class GrammarProcess:
                 self._process.ask({"vocabulary": self._vocabulary.to_plain()}, VOCABULARY_S)
         except ProcessDied as error:
             told = f"grammars cannot be checked now: {error}"
-            raise JobError(told, "engine_failed", RETRY_S) from None
+            raise RequestError(told, "engine_failed", RETRY_S) from None
         except UserError as error:
-            raise JobError(str(error), "engine_failed") from None
+            raise RequestError(str(error), "engine_failed") from None
 
     def close(self) -> None:
         self._process.close()

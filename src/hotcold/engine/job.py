@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hotcold.engine.sampling import SamplingParams
-from hotcold.errors import UserError
 
 #: ``checked`` is what a check has made of one of the others; nobody else makes it.
 GrammarKind = Literal["json_schema", "json_object", "regex", "gbnf", "lark", "checked"]
@@ -38,15 +37,3 @@ class Job:
     shown: tuple[int, ...] = ()  #: as :attr:`~hotcold.engine.request.Request.shown`
     deadline_s: float | None = None  #: from when it was added; then it ends with an error
     picture: bool = False  #: whether pieces bring frames of which neurons fired
-
-
-class JobError(UserError):
-    """Why a request could not start or go on. ``code`` is for programs; ``retry_after_s`` is when another try
-    may succeed, None where it will not by itself."""
-
-    def __init__(
-        self, message: str, code: str = "invalid_request", retry_after_s: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.retry_after_s = retry_after_s

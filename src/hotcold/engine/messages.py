@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 from hotcold.engine.engine_state import ModelInfo, ProcessStats
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Job, JobError
+from hotcold.engine.job import Job
 from hotcold.engine.plain_data import Plain, PlainDataError, from_plain, pack, to_plain
+from hotcold.engine.request import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A job has ended with a :class:`JobError`."""
+    """A job has ended with a :class:`RequestError`."""
 
     id: int
     message: str
@@ -69,8 +70,8 @@ class Failure:
     retry_after_s: float | None = None
 
     @property
-    def error(self) -> JobError:
-        return JobError(self.message, self.code, self.retry_after_s)
+    def error(self) -> RequestError:
+        return RequestError(self.message, self.code, self.retry_after_s)
 
 
 @dataclass(frozen=True, slots=True)

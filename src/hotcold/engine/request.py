@@ -17,6 +17,18 @@ MAX_LOGPROBS = 20  #: alternatives that a request may ask for
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
+class RequestError(UserError):
+    """Why a request could not start or go on. ``code`` is for programs; ``retry_after_s`` is when another try
+    may succeed, None where it will not by itself."""
+
+    def __init__(
+        self, message: str, code: str = "invalid_request", retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
 @dataclass
 class Timings:
     """Moments of a request on the monotonic clock, in seconds; None until they happen."""

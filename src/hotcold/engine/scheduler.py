@@ -27,9 +27,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from hotcold.engine.job import JobError
 from hotcold.engine.prefix_cache import PrefixCache
-from hotcold.engine.request import Request
+from hotcold.engine.request import Request, RequestError
 from hotcold.kernels.backend import PAGE, Batch
 from hotcold.model.kv_cache import PagePool
 
@@ -99,7 +98,7 @@ class Scheduler:
         return sum(not request.finished for request in {*self.running, *self.waiting})
 
     def check(self, request: Request) -> None:
-        """Raises JobError when a prompt leaves no room for one token in the context, or in the cache."""
+        """Raises RequestError when a prompt leaves no room for one token in the context, or in the cache."""
         prompt = len(request.prompt)
         if prompt >= self.context:
             fix = "shorten the prompt, or enlarge the context (-c) as far as the model allows"
@@ -107,10 +106,10 @@ class Scheduler:
             if self._pool_is_small:
                 fix, holder = "shorten the prompt, or enlarge the KV cache", "the KV cache"
             seen = f"the prompt has {prompt} tokens and {holder} holds {self.context}"
-            raise JobError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
+            raise RequestError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
 
     def add(self, request: Request) -> None:
-        """Queues a request. JobError: too many wait already, or it is too long."""
+        """Queues a request. RequestError: too many wait already, or it is too long."""
         if request.finished or request in self.running or request in self.waiting:
             raise ValueError("this request was added before: make another one")
         self.check(request)
@@ -118,7 +117,7 @@ class Scheduler:
         if self.max_waiting is not None and len(self.waiting) - room >= self.max_waiting:
             wait = max(math.ceil(self._seconds_per_end), 1)
             seen = f"{len(self.running)} requests run and {len(self.waiting)} wait"
-            raise JobError(f"{seen}, as many as may: try again in {wait} s", "queue_full", float(wait))
+            raise RequestError(f"{seen}, as many as may: try again in {wait} s", "queue_full", float(wait))
         request.timings.added = time.perf_counter()
         request.arrival = self._arrivals
         self._arrivals += 1
@@ -211,7 +210,7 @@ class Scheduler:
                 seen = (
                     f"{len(request.output)} tokens were generated" if request.output else "it had not begun"
                 )
-                request.error = JobError(f"the request's time is over: {seen}", "deadline")
+                request.error = RequestError(f"the request's time is over: {seen}", "deadline")
                 request.finish("error")
                 if request not in self.running:
                     step.ended.append(request)

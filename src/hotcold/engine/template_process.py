@@ -8,8 +8,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from hotcold.engine.job import JobError
 from hotcold.engine.line_process import LineProcess, ProcessDied, ProcessLost
+from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
 
 MODULE = "hotcold.engine.template_renderer"
@@ -37,7 +37,7 @@ class TemplateProcess:
 
     def render(self, request: Mapping[str, Any]) -> str:
         """The text that ``template_renderer.render`` makes of a request. TemplateError: it cannot, or takes
-        longer than allowed, or too much memory. JobError ``queue_full``: all processes are busy for long;
+        longer than allowed, or too much memory. RequestError ``queue_full``: all processes are busy for long;
         ``engine_failed``: there is no process, through no fault of the request."""
         text = self._ask(request)["text"]
         assert isinstance(text, str)
@@ -55,7 +55,7 @@ class TemplateProcess:
         try:
             return process.ask(dict(request))
         except ProcessLost as error:
-            raise JobError(f"chat templates cannot be rendered now: {error}", "engine_failed") from None
+            raise RequestError(f"chat templates cannot be rendered now: {error}", "engine_failed") from None
         except ProcessDied as error:
             raise TemplateError(f"rendering the model's chat template was stopped: {error}") from None
         except UserError as error:
@@ -81,7 +81,7 @@ class TemplateProcess:
                 self._started += 1
             if not self._free.wait_for(lambda: self._idle or self._closed, self._wait_seconds):
                 busy = f"all {MOST_PROCESSES} processes that render chat templates are busy"
-                raise JobError(f"{busy}: try again later", "queue_full", self._wait_seconds)
+                raise RequestError(f"{busy}: try again later", "queue_full", self._wait_seconds)
             if self._closed:
                 raise TemplateError("this chat is closed: make another")
             return self._idle.pop()

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hotcold.engine.job import JobError
+from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
 from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.replies import error_reply
@@ -66,7 +66,7 @@ async def _told(request: Request, error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     """What a lower layer says of values that came with the request."""
-    if isinstance(error, JobError):
+    if isinstance(error, RequestError):
         return error_reply(from_job(error))
     return error_reply(APIError(str(error), code="invalid_value"))
 

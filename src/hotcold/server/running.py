@@ -9,7 +9,8 @@ from typing import Self
 
 from hotcold.engine.async_llm import AsyncLLM
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Job, JobError
+from hotcold.engine.job import Job
+from hotcold.engine.request import RequestError
 from hotcold.server.metrics import Metrics
 
 
@@ -61,7 +62,7 @@ class Running:
         found, self._found = self._found, []
         return found
 
-    def fail(self, error: JobError) -> None:
+    def fail(self, error: RequestError) -> None:
         """Ends the request with an error."""
         if self._error is None and self._left:
             self._error = error

@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeVar
 from hotcold.engine.async_llm import AsyncLLM
 from hotcold.engine.chat import Chat
 from hotcold.engine.engine_state import ProcessStats
-from hotcold.engine.job import Grammar, Job, JobError
+from hotcold.engine.job import Grammar, Job
+from hotcold.engine.request import RequestError
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.chat_reply import ChatReply
@@ -95,7 +96,7 @@ class Service:
         return APIError(message, status=503, type="unavailable_error", code=code, retry_after=retry_after)
 
     async def check_grammar(self, grammar: Grammar | None) -> tuple[str, ...]:
-        """What of its schemas an answer is not held to. JobError: no answer can be held to it."""
+        """What of its schemas an answer is not held to. RequestError: no answer can be held to it."""
         return () if grammar is None else (await self.llm.check(grammar)).notes
 
     def chat_jobs(self, call: ChatCall) -> tuple[list[Job], ChatReply]:
@@ -123,7 +124,7 @@ class Service:
         not answer."""
         if self.llm.status != "ready":
             return None
-        with contextlib.suppress(TimeoutError, JobError):
+        with contextlib.suppress(TimeoutError, RequestError):
             async with asyncio.timeout(_STATS_S):
                 return await self.llm.stats(steps=True)
         return None
@@ -156,7 +157,7 @@ class Service:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
         for running in self._running:
-            running.fail(JobError("the server was stopped", "closed"))
+            running.fail(RequestError("the server was stopped", "closed"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await self._idle.wait()

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Job, JobError
+from hotcold.engine.job import Job
+from hotcold.engine.request import RequestError
 from hotcold.server.connections import drop
 from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.replies import JSONReply, error_reply, to_json
@@ -87,7 +88,7 @@ class Answer:
                         if self._stream
                         else self._whole(running, scope, sending)
                     )
-            except (JobError, APIError) as error:
+            except (RequestError, APIError) as error:
                 told = error if isinstance(error, APIError) else from_job(error, self._field)
                 notes["error"] = told.code
                 await self._fail(told, scope, sending)

@@ -10,7 +10,7 @@ from api_pieces import facts, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotcold.engine.job import JobError
+from hotcold.engine.request import RequestError
 from hotcold.server.protocol import chat, completion, native, tokens
 from hotcold.server.protocol.errors import APIError, from_job
 
@@ -271,12 +271,12 @@ def test_any_json_is_taken_or_refused(parse: Any, table: Any, base: dict[str, An
     ],
 )
 def test_errors_of_jobs(code: str, retry: float | None, status: int, type: str) -> None:
-    error = from_job(JobError("why", code, retry))
+    error = from_job(RequestError("why", code, retry))
     assert (error.status, error.type, error.message) == (status, type, "why")
     assert error.retry_after == (None if retry is None else max(1, round(retry)))
 
 
 def test_a_job_that_is_too_long_names_the_field_that_its_prompt_came_in() -> None:
-    error = JobError("too long", "context_length_exceeded")
+    error = RequestError("too long", "context_length_exceeded")
     assert (from_job(error).param, from_job(error, "prompt").param) == ("messages", "prompt")
-    assert from_job(JobError("full", "queue_full"), "prompt").param is None
+    assert from_job(RequestError("full", "queue_full"), "prompt").param is None

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from hotcold.engine.job import JobError
+from hotcold.engine.request import RequestError
 
 INVALID = "invalid_request_error"
 
@@ -47,7 +47,7 @@ class _Told(NamedTuple):
     param: str | None = None
 
 
-#: :attr:`JobError.code` -> how clients are told.
+#: :attr:`RequestError.code` -> how clients are told.
 _OF_JOBS = {
     "queue_full": _Told(429, "rate_limit_error", "rate_limit_exceeded"),
     "not_ready": _Told(503, "unavailable_error", "model_loading"),
@@ -61,7 +61,7 @@ _OF_JOBS = {
 }
 
 
-def from_job(error: JobError, param: str | None = None) -> APIError:
+def from_job(error: RequestError, param: str | None = None) -> APIError:
     """What the engine says of a job. ``param`` is the field that a too long prompt or a bad grammar came in,
     where it is not the chat route's."""
     told = _OF_JOBS.get(error.code, _OF_JOBS["engine_failed"])
