@@ -35,8 +35,8 @@ from hotcold.convert import ConvertOptions, convert
 from hotcold.convert.layouts import find_layout
 from hotcold.convert.metadata import dimensions
 from hotcold.convert.settings import Settings
-from hotcold.engine.scoring import log_softmax
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
+from hotcold.tasks.scoring import log_softmax
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 from checkpoints import write_safetensors

@@ -36,10 +36,10 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import Scorer, cut_windows, log_softmax, score
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.tasks.scoring import Scorer, cut_windows, log_softmax, score
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests"))

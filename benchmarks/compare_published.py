@@ -28,10 +28,10 @@ from llama_library import open_llama_cpp
 
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.scoring import Scorer, log_softmax
-from hotcold.engine.windows import text_windows
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.tasks.scoring import Scorer, log_softmax
+from hotcold.tasks.windows import text_windows
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 Logits = Iterator[npt.NDArray[np.float32]]

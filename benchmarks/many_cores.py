@@ -26,13 +26,13 @@ from typing import Any
 from compare_cpu import order
 
 from hotcold.demo import model_path
-from hotcold.engine.benchmark import Round, measure, prompt_of
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.reports import Setup
 from hotcold.kernels.cores import available_cores
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.tasks.bench import Round, measure, prompt_of
+from hotcold.tasks.reports import Setup
 
 FIGURES = ("tok_s", "gb_s", "read_bandwidth_gb_s", "bandwidth_share", "prompt_tok_s", "python_share")
 

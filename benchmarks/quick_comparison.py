@@ -51,7 +51,7 @@ from quick_processes import LlamaBench, OpenVINO
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.session import LoadedModel, Session
-from hotcold.engine.windows import text_windows
+from hotcold.tasks.windows import text_windows
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -20,9 +20,9 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import Scorer, log_softmax, score
 from hotcold.engine.session import Session
 from hotcold.kernels.backend import PAGE
+from hotcold.tasks.scoring import Scorer, log_softmax, score
 
 Run = Callable[[], Measured]
 

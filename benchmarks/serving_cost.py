@@ -29,11 +29,11 @@ from serving import serving
 from synthetic import Recipe, Shape, write
 
 import hotcold
-from hotcold.engine.benchmark import prompt_of
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel
+from hotcold.tasks.bench import prompt_of
 
 #: ``http`` or ``bench`` -> figures.
 Sample = dict[str, dict[str, float]]

@@ -19,7 +19,6 @@ from gguf import GGUFReader
 from hotcold.demo import model_path
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.scoring import Scorer, score
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor, block_type
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import fetching
@@ -27,6 +26,7 @@ from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.sparse.placement import read_placement
 from hotcold.sparse.sizes import sizes_of_file
+from hotcold.tasks.scoring import Scorer, score
 
 Q4_0 = BLOCK_TYPES["Q4_0"]
 

@@ -15,11 +15,11 @@ import pytest
 
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.scoring import Scorer, score
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.sparse.profiles import read_profile
 from hotcold.sparse.sizes import sizes_of_file
+from hotcold.tasks.scoring import Scorer, score
 from tests.vulkan_devices import device_index
 
 pytestmark = pytest.mark.usefixtures("benchmarks")

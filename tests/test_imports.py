@@ -24,13 +24,14 @@ ALLOWED = {
     "formats": set(),
     "demo": set(),
     "kernels": {"formats"},
-    "model": {"kernels", "formats"},
-    "sparse": {"model", "kernels", "formats"},
-    "engine": {"sparse", "model", "kernels", "formats", "demo"},
-    "convert": {"model", "formats"},
-    "server": {"engine", "sparse", "model", "kernels", "formats", "demo"},
-    "commands": {"", "engine", "sparse", "model", "kernels", "formats", "convert", "server", "demo"},
-    "": {"engine", "commands"},
+    "model": {"formats", "kernels"},
+    "sparse": {"formats", "kernels", "model"},
+    "engine": {"formats", "demo", "kernels", "model", "sparse"},
+    "tasks": {"formats", "kernels", "model", "sparse", "engine"},
+    "convert": {"formats", "model"},
+    "server": {"formats", "model", "engine"},
+    "commands": {"formats", "demo", "kernels", "model", "sparse", "engine", "tasks", "convert", "server", ""},
+    "": {"engine", "tasks", "commands"},
 }
 #: Any layer may ask for the version, raise what is meant for the user, and show and bound values (values.py).
 FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")

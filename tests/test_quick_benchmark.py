@@ -18,10 +18,10 @@ import pytest
 
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.scoring import Scorer, score
 from hotcold.engine.session import Session
-from hotcold.engine.windows import text_windows
 from hotcold.formats.gguf import open_gguf
+from hotcold.tasks.scoring import Scorer, score
+from hotcold.tasks.windows import text_windows
 from tests.stories260k import write_stories260k
 
 pytestmark = pytest.mark.usefixtures("benchmarks")

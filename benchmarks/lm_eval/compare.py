@@ -34,7 +34,7 @@ from typing import Any
 from hotcold.demo import model_path
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.scoring import Scorer, score
+from hotcold.tasks.scoring import Scorer, score
 
 HERE = Path(__file__).resolve().parent
 MODES = ("off", "exact", "predicted")

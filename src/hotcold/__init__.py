@@ -16,11 +16,11 @@ from hotcold.version import __version__
 
 if TYPE_CHECKING:
     from hotcold.engine.async_llm import AsyncLLM
-    from hotcold.engine.benchmark import bench
-    from hotcold.engine.fitting import fit_predictor
     from hotcold.engine.llm import LLM
-    from hotcold.engine.planning import plan
-    from hotcold.engine.profiling import profile
+    from hotcold.tasks.bench import bench
+    from hotcold.tasks.fitting import fit_predictor
+    from hotcold.tasks.planning import plan
+    from hotcold.tasks.profiling import profile
 
 __all__ = ["LLM", "AsyncLLM", "__version__", "bench", "fit_predictor", "plan", "profile"]
 
@@ -28,10 +28,10 @@ __all__ = ["LLM", "AsyncLLM", "__version__", "bench", "fit_predictor", "plan", "
 _MODULES = {
     "AsyncLLM": "hotcold.engine.async_llm",
     "LLM": "hotcold.engine.llm",
-    "bench": "hotcold.engine.benchmark",
-    "fit_predictor": "hotcold.engine.fitting",
-    "plan": "hotcold.engine.planning",
-    "profile": "hotcold.engine.profiling",
+    "bench": "hotcold.tasks.bench",
+    "fit_predictor": "hotcold.tasks.fitting",
+    "plan": "hotcold.tasks.planning",
+    "profile": "hotcold.tasks.profiling",
 }
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from hotcold.commands.cli import main
 from hotcold.demo import model_path
-from hotcold.engine.benchmark import prompt_of
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.sparse.placement import Placement, write_placement
 from hotcold.sparse.sizes import sizes_of_file
+from hotcold.tasks.bench import prompt_of
 
 
 def report(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from pwri import write_pwri
 import hotcold
 from hotcold.commands import cli
 from hotcold.demo import model_path
-from hotcold.engine import fitting
-from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.windows import evenly, text_windows
 from hotcold.formats.gguf import open_gguf
 from hotcold.sparse.fitting import Fitted, fit_layer
+from hotcold.tasks import fitting
+from hotcold.tasks.ffn_inputs import ffn_inputs
+from hotcold.tasks.windows import evenly, text_windows
 
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hotcold.commands import cli
-from hotcold.engine import fitting
 from hotcold.engine.engine import Engine
+from hotcold.tasks import fitting
 
 #: Tokens a second of ``exact`` and of the predictor, in the warming and three counted rounds.
 ROUNDS = ((1, 99), (10, 30), (40, 50), (20, 22))

@@ -290,7 +290,7 @@ def test_a_byte_order_mark_before_a_text_is_passed_over(
 def test_a_text_without_an_end(
     places: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotcold.engine.files._LONGEST_TEXT", 1 << 16)
+    monkeypatch.setattr("hotcold.tasks.texts._LONGEST_TEXT", 1 << 16)
     mistake(["generate", "-f", "/dev/zero"], capsys, "/dev/zero is longer than 65536 bytes")
 
 

@@ -70,7 +70,7 @@ def test_a_smaller_kv_cache_is_named_and_costs_little(capsys: pytest.CaptureFixt
     )
     assert (f16["cache_type"], q8_0["cache_type"]) == ("f16", "q8_0")
     # Rounding moves int8 codes of activations, whose size the instruction set's sums decide: only that both
-    # are small holds everywhere. What exactly the cache holds is tested in tests/engine/test_scoring.py.
+    # are small holds everywhere. What exactly the cache holds is tested in tests/tasks/test_scoring.py.
     assert max(abs(f16["nll"] - f32["nll"]), abs(q8_0["nll"] - f32["nll"])) < 0.02
 
 

@@ -14,15 +14,15 @@ from torch_files import vector, write
 
 from hotcold.commands import cli
 from hotcold.demo import model_path
-from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.scoring import cut_windows
-from hotcold.engine.windows import text_windows
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
 from hotcold.sparse.profiles import read_profile
 from hotcold.sparse.sizes import sizes_of_file
+from hotcold.tasks.ffn_inputs import ffn_inputs
+from hotcold.tasks.scoring import cut_windows
+from hotcold.tasks.windows import text_windows
 
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "

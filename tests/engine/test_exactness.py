@@ -14,9 +14,9 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import Scorer, compare
 from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
+from hotcold.tasks.scoring import Scorer, compare
 
 SENTENCE = "The old man sat down by the fire and told the children a story about the sea and the white ship."
 

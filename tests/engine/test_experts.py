@@ -20,7 +20,6 @@ from hotcold.engine.loading import load
 from hotcold.engine.neuron_map import NeuronMap
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import Scorer
 from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
@@ -38,6 +37,7 @@ from hotcold.sparse.predictor import write_sidecar
 from hotcold.sparse.profiles import Profile, read_profile
 from hotcold.sparse.sizes import Sizes, sizes_of_file
 from hotcold.sparse.solver import Solver
+from hotcold.tasks.scoring import Scorer
 from tests.opaque_backend import OpaqueBackend
 from tests.placed import on_two
 from tests.vulkan_devices import DRIVERS, device_index

@@ -26,7 +26,6 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import Scorer, compare
 from hotcold.engine.session import Session
 from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels import open_backend
@@ -39,6 +38,7 @@ from hotcold.sparse.profiles import Profile, write_profile
 from hotcold.sparse.sidecar import SidecarError
 from hotcold.sparse.sizes import Sizes, sizes_of_file
 from hotcold.sparse.timeline import Timeline
+from hotcold.tasks.scoring import Scorer, compare
 
 TEXT = "The old man sat down by the fire and told the children a story about the sea and the white ship."
 

@@ -21,13 +21,13 @@ from hotcold.engine.loading import load
 from hotcold.engine.neuron_map import MapLayout, NeuronMap
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import Scorer
 from hotcold.engine.session import LoadedModel, Session
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.gpu import GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.sparse.placement import Placement, write_placement
 from hotcold.sparse.sizes import sizes_of_file
+from hotcold.tasks.scoring import Scorer
 from tests.placed import on_two
 from tests.vulkan_devices import DRIVERS
 

@@ -14,8 +14,8 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.scoring import Scorer, log_softmax
 from hotcold.errors import UserError
+from hotcold.tasks.scoring import Scorer, log_softmax
 
 PROMPT = "Once upon a time"
 

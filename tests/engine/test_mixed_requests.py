@@ -14,10 +14,10 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import Scorer, score
 from hotcold.engine.session import LoadedModel
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import PredictorTensors
+from hotcold.tasks.scoring import Scorer, score
 
 GREEDY = SamplingParams(temperature=0)
 

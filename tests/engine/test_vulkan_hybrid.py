@@ -16,10 +16,10 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import Scorer
 from hotcold.engine.session import Session
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import PredictorTensors
+from hotcold.tasks.scoring import Scorer
 from tests.golden import Golden, golden
 from tests.placed import on_two, random_placement
 from tests.sidecars import with_sidecar

@@ -18,10 +18,10 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import Scorer, log_softmax
 from hotcold.engine.session import Session
-from hotcold.engine.windows import text_windows
 from hotcold.formats.gguf import open_gguf
+from hotcold.tasks.scoring import Scorer, log_softmax
+from hotcold.tasks.windows import text_windows
 
 HEIDI = Path(__file__).resolve().parent.parent / "data" / "heidi.txt"
 TEXT_BEGINS, EVERY = 2000, 8  #: as in make_goldens.py

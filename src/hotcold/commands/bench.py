@@ -5,8 +5,8 @@ import argparse
 import hotcold
 from hotcold.commands import options
 from hotcold.commands.progress import phases
-from hotcold.engine.benchmark import MOST_SEQUENCES
 from hotcold.kernels.backend import DECODE_ROWS
+from hotcold.tasks.bench import MOST_SEQUENCES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands.progress import DOWNLOADING, LOADING, progress
-from hotcold.engine import files, hub_names
-from hotcold.engine.files import read_text as read_text
+from hotcold.engine import hub_names
 from hotcold.engine.hub import located
 from hotcold.engine.load_options import SPARSITY_MODES, LoadOptions, ModelOptions
 from hotcold.engine.machine import processor as processor
 from hotcold.engine.named_templates import TEMPLATES, template_text
-from hotcold.engine.reports import Setup
 from hotcold.errors import UserError
 from hotcold.kernels import BACKENDS
 from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.tasks import texts as files
+from hotcold.tasks.reports import Setup
+from hotcold.tasks.texts import read_text as read_text
 from hotcold.values import scaled as scaled
 from hotcold.values import size as size
 

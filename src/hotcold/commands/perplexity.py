@@ -8,8 +8,8 @@ import numpy as np
 
 from hotcold.commands import options
 from hotcold.commands.progress import progress
-from hotcold.engine import scoring
-from hotcold.engine.windows import text_windows
+from hotcold.tasks import scoring
+from hotcold.tasks.windows import text_windows
 
 #: Window of long-context models, as is usual for this measurement.
 _DEFAULT_CONTEXT = 512

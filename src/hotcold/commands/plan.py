@@ -4,9 +4,9 @@ import argparse
 
 import hotcold
 from hotcold.commands import options
-from hotcold.engine.planning import OBJECTIVES
 from hotcold.sparse.hardware import DEFAULT, PRESETS
 from hotcold.sparse.sizes import SHAPES
+from hotcold.tasks.planning import OBJECTIVES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

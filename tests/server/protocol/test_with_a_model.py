@@ -11,11 +11,11 @@ import pytest
 from api_pieces import facts
 
 from hotcold import LLM
-from hotcold.engine import scoring
 from hotcold.engine.generation import Piece, stream
 from hotcold.engine.job import Job
 from hotcold.engine.request import Request
 from hotcold.server.protocol import completion, native
+from hotcold.tasks import scoring
 
 TEXT = "Once upon a time there was a little goat on a € mountain."
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from hotcold.demo import model_path
-from hotcold.engine.ffn_inputs import ffn_inputs
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.session import LoadedModel, Session
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
+from hotcold.tasks.ffn_inputs import ffn_inputs
 
 
 @pytest.fixture(scope="module")

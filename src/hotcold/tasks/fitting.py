@@ -9,17 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hotcold.engine.benchmark import measure, prompt_of
 from hotcold.engine.engine import Engine
-from hotcold.engine.ffn_inputs import ffn_inputs
-from hotcold.engine.files import new_file, text_of
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import Progress
 from hotcold.engine.opening import file_of, opened
-from hotcold.engine.profiling import LONGEST_WINDOW, window_length
-from hotcold.engine.reports import Setup
 from hotcold.engine.session import LoadedModel, Session
-from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PredictorTensors
@@ -28,6 +22,12 @@ from hotcold.model.config import Config
 from hotcold.sparse.expert_fitting import fit_experts
 from hotcold.sparse.fitting import INPUTS, Fit, FitOptions, Fitted, fit_layer
 from hotcold.sparse.predictor import write_sidecar
+from hotcold.tasks.bench import measure, prompt_of
+from hotcold.tasks.ffn_inputs import ffn_inputs
+from hotcold.tasks.profiling import LONGEST_WINDOW, window_length
+from hotcold.tasks.reports import Setup
+from hotcold.tasks.texts import new_file, text_of
+from hotcold.tasks.windows import evenly, text_windows
 from hotcold.values import printable, whole
 from hotcold.version import __version__
 

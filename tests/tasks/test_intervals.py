@@ -13,7 +13,7 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import Divergence, Scorer, score
+from hotcold.tasks.scoring import Divergence, Scorer, score
 
 BLOCK = 32  # neighbours that are drawn together
 

@@ -10,11 +10,11 @@ from typing import IO, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.scoring import Scorer
 from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen
 from hotcold.model.transformer import FFN
+from hotcold.tasks.scoring import Scorer
 
 #: ``normed`` or ``residual`` -> ``[tokens, D]`` float32; ``ids`` -> ``[tokens, k]`` int32: experts
 Inputs = Mapping[str, npt.NDArray[Any]]

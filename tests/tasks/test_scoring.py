@@ -16,7 +16,8 @@ from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.scoring import (
+from hotcold.engine.session import Session
+from hotcold.tasks.scoring import (
     LEAST_TOKENS,
     Divergence,
     Scorer,
@@ -28,7 +29,6 @@ from hotcold.engine.scoring import (
     perplexity_error,
     score,
 )
-from hotcold.engine.session import Session
 
 DATA = Path(__file__).parent.parent / "data"
 

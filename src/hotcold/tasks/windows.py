@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from hotcold.engine.scoring import cut_windows
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.tasks.scoring import cut_windows
 
 _T = TypeVar("_T")
 
 
 def text_windows(tokenizer: Tokenizer, text: str, size: int) -> list[list[int]]:
     """Consecutive windows of ``size`` tokens, each begun by BOS where the model's file asks for one;
-    ValueError as in :func:`~hotcold.engine.scoring.cut_windows`."""
+    ValueError as in :func:`~hotcold.tasks.scoring.cut_windows`."""
     bos = tokenizer.bos_id if tokenizer.add_bos else None
     return cut_windows(tokenizer.encode(text, add_bos=False), size, bos)
 

@@ -14,7 +14,6 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import ModelOptions, Progress, check_names
 from hotcold.engine.opening import opened
-from hotcold.engine.reports import Setup
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel
@@ -22,6 +21,7 @@ from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.sparse.timeline import Handshake, Timeline
+from hotcold.tasks.reports import Setup
 from hotcold.values import whole
 
 #: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.

@@ -10,15 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.files import new_file, text_of
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import Progress
 from hotcold.engine.opening import Source, file_of, opened
-from hotcold.engine.picture import power_law_picture
-from hotcold.engine.reports import Setup
-from hotcold.engine.scoring import Scorer
 from hotcold.engine.session import LoadedModel
-from hotcold.engine.windows import evenly, text_windows
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
@@ -26,6 +21,11 @@ from hotcold.kernels.gpus import OFF
 from hotcold.model.config import Config
 from hotcold.sparse.profiler import Firings, import_counts
 from hotcold.sparse.profiles import Profile, write_profile
+from hotcold.tasks.profile_picture import power_law_picture
+from hotcold.tasks.reports import Setup
+from hotcold.tasks.scoring import Scorer
+from hotcold.tasks.texts import new_file, text_of
+from hotcold.tasks.windows import evenly, text_windows
 from hotcold.values import integer, printable, whole
 from hotcold.version import __version__
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.windows import evenly, text_windows
+from hotcold.tasks.windows import evenly, text_windows
 
 TEXT = "The goats had come down from the mountain, and Peter called them with his pipe. " * 8
 

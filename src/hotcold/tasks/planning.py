@@ -6,10 +6,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from hotcold.engine.files import new_file
 from hotcold.engine.llm import Model, source_of
 from hotcold.engine.opening import Source, file_of
-from hotcold.engine.profiling import ModelProfile
 from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type
@@ -24,6 +22,8 @@ from hotcold.sparse.predictor import find_predictors
 from hotcold.sparse.profiles import Profile, find_profile, power_law_profile
 from hotcold.sparse.sizes import SHAPES, Sizes, sizes_of_file, sizes_of_shape
 from hotcold.sparse.solver import Solver
+from hotcold.tasks.profiling import ModelProfile
+from hotcold.tasks.texts import new_file
 from hotcold.values import integer, printable, size, whole
 from hotcold.version import __version__
 

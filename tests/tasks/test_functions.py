@@ -22,11 +22,11 @@ import hotcold
 from hotcold import LLM, AsyncLLM
 from hotcold.commands import cli
 from hotcold.demo import model_path
-from hotcold.engine import fitting
 from hotcold.errors import UserError
 from hotcold.sparse.hardware import find_hardware
 from hotcold.sparse.placement import read_placement
 from hotcold.sparse.profiles import read_profile
+from hotcold.tasks import fitting
 
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "
