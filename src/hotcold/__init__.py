@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hotcold.version import __version__
 
 if TYPE_CHECKING:
-    from hotcold.engine.async_llm import AsyncLLM
-    from hotcold.engine.llm import LLM
+    from hotcold.api.async_llm import AsyncLLM
+    from hotcold.api.llm import LLM
     from hotcold.tasks.bench import bench
     from hotcold.tasks.fitting import fit_predictor
     from hotcold.tasks.planning import plan
@@ -26,8 +26,8 @@ __all__ = ["LLM", "AsyncLLM", "__version__", "bench", "fit_predictor", "plan", "
 
 #: Imported when first asked for: they bring NumPy and the kernels, and `hotcold --help` needs neither.
 _MODULES = {
-    "AsyncLLM": "hotcold.engine.async_llm",
-    "LLM": "hotcold.engine.llm",
+    "AsyncLLM": "hotcold.api.async_llm",
+    "LLM": "hotcold.api.llm",
     "bench": "hotcold.tasks.bench",
     "fit_predictor": "hotcold.tasks.fitting",
     "plan": "hotcold.tasks.planning",

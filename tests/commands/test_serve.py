@@ -18,7 +18,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any) -> None:
         raise AssertionError("the model would be loaded")
 
-    monkeypatch.setattr("hotcold.engine.async_llm.AsyncLLM.start", start)
+    monkeypatch.setattr("hotcold.api.async_llm.AsyncLLM.start", start)
     monkeypatch.delenv("HOTCOLD_API_KEY", raising=False)
 
 

@@ -26,7 +26,7 @@ FILES = (
     "engine/scheduler.py",
     "engine/prefix_cache.py",
     "engine/request.py",
-    "engine/llm.py",
+    "api/llm.py",
     "model/kv_cache.py",
 )
 

@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     with open_gguf(file_of(model)):  # what is no model is told before anything is started
         pass
 
-    from hotcold.engine.async_llm import AsyncLLM
+    from hotcold.api.async_llm import AsyncLLM
     from hotcold.server.run import serve
 
     llm = AsyncLLM(model, max_waiting=args.max_waiting, **more, **found)

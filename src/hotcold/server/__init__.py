@@ -1,2 +1,2 @@
 """The HTTP server: routes, security, streaming, lifecycle. What it says is in ``protocol``; the model runs in
-a process of its own (``engine/async_llm.py``)."""
+a process of its own (``api/async_llm.py``)."""

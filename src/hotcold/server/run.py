@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from hotcold.engine.async_llm import AsyncLLM
+from hotcold.api.async_llm import AsyncLLM
 from hotcold.server.app import make_app
 from hotcold.server.connections import bounded
 from hotcold.server.pages import is_page, page_routes

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from hotcold.engine.async_llm import AsyncLLM
+from hotcold.api.async_llm import AsyncLLM
 from hotcold.engine.generation import Piece
 from hotcold.engine.job import Job
 from hotcold.engine.request import RequestError

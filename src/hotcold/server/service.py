@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from hotcold.engine.async_llm import AsyncLLM
+from hotcold.api.async_llm import AsyncLLM
 from hotcold.engine.chat import Chat
 from hotcold.engine.engine_state import ProcessStats
 from hotcold.engine.job import Grammar, Job

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from hotcold.api.llm import Model, source_of
 from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
-from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import ModelOptions, Progress, check_names
 from hotcold.engine.opening import opened
 from hotcold.engine.request import Request

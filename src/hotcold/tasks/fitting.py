@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hotcold.api.llm import Model, source_of
 from hotcold.engine.engine import Engine
-from hotcold.engine.llm import Model, source_of
 from hotcold.engine.load_options import Progress
 from hotcold.engine.opening import file_of, opened
 from hotcold.engine.session import LoadedModel, Session

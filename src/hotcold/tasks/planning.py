@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from hotcold.engine.llm import Model, source_of
+from hotcold.api.llm import Model, source_of
 from hotcold.engine.opening import Source, file_of
 from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError

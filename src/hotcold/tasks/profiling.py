@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.llm import Model, source_of
+from hotcold.api.llm import Model, source_of
 from hotcold.engine.load_options import Progress
 from hotcold.engine.opening import Source, file_of, opened
 from hotcold.engine.session import LoadedModel

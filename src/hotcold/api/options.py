@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from hotcold.api.llm import ChatOptions, GenerationOptions, Settings, settings_of
 from hotcold.engine.generation import Generation
 from hotcold.engine.job import Grammar, Job
-from hotcold.engine.llm import ChatOptions, GenerationOptions, Settings, settings_of
 from hotcold.engine.load_options import check_names
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.text import stop_strings

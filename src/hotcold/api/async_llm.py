@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from hotcold.api.llm import Ids, Prompt, check_each, ids_of, is_one
+from hotcold.api.options import JobChatOptions, JobOptions, JobSettings
 from hotcold.engine.chat import ANSWER_TOKENS, Chat
 from hotcold.engine.chat_answer import Answer, ChatPiece, answer_of
 from hotcold.engine.engine_front import EngineFront
 from hotcold.engine.generation import Generation, Piece, joined
 from hotcold.engine.job import Grammar, Job
-from hotcold.engine.job_options import JobChatOptions, JobOptions, JobSettings
-from hotcold.engine.llm import Ids, Prompt, check_each, ids_of, is_one
 from hotcold.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class AsyncLLM(EngineFront):
 
     ``sequences`` requests run at the same time, ``max_waiting`` more wait in order of arrival, and beyond
     these a request is refused with ``queue_full``. ``chunk`` is the most prompt tokens of a step. Other
-    options are those of :class:`~hotcold.engine.llm.LLM`; values that cannot be right are a UserError now.
+    options are those of :class:`~hotcold.api.llm.LLM`; values that cannot be right are a UserError now.
 
     All methods belong to the event loop in which :meth:`start` was called, and to its thread."""
 
