@@ -9,12 +9,13 @@ from functools import cache
 from typing import Any
 
 from hotcold.demo import model_path
-from hotcold.engine.engine_state import ModelInfo
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Grammar, Job
+from hotcold.engine.job import Grammar
 from hotcold.engine.live import Frame
-from hotcold.engine.model_file import ModelFile
 from hotcold.engine.request import RequestError, Timings
+from hotcold.hosting.job import Job
+from hotcold.hosting.model_file import ModelFile
+from hotcold.hosting.state import ModelInfo
 
 CONTEXT = 256
 

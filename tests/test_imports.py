@@ -27,10 +27,11 @@ ALLOWED = {
     "model": {"formats", "kernels"},
     "sparse": {"formats", "kernels", "model"},
     "engine": {"formats", "demo", "kernels", "model", "sparse"},
-    "api": {"model", "engine"},
+    "hosting": {"formats", "kernels", "model", "engine"},
+    "api": {"model", "engine", "hosting"},
     "tasks": {"formats", "kernels", "model", "sparse", "engine", "api"},
     "convert": {"formats", "model"},
-    "server": {"formats", "model", "engine", "api"},
+    "server": {"formats", "model", "engine", "hosting", "api"},
     "commands": {
         "formats",
         "demo",
@@ -38,13 +39,14 @@ ALLOWED = {
         "model",
         "sparse",
         "engine",
+        "hosting",
         "api",
         "tasks",
         "convert",
         "server",
         "",
     },
-    "": {"engine", "api", "tasks", "commands"},
+    "": {"engine", "hosting", "api", "tasks", "commands"},
 }
 #: Any layer may ask for the version, raise what is meant for the user, and show and bound values (values.py).
 FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
@@ -55,7 +57,7 @@ ONLY_IN = {
     "triton": {"kernels/gpu.py", "kernels/triton_ops.py"},
     "http": {"server", "engine/hub.py"},
     "socketserver": {"server"},
-    "asyncio": {"server", "api/async_llm.py", "engine/engine_front.py", "commands/serve.py"},
+    "asyncio": {"server", "api/async_llm.py", "hosting/front.py", "commands/serve.py"},
     "starlette": {"server"},
     "uvicorn": {"server"},
     "h11": {"server/connections.py"},

@@ -21,11 +21,12 @@ from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
 from hotcold.engine.generation import Generation, Piece
 from hotcold.engine.grammar_process import GrammarProcess
-from hotcold.engine.job import Grammar, Job
-from hotcold.engine.messages import Submit
+from hotcold.engine.job import Grammar
 from hotcold.engine.request import RequestError
 from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
+from hotcold.hosting.job import Job
+from hotcold.hosting.messages import Submit
 
 PROMPT = "Once upon a time"
 GREEDY = SamplingParams(temperature=0)

@@ -13,10 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotcold.engine.engine_state import ModelInfo, ProcessStats
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Grammar, Job
-from hotcold.engine.messages import (
+from hotcold.engine.job import Grammar
+from hotcold.engine.plain_data import (
+    HEADER,
+    MOST_BYTES,
+    PlainDataError,
+    Unpacker,
+    from_plain,
+    lengths,
+    pack,
+    to_plain,
+)
+from hotcold.engine.request import Timings
+from hotcold.engine.sampler import Logprobs
+from hotcold.engine.sampling import SamplingParams
+from hotcold.hosting.job import Job
+from hotcold.hosting.messages import (
     Abort,
     AskStats,
     Close,
@@ -31,19 +44,7 @@ from hotcold.engine.messages import (
     decode,
     encode,
 )
-from hotcold.engine.plain_data import (
-    HEADER,
-    MOST_BYTES,
-    PlainDataError,
-    Unpacker,
-    from_plain,
-    lengths,
-    pack,
-    to_plain,
-)
-from hotcold.engine.request import Timings
-from hotcold.engine.sampler import Logprobs
-from hotcold.engine.sampling import SamplingParams
+from hotcold.hosting.state import ModelInfo, ProcessStats
 
 texts = st.text(max_size=20)
 floats = st.floats(allow_nan=False)

@@ -11,10 +11,11 @@ from hotcold.api.llm import Ids, Prompt, check_each, ids_of, is_one
 from hotcold.api.options import JobChatOptions, JobOptions, JobSettings
 from hotcold.engine.chat import ANSWER_TOKENS, Chat
 from hotcold.engine.chat_answer import Answer, ChatPiece, answer_of
-from hotcold.engine.engine_front import EngineFront
 from hotcold.engine.generation import Generation, Piece, joined
-from hotcold.engine.job import Grammar, Job
+from hotcold.engine.job import Grammar
 from hotcold.errors import UserError
+from hotcold.hosting.front import EngineFront
+from hotcold.hosting.job import Job
 
 if TYPE_CHECKING:
     from hotcold.engine.grammar import Grammars

@@ -8,8 +8,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hotcold.engine.engine_state import ProcessStats
 from hotcold.engine.generation import Piece
+from hotcold.hosting.state import ProcessStats
 from hotcold.version import __version__
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -9,8 +9,8 @@ from typing import Self
 
 from hotcold.api.async_llm import AsyncLLM
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Job
 from hotcold.engine.request import RequestError
+from hotcold.hosting.job import Job
 from hotcold.server.metrics import Metrics
 
 

@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeVar
 
 from hotcold.api.async_llm import AsyncLLM
 from hotcold.engine.chat import Chat
-from hotcold.engine.engine_state import ProcessStats
-from hotcold.engine.job import Grammar, Job
+from hotcold.engine.job import Grammar
 from hotcold.engine.request import RequestError
+from hotcold.hosting.job import Job
+from hotcold.hosting.state import ProcessStats
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.chat_reply import ChatReply

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotcold.engine.chat_stream import ChatStream
-from hotcold.engine.job import Grammar, Job
+from hotcold.engine.job import Grammar
 from hotcold.engine.live import Frame
 from hotcold.engine.sampler import splitmix64
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.tool_calls import HERMES
 from hotcold.engine.tool_grammar import tools_grammar
+from hotcold.hosting.job import Job
 from hotcold.model.reasoning import Thinking
 from hotcold.server.protocol import chat
 from hotcold.server.protocol.errors import APIError

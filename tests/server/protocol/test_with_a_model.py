@@ -12,8 +12,8 @@ from api_pieces import facts
 
 from hotcold import LLM
 from hotcold.engine.generation import Piece, stream
-from hotcold.engine.job import Job
 from hotcold.engine.request import Request
+from hotcold.hosting.job import Job
 from hotcold.server.protocol import completion, native
 from hotcold.tasks import scoring
 

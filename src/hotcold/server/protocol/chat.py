@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.job import Grammar, Job
+from hotcold.engine.job import Grammar
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.tool_calls import GENERAL, HARMONY
 from hotcold.engine.tool_grammar import framed, tools_grammar
+from hotcold.hosting.job import Job
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat_reply import ChatReply, Splitter
 from hotcold.server.protocol.errors import from_job, invalid

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotcold.engine.job import Grammar, Job
+from hotcold.engine.job import Grammar
 from hotcold.engine.sampling import SamplingParams
+from hotcold.hosting.job import Job
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts

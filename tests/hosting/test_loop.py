@@ -16,17 +16,18 @@ import pytest
 from hotcold import LLM
 from hotcold.engine import generation
 from hotcold.engine.engine import Engine
-from hotcold.engine.engine_thread import Command, EngineBroken, EngineThread
 from hotcold.engine.generation import Generation, Piece, joined
-from hotcold.engine.job import Grammar, Job
+from hotcold.engine.job import Grammar
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
 from hotcold.engine.request import Request, RequestError
 from hotcold.engine.sampler import Allowed, Sampler
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
+from hotcold.hosting.job import Job
+from hotcold.hosting.loop import Command, EngineBroken, EngineThread
+from hotcold.hosting.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
 
 GREEDY = SamplingParams(temperature=0)
 LIMIT_S = 240
@@ -193,7 +194,7 @@ def test_jobs_that_come_at_once_start_between_steps(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One at a time, where starting one takes all the time that there is; what was aborted never starts."""
-    monkeypatch.setattr("hotcold.engine.engine_thread._STARTING_S", 0)
+    monkeypatch.setattr("hotcold.hosting.loop._STARTING_S", 0)
     engine, happened = Engine(model.session()), []
     add, step = engine.add, engine.step
     monkeypatch.setattr(engine, "add", lambda request: (happened.append(request.prompt[0]), add(request)))

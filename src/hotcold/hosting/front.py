@@ -10,12 +10,15 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 
-from hotcold.engine.engine_state import ModelInfo, ProcessStats
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Job
 from hotcold.engine.line_process import import_path
 from hotcold.engine.load_options import LoadOptions, ModelOptions, check_names
-from hotcold.engine.messages import (
+from hotcold.engine.plain_data import PlainDataError, Unpacker
+from hotcold.engine.request import RequestError
+from hotcold.engine.sampling import SamplingParams
+from hotcold.errors import UserError
+from hotcold.hosting.job import Job
+from hotcold.hosting.messages import (
     Abort,
     AskStats,
     Close,
@@ -30,11 +33,8 @@ from hotcold.engine.messages import (
     decode,
     encode,
 )
-from hotcold.engine.model_file import ModelFile
-from hotcold.engine.plain_data import PlainDataError, Unpacker
-from hotcold.engine.request import RequestError
-from hotcold.engine.sampling import SamplingParams
-from hotcold.errors import UserError
+from hotcold.hosting.model_file import ModelFile
+from hotcold.hosting.state import ModelInfo, ProcessStats
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.values import LARGEST, whole
 
@@ -133,7 +133,7 @@ class EngineFront:
         try:
             self._transport, _ = await asyncio.get_running_loop().subprocess_exec(
                 lambda: pipes,
-                *(sys.executable, "-P", "-m", "hotcold.engine.engine_process"),
+                *(sys.executable, "-P", "-m", "hotcold.hosting"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=None,

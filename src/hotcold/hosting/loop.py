@@ -15,15 +15,16 @@ from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.engine_state import ProcessStats, resident_bytes
 from hotcold.engine.generation import Continuation, Piece
-from hotcold.engine.job import Grammar, Job
+from hotcold.engine.job import Grammar
 from hotcold.engine.live import Viewer
-from hotcold.engine.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
 from hotcold.engine.request import Constraint, Request, RequestError
 from hotcold.engine.sampler import DamagedModelError
 from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
+from hotcold.hosting.job import Job
+from hotcold.hosting.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
+from hotcold.hosting.state import ProcessStats, resident_bytes
 
 _TRIES = 3  # steps that fail one after the other, until the engine counts as broken
 _STARTING_S = 0.0005  # that starting jobs may take between two steps

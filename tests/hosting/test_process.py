@@ -17,10 +17,13 @@ import pytest
 
 from hotcold.engine import plain_data
 from hotcold.engine.channel import Reader, Writer
-from hotcold.engine.engine_host import encoded
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Job
-from hotcold.engine.messages import (
+from hotcold.engine.plain_data import HEADER, PlainDataError, Unpacker, pack
+from hotcold.engine.request import Timings
+from hotcold.engine.sampling import SamplingParams
+from hotcold.hosting.host import encoded
+from hotcold.hosting.job import Job
+from hotcold.hosting.messages import (
     Abort,
     Close,
     Failure,
@@ -33,12 +36,9 @@ from hotcold.engine.messages import (
     decode,
     encode,
 )
-from hotcold.engine.plain_data import HEADER, PlainDataError, Unpacker, pack
-from hotcold.engine.request import Timings
-from hotcold.engine.sampling import SamplingParams
 
 LIMIT_S = 240
-COMMAND = [sys.executable, "-P", "-m", "hotcold.engine.engine_process"]
+COMMAND = [sys.executable, "-P", "-m", "hotcold.hosting"]
 ENDLESS = Job([9], SamplingParams(temperature=0), max_tokens=1000, ignore_eos=True)
 
 
@@ -48,7 +48,7 @@ class Process:
     def __init__(self, before: str = "") -> None:
         command = COMMAND
         if before:  # runs first, in the same process
-            main = "import sys; from hotcold.engine.engine_process import main; sys.exit(main())"
+            main = "import sys; from hotcold.hosting.__main__ import main; sys.exit(main())"
             command = [sys.executable, "-P", "-c", f"{before}\n{main}"]
         self.child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -205,7 +205,7 @@ def test_what_is_printed_does_not_get_between_messages() -> None:
 
 def test_importing_the_process_does_nothing_else() -> None:
     """What takes long is imported when signals are ignored already."""
-    code = "import sys, hotcold.engine.engine_process; print('numpy' in sys.modules)"
+    code = "import sys, hotcold.hosting.__main__; print('numpy' in sys.modules)"
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from hotcold.engine.engine_state import ModelInfo
 from hotcold.engine.named_templates import with_template
 from hotcold.engine.sampling import SamplingParams, sampling_of_file
 from hotcold.formats.gguf import open_gguf
+from hotcold.hosting.state import ModelInfo
 from hotcold.model.tokenizer import Tokenizer
 
 TEMPLATE = "tokenizer.chat_template"

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 
 from hotcold.engine.channel import Reader, Writer
 from hotcold.engine.engine import Engine
-from hotcold.engine.engine_state import model_info
-from hotcold.engine.engine_thread import Command, EngineBroken, EngineThread
 from hotcold.engine.job import Grammar
-from hotcold.engine.messages import (
+from hotcold.engine.opening import opened
+from hotcold.engine.plain_data import PlainDataError
+from hotcold.engine.request import Constraint
+from hotcold.engine.session import Session
+from hotcold.errors import UserError
+from hotcold.hosting.loop import Command, EngineBroken, EngineThread
+from hotcold.hosting.messages import (
     Abort,
     Failure,
     Load,
@@ -27,11 +31,7 @@ from hotcold.engine.messages import (
     decode,
     encode,
 )
-from hotcold.engine.opening import opened
-from hotcold.engine.plain_data import PlainDataError
-from hotcold.engine.request import Constraint
-from hotcold.engine.session import Session
-from hotcold.errors import UserError
+from hotcold.hosting.state import model_info
 from hotcold.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from hotcold.engine.engine_state import ModelInfo, ProcessStats
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Job
 from hotcold.engine.plain_data import Plain, PlainDataError, from_plain, pack, to_plain
 from hotcold.engine.request import RequestError
+from hotcold.hosting.job import Job
+from hotcold.hosting.state import ModelInfo, ProcessStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A process that has an engine to itself, so that nothing that its front does holds up a step.
 
-``python -P -m hotcold.engine.engine_process`` reads commands from standard input and writes to standard
+``python -P -m hotcold.hosting`` reads commands from standard input and writes to standard
 output what happens (``messages.py``); what is printed goes to standard error. It ends when its front closes
 the pipe, at once and whatever it does, and leaves Ctrl-C and SIGTERM to the front."""
 
@@ -15,7 +15,7 @@ def main() -> int:
     from hotcold.engine.channel import own_pipes  # after that, as this takes a moment
 
     reading, writing = own_pipes()
-    from hotcold.engine.engine_host import serve
+    from hotcold.hosting.host import serve
 
     return serve(reading, writing)
 
