@@ -19,14 +19,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hotcold import LLM
+from hotcold.chat.tool_formats import HERMES
+from hotcold.chat.tool_grammar import tools_grammar
 from hotcold.demo import model_path
 from hotcold.engine.grammar import GrammarConstraint, Grammars, schema_grammar
 from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary
 from hotcold.engine.grammar_text import lark_of
 from hotcold.engine.job import Grammar
 from hotcold.engine.sampler import Allowed
-from hotcold.engine.tool_calls import HERMES
-from hotcold.engine.tool_grammar import tools_grammar
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer
 

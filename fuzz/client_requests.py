@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from hotcold.chat.tool_formats import HERMES
 from hotcold.demo import model_path
-from hotcold.engine.tool_calls import HERMES
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol import chat, completion, native, tokens

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from hotcold.chat.tool_formats import HERMES
 from hotcold.demo import model_path
 from hotcold.engine.generation import Piece
 from hotcold.engine.request import Timings
 from hotcold.engine.sampler import Logprobs
-from hotcold.engine.tool_calls import HERMES
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol.facts import Facts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hotcold.chat.chat import Chat
 from hotcold.demo import model_path
-from hotcold.engine.chat import Chat
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.tokenizer import Tokenizer
 from tests import vocabularies

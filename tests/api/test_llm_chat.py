@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from hotcold import LLM
-from hotcold.engine.chat_answer import Answer, ToolCall, answer_of, divided
-from hotcold.engine.chat_stream import ChatStream
+from hotcold.chat.answer import Answer, ToolCall, answer_of, divided
+from hotcold.chat.stream import ChatStream
+from hotcold.chat.thinking import KNOWN
+from hotcold.chat.tool_formats import HERMES
 from hotcold.engine.generation import Piece
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
 from hotcold.engine.request import Timings
-from hotcold.engine.tool_calls import HERMES
 from hotcold.errors import UserError
-from hotcold.model.reasoning import KNOWN
 
 FOX = [{"role": "user", "content": "Once upon a time there was a fox"}]
 TEMPLATE = (

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from hotcold import LLM
+from hotcold.chat.chat import Part
 from hotcold.commands.chat_terminal import Printer
 from hotcold.commands.cli import main
-from hotcold.engine.chat import Part
 from tests import chat_models
 
 COMMAND = [sys.executable, "-m", "hotcold", "chat"]

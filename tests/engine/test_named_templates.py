@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hotcold import LLM
+from hotcold.chat.renderer import render
 from hotcold.commands import cli
 from hotcold.engine.named_templates import TEMPLATES, template_text
-from hotcold.engine.template_renderer import render
 from hotcold.errors import UserError
 from tests import chat_models
 from tests.served import served

@@ -12,7 +12,7 @@ import pytest
 from real.awkward_strings import awkward_strings
 from real.conftest import Published
 
-from hotcold.engine.chat import Chat
+from hotcold.chat.chat import Chat
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from hotcold.api.llm import Ids, Prompt, check_each, ids_of, is_one
 from hotcold.api.options import JobChatOptions, JobOptions, JobSettings
-from hotcold.engine.chat import ANSWER_TOKENS, Chat
-from hotcold.engine.chat_answer import Answer, ChatPiece, answer_of
+from hotcold.chat.answer import Answer, ChatPiece, answer_of
+from hotcold.chat.chat import ANSWER_TOKENS, Chat
 from hotcold.engine.generation import Generation, Piece, joined
 from hotcold.engine.job import Grammar
 from hotcold.errors import UserError

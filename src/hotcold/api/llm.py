@@ -8,8 +8,8 @@ from typing import Any, Self, TypeAlias, TypedDict, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.chat import ANSWER_TOKENS, Chat
-from hotcold.engine.chat_answer import Answer, ChatPiece, answer_of, divided
+from hotcold.chat.answer import Answer, ChatPiece, answer_of, divided
+from hotcold.chat.chat import ANSWER_TOKENS, Chat
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Generation, Piece, generate, stream
 from hotcold.engine.load_options import LLMOptions, Progress, check_names

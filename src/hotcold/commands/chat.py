@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from hotcold.chat.chat import ANSWER_TOKENS
 from hotcold.commands import options
 from hotcold.commands.chat_commands import run_command
 from hotcold.commands.chat_terminal import Terminal, say
@@ -13,7 +14,6 @@ from hotcold.commands.cli import EXIT_INTERRUPTED
 from hotcold.commands.conversation import Conversation
 from hotcold.commands.interrupts import Interrupts
 from hotcold.commands.line_input import LineInput
-from hotcold.engine.chat import ANSWER_TOKENS
 from hotcold.errors import UserError
 
 

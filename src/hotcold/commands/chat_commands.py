@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from hotcold.chat.messages import TemplateValue, check_values
 from hotcold.commands.chat_terminal import Terminal, say
 from hotcold.errors import UserError
-from hotcold.model.chat_messages import TemplateValue, check_values
 from hotcold.values import LARGEST, printable, whole
 
 

@@ -4,11 +4,12 @@ import os
 import sys
 from dataclasses import replace
 
+from hotcold.chat.chat import AnswerStream, Chat, Part
+from hotcold.chat.messages import TemplateValue
 from hotcold.commands.conversation import Conversation
 from hotcold.commands.figures import figures_of, print_figures
 from hotcold.commands.interrupts import Interrupts
 from hotcold.commands.options import note_left_out
-from hotcold.engine.chat import AnswerStream, Chat, Part
 from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
@@ -16,7 +17,6 @@ from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import Session
 from hotcold.errors import UserError
-from hotcold.model.chat_messages import TemplateValue
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hotcold.chat.messages import Message, check_messages, content_text
 from hotcold.errors import UserError
 from hotcold.formats.files import naming, replacing
-from hotcold.model.chat_messages import Message, check_messages, content_text
 from hotcold.tasks.texts import read_text
 from hotcold.values import printable
 

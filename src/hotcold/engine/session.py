@@ -302,7 +302,7 @@ class LoadedModel:
     predictor: Path | None  #: the file with predictors, where there is one
     notes: tuple[str, ...]  #: of loading: what was assumed, and what runs a slower way
     on_gpu: OnGPU | None  #: what a GPU has, where there is one
-    #: what the file says of its chat template, for :class:`~hotcold.engine.chat.Chat`
+    #: what the file says of its chat template, for :class:`~hotcold.chat.chat.Chat`
     chat_metadata: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from hotcold.model.plain_text import texts_of
+from hotcold.chat.stand_ins import texts_of
 from hotcold.server import openapi
 from hotcold.server.bodies import AT_ONCE, read_json
 from hotcold.server.metrics import CONTENT_TYPE

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from hotcold.api.async_llm import AsyncLLM
-from hotcold.engine.chat import Chat
+from hotcold.chat.chat import Chat
 from hotcold.engine.job import Grammar
 from hotcold.engine.request import RequestError
 from hotcold.hosting.job import Job

@@ -11,15 +11,15 @@ from api_pieces import Marked, facts, likely, piece, pieces_of, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotcold.engine.chat_stream import ChatStream
+from hotcold.chat.stream import ChatStream
+from hotcold.chat.thinking import Thinking
+from hotcold.chat.tool_formats import HERMES
+from hotcold.chat.tool_grammar import tools_grammar
 from hotcold.engine.job import Grammar
 from hotcold.engine.live import Frame
 from hotcold.engine.sampler import splitmix64
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.tool_calls import HERMES
-from hotcold.engine.tool_grammar import tools_grammar
 from hotcold.hosting.job import Job
-from hotcold.model.reasoning import Thinking
 from hotcold.server.protocol import chat
 from hotcold.server.protocol.errors import APIError
 from hotcold.values import LARGEST

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from hotcold.chat.tool_formats import GENERAL, HARMONY
+from hotcold.chat.tool_grammar import framed, tools_grammar
 from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.job import Grammar
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.tool_calls import GENERAL, HARMONY
-from hotcold.engine.tool_grammar import framed, tools_grammar
 from hotcold.hosting.job import Job
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat_reply import ChatReply, Splitter

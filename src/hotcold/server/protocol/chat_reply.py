@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from hotcold.engine.call_ids import CallIds, new_call_id
+from hotcold.chat.call_ids import CallIds, new_call_id
 from hotcold.engine.generation import Piece
 from hotcold.server.protocol import logprobs
 from hotcold.server.protocol.facts import Facts

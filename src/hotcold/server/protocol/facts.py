@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hotcold.engine.call_ids import CallIds
+from hotcold.chat.call_ids import CallIds
+from hotcold.chat.tool_formats import GENERAL, ToolFormat
 from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.tool_calls import GENERAL, ToolFormat
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol import prompts
 from hotcold.server.protocol.errors import APIError

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hotcold.model.chat_messages import RESERVED
+from hotcold.chat.messages import RESERVED
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.fields import (
     Anything,

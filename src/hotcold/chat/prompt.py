@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hotcold.engine.call_ids import CallIds, with_fitting_ids
-from hotcold.engine.general_tools import with_tools, with_tools_in_channels
-from hotcold.engine.template_traits import Traits
-from hotcold.engine.tool_calls import GENERAL, HARMONY, ToolFormat, knows_tools
-from hotcold.model.chat_messages import Message, content_text
+from hotcold.chat.call_ids import CallIds, with_fitting_ids
+from hotcold.chat.general_tools import with_tools, with_tools_in_channels
+from hotcold.chat.messages import Message, content_text
+from hotcold.chat.tool_formats import GENERAL, HARMONY, ToolFormat, knows_tools
+from hotcold.chat.traits import Traits
 
 _SYSTEMS = ("system", "developer")
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hotcold.engine.call_grammar import Terms, call_rules, content_term
+from hotcold.chat.call_grammar import Terms, call_rules, content_term
+from hotcold.chat.harmony_grammar import harmony_rules
+from hotcold.chat.tool_formats import HARMONY, ToolFormat
 from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.harmony_grammar import harmony_rules
 from hotcold.engine.job import Grammar
 from hotcold.engine.json_schema import read
 from hotcold.engine.schema_rewriting import Rewritten
-from hotcold.engine.tool_calls import HARMONY, ToolFormat
 from hotcold.values import shown
 
 MOST_TOOLS = 128

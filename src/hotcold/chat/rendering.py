@@ -12,7 +12,7 @@ from hotcold.engine.line_process import LineProcess, ProcessDied, ProcessLost
 from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
 
-MODULE = "hotcold.engine.template_renderer"
+MODULE = "hotcold.chat.renderer"
 SECONDS = 2.0  #: of a processor, of one rendering
 MEMORY_BYTES = 256 << 20  #: beyond what the process has after its imports
 OUTPUT_BYTES = 64 << 20  #: of its answer; a character is up to 12 bytes of JSON

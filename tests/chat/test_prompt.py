@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hotcold.engine.call_ids import call_ids_of, new_call_id, with_fitting_ids
-from hotcold.engine.chat import Chat
-from hotcold.engine.template_process import TemplateError, TemplateProcess
-from hotcold.engine.template_traits import Traits
-from hotcold.engine.tool_calls import GENERAL, HERMES, KIMI, MISTRAL, tool_format
+from hotcold.chat.call_ids import call_ids_of, new_call_id, with_fitting_ids
+from hotcold.chat.chat import Chat
+from hotcold.chat.rendering import TemplateError, TemplateProcess
+from hotcold.chat.tool_formats import GENERAL, HERMES, KIMI, MISTRAL, tool_format
+from hotcold.chat.traits import Traits
 from tests import chat_models
 from tests.chat_models import CHATML, chat_of, names
 

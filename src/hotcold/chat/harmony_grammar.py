@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from hotcold.engine.call_grammar import Terms, content_term, json_term
+from hotcold.chat.call_grammar import Terms, content_term, json_term
+from hotcold.chat.tool_formats import HARMONY
 from hotcold.engine.job import Grammar
-from hotcold.engine.tool_calls import HARMONY
 
 
 def harmony_rules(

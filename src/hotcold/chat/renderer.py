@@ -16,8 +16,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from hotcold.chat.stand_ins import MarkedText, StandIns
 from hotcold.errors import UserError
-from hotcold.model.plain_text import MarkedText, StandIns
 
 MOST_STEPS = 20_000  #: of one ``range``
 MOST_CHARACTERS = 8 << 20  #: of a text that a template makes by repeating, and of the whole prompt

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from hotcold.engine.call_readers import CallReader, call_reader, valid_arguments
-from hotcold.engine.tool_calls import JSONCall, ToolFormat
-from hotcold.model.reasoning import Thinking
+from hotcold.chat.call_readers import CallReader, call_reader, valid_arguments
+from hotcold.chat.thinking import Thinking
+from hotcold.chat.tool_formats import JSONCall, ToolFormat
 
 PartKind = Literal["content", "reasoning", "call_start", "call_arguments"]
 

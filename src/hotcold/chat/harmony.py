@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from hotcold.engine.call_readers import valid_arguments
-from hotcold.engine.chat_stream import Part, joined, kept
+from hotcold.chat.call_readers import valid_arguments
+from hotcold.chat.stream import Part, joined, kept
 
 _OPENINGS = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "to=")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")

@@ -3,17 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hotcold.engine.call_ids import CallIds, call_ids_of
-from hotcold.engine.chat_prompt import fitted
-from hotcold.engine.chat_stream import AnswerStream as AnswerStream
-from hotcold.engine.chat_stream import ChatStream as ChatStream
-from hotcold.engine.chat_stream import Part as Part
-from hotcold.engine.harmony import EFFORTS, HarmonyStream
-from hotcold.engine.template_process import TemplateError, TemplateProcess, check_extra
-from hotcold.engine.template_traits import Traits, needs_parts, needs_tools, probes, traits_of
-from hotcold.engine.tool_calls import GENERAL, HARMONY, ToolFormat, is_harmony, tool_format
-from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
-from hotcold.model.chat_messages import (
+from hotcold.chat.call_ids import CallIds, call_ids_of
+from hotcold.chat.harmony import EFFORTS, HarmonyStream
+from hotcold.chat.messages import (
     Message,
     TemplateValue,
     check_messages,
@@ -21,8 +13,16 @@ from hotcold.model.chat_messages import (
     check_values,
     content_text,
 )
-from hotcold.model.plain_text import StandIns, encode_rendered, stand_ins, texts_of
-from hotcold.model.reasoning import opens_thinking, thinking_of
+from hotcold.chat.prompt import fitted
+from hotcold.chat.rendering import TemplateError, TemplateProcess, check_extra
+from hotcold.chat.stand_ins import StandIns, encode_rendered, stand_ins, texts_of
+from hotcold.chat.stream import AnswerStream as AnswerStream
+from hotcold.chat.stream import ChatStream as ChatStream
+from hotcold.chat.stream import Part as Part
+from hotcold.chat.thinking import opens_thinking, thinking_of
+from hotcold.chat.tool_formats import GENERAL, HARMONY, ToolFormat, is_harmony, tool_format
+from hotcold.chat.traits import Traits, needs_parts, needs_tools, probes, traits_of
+from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.values import shown
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hotcold.engine.chat import Chat, Part
-from hotcold.engine.template_process import TemplateError
+from hotcold.chat.chat import Chat, Part
+from hotcold.chat.messages import MessageError
+from hotcold.chat.rendering import TemplateError
+from hotcold.chat.tool_formats import GENERAL, MISTRAL
 from hotcold.engine.text import TextStream
-from hotcold.engine.tool_calls import GENERAL, MISTRAL
-from hotcold.model.chat_messages import MessageError
 from hotcold.model.tokenizer import Tokenizer
 from tests import chat_models
 from tests.chat_models import CHATML, chat_of, names

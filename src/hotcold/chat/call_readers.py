@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from hotcold.engine.tool_calls import ARGUMENT_KEYS, CallKind, JSONCall, NamedCall, TaggedCall
+from hotcold.chat.tool_formats import ARGUMENT_KEYS, CallKind, JSONCall, NamedCall, TaggedCall
 
 _NAME = r"[^\s<>\[\]{}\"|]{1,256}"
 _MOST_HEAD = 1024  # characters before the arguments of a call

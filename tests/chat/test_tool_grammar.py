@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 from vocabulary_of_bytes import compiler, ids_in, matches, tokenizer, tokens_of
 
-from hotcold.engine.grammar import Grammars
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.grammar_text import lark_of
-from hotcold.engine.job import Grammar
-from hotcold.engine.tool_calls import (
+from hotcold.chat.tool_formats import (
     HARMONY,
     HERMES,
     KIMI,
@@ -23,7 +19,11 @@ from hotcold.engine.tool_calls import (
     QWEN_XML,
     ToolFormat,
 )
-from hotcold.engine.tool_grammar import framed, tools_grammar
+from hotcold.chat.tool_grammar import framed, tools_grammar
+from hotcold.engine.grammar import Grammars
+from hotcold.engine.grammar_error import GrammarError
+from hotcold.engine.grammar_text import lark_of
+from hotcold.engine.job import Grammar
 
 WEATHER = {
     "type": "object",

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.test_chat_stream import whole
 from vocabulary_of_bytes import matches
 
-from hotcold.engine.chat import Chat
-from hotcold.engine.chat_stream import AnswerStream, ChatStream
-from hotcold.engine.grammar_text import lark_of
-from hotcold.engine.harmony import HarmonyStream
-from hotcold.engine.tool_calls import (
+from hotcold.chat.chat import Chat
+from hotcold.chat.harmony import HarmonyStream
+from hotcold.chat.messages import check_messages
+from hotcold.chat.stream import AnswerStream, ChatStream
+from hotcold.chat.tool_formats import (
     DEEPSEEK,
     DEEPSEEK_R1,
     GENERAL,
@@ -30,11 +31,10 @@ from hotcold.engine.tool_calls import (
     QWEN_XML,
     ToolFormat,
 )
-from hotcold.engine.tool_grammar import tools_grammar
-from hotcold.model.chat_messages import check_messages
+from hotcold.chat.tool_grammar import tools_grammar
+from hotcold.engine.grammar_text import lark_of
 from tests import chat_models
 from tests.chat_models import chat_of
-from tests.engine.test_chat_stream import whole
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 FORMATS = {

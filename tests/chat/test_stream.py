@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hotcold.engine.chat_stream import ChatStream, Part
-from hotcold.engine.harmony import HarmonyStream
-from hotcold.engine.tool_calls import (
+from hotcold.chat.harmony import HarmonyStream
+from hotcold.chat.stream import ChatStream, Part
+from hotcold.chat.thinking import KNOWN, opens_thinking, thinking_of
+from hotcold.chat.tool_formats import (
     DEEPSEEK,
     DEEPSEEK_R1,
     GENERAL,
@@ -27,7 +28,6 @@ from hotcold.engine.tool_calls import (
     ToolFormat,
     tool_format,
 )
-from hotcold.model.reasoning import KNOWN, opens_thinking, thinking_of
 
 THINK = KNOWN[0]
 ARGUMENTS = '{"city": "Rome \\" }]</tool_call>", "n": [1, {"a": null}]}'

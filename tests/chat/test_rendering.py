@@ -12,9 +12,9 @@ from typing import Any
 import jinja2
 import pytest
 
-from hotcold.engine import template_process
+from hotcold.chat import rendering as template_process
+from hotcold.chat.rendering import TemplateError, TemplateProcess
 from hotcold.engine.request import RequestError
-from hotcold.engine.template_process import TemplateError, TemplateProcess
 from hotcold.errors import UserError
 
 #: Names of the cases of chat_template_vectors.json that plain Jinja renders as expected.

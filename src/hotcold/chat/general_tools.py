@@ -1,14 +1,14 @@
 """Tools of models whose templates have none: they are described in the prompt, and calls are text.
 
-The marks are Hermes', which many small models have seen; :data:`~hotcold.engine.tool_calls.GENERAL` reads
+The marks are Hermes', which many small models have seen; :data:`~hotcold.chat.tool_formats.GENERAL` reads
 them back."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from hotcold.engine.tool_calls import GENERAL
-from hotcold.model.chat_messages import Message, content_text
+from hotcold.chat.messages import Message, content_text
+from hotcold.chat.tool_formats import GENERAL
 
 _DESCRIPTION = """You may call functions to help the user. Here they are, one JSON object a line:
 <tools>

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotcold.chat.stand_ins import MarkedText, StandIns, encode_rendered, stand_ins
 from hotcold.errors import UserError
-from hotcold.model.plain_text import MarkedText, StandIns, encode_rendered, stand_ins
 from hotcold.model.tokenizer import Tokenizer
 from tests import chat_models
 from tests.vocabularies import CONTROL, spm

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotcold.model.chat_messages import Message
+from hotcold.chat.messages import Message
 
 _SYSTEM, _SECOND, _LATER = "Vexillum", "Quincunx", "Obolus"
 _USER, _ANSWER, _RESULT = "Fibula", "Lacuna", "Tessera"

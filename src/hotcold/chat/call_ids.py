@@ -6,7 +6,7 @@ import secrets
 import string
 from typing import Any, Literal, TypeAlias
 
-from hotcold.engine.tool_calls import KIMI, MISTRAL, MISTRAL_ARGS, MISTRAL_IDS, ToolFormat
+from hotcold.chat.tool_formats import KIMI, MISTRAL, MISTRAL_ARGS, MISTRAL_IDS, ToolFormat
 
 #: ``openai``: call_ and 24 digits, for templates that take any; ``nine``: so many letters and digits;
 #: ``kimi``: functions.NAME:NUMBER.

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hotcold.engine.call_readers import types_of
+from hotcold.chat.call_readers import types_of
+from hotcold.chat.tool_formats import CallKind, JSONCall, NamedCall, TaggedCall
 from hotcold.engine.grammar_compiler import escaped_regex
 from hotcold.engine.job import Grammar
-from hotcold.engine.tool_calls import CallKind, JSONCall, NamedCall, TaggedCall
 
 
 class Terms:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hotcold.model.chat_messages import MessageError, check_messages, check_tools, check_values, content_text
+from hotcold.chat.messages import MessageError, check_messages, check_tools, check_values, content_text
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from hotcold.chat.stand_ins import texts_of
 from hotcold.errors import UserError
-from hotcold.model.plain_text import texts_of
 from hotcold.model.unicode import check_unicode
 from hotcold.values import shown
 

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hotcold.engine.chat_stream import AnswerStream, Part
+from hotcold.chat.stream import AnswerStream, Part
 from hotcold.engine.generation import Generation, Piece, joined
 
 

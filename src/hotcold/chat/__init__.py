@@ -1,0 +1,1 @@
+"""Conversations: messages to a prompt, and an answer's text to content, thinking and tool calls."""
