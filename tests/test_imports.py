@@ -27,12 +27,13 @@ ALLOWED = {
     "model": {"formats", "kernels"},
     "sparse": {"formats", "kernels", "model"},
     "engine": {"formats", "demo", "kernels", "model", "sparse"},
-    "chat": {"formats", "model", "engine"},
-    "hosting": {"formats", "kernels", "model", "engine"},
-    "api": {"model", "engine", "chat", "hosting"},
+    "grammar": {"formats", "model", "engine"},
+    "chat": {"formats", "model", "engine", "grammar"},
+    "hosting": {"formats", "kernels", "model", "engine", "grammar"},
+    "api": {"model", "engine", "grammar", "chat", "hosting"},
     "tasks": {"formats", "kernels", "model", "sparse", "engine", "api"},
     "convert": {"formats", "model"},
-    "server": {"formats", "model", "engine", "chat", "hosting", "api"},
+    "server": {"formats", "model", "engine", "grammar", "chat", "hosting", "api"},
     "commands": {
         "formats",
         "demo",
@@ -40,6 +41,7 @@ ALLOWED = {
         "model",
         "sparse",
         "engine",
+        "grammar",
         "chat",
         "hosting",
         "api",
@@ -48,7 +50,7 @@ ALLOWED = {
         "server",
         "",
     },
-    "": {"engine", "hosting", "api", "tasks", "commands"},
+    "": {"engine", "grammar", "hosting", "api", "tasks", "commands"},
 }
 #: Any layer may ask for the version, raise what is meant for the user, and show and bound values (values.py).
 FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
@@ -65,7 +67,7 @@ ONLY_IN = {
     "h11": {"server/connections.py"},
     "prometheus_client": {"server/metrics.py"},
     "jinja2": {"chat/renderer.py"},
-    "llguidance": {"engine/grammar_compiler.py"},
+    "llguidance": {"grammar/compiler.py"},
     "huggingface_hub": {"engine/hub.py", "engine/hub_cache.py"},
     "ray": set(),
     "transformers": set(),

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 
 from hotcold.demo import model_path
-from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary, Mask
 from hotcold.formats.gguf import open_gguf
+from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary, Mask
 from hotcold.model.tokenizer import Tokenizer
 
 

@@ -20,11 +20,11 @@ import pytest
 from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
 from hotcold.engine.generation import Generation, Piece
-from hotcold.engine.grammar_process import GrammarProcess
-from hotcold.engine.job import Grammar
 from hotcold.engine.request import RequestError
 from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
+from hotcold.grammar.checking import GrammarProcess
+from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
 from hotcold.hosting.messages import Submit
 

@@ -32,7 +32,7 @@ from hotcold.chat.tool_formats import (
     ToolFormat,
 )
 from hotcold.chat.tool_grammar import tools_grammar
-from hotcold.engine.grammar_text import lark_of
+from hotcold.grammar.notations import lark_of
 from tests import chat_models
 from tests.chat_models import chat_of
 

@@ -20,10 +20,10 @@ from hotcold.chat.tool_formats import (
     ToolFormat,
 )
 from hotcold.chat.tool_grammar import framed, tools_grammar
-from hotcold.engine.grammar import Grammars
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.grammar_text import lark_of
-from hotcold.engine.job import Grammar
+from hotcold.grammar.constraint import Grammars
+from hotcold.grammar.error import GrammarError
+from hotcold.grammar.grammar import Grammar
+from hotcold.grammar.notations import lark_of
 
 WEATHER = {
     "type": "object",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hotcold.engine.grammar import Grammars
+from hotcold.grammar.constraint import Grammars
 from tests.server.conftest import Application, application
 
 HERE = Path(__file__).resolve().parent

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.job import Grammar
 from hotcold.engine.plain_data import (
     HEADER,
     MOST_BYTES,
@@ -28,6 +27,7 @@ from hotcold.engine.plain_data import (
 from hotcold.engine.request import Timings
 from hotcold.engine.sampler import Logprobs
 from hotcold.engine.sampling import SamplingParams
+from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
 from hotcold.hosting.messages import (
     Abort,

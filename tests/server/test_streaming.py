@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hotcold.engine.grammar_error import GrammarError
 from hotcold.engine.request import RequestError
+from hotcold.grammar.error import GrammarError
 from hotcold.server.app import make_app
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings

@@ -12,13 +12,13 @@ from hotcold.api.options import JobChatOptions, JobOptions, JobSettings
 from hotcold.chat.answer import Answer, ChatPiece, answer_of
 from hotcold.chat.chat import ANSWER_TOKENS, Chat
 from hotcold.engine.generation import Generation, Piece, joined
-from hotcold.engine.job import Grammar
 from hotcold.errors import UserError
+from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.front import EngineFront
 from hotcold.hosting.job import Job
 
 if TYPE_CHECKING:
-    from hotcold.engine.grammar import Grammars
+    from hotcold.grammar.constraint import Grammars
 
 
 class AsyncLLM(EngineFront):
@@ -155,7 +155,7 @@ class AsyncLLM(EngineFront):
 
     def _of_grammars(self) -> "Grammars":
         if self._grammars is None:
-            from hotcold.engine.grammar import Grammars
+            from hotcold.grammar.constraint import Grammars
 
             self._grammars = Grammars(self.tokenizer)
         return self._grammars

@@ -6,11 +6,11 @@ from typing import Any, Self
 
 from hotcold.api.llm import ChatOptions, GenerationOptions, Settings, settings_of
 from hotcold.engine.generation import Generation
-from hotcold.engine.job import Grammar
 from hotcold.engine.load_options import check_names
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
+from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
 from hotcold.values import real
 

@@ -6,10 +6,10 @@ from typing import Any
 from hotcold.chat.call_grammar import Terms, call_rules, content_term
 from hotcold.chat.harmony_grammar import harmony_rules
 from hotcold.chat.tool_formats import HARMONY, ToolFormat
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.job import Grammar
-from hotcold.engine.json_schema import read
-from hotcold.engine.schema_rewriting import Rewritten
+from hotcold.grammar.error import GrammarError
+from hotcold.grammar.grammar import Grammar
+from hotcold.grammar.json_schema import read
+from hotcold.grammar.schema_rewriting import Rewritten
 from hotcold.values import shown
 
 MOST_TOOLS = 128
@@ -37,7 +37,7 @@ def tools_grammar(
     vocabulary by name: where one of them is in the format's texts it is that token; others may stand in free
     text. Text that is no call must match ``content``, where that is given: then there are no calls behind it.
     What of a tool's schema cannot be enforced is in the grammar's notes, or an error where the tool is
-    ``strict``; ``open`` is as of :func:`~hotcold.engine.schema_rewriting.rewritten`. GrammarError: a tool,
+    ``strict``; ``open`` is as of :func:`~hotcold.grammar.schema_rewriting.rewritten`. GrammarError: a tool,
     its schema or the choice is not right."""
     named = _named(tools)
     if isinstance(choice, Mapping):

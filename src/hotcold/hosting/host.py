@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from hotcold.engine.channel import Reader, Writer
 from hotcold.engine.engine import Engine
-from hotcold.engine.job import Grammar
 from hotcold.engine.opening import opened
 from hotcold.engine.plain_data import PlainDataError
 from hotcold.engine.request import Constraint
 from hotcold.engine.session import Session
 from hotcold.errors import UserError
+from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.loop import Command, EngineBroken, EngineThread
 from hotcold.hosting.messages import (
     Abort,
@@ -35,7 +35,7 @@ from hotcold.hosting.state import model_info
 from hotcold.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from hotcold.engine.grammar import Grammars
+    from hotcold.grammar.constraint import Grammars
 
 #: A thread that returns from native code waits at most so long for one that runs Python: commands and pieces
 #: are read and written in threads beside the one that steps. Python's own 5 ms would show in every step.
@@ -155,7 +155,7 @@ class _Constraints:
     def __call__(self, grammar: Grammar) -> Constraint:
         """From one thread at a time."""
         if self._grammars is None:
-            from hotcold.engine.grammar import Grammars
+            from hotcold.grammar.constraint import Grammars
 
             self._grammars = Grammars(self._tokenizer)
         return self._grammars.constraint(grammar)

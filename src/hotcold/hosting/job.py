@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hotcold.engine.job import Grammar
 from hotcold.engine.sampling import SamplingParams
+from hotcold.grammar.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from typing import TypeAlias
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Continuation, Piece
-from hotcold.engine.job import Grammar
 from hotcold.engine.live import Viewer
 from hotcold.engine.request import Constraint, Request, RequestError
 from hotcold.engine.sampler import DamagedModelError
 from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
+from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
 from hotcold.hosting.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
 from hotcold.hosting.state import ProcessStats, resident_bytes

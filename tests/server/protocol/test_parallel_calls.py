@@ -9,7 +9,7 @@ from api_pieces import facts
 from vocabulary_of_bytes import matches
 
 from hotcold.chat.tool_formats import GENERAL, HERMES, ToolFormat
-from hotcold.engine.grammar_text import lark_of
+from hotcold.grammar.notations import lark_of
 from hotcold.server.protocol import chat
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hotcold.engine.schema_keywords import compiled_pattern
+from hotcold.grammar.schema_keywords import compiled_pattern
 
 GROUPS = ("allOf", "anyOf", "oneOf")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")

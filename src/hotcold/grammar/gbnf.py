@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hotcold.engine.grammar_error import GrammarError
+from hotcold.grammar.error import GrammarError
 from hotcold.values import shown
 
 MOST_REPEATS = 100_000

@@ -16,9 +16,14 @@ import pytest
 from vocabulary_of_bytes import ids_in, tokenizer, tokens_of
 
 from hotcold import LLM
-from hotcold.engine import grammar as grammar_module
-from hotcold.engine import grammar_compiler
-from hotcold.engine.grammar import (
+from hotcold.engine.line_process import ProcessDied, ProcessTimeout
+from hotcold.engine.request import Constraint, RequestError
+from hotcold.errors import UserError
+from hotcold.grammar import compiler as grammar_compiler
+from hotcold.grammar import constraint as grammar_module
+from hotcold.grammar.checking import GrammarProcess
+from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary
+from hotcold.grammar.constraint import (
     MOST_CHECKS,
     BoundedCache,
     GrammarConstraint,
@@ -27,12 +32,7 @@ from hotcold.engine.grammar import (
     check,
     schema_grammar,
 )
-from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary
-from hotcold.engine.grammar_process import GrammarProcess
-from hotcold.engine.job import Grammar
-from hotcold.engine.line_process import ProcessDied, ProcessTimeout
-from hotcold.engine.request import Constraint, RequestError
-from hotcold.errors import UserError
+from hotcold.grammar.grammar import Grammar
 
 OBJECT = {
     "type": "object",

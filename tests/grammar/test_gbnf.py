@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vocabulary_of_bytes import matches
 
-from hotcold.engine import gbnf_lexemes
-from hotcold.engine.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, any_of, parse
-from hotcold.engine.gbnf_lexemes import lark_of_gbnf
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.lexeme_conflicts import TooManySteps
+from hotcold.grammar import gbnf_lexemes
+from hotcold.grammar.error import GrammarError
+from hotcold.grammar.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, any_of, parse
+from hotcold.grammar.gbnf_lexemes import lark_of_gbnf
+from hotcold.grammar.lexeme_conflicts import TooManySteps
 
 
 def ends(rules: Rules, node: Node, text: str, start: int, depth: int = 0) -> Iterator[int]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.grammar_text import lark_of
-from hotcold.engine.job import Grammar
 from hotcold.engine.line_process import LineProcess, ProcessDied, ProcessTimeout
 from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
+from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary
+from hotcold.grammar.error import GrammarError
+from hotcold.grammar.grammar import Grammar
+from hotcold.grammar.notations import lark_of
 
 SECONDS = 2.0  #: of processor time, for one grammar
 VOCABULARY_S = 60.0  #: for the vocabulary, once in a process

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from vocabulary_of_bytes import matches, random_answer
 
-from hotcold.engine.json_schema import lark_of_schema, read
+from hotcold.grammar.json_schema import lark_of_schema, read
 
 STORED = json.loads(Path(__file__).parents[1].joinpath("data/schemas/clients.json").read_text("utf-8"))
 

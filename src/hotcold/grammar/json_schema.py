@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.schema_keywords import TYPES
-from hotcold.engine.schema_rewriting import Rewritten, rewritten
+from hotcold.grammar.error import GrammarError
+from hotcold.grammar.schema_keywords import TYPES
+from hotcold.grammar.schema_rewriting import Rewritten, rewritten
 from hotcold.values import shown
 
 MOST_BYTES = 1 << 16
@@ -45,7 +45,7 @@ def lark_term(schema: object, notes: list[str] | None = None) -> str:
 
 def read(schema: object, *, strict: bool = False, open: bool = False) -> Rewritten:
     """A schema as it is enforced, with notes on what is not; ``strict``: that is an error. ``open``: as of
-    :func:`~hotcold.engine.schema_rewriting.rewritten`. GrammarError: see :func:`lark_of_schema`."""
+    :func:`~hotcold.grammar.schema_rewriting.rewritten`. GrammarError: see :func:`lark_of_schema`."""
     check_schema_size(schema)
     return _read(schema, strict=strict, open=open)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from hotcold.engine.schema_keywords import TYPES
+from hotcold.grammar.schema_keywords import TYPES
 
 _MOST = 200  #: options that are compared, each with each other
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from hotcold.engine.gbnf_lexemes import lark_of_gbnf
-from hotcold.engine.grammar_compiler import escaped_regex
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.job import Grammar
-from hotcold.engine.json_schema import lark_of_schema, schemas_in_lark
+from hotcold.grammar.compiler import escaped_regex
+from hotcold.grammar.error import GrammarError
+from hotcold.grammar.gbnf_lexemes import lark_of_gbnf
+from hotcold.grammar.grammar import Grammar
+from hotcold.grammar.json_schema import lark_of_schema, schemas_in_lark
 
 SOURCE_BYTES = 1 << 16  #: of a schema, an expression or a grammar
 LARK_BYTES = 1 << 18  #: of a grammar in Lark, which may have the schemas of many tools

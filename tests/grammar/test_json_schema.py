@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocabulary_of_bytes import matches, random_answer
 
-from hotcold.engine import json_schema, schema_rewriting
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.json_schema import checked, lark_of_schema, schemas_in_lark
-from hotcold.engine.schema_keywords import FORMATS, MOST_ENUM
+from hotcold.grammar import json_schema, schema_rewriting
+from hotcold.grammar.error import GrammarError
+from hotcold.grammar.json_schema import checked, lark_of_schema, schemas_in_lark
+from hotcold.grammar.schema_keywords import FORMATS, MOST_ENUM
 
 
 def lark(schema: object) -> str:

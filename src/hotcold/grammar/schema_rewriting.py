@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.schema_keywords import (
+from hotcold.grammar.error import GrammarError
+from hotcold.grammar.schema_keywords import (
     COUNTS,
     FORMAT_PATTERNS,
     FORMATS,
@@ -24,7 +24,7 @@ from hotcold.engine.schema_keywords import (
     compiled_pattern,
     numeric,
 )
-from hotcold.engine.schema_names import (
+from hotcold.grammar.schema_names import (
     CONDITIONAL,
     GROUPS,
     NOTHING,
@@ -35,8 +35,8 @@ from hotcold.engine.schema_names import (
     said_by,
     total,
 )
-from hotcold.engine.schema_overlap import exclude_each_other
-from hotcold.engine.schema_references import References, pointer
+from hotcold.grammar.schema_overlap import exclude_each_other
+from hotcold.grammar.schema_references import References, pointer
 from hotcold.values import shown
 
 MOST_LEVELS = 32  #: of schemas within schemas

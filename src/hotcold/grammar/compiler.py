@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.grammar_error import GrammarError
 from hotcold.errors import UserError
+from hotcold.grammar.error import GrammarError
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.values import printable
 

@@ -12,13 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from vocabulary_of_bytes import compiler, matches, random_answer, tokens_of
 
-from hotcold.engine.grammar import schema_grammar
-from hotcold.engine.grammar_compiler import Matcher
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.json_schema import lark_of_schema, read
-from hotcold.engine.schema_keywords import compiled_pattern
-from hotcold.engine.schema_overlap import exclude_each_other
-from hotcold.engine.schema_rewriting import rewritten
+from hotcold.grammar.compiler import Matcher
+from hotcold.grammar.constraint import schema_grammar
+from hotcold.grammar.error import GrammarError
+from hotcold.grammar.json_schema import lark_of_schema, read
+from hotcold.grammar.schema_keywords import compiled_pattern
+from hotcold.grammar.schema_overlap import exclude_each_other
+from hotcold.grammar.schema_rewriting import rewritten
 
 
 def lark(schema: object) -> str:

@@ -8,9 +8,9 @@ be."""
 
 from collections.abc import Callable, Iterator
 
-from hotcold.engine.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, Token, parse
-from hotcold.engine.grammar_error import GrammarError
-from hotcold.engine.lexeme_conflicts import Lexeme, TooManySteps, Tree, conflicts, leaves
+from hotcold.grammar.error import GrammarError
+from hotcold.grammar.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, Token, parse
+from hotcold.grammar.lexeme_conflicts import Lexeme, TooManySteps, Tree, conflicts, leaves
 from hotcold.values import shown
 
 _MOST_PLACES = 2000  # of one lexeme

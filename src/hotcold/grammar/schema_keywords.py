@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hotcold.engine.grammar_error import GrammarError
+from hotcold.grammar.error import GrammarError
 from hotcold.values import shown
 
 MOST_ENUM = 4096

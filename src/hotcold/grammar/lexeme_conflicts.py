@@ -8,7 +8,7 @@ every conflict and perhaps some more."""
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hotcold.engine.gbnf import Chars, Choice, Node, Ref, Repeat, Sequence
+from hotcold.grammar.gbnf import Chars, Choice, Node, Ref, Repeat, Sequence
 
 
 class TooManySteps(Exception):

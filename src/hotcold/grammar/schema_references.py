@@ -4,7 +4,7 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
-from hotcold.engine.grammar_error import GrammarError
+from hotcold.grammar.error import GrammarError
 from hotcold.values import shown
 
 _INDEX = re.compile("0|[1-9][0-9]{0,8}")

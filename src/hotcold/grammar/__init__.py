@@ -1,0 +1,1 @@
+"""Grammars: which tokens an answer may have next, so that the whole matches."""
