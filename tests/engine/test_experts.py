@@ -17,7 +17,6 @@ from hotcold.commands import cli
 from hotcold.engine.engine import Engine
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.neuron_map import NeuronMap
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import Session
@@ -38,6 +37,7 @@ from hotcold.sparse.profiles import Profile, read_profile
 from hotcold.sparse.sizes import Sizes, sizes_of_file
 from hotcold.sparse.solver import Solver
 from hotcold.tasks.scoring import Scorer
+from hotcold.watch.neuron_map import NeuronMap
 from tests.opaque_backend import OpaqueBackend
 from tests.placed import on_two
 from tests.vulkan_devices import DRIVERS, device_index

@@ -25,7 +25,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from hotcold.engine.live import Frame
+from hotcold.watch.live import Frame
 from tests.made_up_llm import MadeUpLLM
 from tests.server.conftest import Live
 

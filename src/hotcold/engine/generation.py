@@ -4,10 +4,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.live import Frame
 from hotcold.engine.request import FinishReason, Request, Timings
 from hotcold.engine.sampler import Logprobs
 from hotcold.engine.text import TextStream
+from hotcold.watch.live import Frame
 
 SCORED_TOKENS = 256  #: of a prompt, whose log-probabilities make a piece of their own
 

@@ -16,7 +16,6 @@ from typing import TypeAlias
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Continuation, Piece
-from hotcold.engine.live import Viewer
 from hotcold.engine.request import Constraint, Request, RequestError
 from hotcold.engine.sampler import DamagedModelError
 from hotcold.engine.text import stop_strings
@@ -25,6 +24,7 @@ from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
 from hotcold.hosting.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
 from hotcold.hosting.state import ProcessStats, resident_bytes
+from hotcold.watch.live import Viewer
 
 _TRIES = 3  # steps that fail one after the other, until the engine counts as broken
 _STARTING_S = 0.0005  # that starting jobs may take between two steps

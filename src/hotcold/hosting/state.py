@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotcold.engine.engine import Engine, EngineStats
-from hotcold.engine.live import Picture
 from hotcold.kernels.backend import PAGE
+from hotcold.watch.live import Picture
 
 
 @dataclass(frozen=True)

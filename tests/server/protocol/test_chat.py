@@ -15,7 +15,6 @@ from hotcold.chat.stream import ChatStream
 from hotcold.chat.thinking import Thinking
 from hotcold.chat.tool_formats import HERMES
 from hotcold.chat.tool_grammar import tools_grammar
-from hotcold.engine.live import Frame
 from hotcold.engine.sampler import splitmix64
 from hotcold.engine.sampling import SamplingParams
 from hotcold.grammar.grammar import Grammar
@@ -23,6 +22,7 @@ from hotcold.hosting.job import Job
 from hotcold.server.protocol import chat
 from hotcold.server.protocol.errors import APIError
 from hotcold.values import LARGEST
+from hotcold.watch.live import Frame
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

@@ -12,13 +12,10 @@ import pytest
 from sidecars import with_sidecar
 
 from hotcold.demo import model_path
-from hotcold.engine import neuron_map
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import joined, stream
-from hotcold.engine.live import Frame, Live, Picture, Viewer
 from hotcold.engine.load_options import LoadOptions
 from hotcold.engine.loading import load
-from hotcold.engine.neuron_map import MapLayout, NeuronMap
 from hotcold.engine.request import Request
 from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.session import LoadedModel, Session
@@ -28,6 +25,9 @@ from hotcold.model.config import Config
 from hotcold.sparse.placement import Placement, write_placement
 from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.scoring import Scorer
+from hotcold.watch import neuron_map
+from hotcold.watch.live import Frame, Live, Picture, Viewer
+from hotcold.watch.neuron_map import MapLayout, NeuronMap
 from tests.placed import on_two
 from tests.vulkan_devices import DRIVERS
 
@@ -209,7 +209,7 @@ def test_frames_are_bounded_and_not_more_often_than_they_should_be(
 ) -> None:
     """With a clock that ticks 10 ms a look, a frame has cells every ten pieces; a full one takes no more."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr("hotcold.engine.live.time.perf_counter", lambda: next(ticks) / 100)
+    monkeypatch.setattr("hotcold.watch.live.time.perf_counter", lambda: next(ticks) / 100)
     live = Live(model.session())
     viewer = Viewer()
     viewer.live = live

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.engine.counters import Counters, Figures
-from hotcold.engine.memory_use import MemoryUse, memory_use
-from hotcold.engine.neuron_map import MapLayout, NeuronMap
 from hotcold.engine.session import Session, Watched
 from hotcold.kernels.gpu import GPUMemoryError
+from hotcold.watch.memory_use import MemoryUse, memory_use
+from hotcold.watch.neuron_map import MapLayout, NeuronMap
 
 FRAME_S = 0.1  #: between frames with cells
 _RATES_S = 1.0  # that rates are of

@@ -1,0 +1,1 @@
+"""Which neurons fire for a request that somebody watches."""
