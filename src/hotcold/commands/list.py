@@ -3,8 +3,8 @@
 import argparse
 
 from hotcold.commands import options
-from hotcold.engine.hub_cache import Cached, cache_folder, cached
-from hotcold.engine.hub_names import HubName
+from hotcold.hub.cache import Cached, cache_folder, cached
+from hotcold.hub.names import HubName
 from hotcold.values import printable
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands.progress import DOWNLOADING, LOADING, progress
-from hotcold.engine import hub_names
-from hotcold.engine.hub import located
 from hotcold.engine.load_options import SPARSITY_MODES, LoadOptions, ModelOptions
 from hotcold.engine.machine import processor as processor
 from hotcold.engine.named_templates import TEMPLATES, template_text
 from hotcold.errors import UserError
+from hotcold.hub import names as hub_names
+from hotcold.hub.download import located
 from hotcold.kernels import BACKENDS
 from hotcold.model.kv_cache import CACHE_TYPES
 from hotcold.tasks import texts as files

@@ -7,7 +7,7 @@ import argparse
 
 from hotcold.commands import options
 from hotcold.commands.progress import DOWNLOADING, progress
-from hotcold.engine import hub
+from hotcold.hub import download as hub
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ Files there that are no GGUF models stay."""
 import argparse
 
 from hotcold.commands import options
-from hotcold.engine import hub_cache
+from hotcold.hub import cache as hub_cache
 from hotcold.values import printable
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotcold.demo import model_path
-from hotcold.engine.hub import located
 from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.engine.memory import affordable_pages, check_memory
 from hotcold.engine.named_templates import with_template
@@ -16,6 +15,7 @@ from hotcold.engine.session import LoadedModel
 from hotcold.engine.sparsity_mode import choose_mode
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
+from hotcold.hub.download import located
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.gpu import GPUError, GPUMemoryError
 from hotcold.model.config import Config

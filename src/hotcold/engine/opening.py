@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hotcold.demo import model_path
-from hotcold.engine.hub import located
 from hotcold.engine.load_options import LoadOptions, Progress
 from hotcold.engine.loading import load
 from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
+from hotcold.hub.download import located
 
 #: A GGUF file, ``hf:OWNER/NAME/FILE.gguf`` of the hub, or what :func:`~hotcold.engine.loading.load` gave;
 #: None is the built-in model.

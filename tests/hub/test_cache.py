@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hotcold.engine import hub_cache
-from hotcold.engine.hub_names import HubError, parse
 from hotcold.errors import UserError
+from hotcold.hub import cache as hub_cache
+from hotcold.hub.names import HubError, parse
 
 FIRST, SECOND = "a" * 40, "b" * 40
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hotcold.engine.hub_names import HubError, HubName, choose, is_hub_name, is_safe, parse
+from hotcold.hub.names import HubError, HubName, choose, is_hub_name, is_safe, parse
 
 
 @pytest.mark.parametrize(

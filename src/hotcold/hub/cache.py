@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotcold.engine.hub_names import (
+from hotcold.errors import UserError
+from hotcold.hub.names import (
     HubError,
     HubName,
     SeveralModels,
@@ -23,7 +24,6 @@ from hotcold.engine.hub_names import (
     is_safe,
     sidecars,
 )
-from hotcold.errors import UserError
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PARTIAL = ".incomplete"

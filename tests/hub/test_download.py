@@ -19,10 +19,12 @@ import pytest
 
 from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
-from hotcold.engine import hub, hub_cache, opening
-from hotcold.engine.hub_names import HubError, parse
+from hotcold.engine import opening
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
+from hotcold.hub import cache as hub_cache
+from hotcold.hub import download as hub
+from hotcold.hub.names import HubError, parse
 from tests.fake_hub import COMMITS, FakeHub, fake_hub
 from tests.split_models import split_model
 
@@ -205,8 +207,8 @@ def test_too_little_room_is_told_before(
 
 PULL = """
 import json, sys
-from hotcold.engine import hub
-from hotcold.engine.hub_names import parse
+from hotcold.hub import download as hub
+from hotcold.hub.names import parse
 said = []
 done = hub.pull(parse("own/name"), None, said.append)
 print(json.dumps([str(done.path), said]))

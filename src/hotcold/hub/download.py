@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-from hotcold.engine import hub_cache
-from hotcold.engine.hub_cache import COMMIT, PARTIAL, repository
-from hotcold.engine.hub_names import HubError, HubName, choose, is_hub_name, parse
 from hotcold.errors import UserError
+from hotcold.hub import cache as hub_cache
+from hotcold.hub.cache import COMMIT, PARTIAL, repository
+from hotcold.hub.names import HubError, HubName, choose, is_hub_name, parse
 from hotcold.values import printable, shown, size
 
 #: Is called with bytes done and the total.

@@ -1,0 +1,1 @@
+"""Models of the Hugging Face hub: their names, downloads and cache."""
