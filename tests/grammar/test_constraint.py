@@ -16,7 +16,6 @@ import pytest
 from vocabulary_of_bytes import ids_in, tokenizer, tokens_of
 
 from hotcold import LLM
-from hotcold.engine.line_process import ProcessDied, ProcessTimeout
 from hotcold.engine.request import Constraint, RequestError
 from hotcold.errors import UserError
 from hotcold.grammar import compiler as grammar_compiler
@@ -33,6 +32,7 @@ from hotcold.grammar.constraint import (
     schema_grammar,
 )
 from hotcold.grammar.grammar import Grammar
+from hotcold.processes.guarded import ProcessDied, ProcessTimeout
 
 OBJECT = {
     "type": "object",

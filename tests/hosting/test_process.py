@@ -15,10 +15,7 @@ from typing import Any
 
 import pytest
 
-from hotcold.engine import plain_data
-from hotcold.engine.channel import Reader, Writer
 from hotcold.engine.generation import Piece
-from hotcold.engine.plain_data import HEADER, PlainDataError, Unpacker, pack
 from hotcold.engine.request import Timings
 from hotcold.engine.sampling import SamplingParams
 from hotcold.hosting.host import encoded
@@ -36,6 +33,9 @@ from hotcold.hosting.messages import (
     decode,
     encode,
 )
+from hotcold.processes import plain_data
+from hotcold.processes.channel import Reader, Writer
+from hotcold.processes.plain_data import HEADER, PlainDataError, Unpacker, pack
 
 LIMIT_S = 240
 COMMAND = [sys.executable, "-P", "-m", "hotcold.hosting"]

@@ -1,4 +1,4 @@
-"""Renders chat templates with Jinja. Only a :class:`~hotcold.engine.line_process.LineProcess` runs this.
+"""Renders chat templates with Jinja. Only a :class:`~hotcold.processes.guarded.GuardedProcess` runs this.
 
 Templates come with model files, so from strangers. Time and memory are bounded by the process around this;
 here are the bounds on what a template may reach."""

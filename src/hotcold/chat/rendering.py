@@ -8,9 +8,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from hotcold.engine.line_process import LineProcess, ProcessDied, ProcessLost
 from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
+from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessLost
 
 MODULE = "hotcold.chat.renderer"
 SECONDS = 2.0  #: of a processor, of one rendering
@@ -30,7 +30,7 @@ class TemplateProcess:
     def __init__(self, seconds: float = SECONDS, wait_seconds: float = WAIT_SECONDS) -> None:
         self._seconds = seconds
         self._wait_seconds = wait_seconds
-        self._idle: list[LineProcess] = []
+        self._idle: list[GuardedProcess] = []
         self._free = threading.Condition()
         self._started = 0
         self._closed = False
@@ -72,7 +72,7 @@ class TemplateProcess:
         for process in idle:
             process.close()
 
-    def _take(self) -> LineProcess:
+    def _take(self) -> GuardedProcess:
         with self._free:
             if self._closed:
                 raise TemplateError("this chat is closed: make another")
@@ -86,7 +86,7 @@ class TemplateProcess:
                 raise TemplateError("this chat is closed: make another")
             return self._idle.pop()
 
-    def _give(self, process: LineProcess) -> None:
+    def _give(self, process: GuardedProcess) -> None:
         with self._free:
             if not self._closed:
                 self._idle.append(process)
@@ -101,6 +101,6 @@ def check_extra() -> None:
         raise TemplateError("chat templates need the extra: pip install 'hotcold[serve]'")
 
 
-def _new_process(seconds: float) -> LineProcess:
+def _new_process(seconds: float) -> GuardedProcess:
     check_extra()
-    return LineProcess(MODULE, seconds=seconds, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)
+    return GuardedProcess(MODULE, seconds=seconds, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.engine.line_process import LineProcess, ProcessDied, ProcessTimeout
 from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
 from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary
 from hotcold.grammar.error import GrammarError
 from hotcold.grammar.grammar import Grammar
 from hotcold.grammar.notations import lark_of
+from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessTimeout
 
 SECONDS = 2.0  #: of processor time, for one grammar
 VOCABULARY_S = 60.0  #: for the vocabulary, once in a process
@@ -31,7 +31,7 @@ class GrammarProcess:
 
     def __init__(self, vocabulary: GrammarVocabulary, seconds: float = SECONDS) -> None:
         self._vocabulary = vocabulary
-        self._process = LineProcess(
+        self._process = GuardedProcess(
             __name__, seconds=seconds, memory_bytes=MEMORY_BYTES, output_bytes=8 * CHECKED_CHARS
         )
 

@@ -12,7 +12,7 @@ def main() -> int:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    from hotcold.engine.channel import own_pipes  # after that, as this takes a moment
+    from hotcold.processes.channel import own_pipes  # after that, as this takes a moment
 
     reading, writing = own_pipes()
     from hotcold.hosting.host import serve

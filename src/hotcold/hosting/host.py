@@ -10,10 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hotcold.engine.channel import Reader, Writer
 from hotcold.engine.engine import Engine
 from hotcold.engine.opening import opened
-from hotcold.engine.plain_data import PlainDataError
 from hotcold.engine.request import Constraint
 from hotcold.engine.session import Session
 from hotcold.errors import UserError
@@ -33,6 +31,8 @@ from hotcold.hosting.messages import (
 )
 from hotcold.hosting.state import model_info
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.processes.channel import Reader, Writer
+from hotcold.processes.plain_data import PlainDataError
 
 if TYPE_CHECKING:
     from hotcold.grammar.constraint import Grammars

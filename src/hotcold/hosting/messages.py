@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.plain_data import Plain, PlainDataError, from_plain, pack, to_plain
 from hotcold.engine.request import RequestError
 from hotcold.hosting.job import Job
 from hotcold.hosting.state import ModelInfo, ProcessStats
+from hotcold.processes.plain_data import Plain, PlainDataError, from_plain, pack, to_plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hotcold.engine.line_process import LineProcess, ProcessDied, ProcessLost, ProcessTimeout
 from hotcold.errors import UserError
+from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessLost, ProcessTimeout
 
 ANSWERS = """
 import os, re, signal, sys, time
@@ -49,15 +49,15 @@ def answer(request):
 
 
 @pytest.fixture
-def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LineProcess]:
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GuardedProcess]:
     (tmp_path / "made_up_answers.py").write_text(ANSWERS)
     monkeypatch.syspath_prepend(tmp_path)  # the process imports what this one can
-    made = LineProcess("made_up_answers", seconds=0.5, memory_bytes=64 << 20, output_bytes=1000)
+    made = GuardedProcess("made_up_answers", seconds=0.5, memory_bytes=64 << 20, output_bytes=1000)
     yield made
     made.close()
 
 
-def add(process: LineProcess, a: int = 1, b: int = 2) -> int:
+def add(process: GuardedProcess, a: int = 1, b: int = 2) -> int:
     answer = process.ask({"do": "add", "a": a, "b": b})
     assert answer["sum"] == a + b
     return int(answer["pid"])
@@ -77,7 +77,7 @@ def gone(pid: int, seconds: float = 60) -> bool:
     return False
 
 
-def test_one_process_answers_many_questions(process: LineProcess) -> None:
+def test_one_process_answers_many_questions(process: GuardedProcess) -> None:
     assert process.pid is None
     first = add(process)
     assert first == process.pid != os.getpid()
@@ -85,7 +85,7 @@ def test_one_process_answers_many_questions(process: LineProcess) -> None:
 
 
 @pytest.mark.parametrize("do", ["for ever", "in C"])
-def test_what_takes_too_long_is_stopped(process: LineProcess, do: str) -> None:
+def test_what_takes_too_long_is_stopped(process: GuardedProcess, do: str) -> None:
     before = add(process)
     with pytest.raises(ProcessTimeout, match=r"longer than 0\.5 s and was stopped") as caught:
         process.ask({"do": do})
@@ -96,22 +96,22 @@ def test_what_takes_too_long_is_stopped(process: LineProcess, do: str) -> None:
 
 @pytest.mark.parametrize(("do", "by_clock"), [("sleep", True), ("as after its processor time", False)])
 def test_it_is_told_whether_the_clock_or_the_processor_time_was_over(
-    process: LineProcess, do: str, by_clock: bool
+    process: GuardedProcess, do: str, by_clock: bool
 ) -> None:
     with pytest.raises(ProcessTimeout) as caught:
         process.ask({"do": do}, 0.05 if by_clock else 60)
     assert caught.value.by_clock is by_clock
 
 
-def test_a_question_may_have_a_time_of_its_own(process: LineProcess) -> None:
+def test_a_question_may_have_a_time_of_its_own(process: GuardedProcess) -> None:
     with pytest.raises(ProcessTimeout, match=r"longer than 0\.1 s"):
         process.ask({"do": "for ever"}, 0.1)
-    patient = LineProcess("made_up_answers", seconds=0.001, memory_bytes=64 << 20, output_bytes=1000)
+    patient = GuardedProcess("made_up_answers", seconds=0.001, memory_bytes=64 << 20, output_bytes=1000)
     assert patient.ask({"do": "add", "a": 1, "b": 2}, 60)["sum"] == 3
     patient.close()
 
 
-def test_memory_is_bounded(process: LineProcess) -> None:
+def test_memory_is_bounded(process: GuardedProcess) -> None:
     before = add(process)
     assert process.ask({"do": "memory", "bytes": 8 << 20}) == {"n": 8 << 20}
     with pytest.raises(ProcessDied, match="failed: MemoryError"):
@@ -119,7 +119,7 @@ def test_memory_is_bounded(process: LineProcess) -> None:
     assert add(process) != before
 
 
-def test_an_answer_is_bounded(process: LineProcess) -> None:
+def test_an_answer_is_bounded(process: GuardedProcess) -> None:
     overhead = len('{"answer": {"text": ""}}\n')
     assert process.ask({"do": "long", "n": 1000 - overhead})["text"] == "x" * (1000 - overhead)
     with pytest.raises(ProcessDied, match="more than 1000 bytes"):
@@ -129,7 +129,7 @@ def test_an_answer_is_bounded(process: LineProcess) -> None:
     add(process)
 
 
-def test_a_refusal_keeps_the_process(process: LineProcess) -> None:
+def test_a_refusal_keeps_the_process(process: GuardedProcess) -> None:
     before = add(process)
     with pytest.raises(UserError, match=r"^three is too many$") as caught:
         process.ask({"do": "refuse"})
@@ -137,14 +137,14 @@ def test_a_refusal_keeps_the_process(process: LineProcess) -> None:
     assert add(process) == before
 
 
-def test_a_defect_in_the_module_is_told_in_one_line(process: LineProcess) -> None:
+def test_a_defect_in_the_module_is_told_in_one_line(process: GuardedProcess) -> None:
     with pytest.raises(ProcessDied, match="it failed: KeyError: ") as caught:
         process.ask({"do": "fail"})
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 120
     add(process)
 
 
-def test_a_process_that_ends_is_replaced(process: LineProcess) -> None:
+def test_a_process_that_ends_is_replaced(process: GuardedProcess) -> None:
     with pytest.raises(ProcessDied, match="exit code 3") as caught:
         process.ask({"do": "exit"})
     assert not isinstance(caught.value, ProcessLost)
@@ -156,13 +156,13 @@ def test_a_process_that_ends_is_replaced(process: LineProcess) -> None:
     assert add(process) != pid
 
 
-def test_questions_of_several_threads_do_not_mix(process: LineProcess) -> None:
+def test_questions_of_several_threads_do_not_mix(process: GuardedProcess) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(lambda a: add(process, a), range(100)))) == 1
 
 
-def test_closing_ends_a_question_under_way(process: LineProcess) -> None:
-    slow = LineProcess("made_up_answers", seconds=600, memory_bytes=64 << 20, output_bytes=1000)
+def test_closing_ends_a_question_under_way(process: GuardedProcess) -> None:
+    slow = GuardedProcess("made_up_answers", seconds=600, memory_bytes=64 << 20, output_bytes=1000)
     pid = add(slow)
     seen: list[BaseException] = []
 
@@ -183,20 +183,20 @@ def test_closing_ends_a_question_under_way(process: LineProcess) -> None:
         add(slow)
 
 
-def test_it_ends_when_nobody_holds_it(process: LineProcess) -> None:
-    dropped = LineProcess("made_up_answers", seconds=600, memory_bytes=64 << 20, output_bytes=1000)
+def test_it_ends_when_nobody_holds_it(process: GuardedProcess) -> None:
+    dropped = GuardedProcess("made_up_answers", seconds=600, memory_bytes=64 << 20, output_bytes=1000)
     pid = add(dropped)
     del dropped
     assert gone(pid)
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_it_ends_with_the_process_that_started_it(process: LineProcess, busy: bool) -> None:
+def test_it_ends_with_the_process_that_started_it(process: GuardedProcess, busy: bool) -> None:
     code = f"""
 import os, sys, threading, time
 sys.path.insert(0, {str(sys.path[0])!r})
-from hotcold.engine.line_process import LineProcess
-process = LineProcess("made_up_answers", seconds=2, memory_bytes=64 << 20, output_bytes=1000)
+from hotcold.processes.guarded import GuardedProcess
+process = GuardedProcess("made_up_answers", seconds=2, memory_bytes=64 << 20, output_bytes=1000)
 print(process.ask({{"do": "add", "a": 1, "b": 2}})["pid"], flush=True)
 if {busy}:
     threading.Thread(target=process.ask, args=({{"do": "for ever"}},)).start()
@@ -212,6 +212,6 @@ time.sleep(600)
 
 
 def test_a_module_that_is_missing_is_told() -> None:
-    process = LineProcess("no_such_module", seconds=1, memory_bytes=1 << 20, output_bytes=100)
+    process = GuardedProcess("no_such_module", seconds=1, memory_bytes=1 << 20, output_bytes=100)
     with pytest.raises(ProcessLost, match=r"of no_such_module did not start: it ended \(exit code 1\)$"):
         process.ask({})

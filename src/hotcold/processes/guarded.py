@@ -38,7 +38,7 @@ class ProcessTimeout(ProcessDied, TimeoutError):
         self.by_clock = by_clock
 
 
-class LineProcess:
+class GuardedProcess:
     """Asks ``module``'s function ``answer`` in a process of its own, which starts with the first question and
     is replaced after it had to be killed. Safe to use from several threads: questions wait for each other.
 
@@ -129,7 +129,7 @@ class _Child:
     """One process and its two pipes."""
 
     def __init__(self, module: str, memory_bytes: int, output_bytes: int) -> None:
-        code = "from hotcold.engine.line_process import serve; serve()"
+        code = "from hotcold.processes.guarded import serve; serve()"
         self._memory_bytes = memory_bytes
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, module, str(memory_bytes), str(output_bytes)],

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 from typing import TypeAlias
 
-from hotcold.engine.plain_data import HEADER, Plain, lengths, unpack
+from hotcold.processes.plain_data import HEADER, Plain, lengths, unpack
 
 #: Makes a message's bytes: the writer calls it, in a thread of its own.
 Message: TypeAlias = Callable[[], bytes]

@@ -14,16 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.plain_data import (
-    HEADER,
-    MOST_BYTES,
-    PlainDataError,
-    Unpacker,
-    from_plain,
-    lengths,
-    pack,
-    to_plain,
-)
 from hotcold.engine.request import Timings
 from hotcold.engine.sampler import Logprobs
 from hotcold.engine.sampling import SamplingParams
@@ -45,6 +35,16 @@ from hotcold.hosting.messages import (
     encode,
 )
 from hotcold.hosting.state import ModelInfo, ProcessStats
+from hotcold.processes.plain_data import (
+    HEADER,
+    MOST_BYTES,
+    PlainDataError,
+    Unpacker,
+    from_plain,
+    lengths,
+    pack,
+    to_plain,
+)
 
 texts = st.text(max_size=20)
 floats = st.floats(allow_nan=False)
