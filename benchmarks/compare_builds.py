@@ -66,10 +66,10 @@ def serve(path: str, sparsity: str, threads: int) -> None:
     """Of the build that runs this: answers lines ``sequences tokens gap_us seed`` with seconds per token."""
     from hotcold.demo import model_path
     from hotcold.engine.engine import Engine
-    from hotcold.engine.load_options import LoadOptions
-    from hotcold.engine.loading import load
     from hotcold.engine.request import Request
-    from hotcold.engine.sampling import SamplingParams
+    from hotcold.runtime.loading import load
+    from hotcold.runtime.options import LoadOptions
+    from hotcold.runtime.sampling import SamplingParams
 
     file, context = (model_path(), 256) if path == BUILT_IN else (Path(path), 512)
     model = load(file, LoadOptions(sparsity=sparsity, threads=threads, context=context, sequences=16))

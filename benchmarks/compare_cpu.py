@@ -48,9 +48,9 @@ import synthetic
 from contestants import Contestant, Lengths, LlamaCpp, Ours, PowerInfer
 from machine_state import MachineState
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
-from hotcold.engine.session import Session
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.session import Session
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

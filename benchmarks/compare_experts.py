@@ -20,8 +20,8 @@ from pathlib import Path
 
 from contestants import Contestant, Lengths, LlamaCpp, Measured, Ours
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 
 Samples = dict[tuple[str, str], list[Measured]]  #: by contestant and measure, in order of rounds
 

@@ -32,13 +32,13 @@ from llama_quantiser import quantise as quantise_by_llama_cpp
 from llama_quantiser import quiet
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.tasks.scoring import Scorer, cut_windows, log_softmax, score
 
 REPOSITORY = Path(__file__).resolve().parent.parent

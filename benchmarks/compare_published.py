@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 from llama_library import open_llama_cpp
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer, log_softmax
 from hotcold.tasks.windows import text_windows
 

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 from llama_library import open_llama_cpp
 
-from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
+from hotcold.runtime.counters import Figures
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 
 MEASURES = ("prompt", "generation", "parallel")
 FIRST_TOKEN = 259  #: those before are control tokens and bytes

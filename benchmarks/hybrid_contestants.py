@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 from contestants import random_tokens
 
-from hotcold.engine.counters import Counters, Figures
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import Allowed
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import LoadedModel
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import BACKENDS
 from hotcold.model.config import Config
+from hotcold.runtime.counters import Counters, Figures
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.baselines import last_layers, paper_placement
 from hotcold.sparse.costs import Costs
 from hotcold.sparse.hardware import Hardware

@@ -21,14 +21,14 @@ import synthetic
 from hybrid_contestants import Contestant, gpu_options, sizes_of
 
 from hotcold.demo import model_path
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import LoadedModel
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.kernels.backend import Backend, Batch, BatchLimits, Program
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.placement import Placement, write_placement
 from hotcold.sparse.profiles import read_profile
 

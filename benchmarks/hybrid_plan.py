@@ -13,7 +13,7 @@ import hybrid_slices
 from hybrid_contestants import CONTESTANTS
 from slices import Model, Slice
 
-from hotcold.engine.memory import available_memory
+from hotcold.runtime.memory import available_memory
 from hotcold.sparse.hardware import find_hardware
 from hotcold.sparse.sizes import SHAPES
 

@@ -22,7 +22,7 @@ import slices
 from contestants import random_tokens
 from hybrid_contestants import CONTESTANTS, CONTEXT, Contestant, Pass, Subject, load_placement
 
-from hotcold.engine.session import LoadedModel
+from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.hardware import DEFAULT, Hardware, find_hardware
 from hotcold.sparse.placement import Placement
 

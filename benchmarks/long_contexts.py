@@ -24,10 +24,10 @@ from contestants import Lengths, LlamaCpp, random_tokens
 from synthetic import Recipe, Shape, write
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
 
 BATCH = 512
 VOCABULARY = 1024

@@ -27,10 +27,10 @@ from compare_cpu import order
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.kernels.cores import available_cores
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.bench import Round, measure, prompt_of
 from hotcold.tasks.reports import Setup
 

@@ -48,9 +48,9 @@ from machine_state import MachineState
 from quick_contestants import Contestant, Plan, QuickLlamaCpp, QuickOurs
 from quick_processes import LlamaBench, OpenVINO
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
-from hotcold.engine.session import LoadedModel, Session
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.session import LoadedModel, Session
 from hotcold.tasks.windows import text_windows
 
 REPOSITORY = Path(__file__).resolve().parent.parent

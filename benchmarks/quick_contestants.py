@@ -19,9 +19,9 @@ from contestants import Lengths, LlamaCpp, Measured, generate, random_tokens, re
 from hotcold.engine.engine import Engine
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.kernels.backend import PAGE
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 from hotcold.tasks.scoring import Scorer, log_softmax, score
 
 Run = Callable[[], Measured]

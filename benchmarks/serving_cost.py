@@ -29,10 +29,10 @@ from serving import serving
 from synthetic import Recipe, Shape, write
 
 import hotcold
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import LoadedModel
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.bench import prompt_of
 
 #: ``http`` or ``bench`` -> figures.

@@ -29,8 +29,8 @@ from load import TEXT
 from load_client import COMPLETIONS, Connection, Server
 
 from hotcold import AsyncLLM
-from hotcold.engine.sampling import SamplingParams
 from hotcold.hosting.job import Job
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.run import http_server
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings, listening_sockets

@@ -23,11 +23,11 @@ from synthetic import Recipe, write
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Token
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import LoadedModel
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel
 
 
 def pauses(model: LoadedModel, parallel: int, prompt: int, seconds: float) -> dict[str, Any]:

@@ -21,10 +21,10 @@ import time
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
 
 _PROMPT = [1, *range(300, 316)]
 

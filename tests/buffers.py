@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hotcold.engine.session import Session
 from hotcold.kernels.cpu import CPUBackend
+from hotcold.runtime.session import Session
 
 
 def cache_bytes(session: Session) -> int:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.engine.counters import Counters
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, Batch, BatchLimits
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.kv_cache import PagePool
+from hotcold.runtime.counters import Counters
 
 VOCAB = 50
 STOP = 7

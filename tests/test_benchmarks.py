@@ -17,13 +17,13 @@ import pytest
 from gguf import GGUFReader
 
 from hotcold.demo import model_path
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor, block_type
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import fetching
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.sparse.placement import read_placement
 from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.scoring import Scorer, score

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
+from hotcold.runtime.counters import Figures
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 

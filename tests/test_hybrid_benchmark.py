@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.sparse.profiles import read_profile
 from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.scoring import Scorer, score

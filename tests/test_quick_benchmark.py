@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
-from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.session import Session
 from hotcold.tasks.scoring import Scorer, score
 from hotcold.tasks.windows import text_windows
 from tests.stories260k import write_stories260k

@@ -24,9 +24,9 @@ choose_drivers()
 from hotcold.engine.engine import Engine  # noqa: E402
 from hotcold.engine.request import Request  # noqa: E402
 from hotcold.engine.sampler import SamplingParams  # noqa: E402
-from hotcold.engine.session import Session  # noqa: E402
 from hotcold.kernels import _native  # noqa: E402
 from hotcold.kernels.vulkan import VulkanBackend  # noqa: E402
+from hotcold.runtime.session import Session  # noqa: E402
 from tests.placed import on_two  # noqa: E402
 from tests.vulkan_devices import device_index  # noqa: E402
 

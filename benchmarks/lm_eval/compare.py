@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.demo import model_path
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer, score
 
 HERE = Path(__file__).resolve().parent

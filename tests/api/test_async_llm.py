@@ -21,12 +21,12 @@ from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
 from hotcold.engine.generation import Generation, Piece
 from hotcold.engine.request import RequestError
-from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
 from hotcold.grammar.checking import GrammarProcess
 from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
 from hotcold.hosting.messages import Submit
+from hotcold.runtime.sampling import SamplingParams
 
 PROMPT = "Once upon a time"
 GREEDY = SamplingParams(temperature=0)

@@ -12,9 +12,9 @@ import pytest
 from hotcold import LLM
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.errors import UserError
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer, log_softmax
 
 PROMPT = "Once upon a time"

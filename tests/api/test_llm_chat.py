@@ -14,10 +14,10 @@ from hotcold.chat.stream import ChatStream
 from hotcold.chat.thinking import KNOWN
 from hotcold.chat.tool_formats import HERMES
 from hotcold.engine.generation import Piece
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Timings
 from hotcold.errors import UserError
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 
 FOX = [{"role": "user", "content": "Once upon a time there was a fox"}]
 TEMPLATE = (

@@ -12,10 +12,10 @@ import pytest
 
 from hotcold.commands.cli import main
 from hotcold.demo import model_path
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.sparse.placement import Placement, write_placement
 from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.bench import prompt_of

@@ -11,7 +11,7 @@ import pytest
 from hotcold import LLM
 from hotcold.commands import cli, options
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
+from hotcold.runtime.sampling import SamplingParams
 
 
 def parser(verb: str) -> argparse.ArgumentParser:

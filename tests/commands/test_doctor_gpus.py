@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hotcold.commands import cli, doctor
-from hotcold.engine.machine import measured_hardware
 from hotcold.kernels import gpus
 from hotcold.kernels.gpu import GPU, GPUError, LinkSpeed
+from hotcold.runtime.machine import measured_hardware
 from hotcold.sparse.measuring import GPUSpeed
 from tests.made_up_gpus import made_up
 

@@ -15,9 +15,9 @@ import pytest
 import hotcold
 from hotcold.commands import cli
 from hotcold.convert import conversion
-from hotcold.engine import loading
-from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
+from hotcold.runtime import loading
+from hotcold.runtime.session import Session
 from tests.golden import DATA
 
 CHECKPOINT = str(DATA / "tiny-drelu")

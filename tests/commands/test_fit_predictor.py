@@ -14,9 +14,9 @@ from pwri import write_pwri
 import hotcold
 from hotcold.commands import cli
 from hotcold.demo import model_path
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.formats.gguf import open_gguf
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.sparse.fitting import Fitted, fit_layer
 from hotcold.tasks import fitting
 from hotcold.tasks.ffn_inputs import ffn_inputs

@@ -16,8 +16,8 @@ from sidecars import with_sidecar
 
 from hotcold.commands import doctor
 from hotcold.commands.cli import main
-from hotcold.engine import placing
 from hotcold.kernels import _native
+from hotcold.runtime import placing
 from hotcold.sparse.hardware import find_hardware
 from tests.vulkan_devices import DRIVERS, FULL, device_index
 
@@ -100,7 +100,7 @@ def test_a_device_that_is_lost(
     gpu: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a token: one line, and the same process goes on with the same device."""
-    from hotcold.engine.session import Session
+    from hotcold.runtime.session import Session
 
     args = ["generate", "--gpu", gpu, "--vram-budget", "4MiB", "-n", "2", "-p", "Once"]
     inner = Session.run

@@ -20,9 +20,9 @@ import pytest
 
 from hotcold.commands import cli, doctor
 from hotcold.demo import model_path
-from hotcold.engine import loading, memory
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.runtime import loading, memory
 from tests.golden import DATA
 
 CHECKPOINT = str(DATA / "tiny-drelu")

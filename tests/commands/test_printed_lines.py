@@ -13,11 +13,11 @@ import pytest
 from hotcold.commands import cli
 from hotcold.commands.tokenize import escaped
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import write_gguf
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.bench import measure
 from tests.golden import DATA
 

@@ -14,10 +14,10 @@ from torch_files import vector, write
 
 from hotcold.commands import cli
 from hotcold.demo import model_path
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.sparse.profiles import read_profile
 from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.ffn_inputs import ffn_inputs

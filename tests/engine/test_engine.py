@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished, Token
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
+from hotcold.runtime.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 

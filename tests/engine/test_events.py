@@ -15,9 +15,9 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.events import Event, Finished, Token
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import Allowed, Sampler
-from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
 from hotcold.kernels.reference import ReferenceBackend
+from hotcold.runtime.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -15,8 +15,8 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.generation import generate, stream
 from hotcold.engine.request import Request
 from hotcold.engine.sampler import Allowed, Logprobs
-from hotcold.engine.sampling import SamplingParams
 from hotcold.kernels.backend import PAGE
+from hotcold.runtime.sampling import SamplingParams
 
 #: Every how many instructions an interrupt comes; all of them take minutes.
 STRIDE = int(os.environ.get("HOTCOLD_INTERRUPT_STRIDE", "61"))

@@ -10,13 +10,13 @@ import pytest
 from sidecars import with_sidecar
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import LoadedModel
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import PredictorTensors
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.scoring import Scorer, score
 
 GREEDY = SamplingParams(temperature=0)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from sidecars import with_sidecar
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
 from hotcold.kernels.backend import PAGE
 from hotcold.model.kv_cache import PagePool
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 

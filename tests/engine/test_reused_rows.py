@@ -6,7 +6,7 @@ from history_model import follow, history_model
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
+from hotcold.runtime.sampling import SamplingParams
 
 
 def greedy(prompt: list[int], tokens: int) -> Request:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotcold.engine.sampler import Sampler, draw, draw_by_id, random_uniform, splitmix64
-from hotcold.engine.sampling import SamplingParams
 from hotcold.kernels.reference import ReferenceBackend
+from hotcold.runtime.sampling import SamplingParams
 
 Floats = npt.NDArray[np.float32]
 

@@ -17,10 +17,10 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished
 from hotcold.engine.request import Request, RequestError
 from hotcold.engine.sampler import Allowed
-from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.scheduler import divided
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
 from hotcold.model.kv_cache import _Derived
+from hotcold.runtime.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 

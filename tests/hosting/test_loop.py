@@ -17,17 +17,17 @@ from hotcold import LLM
 from hotcold.engine import generation
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Generation, Piece, joined
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request, RequestError
 from hotcold.engine.sampler import Allowed, Sampler
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
 from hotcold.hosting.loop import Command, EngineBroken, EngineThread
 from hotcold.hosting.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel
 
 GREEDY = SamplingParams(temperature=0)
 LIMIT_S = 240

@@ -17,7 +17,6 @@ import pytest
 
 from hotcold.engine.generation import Piece
 from hotcold.engine.request import Timings
-from hotcold.engine.sampling import SamplingParams
 from hotcold.hosting.host import encoded
 from hotcold.hosting.job import Job
 from hotcold.hosting.messages import (
@@ -36,6 +35,7 @@ from hotcold.hosting.messages import (
 from hotcold.processes import plain_data
 from hotcold.processes.channel import Reader, Writer
 from hotcold.processes.plain_data import HEADER, PlainDataError, Unpacker, pack
+from hotcold.runtime.sampling import SamplingParams
 
 LIMIT_S = 240
 COMMAND = [sys.executable, "-P", "-m", "hotcold.hosting"]
@@ -131,7 +131,7 @@ def test_it_ends_when_its_front_has_gone(process: Process, when: str) -> None:
 def test_a_load_that_takes_for_ever_does_not_keep_it_alive() -> None:
     """Its front goes while a thread of it is deep in loading."""
     before = (
-        "import hotcold.engine.opening as opening, sys, time\n"
+        "import hotcold.runtime.opening as opening, sys, time\n"
         "def opened(*_):\n"
         "    print('loading', file=sys.stderr, flush=True)\n"
         "    time.sleep(600)\n"
@@ -182,7 +182,7 @@ def test_what_it_does_not_understand_ends_it(process: Process, data: bytes) -> N
 
 def test_what_is_printed_does_not_get_between_messages() -> None:
     before = (
-        "import hotcold.engine.opening as opening, os, sys\n"
+        "import hotcold.runtime.opening as opening, os, sys\n"
         "opened = opening.opened\n"
         "def loud(*args):\n"
         "    print('printed')\n"

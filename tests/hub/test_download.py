@@ -19,12 +19,12 @@ import pytest
 
 from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
-from hotcold.engine import opening
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.hub import cache as hub_cache
 from hotcold.hub import download as hub
 from hotcold.hub.names import HubError, parse
+from hotcold.runtime import opening
 from tests.fake_hub import COMMITS, FakeHub, fake_hub
 from tests.split_models import split_model
 

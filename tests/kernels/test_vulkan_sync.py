@@ -43,7 +43,7 @@ import numpy as np
 from tests.placed import on_two
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
+from hotcold.runtime.sampling import SamplingParams
 for share in (1.0, 0.5):
     for backend.spin in (False, True):
         session = on_two(backend, share, sparsity="exact", sequences=2)

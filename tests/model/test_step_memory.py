@@ -11,11 +11,11 @@ import pytest
 from buffers import allocations, cache_bytes
 from golden import FAMILIES, golden
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
-from hotcold.engine.session import Session
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.session import Session
 
 MODELS = ["", "tiny-llama", "tiny-falcon", "tiny-drelu", "tiny-qwen3"]
 

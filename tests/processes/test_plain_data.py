@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hotcold.engine.generation import Piece
 from hotcold.engine.request import Timings
 from hotcold.engine.sampler import Logprobs
-from hotcold.engine.sampling import SamplingParams
 from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
 from hotcold.hosting.messages import (
@@ -45,6 +44,7 @@ from hotcold.processes.plain_data import (
     pack,
     to_plain,
 )
+from hotcold.runtime.sampling import SamplingParams
 
 texts = st.text(max_size=20)
 floats = st.floats(allow_nan=False)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
-from hotcold.engine.session import LoadedModel
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.session import LoadedModel
 from tests.published import named_model
 
 GOLDENS = Path(__file__).resolve().parent.parent / "data" / "real"

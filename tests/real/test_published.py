@@ -14,12 +14,12 @@ from real.conftest import Published
 
 from hotcold.chat.chat import Chat
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 from hotcold.tasks.scoring import Scorer, log_softmax
 from hotcold.tasks.windows import text_windows
 

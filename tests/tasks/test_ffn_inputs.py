@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from hotcold.demo import model_path
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
-from hotcold.engine.session import LoadedModel, Session
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.session import LoadedModel, Session
 from hotcold.tasks.ffn_inputs import ffn_inputs
 
 

@@ -9,10 +9,10 @@ import pytest
 from history_model import history_model, logits_after
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.tasks.scoring import Divergence, Scorer, score
 
 BLOCK = 32  # neighbours that are drawn together

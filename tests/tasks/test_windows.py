@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.windows import evenly, text_windows
 
 TEXT = "The goats had come down from the mountain, and Peter called them with his pipe. " * 8

@@ -14,14 +14,14 @@ from sidecars import with_sidecar
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import joined, stream
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import LoadedModel, Session
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.gpu import GPUMemoryError
 from hotcold.model.config import Config
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel, Session
 from hotcold.sparse.placement import Placement, write_placement
 from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.scoring import Scorer

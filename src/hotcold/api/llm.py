@@ -12,15 +12,15 @@ from hotcold.chat.answer import Answer, ChatPiece, answer_of, divided
 from hotcold.chat.chat import ANSWER_TOKENS, Chat
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Generation, Piece, generate, stream
-from hotcold.engine.load_options import LLMOptions, Progress, check_names
-from hotcold.engine.opening import Source, opened
 from hotcold.engine.request import MAX_LOGPROBS, Constraint, Request, Timings
 from hotcold.engine.sampler import splitmix64
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import LoadedModel, Session
 from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.runtime.opening import Source, opened
+from hotcold.runtime.options import LLMOptions, Progress, check_names
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel, Session
 from hotcold.values import whole
 
 #: Token ids, taken as they are.

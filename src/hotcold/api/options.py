@@ -6,12 +6,12 @@ from typing import Any, Self
 
 from hotcold.api.llm import ChatOptions, GenerationOptions, Settings, settings_of
 from hotcold.engine.generation import Generation
-from hotcold.engine.load_options import check_names
-from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
 from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
+from hotcold.runtime.options import check_names
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.values import real
 
 

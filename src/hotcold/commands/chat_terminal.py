@@ -10,13 +10,13 @@ from hotcold.commands.conversation import Conversation
 from hotcold.commands.figures import figures_of, print_figures
 from hotcold.commands.interrupts import Interrupts
 from hotcold.commands.options import note_left_out
-from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.errors import UserError
+from hotcold.runtime.counters import Figures
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 

@@ -18,8 +18,6 @@ import numpy as np
 
 from hotcold.commands import options
 from hotcold.commands.progress import progress
-from hotcold.engine.machine import cache_path, machine_name
-from hotcold.engine.memory import available_memory
 from hotcold.errors import UserError
 from hotcold.formats.files import replacing
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
@@ -27,6 +25,8 @@ from hotcold.kernels.cpu import default_isa
 from hotcold.kernels.fetching import default_fetching
 from hotcold.kernels.gpu import GPU, GPUError
 from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
+from hotcold.runtime.machine import cache_path, machine_name
+from hotcold.runtime.memory import available_memory
 from hotcold.sparse.hardware import Hardware, find_hardware
 from hotcold.sparse.measuring import RUNS, Bandwidth, GPUSpeed, buffer_bytes, measure, measure_gpu
 from hotcold.values import printable

@@ -5,8 +5,8 @@ import sys
 import textwrap
 
 from hotcold.commands import options
-from hotcold.engine.counters import Figures
 from hotcold.engine.request import Request
+from hotcold.runtime.counters import Figures
 
 
 def print_figures(figures: list[str]) -> None:

@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from hotcold.commands import options
 from hotcold.commands.cli import EXIT_INTERRUPTED
 from hotcold.commands.figures import figures_of, print_figures
-from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece, stream
 from hotcold.engine.request import Request
 from hotcold.engine.text import stop_strings
+from hotcold.runtime.counters import Figures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

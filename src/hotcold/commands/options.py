@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands.progress import DOWNLOADING, LOADING, progress
-from hotcold.engine.load_options import SPARSITY_MODES, LoadOptions, ModelOptions
-from hotcold.engine.machine import processor as processor
-from hotcold.engine.named_templates import TEMPLATES, template_text
 from hotcold.errors import UserError
 from hotcold.hub import names as hub_names
 from hotcold.hub.download import located
 from hotcold.kernels import BACKENDS
 from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.runtime.machine import processor as processor
+from hotcold.runtime.named_templates import TEMPLATES, template_text
+from hotcold.runtime.options import SPARSITY_MODES, LoadOptions, ModelOptions
 from hotcold.tasks import texts as files
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.texts import read_text as read_text
@@ -26,8 +26,8 @@ from hotcold.values import scaled as scaled
 from hotcold.values import size as size
 
 if TYPE_CHECKING:
-    from hotcold.engine.session import Session
     from hotcold.model.tokenizer import Tokenizer
+    from hotcold.runtime.session import Session
 
 _LARGEST = 2**31 - 1
 _CACHE_TYPE = "f16"
@@ -353,7 +353,7 @@ _SAMPLING = {
 def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags of :func:`add_sampling_options` say, as fields of ``SamplingParams``. UserError: a value
     that is not allowed."""
-    from hotcold.engine.sampling import SamplingParams
+    from hotcold.runtime.sampling import SamplingParams
 
     found = {field: getattr(args, name) for name, field in _SAMPLING.items()}
     found = {field: value for field, value in found.items() if value is not None}
@@ -390,8 +390,8 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
 
 def load_session(args: argparse.Namespace, **more: Any) -> "Session":
     """Loads the model that the flags name, with a progress bar, opens a session of it, and prints its notes
-    to stderr. ``more`` belongs to :class:`~hotcold.engine.load_options.LoadOptions`."""
-    from hotcold.engine.loading import load
+    to stderr. ``more`` belongs to :class:`~hotcold.runtime.options.LoadOptions`."""
+    from hotcold.runtime.loading import load
 
     path = local_model(args.model)
     with progress(LOADING, in_bytes=True) as advance:

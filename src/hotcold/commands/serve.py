@@ -8,10 +8,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from hotcold.commands import options
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.opening import file_of
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
+from hotcold.runtime.opening import file_of
+from hotcold.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
     from hotcold.server.run import Listening

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotcold.engine.counters import Figures
 from hotcold.engine.events import Event, Finished, Token
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import FinishReason, Request
 from hotcold.engine.sampler import Sampler
 from hotcold.engine.scheduler import Scheduler, Step
-from hotcold.engine.session import Session
 from hotcold.errors import UserError
+from hotcold.runtime.counters import Figures
+from hotcold.runtime.session import Session
 from hotcold.watch.live import Live
 
 

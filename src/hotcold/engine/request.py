@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hotcold.engine.sampler import Allowed, Logprobs
-from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.watch.live import Viewer
 
 MAX_LOGPROBS = 20  #: alternatives that a request may ask for

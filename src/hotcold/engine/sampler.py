@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend, Buffer, Floats, Ints
+from hotcold.runtime.sampling import SamplingParams
 
 _BLOCK = 256  # tokens whose probabilities are summed together, where none are ranked
 _BINS, _BINS_PER_NAT = 8192, 64  # of logits below the largest one; what lies lower is in the last bin

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.load_options import LoadOptions, ModelOptions, check_names
 from hotcold.engine.request import RequestError
-from hotcold.engine.sampling import SamplingParams
 from hotcold.errors import UserError
 from hotcold.hosting.job import Job
 from hotcold.hosting.messages import (
@@ -36,6 +34,8 @@ from hotcold.hosting.state import ModelInfo, ProcessStats
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.processes.guarded import import_path
 from hotcold.processes.plain_data import PlainDataError, Unpacker
+from hotcold.runtime.options import LoadOptions, ModelOptions, check_names
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.values import LARGEST, whole
 
 #: ``new`` until it is started; ``failed`` when loading failed or the engine process died.

@@ -11,9 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.opening import opened
 from hotcold.engine.request import Constraint
-from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.loop import Command, EngineBroken, EngineThread
@@ -33,6 +31,8 @@ from hotcold.hosting.state import model_info
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.processes.channel import Reader, Writer
 from hotcold.processes.plain_data import PlainDataError
+from hotcold.runtime.opening import opened
+from hotcold.runtime.session import Session
 
 if TYPE_CHECKING:
     from hotcold.grammar.constraint import Grammars

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hotcold.engine.sampling import SamplingParams
 from hotcold.grammar.grammar import Grammar
+from hotcold.runtime.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from hotcold.engine.named_templates import with_template
-from hotcold.engine.sampling import SamplingParams, sampling_of_file
 from hotcold.formats.gguf import open_gguf
 from hotcold.hosting.state import ModelInfo
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.runtime.named_templates import with_template
+from hotcold.runtime.sampling import SamplingParams, sampling_of_file
 
 TEMPLATE = "tokenizer.chat_template"
 _TITLE = "general.name"

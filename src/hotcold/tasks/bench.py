@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from hotcold.api.llm import Model, source_of
-from hotcold.engine.counters import Figures
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import ModelOptions, Progress, check_names
-from hotcold.engine.opening import opened
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.runtime.counters import Figures
+from hotcold.runtime.opening import opened
+from hotcold.runtime.options import ModelOptions, Progress, check_names
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.timeline import Handshake, Timeline
 from hotcold.tasks.reports import Setup
 from hotcold.values import whole

@@ -10,10 +10,10 @@ from typing import IO, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen
 from hotcold.model.transformer import FFN
+from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.scoring import Scorer
 
 #: ``normed`` or ``residual`` -> ``[tokens, D]`` float32; ``ids`` -> ``[tokens, k]`` int32: experts

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from hotcold.api.llm import Model, source_of
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import Progress
-from hotcold.engine.opening import file_of, opened
-from hotcold.engine.session import LoadedModel, Session
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.kernels.gpus import OFF
 from hotcold.model.config import Config
+from hotcold.runtime.opening import file_of, opened
+from hotcold.runtime.options import Progress
+from hotcold.runtime.session import LoadedModel, Session
 from hotcold.sparse.expert_fitting import fit_experts
 from hotcold.sparse.fitting import INPUTS, Fit, FitOptions, Fitted, fit_layer
 from hotcold.sparse.predictor import write_sidecar

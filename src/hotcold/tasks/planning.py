@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from hotcold.api.llm import Model, source_of
-from hotcold.engine.opening import Source, file_of
-from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.runtime.opening import Source, file_of
+from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.baselines import last_layers, layer_split, paper_placement
 from hotcold.sparse.costs import Costs
 from hotcold.sparse.hardware import DEFAULT, PRESETS, Hardware, find_hardware

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.api.llm import Model, source_of
-from hotcold.engine.load_options import Progress
-from hotcold.engine.opening import Source, file_of, opened
-from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.gpus import OFF
 from hotcold.model.config import Config
+from hotcold.runtime.opening import Source, file_of, opened
+from hotcold.runtime.options import Progress
+from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.profiler import Firings, import_counts
 from hotcold.sparse.profiles import Profile, write_profile
 from hotcold.tasks.profile_picture import power_law_picture

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from hotcold.engine.machine import processor
+from hotcold.runtime.machine import processor
 
 if TYPE_CHECKING:
-    from hotcold.engine.session import Session
+    from hotcold.runtime.session import Session
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.counters import Figures
-from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.kernels.backend import PAGE, Floats
 from hotcold.model.kv_cache import KVCache
+from hotcold.runtime.counters import Figures
+from hotcold.runtime.session import Session
 
 Doubles = npt.NDArray[np.float64]
 

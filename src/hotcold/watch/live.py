@@ -11,9 +11,9 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.counters import Counters, Figures
-from hotcold.engine.session import Session, Watched
 from hotcold.kernels.gpu import GPUMemoryError
+from hotcold.runtime.counters import Counters, Figures
+from hotcold.runtime.session import Session, Watched
 from hotcold.watch.memory_use import MemoryUse, memory_use
 from hotcold.watch.neuron_map import MapLayout, NeuronMap
 

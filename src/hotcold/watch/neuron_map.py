@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.session import LoadedModel
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PAGE, SPARSE_ACTIVATIONS, mask_bits
+from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.hybrid_ffn import SplitWeights
 from hotcold.sparse.profiles import read_profile
 from hotcold.sparse.sidecar import SidecarError

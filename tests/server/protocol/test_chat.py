@@ -16,9 +16,9 @@ from hotcold.chat.thinking import Thinking
 from hotcold.chat.tool_formats import HERMES
 from hotcold.chat.tool_grammar import tools_grammar
 from hotcold.engine.sampler import splitmix64
-from hotcold.engine.sampling import SamplingParams
 from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import chat
 from hotcold.server.protocol.errors import APIError
 from hotcold.values import LARGEST

@@ -8,8 +8,8 @@ import pytest
 from api_pieces import facts, likely, piece, pieces_of, tokenizer
 
 from hotcold.engine.sampler import splitmix64
-from hotcold.engine.sampling import SamplingParams
 from hotcold.hosting.job import Job
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import completion
 from hotcold.server.protocol.errors import APIError
 from hotcold.values import LARGEST

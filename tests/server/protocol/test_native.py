@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from api_pieces import facts, likely, piece, pieces_of, tokenizer
 
-from hotcold.engine.sampling import SamplingParams
 from hotcold.hosting.job import Job
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import models, native, tokens
 from hotcold.server.protocol.errors import APIError
 from hotcold.values import LARGEST

@@ -6,10 +6,10 @@ from typing import Any, TypeAlias
 
 from hotcold.chat.tool_formats import GENERAL, HARMONY
 from hotcold.chat.tool_grammar import framed, tools_grammar
-from hotcold.engine.sampling import SamplingParams
 from hotcold.grammar.error import GrammarError
 from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat_reply import ChatReply, Splitter
 from hotcold.server.protocol.errors import from_job, invalid

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from hotcold.engine.sampling import SamplingParams
 from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.job import Job
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat import EXTENSIONS, MODEL, STREAMING, include_usage
 from hotcold.server.protocol.completion_reply import CompletionReply

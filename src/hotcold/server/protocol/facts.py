@@ -7,8 +7,8 @@ from typing import Any
 
 from hotcold.chat.call_ids import CallIds
 from hotcold.chat.tool_formats import GENERAL, ToolFormat
-from hotcold.engine.sampling import SamplingParams
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import prompts
 from hotcold.server.protocol.errors import APIError
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hotcold.engine.sampler import splitmix64
-from hotcold.engine.sampling import SamplingParams
 from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol.errors import APIError, invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (

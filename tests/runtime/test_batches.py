@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.kernels.backend import DECODE_ROWS
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 
 CHUNK = 24
 Logits = dict[int, np.ndarray]  # by position

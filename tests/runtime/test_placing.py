@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from hotcold import LLM
-from hotcold.engine import loading, machine, memory, placing
-from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.errors import UserError
 from hotcold.kernels import gpus
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.gpu import GPU, GPUError, GPUMemoryError
+from hotcold.runtime import loading, machine, memory, placing
+from hotcold.runtime.options import LoadError, LoadOptions
 from hotcold.sparse.hardware import Hardware, find_hardware
 from hotcold.tasks.reports import Setup
 from tests.made_up_gpus import made_up

@@ -14,8 +14,8 @@ import pytest
 from hotcold import LLM, AsyncLLM
 from hotcold.commands import cli
 from hotcold.demo import model_path
-from hotcold.engine.sampling import SamplingParams, sampling_of_file
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.runtime.sampling import SamplingParams, sampling_of_file
 from tests.served import served
 
 gguf = pytest.importorskip("gguf", reason="names the keys as llama.cpp's own package does")

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
-from hotcold.engine.session import Session
 from hotcold.kernels.backend import PAGE
 from hotcold.kernels.cpu import CPUBackend, supported_isas
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.session import Session
 from tests.golden import FAMILIES, NAMES, golden
 from tests.placed import on_two
 from tests.sidecars import with_sidecar

@@ -6,13 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotcold.demo import model_path
-from hotcold.engine.load_options import LoadError, LoadOptions
-from hotcold.engine.memory import affordable_pages, check_memory
-from hotcold.engine.named_templates import with_template
-from hotcold.engine.placing import Decision, ToLoad, decide
-from hotcold.engine.sampling import sampling_of_file
-from hotcold.engine.session import LoadedModel
-from hotcold.engine.sparsity_mode import choose_mode
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.hub.download import located
@@ -22,6 +15,13 @@ from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Progress, Weights, check_tensors, load_weights
+from hotcold.runtime.memory import affordable_pages, check_memory
+from hotcold.runtime.mode import choose_mode
+from hotcold.runtime.named_templates import with_template
+from hotcold.runtime.options import LoadError, LoadOptions
+from hotcold.runtime.placing import Decision, ToLoad, decide
+from hotcold.runtime.sampling import sampling_of_file
+from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors, predictor_names
 from hotcold.values import printable, size
 

@@ -11,10 +11,10 @@ import pytest
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.kernels import _native
 from hotcold.kernels._native import LinkError, VulkanError
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 from tests.placed import on_two
 from tests.vulkan_devices import DRIVERS, device_index
 

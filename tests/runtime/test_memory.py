@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hotcold.engine.memory import available_memory
+from hotcold.runtime.memory import available_memory
 
 GIB = 2**30
 

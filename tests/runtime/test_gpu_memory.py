@@ -11,15 +11,15 @@ from golden import golden
 from sidecars import with_sidecar
 
 from hotcold import LLM
-from hotcold.engine import placing
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
 from hotcold.kernels import _native, gpus
 from hotcold.kernels.gpu import GPU, GPUBackend, GPUMemoryError
 from hotcold.kernels.gpus import slack_bytes
+from hotcold.runtime import placing
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
 from tests.vulkan_devices import DRIVERS, FULL, device_index
 
 MIB = 1 << 20

@@ -9,11 +9,11 @@ import pytest
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.sparse import sizes
 from hotcold.sparse.sizes import Sizes
 from hotcold.sparse.timeline import Timeline
@@ -45,6 +45,6 @@ def test_a_budget_counts_the_prompt_rows_of_a_step(monkeypatch: pytest.MonkeyPat
         counted.append(chunk)
         return sizes.sizes_of_file(*args, chunk=chunk, **more)
 
-    monkeypatch.setattr("hotcold.engine.placing.sizes_of_file", sizes_of_file)
+    monkeypatch.setattr("hotcold.runtime.placing.sizes_of_file", sizes_of_file)
     load(None, LoadOptions(vram_budget=8 << 20, hot_backend="cpu", threads=1, chunk=48)).close()
     assert counted == [48]

@@ -14,17 +14,17 @@ from buffers import cache_bytes
 from sidecars import with_sidecar
 
 from hotcold.demo import model_path
-from hotcold.engine import memory
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadError, LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import LoadedModel, Session
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.runtime import memory
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadError, LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel, Session
 from hotcold.sparse.placement import Placement, write_placement
 from hotcold.sparse.sizes import sizes_of_file
 
@@ -124,7 +124,7 @@ def test_a_session_that_nobody_has_any_more_ends(half: LoadedModel) -> None:
 
 
 def test_loading_alone_allocates_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hotcold.engine import session
+    from hotcold.runtime import session
 
     monkeypatch.setattr(session, "KVCache", lambda *_: pytest.fail("a cache was made"))
     load(None, LoadOptions())

@@ -10,12 +10,12 @@ from pwri import write_pwri
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.formats.gguf import open_gguf
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 from hotcold.tasks.scoring import Scorer, compare
 
 SENTENCE = "The old man sat down by the fire and told the children a story about the sea and the white ship."

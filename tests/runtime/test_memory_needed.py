@@ -10,10 +10,10 @@ import pytest
 from buffers import cache_bytes
 
 from hotcold.demo import model_path
-from hotcold.engine import loading, memory
-from hotcold.engine.load_options import LoadError, LoadOptions
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.cpu import CPUBackend
+from hotcold.runtime import loading, memory
+from hotcold.runtime.options import LoadError, LoadOptions
 
 
 def least(accepted: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> int:

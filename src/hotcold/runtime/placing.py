@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.machine import measured_hardware
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
@@ -15,6 +13,8 @@ from hotcold.kernels.gpu import GPU
 from hotcold.kernels.gpus import ENVIRONMENT, OFF, choose_gpu, open_gpu, slack_bytes, wished
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.runtime.machine import measured_hardware
+from hotcold.runtime.options import LoadOptions
 from hotcold.sparse.baselines import last_layers
 from hotcold.sparse.costs import Costs
 from hotcold.sparse.hardware import DEFAULT, Hardware, find_hardware

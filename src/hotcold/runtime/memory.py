@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from hotcold.engine.load_options import LoadError
-from hotcold.engine.placing import OnGPU
 from hotcold.kernels.backend import PAGE, BatchLimits
 from hotcold.kernels.cores import cgroups, read_text
 from hotcold.kernels.gpus import STAGING_BYTES
@@ -11,6 +9,8 @@ from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.runtime.options import LoadError
+from hotcold.runtime.placing import OnGPU
 
 #: A cgroup v1 limit at or above this means "no limit" (the kernel rounds 2**63 down to a page).
 _UNLIMITED = 1 << 60

@@ -12,18 +12,18 @@ from pwri import write_pwri
 from sidecars import with_sidecar
 
 from hotcold.demo import model_path
-from hotcold.engine import loading, memory
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadError, LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.runtime import loading, memory
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadError, LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 from hotcold.sparse.predictor import PredictorError
 
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotcold.engine.load_options import SPARSITY_MODES, LoadError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.model.config import Config
+from hotcold.runtime.options import SPARSITY_MODES, LoadError
 from hotcold.sparse.predictor import PredictorFacts, check_predictors
 from hotcold.values import printable
 

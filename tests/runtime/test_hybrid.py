@@ -20,18 +20,18 @@ from sidecars import with_sidecar
 
 from hotcold import LLM
 from hotcold.demo import model_path
-from hotcold.engine import placing
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels._native import LinkError
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
+from hotcold.runtime import placing
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 from hotcold.sparse.hybrid_ffn import SplitWeights
 from hotcold.sparse.placement import Placement, read_placement, write_placement
 from hotcold.sparse.profiles import Profile, write_profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hotcold.engine.counters import Counters, Figures, Footprint
+from hotcold.runtime.counters import Counters, Figures, Footprint
 
 FOOTPRINT = Footprint(
     step_bytes=1000,

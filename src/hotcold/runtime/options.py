@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypedDict, get_type_hints
 
-from hotcold.engine.named_templates import template_text
 from hotcold.errors import UserError
 from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.runtime.named_templates import template_text
 from hotcold.values import integer
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")

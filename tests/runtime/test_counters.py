@@ -8,12 +8,12 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from hotcold.engine.counters import Counters, Figures, Footprint
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
+from hotcold.runtime.counters import Counters, Figures, Footprint
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
 
 PROMPT = [1, *range(300, 320)]
 

@@ -12,8 +12,8 @@ import pytest
 from hotcold import LLM
 from hotcold.chat.renderer import render
 from hotcold.commands import cli
-from hotcold.engine.named_templates import TEMPLATES, template_text
 from hotcold.errors import UserError
+from hotcold.runtime.named_templates import TEMPLATES, template_text
 from tests import chat_models
 from tests.served import served
 

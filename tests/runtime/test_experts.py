@@ -15,11 +15,7 @@ from expert_models import expert_golden
 import hotcold
 from hotcold.commands import cli
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
@@ -29,6 +25,10 @@ from hotcold.kernels.gpus import slack_bytes
 from hotcold.kernels.vulkan import VulkanBackend
 from hotcold.model.config import Config
 from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 from hotcold.sparse.costs import Costs
 from hotcold.sparse.hardware import find_hardware
 from hotcold.sparse.placement import Placement, read_placement, write_placement

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.load_options import LoadOptions
-from hotcold.engine.loading import load
 from hotcold.engine.request import Request
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.session import Session
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import PredictorTensors
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
 from hotcold.tasks.scoring import Scorer
 from tests.golden import Golden, golden
 from tests.placed import on_two, random_placement

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hotcold.demo import model_path
-from hotcold.engine.load_options import LoadOptions, Progress
-from hotcold.engine.loading import load
-from hotcold.engine.session import LoadedModel
 from hotcold.errors import UserError
 from hotcold.hub.download import located
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions, Progress
+from hotcold.runtime.session import LoadedModel
 
-#: A GGUF file, ``hf:OWNER/NAME/FILE.gguf`` of the hub, or what :func:`~hotcold.engine.loading.load` gave;
+#: A GGUF file, ``hf:OWNER/NAME/FILE.gguf`` of the hub, or what :func:`~hotcold.runtime.loading.load` gave;
 #: None is the built-in model.
 Source: TypeAlias = str | os.PathLike[str] | LoadedModel | None
 
@@ -32,7 +32,7 @@ def opened(
 ) -> LoadedModel:
     """The model, loaded now if it is a file. ``options`` and ``more`` are of :class:`LoadOptions`; those of
     ``options`` that are None were not given. UserError: options for a model that is loaded already; others
-    are those of :func:`~hotcold.engine.loading.load`."""
+    are those of :func:`~hotcold.runtime.loading.load`."""
     given = {name: value for name, value in options.items() if value is not None}
     if not isinstance(model, LoadedModel):
         advance = partial(progress, "loading") if progress else None

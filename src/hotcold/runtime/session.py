@@ -11,11 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.engine.counters import Counters, Footprint
-from hotcold.engine.memory import check_memory
-from hotcold.engine.placing import OnGPU
-from hotcold.engine.sampling import SamplingParams
-from hotcold.engine.sparsity_mode import SparsityMode, choose_mode
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import (
@@ -33,6 +28,11 @@ from hotcold.model.kv_cache import KVCache
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import FFN, Transformer
 from hotcold.model.weights import Weights
+from hotcold.runtime.counters import Counters, Footprint
+from hotcold.runtime.memory import check_memory
+from hotcold.runtime.mode import SparsityMode, choose_mode
+from hotcold.runtime.placing import OnGPU
+from hotcold.runtime.sampling import SamplingParams
 from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN, hybrid_ffns
 from hotcold.sparse.predictor import load_predictors
 from hotcold.sparse.split import ColdSide
