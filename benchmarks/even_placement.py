@@ -19,9 +19,9 @@ from profile_stability import hottest
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
-from hotcold.sparse.placement import Placement, write_placement
-from hotcold.sparse.profiles import find_profile
-from hotcold.sparse.sizes import sizes_of_file
+from hotcold.placement.placement import Placement, write_placement
+from hotcold.placement.profiles import find_profile
+from hotcold.placement.sizes import sizes_of_file
 
 
 def main() -> None:

@@ -22,19 +22,19 @@ from hotcold.engine.sampler import Allowed
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import BACKENDS
 from hotcold.model.config import Config
+from hotcold.placement.baselines import last_layers, paper_placement
+from hotcold.placement.costs import Costs
+from hotcold.placement.hardware import Hardware
+from hotcold.placement.placement import INDEX_BYTES, Placement, write_placement
+from hotcold.placement.profiles import Profile
+from hotcold.placement.sizes import Sizes, sizes_of_file
+from hotcold.placement.solver import Solver
 from hotcold.runtime.counters import Counters, Figures
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
-from hotcold.sparse.baselines import last_layers, paper_placement
-from hotcold.sparse.costs import Costs
-from hotcold.sparse.hardware import Hardware
 from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN
-from hotcold.sparse.placement import INDEX_BYTES, Placement, write_placement
-from hotcold.sparse.profiles import Profile
-from hotcold.sparse.sizes import Sizes, sizes_of_file
-from hotcold.sparse.solver import Solver
 from hotcold.sparse.timeline import Timeline
 
 CONTEXT = 256  #: positions: the longest prompt and what follows it

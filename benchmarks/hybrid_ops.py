@@ -25,12 +25,12 @@ from hotcold.engine.request import Request
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.kernels.backend import Backend, Batch, BatchLimits, Program
+from hotcold.placement.placement import Placement, write_placement
+from hotcold.placement.profiles import read_profile
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
-from hotcold.sparse.placement import Placement, write_placement
-from hotcold.sparse.profiles import read_profile
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]

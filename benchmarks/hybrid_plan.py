@@ -13,9 +13,9 @@ import hybrid_slices
 from hybrid_contestants import CONTESTANTS
 from slices import Model, Slice
 
+from hotcold.placement.hardware import find_hardware
+from hotcold.placement.sizes import SHAPES
 from hotcold.runtime.memory import available_memory
-from hotcold.sparse.hardware import find_hardware
-from hotcold.sparse.sizes import SHAPES
 
 MODELS = {
     model.name: model

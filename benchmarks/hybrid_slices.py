@@ -22,9 +22,9 @@ import slices
 from contestants import random_tokens
 from hybrid_contestants import CONTESTANTS, CONTEXT, Contestant, Pass, Subject, load_placement
 
+from hotcold.placement.hardware import DEFAULT, Hardware, find_hardware
+from hotcold.placement.placement import Placement
 from hotcold.runtime.session import LoadedModel
-from hotcold.sparse.hardware import DEFAULT, Hardware, find_hardware
-from hotcold.sparse.placement import Placement
 
 LOGITS_PROMPT, LOGITS_STEPS = 20, 6  #: more than decode rows, so that they are prompt rows
 TRACED_STEPS, TRACED_S = 12, 1.0

@@ -21,8 +21,8 @@ from synthetic import CONSTANT, EMBEDDING_STD, FEATURE, RESERVED, Bytes, Floats,
 
 from hotcold.formats.blocks import block_type, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
-from hotcold.sparse.profiles import Profile, write_profile
-from hotcold.sparse.sizes import SHAPES, power_law
+from hotcold.placement.profiles import Profile, write_profile
+from hotcold.placement.sizes import SHAPES, power_law
 
 POOL_ROWS = 1024  #: different random rows of a layer's matrix
 #: What fires always or never has no quantile; and no neuron of a real model does.

@@ -12,12 +12,12 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.model.config import Config
 from hotcold.model.weights import load_weights
+from hotcold.placement.placement import Placement
+from hotcold.placement.split import SplitDevices
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.session import Session
-from hotcold.sparse.placement import Placement
 from hotcold.sparse.predictor import predictor_names
-from hotcold.sparse.split import SplitDevices
 
 
 def random_placement(

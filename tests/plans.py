@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hotcold.sparse.hardware import Hardware
-from hotcold.sparse.profiles import Profile
-from hotcold.sparse.sizes import Sizes
+from hotcold.placement.hardware import Hardware
+from hotcold.placement.profiles import Profile
+from hotcold.placement.sizes import Sizes
 
 
 def made_up(

@@ -22,10 +22,10 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import fetching
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
+from hotcold.placement.placement import read_placement
+from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
-from hotcold.sparse.placement import read_placement
-from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.scoring import Scorer, score
 
 Q4_0 = BLOCK_TYPES["Q4_0"]

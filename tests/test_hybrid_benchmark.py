@@ -15,10 +15,10 @@ import pytest
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
+from hotcold.placement.profiles import read_profile
+from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
-from hotcold.sparse.profiles import read_profile
-from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.scoring import Scorer, score
 from tests.vulkan_devices import device_index
 

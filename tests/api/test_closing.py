@@ -12,8 +12,8 @@ from hotcold import LLM
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
-from hotcold.sparse.placement import Placement, write_placement
-from hotcold.sparse.sizes import sizes_of_file
+from hotcold.placement.placement import Placement, write_placement
+from hotcold.placement.sizes import sizes_of_file
 
 
 def test_closing_ends_the_cold_side_though_somebody_keeps_the_engine(tmp_path: Path) -> None:

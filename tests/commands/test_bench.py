@@ -14,10 +14,10 @@ from hotcold.commands.cli import main
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
+from hotcold.placement.placement import Placement, write_placement
+from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
-from hotcold.sparse.placement import Placement, write_placement
-from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.bench import prompt_of
 
 

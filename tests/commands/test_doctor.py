@@ -11,8 +11,8 @@ import pytest
 
 from hotcold.commands import cli, doctor
 from hotcold.kernels.cores import available_cores
-from hotcold.sparse.hardware import find_hardware
-from hotcold.sparse.measuring import SHAPES, buffer_bytes
+from hotcold.placement.hardware import find_hardware
+from hotcold.placement.measuring import SHAPES, buffer_bytes
 
 GOOD = {"access": "memory", "run_bytes": 0, "threads": 1, "least_gb_s": 1, "gb_s": 1, "most_gb_s": 1}
 

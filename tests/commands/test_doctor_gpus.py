@@ -13,8 +13,8 @@ import pytest
 from hotcold.commands import cli, doctor
 from hotcold.kernels import gpus
 from hotcold.kernels.gpu import GPU, GPUError, LinkSpeed
+from hotcold.placement.measuring import GPUSpeed
 from hotcold.runtime.machine import measured_hardware
-from hotcold.sparse.measuring import GPUSpeed
 from tests.made_up_gpus import made_up
 
 CARD = made_up(0, "Radeon RX 7900 XTX", free_bytes=7 << 30)

@@ -17,8 +17,8 @@ from sidecars import with_sidecar
 from hotcold.commands import doctor
 from hotcold.commands.cli import main
 from hotcold.kernels import _native
+from hotcold.placement.hardware import find_hardware
 from hotcold.runtime import placing
-from hotcold.sparse.hardware import find_hardware
 from tests.vulkan_devices import DRIVERS, FULL, device_index
 
 DEVICE_LOST = -4  # VK_ERROR_DEVICE_LOST

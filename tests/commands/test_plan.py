@@ -15,7 +15,7 @@ from hotcold.commands import cli
 from hotcold.demo import model_path
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
-from hotcold.sparse.hardware import find_hardware
+from hotcold.placement.hardware import find_hardware
 
 GIB = 1 << 30
 

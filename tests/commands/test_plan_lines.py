@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hotcold.commands import cli, options
-from hotcold.sparse.hardware import find_hardware
+from hotcold.placement.hardware import find_hardware
 
 GIB = 1 << 30
 LINE = "plan --shape mistral-7b --vram-budget 2GiB -c 512 --json"

@@ -16,10 +16,10 @@ from hotcold.commands import cli
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
+from hotcold.placement.profiles import read_profile
+from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
-from hotcold.sparse.profiles import read_profile
-from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.ffn_inputs import ffn_inputs
 from hotcold.tasks.scoring import cut_windows
 from hotcold.tasks.windows import text_windows

@@ -11,8 +11,8 @@ from hotcold.convert import ConvertOptions, convert
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
-from hotcold.sparse.profiles import read_profile
-from hotcold.sparse.sizes import sizes_of_file
+from hotcold.placement.profiles import read_profile
+from hotcold.placement.sizes import sizes_of_file
 
 
 def test_it_is_a_sparse_model_of_some_8_mb() -> None:

@@ -11,11 +11,11 @@ from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.placement import sizes
+from hotcold.placement.sizes import Sizes
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
-from hotcold.sparse import sizes
-from hotcold.sparse.sizes import Sizes
 from hotcold.sparse.timeline import Timeline
 
 

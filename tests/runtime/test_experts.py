@@ -24,18 +24,18 @@ from hotcold.kernels.backend import PredictorTensors
 from hotcold.kernels.gpus import slack_bytes
 from hotcold.kernels.vulkan import VulkanBackend
 from hotcold.model.config import Config
-from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.placement.costs import Costs
+from hotcold.placement.hardware import find_hardware
+from hotcold.placement.placement import Placement, read_placement, write_placement
+from hotcold.placement.profiles import Profile, read_profile
+from hotcold.placement.sizes import Sizes, sizes_of_file
+from hotcold.placement.solver import Solver
+from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
-from hotcold.sparse.costs import Costs
-from hotcold.sparse.hardware import find_hardware
-from hotcold.sparse.placement import Placement, read_placement, write_placement
 from hotcold.sparse.predictor import write_sidecar
-from hotcold.sparse.profiles import Profile, read_profile
-from hotcold.sparse.sizes import Sizes, sizes_of_file
-from hotcold.sparse.solver import Solver
 from hotcold.tasks.scoring import Scorer
 from hotcold.watch.neuron_map import NeuronMap
 from tests.opaque_backend import OpaqueBackend

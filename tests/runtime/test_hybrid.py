@@ -27,16 +27,16 @@ from hotcold.kernels import open_backend
 from hotcold.kernels._native import LinkError
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
+from hotcold.placement.placement import Placement, read_placement, write_placement
+from hotcold.placement.profiles import Profile, write_profile
+from hotcold.placement.sizes import Sizes, sizes_of_file
 from hotcold.runtime import placing
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
 from hotcold.sparse.hybrid_ffn import SplitWeights
-from hotcold.sparse.placement import Placement, read_placement, write_placement
-from hotcold.sparse.profiles import Profile, write_profile
 from hotcold.sparse.sidecar import SidecarError
-from hotcold.sparse.sizes import Sizes, sizes_of_file
 from hotcold.sparse.timeline import Timeline
 from hotcold.tasks.scoring import Scorer, compare
 

@@ -18,7 +18,7 @@ from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime import loading, memory
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadError, LoadOptions

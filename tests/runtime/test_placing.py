@@ -15,9 +15,9 @@ from hotcold.errors import UserError
 from hotcold.kernels import gpus
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.gpu import GPU, GPUError, GPUMemoryError
+from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.runtime import loading, machine, memory, placing
 from hotcold.runtime.options import LoadError, LoadOptions
-from hotcold.sparse.hardware import Hardware, find_hardware
 from hotcold.tasks.reports import Setup
 from tests.made_up_gpus import made_up
 

@@ -19,14 +19,14 @@ from hotcold.engine.request import Request
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
-from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.placement.placement import Placement, write_placement
+from hotcold.placement.sizes import sizes_of_file
+from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadError, LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel, Session
-from hotcold.sparse.placement import Placement, write_placement
-from hotcold.sparse.sizes import sizes_of_file
 
 
 @pytest.fixture

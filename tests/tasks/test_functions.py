@@ -23,9 +23,9 @@ from hotcold import LLM, AsyncLLM
 from hotcold.commands import cli
 from hotcold.demo import model_path
 from hotcold.errors import UserError
-from hotcold.sparse.hardware import find_hardware
-from hotcold.sparse.placement import read_placement
-from hotcold.sparse.profiles import read_profile
+from hotcold.placement.hardware import find_hardware
+from hotcold.placement.placement import read_placement
+from hotcold.placement.profiles import read_profile
 from hotcold.tasks import fitting
 
 TEXT = (

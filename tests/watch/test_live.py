@@ -18,12 +18,12 @@ from hotcold.engine.request import Request
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.gpu import GPUMemoryError
 from hotcold.model.config import Config
+from hotcold.placement.placement import Placement, write_placement
+from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel, Session
-from hotcold.sparse.placement import Placement, write_placement
-from hotcold.sparse.sizes import sizes_of_file
 from hotcold.tasks.scoring import Scorer
 from hotcold.watch import neuron_map
 from hotcold.watch.live import Frame, Live, Picture, Viewer

@@ -25,10 +25,10 @@ from hotcold.kernels.cpu import default_isa
 from hotcold.kernels.fetching import default_fetching
 from hotcold.kernels.gpu import GPU, GPUError
 from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
+from hotcold.placement.hardware import Hardware, find_hardware
+from hotcold.placement.measuring import RUNS, Bandwidth, GPUSpeed, buffer_bytes, measure, measure_gpu
 from hotcold.runtime.machine import cache_path, machine_name
 from hotcold.runtime.memory import available_memory
-from hotcold.sparse.hardware import Hardware, find_hardware
-from hotcold.sparse.measuring import RUNS, Bandwidth, GPUSpeed, buffer_bytes, measure, measure_gpu
 from hotcold.values import printable
 from hotcold.version import __version__
 

@@ -13,7 +13,7 @@ from hotcold.demo import model_path
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf
 from hotcold.model.config import Config, ModelError
-from hotcold.sparse.sizes import placed_by
+from hotcold.placement.sizes import placed_by
 from hotcold.values import printable
 
 _WIDTH, _LABEL = 80, 14

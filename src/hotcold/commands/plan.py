@@ -4,8 +4,8 @@ import argparse
 
 import hotcold
 from hotcold.commands import options
-from hotcold.sparse.hardware import DEFAULT, PRESETS
-from hotcold.sparse.sizes import SHAPES
+from hotcold.placement.hardware import DEFAULT, PRESETS
+from hotcold.placement.sizes import SHAPES
 from hotcold.tasks.planning import OBJECTIVES
 
 

@@ -8,7 +8,7 @@ from hotcold.kernels.gpus import STAGING_BYTES
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.kv_cache import KVCache
-from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.options import LoadError
 from hotcold.runtime.placing import OnGPU
 

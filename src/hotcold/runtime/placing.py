@@ -13,16 +13,16 @@ from hotcold.kernels.gpu import GPU
 from hotcold.kernels.gpus import ENVIRONMENT, OFF, choose_gpu, open_gpu, slack_bytes, wished
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.placement.baselines import last_layers
+from hotcold.placement.costs import Costs
+from hotcold.placement.hardware import DEFAULT, Hardware, find_hardware
+from hotcold.placement.placement import KINDS, WEIGHTS, Placement, read_placement
+from hotcold.placement.profiles import Profile, find_profile
+from hotcold.placement.sizes import Sizes, sizes_of_file
+from hotcold.placement.solver import Solver
+from hotcold.placement.split import SplitDevices
 from hotcold.runtime.machine import measured_hardware
 from hotcold.runtime.options import LoadOptions
-from hotcold.sparse.baselines import last_layers
-from hotcold.sparse.costs import Costs
-from hotcold.sparse.hardware import DEFAULT, Hardware, find_hardware
-from hotcold.sparse.placement import KINDS, WEIGHTS, Placement, read_placement
-from hotcold.sparse.profiles import Profile, find_profile
-from hotcold.sparse.sizes import Sizes, sizes_of_file
-from hotcold.sparse.solver import Solver
-from hotcold.sparse.split import SplitDevices
 from hotcold.values import size
 
 _BESIDES_S = 5e-5  # of a handshake, of a step, and of a layer's kernels

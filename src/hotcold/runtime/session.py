@@ -28,6 +28,7 @@ from hotcold.model.kv_cache import KVCache
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import FFN, Transformer
 from hotcold.model.weights import Weights
+from hotcold.placement.split import ColdSide
 from hotcold.runtime.counters import Counters, Footprint
 from hotcold.runtime.memory import check_memory
 from hotcold.runtime.mode import SparsityMode, choose_mode
@@ -35,7 +36,6 @@ from hotcold.runtime.placing import OnGPU
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN, hybrid_ffns
 from hotcold.sparse.predictor import load_predictors
-from hotcold.sparse.split import ColdSide
 from hotcold.sparse.timeline import Timeline
 
 #: Is given the layers' FFNs, and gives those to run.

@@ -12,16 +12,16 @@ from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.placement.baselines import last_layers, layer_split, paper_placement
+from hotcold.placement.costs import Costs
+from hotcold.placement.hardware import DEFAULT, PRESETS, Hardware, find_hardware
+from hotcold.placement.placement import Placement, read_placement, write_placement
+from hotcold.placement.profiles import Profile, find_profile, power_law_profile
+from hotcold.placement.sizes import SHAPES, Sizes, sizes_of_file, sizes_of_shape
+from hotcold.placement.solver import Solver
 from hotcold.runtime.opening import Source, file_of
 from hotcold.runtime.session import LoadedModel
-from hotcold.sparse.baselines import last_layers, layer_split, paper_placement
-from hotcold.sparse.costs import Costs
-from hotcold.sparse.hardware import DEFAULT, PRESETS, Hardware, find_hardware
-from hotcold.sparse.placement import Placement, read_placement, write_placement
 from hotcold.sparse.predictor import find_predictors
-from hotcold.sparse.profiles import Profile, find_profile, power_law_profile
-from hotcold.sparse.sizes import SHAPES, Sizes, sizes_of_file, sizes_of_shape
-from hotcold.sparse.solver import Solver
 from hotcold.tasks.profiling import ModelProfile
 from hotcold.tasks.texts import new_file
 from hotcold.values import integer, printable, size, whole

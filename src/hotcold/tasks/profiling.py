@@ -16,11 +16,11 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.gpus import OFF
 from hotcold.model.config import Config
+from hotcold.placement.profiles import Profile, write_profile
 from hotcold.runtime.opening import Source, file_of, opened
 from hotcold.runtime.options import Progress
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.profiler import Firings, import_counts
-from hotcold.sparse.profiles import Profile, write_profile
 from hotcold.tasks.profile_picture import power_law_picture
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.scoring import Scorer

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hotcold.kernels.backend import Backend
 from hotcold.model.kv_cache import KVCache
-from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.session import Session
 from hotcold.sparse.hybrid_ffn import SplitWeights
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PAGE, SPARSE_ACTIVATIONS, mask_bits
+from hotcold.placement.profiles import read_profile
+from hotcold.placement.sizes import sizes_of_file
+from hotcold.placement.split import SplitDevices
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.hybrid_ffn import SplitWeights
-from hotcold.sparse.profiles import read_profile
 from hotcold.sparse.sidecar import SidecarError
-from hotcold.sparse.sizes import sizes_of_file
-from hotcold.sparse.split import SplitDevices
 
 MOST_CELLS = 8192  #: of a whole model
 HOT_PART = 0.2  #: of a layer's neurons: without a GPU, those that fire most are called hot

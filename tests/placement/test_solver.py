@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from hotcold.formats.blocks import block_type
-from hotcold.sparse.baselines import last_layers, layer_split, paper_placement
-from hotcold.sparse.costs import Costs
-from hotcold.sparse.hardware import Hardware, find_hardware
-from hotcold.sparse.placement import INDEX_BYTES, Placement
-from hotcold.sparse.profiles import Profile
-from hotcold.sparse.sizes import SHAPES, Sizes, power_law, sizes_of_shape
-from hotcold.sparse.solver import GROUP, Solver
+from hotcold.placement.baselines import last_layers, layer_split, paper_placement
+from hotcold.placement.costs import Costs
+from hotcold.placement.hardware import Hardware, find_hardware
+from hotcold.placement.placement import INDEX_BYTES, Placement
+from hotcold.placement.profiles import Profile
+from hotcold.placement.sizes import SHAPES, Sizes, power_law, sizes_of_shape
+from hotcold.placement.solver import GROUP, Solver
 from tests.plans import made_up
 
 Model = tuple[Sizes, Profile, Hardware]

@@ -19,8 +19,8 @@ from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
-from hotcold.model.step_memory import GPU_LAYER_BYTES, GPUStep, buffer_bytes, scratch_bytes
 from hotcold.model.weights import check_tensors
+from hotcold.placement.step_memory import GPU_LAYER_BYTES, GPUStep, buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import check_predictors, predictor_names
 
 Ints = npt.NDArray[np.int64]

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from hotcold.formats.blocks import quantise
 from hotcold.formats.files import naming
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.placement.sizes import SHAPES, Shape, Sizes, power_law
 from hotcold.sparse.sidecar import SidecarError, check_model, read_numbers
-from hotcold.sparse.sizes import SHAPES, Shape, Sizes, power_law
 from hotcold.values import printable
 
 _KEY = "hotcold.profile."

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.sparse.costs import Costs
-from hotcold.sparse.placement import INDEX_BYTES, Placement
-from hotcold.sparse.profiles import Profile
-from hotcold.sparse.sizes import Sizes
+from hotcold.placement.costs import Costs
+from hotcold.placement.placement import INDEX_BYTES, Placement
+from hotcold.placement.profiles import Profile
+from hotcold.placement.sizes import Sizes
 
 GROUP = 64  #: neurons that are placed together
 _PRICES = 48  # multipliers, in seconds per byte, for which bounds are computed

@@ -10,9 +10,9 @@ import pytest
 
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
-from hotcold.sparse.profiles import Profile, find_profile, power_law_profile, read_profile, write_profile
+from hotcold.placement.profiles import Profile, find_profile, power_law_profile, read_profile, write_profile
+from hotcold.placement.sizes import SHAPES, power_law
 from hotcold.sparse.sidecar import SidecarError
-from hotcold.sparse.sizes import SHAPES, power_law
 from tests.plans import made_up
 
 LAYERS = 12  #: enough for names that sort otherwise as text than as numbers

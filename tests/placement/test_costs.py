@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hotcold.sparse.baselines import paper_placement
-from hotcold.sparse.costs import Costs
-from hotcold.sparse.hardware import Hardware
-from hotcold.sparse.placement import Placement
-from hotcold.sparse.profiles import Profile
-from hotcold.sparse.sizes import Sizes
+from hotcold.placement.baselines import paper_placement
+from hotcold.placement.costs import Costs
+from hotcold.placement.hardware import Hardware
+from hotcold.placement.placement import Placement
+from hotcold.placement.profiles import Profile
+from hotcold.placement.sizes import Sizes
 
 HARDWARE = Hardware(
     name="round numbers",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hotcold.sparse.hardware import find_hardware
+from hotcold.placement.hardware import find_hardware
 
 PRESETS = ("rtx4090-i9", "rtx2080ti-i7", "rtx4090-laptop-i9", "rtx3090", "rtx3060", "rtx4060")
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from hotcold.formats.blocks import GGML_TYPES, Tensor
 from hotcold.formats.files import naming
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
+from hotcold.placement.sizes import Sizes
 from hotcold.sparse.sidecar import SidecarError, check_model, read_numbers
-from hotcold.sparse.sizes import Sizes
 from hotcold.values import shown
 
 INDEX_BYTES = 4  #: on the GPU, of a hot neuron's number

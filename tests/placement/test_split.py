@@ -24,10 +24,10 @@ from hotcold.kernels.reference_ffn import unpack_mask
 from hotcold.model.config import Config
 from hotcold.model.transformer import FFN
 from hotcold.model.weights import Weights
+from hotcold.placement.placement import Placement
+from hotcold.placement.split import ColdSide, SplitDevices, split_predictor, take_neurons
 from hotcold.sparse.hybrid_ffn import HybridFFN, hybrid_ffns
-from hotcold.sparse.placement import Placement
 from hotcold.sparse.predictor import load_predictors
-from hotcold.sparse.split import ColdSide, SplitDevices, split_predictor, take_neurons
 
 PAIRS = ("cpu, reference", "reference, cpu", "cpu, cpu again")
 NEURONS = (70, 90, 128, 33)

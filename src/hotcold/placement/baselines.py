@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.sparse.costs import Costs, SideCosts
-from hotcold.sparse.hardware import Hardware
-from hotcold.sparse.placement import Placement
-from hotcold.sparse.profiles import Profile
-from hotcold.sparse.sizes import Sizes
-from hotcold.sparse.solver import Solver
+from hotcold.placement.costs import Costs, SideCosts
+from hotcold.placement.hardware import Hardware
+from hotcold.placement.placement import Placement
+from hotcold.placement.profiles import Profile
+from hotcold.placement.sizes import Sizes
+from hotcold.placement.solver import Solver
 
 _OF_A_DENSE_PART = 1e6  # firings: more than a layer has, so that dense parts go to the GPU first
 

@@ -21,8 +21,8 @@ from hotcold.kernels.backend import (
     PredictorWeights,
 )
 from hotcold.model.devices import Devices
+from hotcold.placement.placement import Placement
 from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN, SplitPredictor, SplitWeights
-from hotcold.sparse.placement import Placement
 
 Bools = npt.NDArray[np.bool_]
 

@@ -12,7 +12,7 @@ from buffers import allocations, cache_bytes
 from golden import FAMILIES, golden
 
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
-from hotcold.model.step_memory import buffer_bytes, scratch_bytes
+from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.session import Session

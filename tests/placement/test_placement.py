@@ -17,10 +17,10 @@ from hotcold.formats.blocks import GGML_TYPES, Tensor
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
-from hotcold.sparse.placement import INDEX_BYTES, Placement, read_placement, write_placement
-from hotcold.sparse.profiles import read_profile, write_profile
+from hotcold.placement.placement import INDEX_BYTES, Placement, read_placement, write_placement
+from hotcold.placement.profiles import read_profile, write_profile
+from hotcold.placement.sizes import SHAPES, power_law, sizes_of_file
 from hotcold.sparse.sidecar import SidecarError
-from hotcold.sparse.sizes import SHAPES, power_law, sizes_of_file
 from tests.plans import made_up
 
 LAYERS = 12  #: enough for names that sort otherwise as text than as numbers

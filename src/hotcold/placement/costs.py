@@ -7,10 +7,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.sparse.hardware import Hardware
-from hotcold.sparse.placement import Placement
-from hotcold.sparse.profiles import Profile
-from hotcold.sparse.sizes import Sizes
+from hotcold.placement.hardware import Hardware
+from hotcold.placement.placement import Placement
+from hotcold.placement.profiles import Profile
+from hotcold.placement.sizes import Sizes
 
 Array = npt.NDArray[Any]
 

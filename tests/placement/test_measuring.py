@@ -8,8 +8,8 @@ import pytest
 from hotcold.formats.blocks import block_type
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.reference_ffn import unpack_mask
-from hotcold.sparse import measuring
-from hotcold.sparse.measuring import NeuronProbe, ProbePlan, buffer_bytes
+from hotcold.placement import measuring
+from hotcold.placement.measuring import NeuronProbe, ProbePlan, buffer_bytes
 
 MIB = 1 << 20
 

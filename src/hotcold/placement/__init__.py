@@ -1,0 +1,1 @@
+"""What lies where, and what that costs: bytes, hardware, solver, placements, profiles."""
