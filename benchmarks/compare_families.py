@@ -39,8 +39,8 @@ from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
 from hotcold.tasks.scoring import log_softmax
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
-from checkpoints import write_safetensors
-from stories260k import write_stories260k
+from support.checkpoints import write_safetensors
+from support.stories260k import write_stories260k
 
 COMMON: dict[str, Any] = {
     "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,

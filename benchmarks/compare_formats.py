@@ -43,7 +43,7 @@ from hotcold.tasks.scoring import Scorer, cut_windows, log_softmax, score
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests"))
-from stories260k import write_stories260k  # noqa: E402
+from support.stories260k import write_stories260k  # noqa: E402
 
 Array = npt.NDArray[np.float64]
 

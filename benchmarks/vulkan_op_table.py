@@ -3,11 +3,11 @@
     python benchmarks/vulkan_op_table.py --gpu "RTX 4090"
     python benchmarks/vulkan_op_table.py --gpu llvmpipe --seconds 30
 
-The cases are those of tests/vulkan_table.py, so this runs in a checkout; it needs no package that Hotcold
-does not need. The most telling cases come first, and none begins after ``--seconds``. A case has failed where
-results are further from the model than 1e-5 of a row's largest value (a few cases allow more, as the tests
-say), or where masks, ids or codes differ. Results that have all of the model's bits are counted apart, since
-cards may divide less exactly than the software drivers that CI uses.
+The cases are those of tests/support/vulkan_table.py, so this runs in a checkout; it needs no package that
+Hotcold does not need. The most telling cases come first, and none begins after ``--seconds``. A case has
+failed where results are further from the model than 1e-5 of a row's largest value (a few cases allow more,
+as the tests say), or where masks, ids or codes differ. Results that have all of the model's bits are counted
+apart, since cards may divide less exactly than the software drivers that CI uses.
 
 ``--seen FILE`` keeps each result as a line, and a case that has one there is not run again: a software driver
 takes hours for the whole table, which need not be hours in a row.
@@ -30,8 +30,8 @@ from hotcold.kernels.gpus import choose_gpu, open_gpu
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.mirrored_backend import MirroredBackend
-from tests.vulkan_table import Case, cases, difference
+from support.mirrored_backend import MirroredBackend
+from support.vulkan_table import Case, cases, difference
 
 _MOST_SHOWN = 20
 _MOST_CHARACTERS = 300

@@ -16,10 +16,11 @@ from tokenizers import models
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from support import vocabularies
+from support.vocabularies import CONTROL, USER_DEFINED, as_read
+
 from hotcold.model.bpe import IGNORES_MERGES, PRE_TOKENIZERS
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
-from tests import vocabularies
-from tests.vocabularies import CONTROL, USER_DEFINED, as_read
 
 CORPUS = "tokenizer"  #: folder of the seeds in tests/corpus
 

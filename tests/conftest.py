@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-
-from tests.published import named_model
-from tests.vulkan_devices import DRIVERS, choose_drivers, open_vulkan
+from support.published import named_model
+from support.vulkan_devices import DRIVERS, choose_drivers, open_vulkan
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = pytest.StashKey[bool]()
@@ -37,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend",
         choices=["opaque"],
-        help="opaque: open every backend as one whose buffers are no arrays (tests/opaque_backend.py)",
+        help="opaque: open every backend as one whose buffers are no arrays",
     )
 
 
@@ -45,8 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before anything imports the function by its name, or Vulkan's loader looks for drivers."""
     choose_drivers()
     if config.getoption("--backend") == "opaque":
+        from support.opaque_backend import OpaqueBackend
+
         import hotcold.kernels
-        from tests.opaque_backend import OpaqueBackend
 
         inner = hotcold.kernels.open_backend
         hotcold.kernels.open_backend = lambda *args, **more: OpaqueBackend(inner(*args, **more))

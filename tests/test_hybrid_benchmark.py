@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.vulkan_devices import device_index
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
@@ -20,7 +21,6 @@ from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer, score
-from tests.vulkan_devices import device_index
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 

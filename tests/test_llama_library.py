@@ -15,8 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-
-from tests.stories260k import write_stories260k
+from support.stories260k import write_stories260k
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 

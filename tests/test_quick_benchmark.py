@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.stories260k import write_stories260k
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.loading import load
@@ -22,7 +23,6 @@ from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.session import Session
 from hotcold.tasks.scoring import Scorer, score
 from hotcold.tasks.windows import text_windows
-from tests.stories260k import write_stories260k
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import chat_models
+from support.chat_models import chat_of
+from support.vocabulary_of_bytes import matches
 from tests.engine.test_chat_stream import whole
-from vocabulary_of_bytes import matches
 
 from hotcold.chat.chat import Chat
 from hotcold.chat.harmony import HarmonyStream
@@ -33,8 +35,6 @@ from hotcold.chat.tool_formats import (
 )
 from hotcold.chat.tool_grammar import tools_grammar
 from hotcold.grammar.notations import lark_of
-from tests import chat_models
-from tests.chat_models import chat_of
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 FORMATS = {

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support import chat_models
+from support.chat_models import CHATML, chat_of, names
 
 from hotcold.chat.chat import Chat, Part
 from hotcold.chat.messages import MessageError
@@ -14,8 +16,6 @@ from hotcold.chat.rendering import TemplateError
 from hotcold.chat.tool_formats import GENERAL, MISTRAL
 from hotcold.engine.text import TextStream
 from hotcold.model.tokenizer import Tokenizer
-from tests import chat_models
-from tests.chat_models import CHATML, chat_of, names
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f<|im_end|>", "description": "<|im_start|>"}}]

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import chat_models
+from support.chat_models import CHATML, chat_of, names
 
 from hotcold.chat.call_ids import call_ids_of, new_call_id, with_fitting_ids
 from hotcold.chat.chat import Chat
 from hotcold.chat.rendering import TemplateError, TemplateProcess
 from hotcold.chat.tool_formats import GENERAL, HERMES, KIMI, MISTRAL, tool_format
 from hotcold.chat.traits import Traits
-from tests import chat_models
-from tests.chat_models import CHATML, chat_of, names
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 SYSTEM, USER = {"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}

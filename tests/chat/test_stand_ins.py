@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import chat_models
+from support.vocabularies import CONTROL, spm
 
 from hotcold.chat.stand_ins import MarkedText, StandIns, encode_rendered, stand_ins
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
-from tests import chat_models
-from tests.vocabularies import CONTROL, spm
 
 TOKENIZERS = [
     Tokenizer.from_metadata(chat_models.bpe(None)),

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from vocabulary_of_bytes import compiler, ids_in, matches, tokenizer, tokens_of
+from support.vocabulary_of_bytes import compiler, ids_in, matches, tokenizer, tokens_of
 
 from hotcold.chat.tool_formats import (
     HARMONY,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.served import Served, served
 
 from tests.clients.recording import recorded
-from tests.served import Served, served
 
 #: The name that every client asks for.
 MODEL = "smollm2"

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.golden import DATA
 
 from hotcold.commands import cli
 from hotcold.commands.progress import progress
-from tests.golden import DATA
 
 
 class Terminal(io.StringIO):

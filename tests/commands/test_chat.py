@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import chat_models
 
 from hotcold import LLM
 from hotcold.chat.chat import Part
 from hotcold.commands.chat_terminal import Printer
 from hotcold.commands.cli import main
-from tests import chat_models
 
 COMMAND = [sys.executable, "-m", "hotcold", "chat"]
 FOX = "Once upon a time there was a fox"
@@ -233,7 +233,7 @@ def test_thinking_is_dim_and_not_piped(capsys: pytest.CaptureFixture[str]) -> No
 # --- in a terminal ----------------------------------------------------------------------------------------
 
 if sys.platform != "win32":
-    from tests.terminal import PseudoTerminal
+    from support.terminal import PseudoTerminal
 
 terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 

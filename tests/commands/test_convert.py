@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from support.golden import DATA
 
 from hotcold.commands import cli
 from hotcold.formats.gguf import open_gguf
-from tests.golden import DATA
 
 
 def test_the_summary_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

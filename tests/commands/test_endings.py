@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.golden import DATA
 
 import hotcold
 from hotcold.commands import cli
@@ -18,7 +19,6 @@ from hotcold.convert import conversion
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime import loading
 from hotcold.runtime.session import Session
-from tests.golden import DATA
 
 CHECKPOINT = str(DATA / "tiny-drelu")
 #: A relative PYTHONPATH would not lead anywhere from another folder.

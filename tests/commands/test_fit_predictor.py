@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pwri import write_pwri
+from support.pwri import write_pwri
 
 import hotcold
 from hotcold.commands import cli

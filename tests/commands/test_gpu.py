@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sidecars import with_sidecar
+from support.sidecars import with_sidecar
+from support.vulkan_devices import DRIVERS, FULL, device_index
 
 from hotcold.commands import doctor
 from hotcold.commands.cli import main
 from hotcold.kernels import _native
 from hotcold.placement.hardware import find_hardware
 from hotcold.runtime import placing
-from tests.vulkan_devices import DRIVERS, FULL, device_index
 
 DEVICE_LOST = -4  # VK_ERROR_DEVICE_LOST
 

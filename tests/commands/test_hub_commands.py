@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.fake_hub import COMMITS, FakeHub, fake_hub
 
 from hotcold.commands import cli
 from hotcold.demo import model_path
-from tests.fake_hub import COMMITS, FakeHub, fake_hub
 
 MODEL = "hf:own/fable/fable.gguf"
 

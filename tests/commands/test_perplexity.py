@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.golden import golden
 
 from hotcold.commands.cli import main
-from tests.golden import golden
 
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from torch_files import vector, write
+from support.torch_files import vector, write
 
 from hotcold.commands import cli
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.golden import DATA
 
 from hotcold.commands import cli
 from hotcold.commands.tokenize import escaped
@@ -19,7 +20,6 @@ from hotcold.formats.gguf import write_gguf
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.bench import measure
-from tests.golden import DATA
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[list[str], str, dict[str, Any]]:

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from plain_forward import Model
-from torch_files import vector, write
+from support.plain_forward import Model
+from support.torch_files import vector, write
 
 from hotcold.commands import cli
 from hotcold.demo import model_path

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.vocabularies import bpe
 
 from hotcold.commands import cli
 from hotcold.commands.tokenize import escaped
 from hotcold.formats.gguf import write_gguf
-from tests.vocabularies import bpe
 
 Say = Callable[[bytes], None]
 

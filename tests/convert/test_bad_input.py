@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.checkpoints import change_config, change_tensors, copy_checkpoint, shard
 
 from hotcold.commands import cli
-from tests.checkpoints import change_config, change_tensors, copy_checkpoint, shard
 
 
 def without_a_shard(folder: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.checkpoints import change_config, copy_checkpoint
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.model import tokenizer as model
-from tests.checkpoints import change_config, copy_checkpoint
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"

@@ -8,9 +8,9 @@ from typing import Any
 
 import gguf
 import pytest
+from support.checkpoints import copy_checkpoint
 
 from hotcold.convert import ConvertError, convert
-from tests.checkpoints import copy_checkpoint
 
 KEY = "tokenizer.chat_template"
 

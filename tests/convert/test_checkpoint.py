@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.checkpoints import copy_checkpoint, shard, tensors_of
 
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.settings import read_settings
-from tests.checkpoints import copy_checkpoint, shard, tensors_of
 
 INDEX = "model.safetensors.index.json"
 

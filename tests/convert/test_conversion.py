@@ -12,12 +12,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from support.checkpoints import change_config, change_tensors, copy_checkpoint, shard, tensors_of
+from support.golden import DATA
 
 from hotcold.convert import ConvertError, ConvertOptions, conversion, convert
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFError, open_gguf
-from tests.checkpoints import change_config, change_tensors, copy_checkpoint, shard, tensors_of
-from tests.golden import DATA
 
 TYPES = tuple(conversion.FILE_TYPES)
 

@@ -8,12 +8,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from support.checkpoints import change_config, copy_checkpoint, tensors_of, write_safetensors
 
 from hotcold.convert import ConvertError, ConvertOptions, convert
 from hotcold.convert.gpt_oss import pack_mxfp4
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
-from tests.checkpoints import change_config, copy_checkpoint, tensors_of, write_safetensors
 
 E, D, N, V = 3, 64, 32, 288
 MIXTRAL = "model.layers.{}.block_sparse_moe."

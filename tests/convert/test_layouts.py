@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.checkpoints import change_config, change_tensors, copy_checkpoint, tensors_of, write_safetensors
 
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
@@ -19,7 +20,6 @@ from hotcold.convert.source import Source
 from hotcold.convert.tensor_files import Safetensors, stored_in
 from hotcold.convert.tensors import interleave_rotary, sources, ungroup_heads
 from hotcold.model.families import FAMILIES
-from tests.checkpoints import change_config, change_tensors, copy_checkpoint, tensors_of, write_safetensors
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 64,

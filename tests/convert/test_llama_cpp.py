@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.golden import DATA
 
 from hotcold.convert import ConvertError, ConvertOptions, convert
-from tests.golden import DATA
 
 llama_cpp = pytest.importorskip("llama_cpp")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from support.checkpoints import change_config, change_tensors, copy_checkpoint
+from support.golden import DATA
+from support.torch_files import write_state
 
 from hotcold.convert import ConvertError, ConvertOptions, convert
 from hotcold.formats.gguf import open_gguf
-from tests.checkpoints import change_config, change_tensors, copy_checkpoint
-from tests.golden import DATA
-from tests.torch_files import write_state
 
 D, N = 64, 160
 NAMES = ["fc1.weight", "fc2.weight"]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.checkpoints import safetensors_bytes, write_safetensors
 
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import Settings
 from hotcold.convert.tensor_files import Safetensors, open_safetensors, stored_in
-from tests.checkpoints import safetensors_bytes, write_safetensors
 
 VALUES = [[1.0, -2.5, 0.0], [3.0, 65504.0, -0.00048828125]]
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.checkpoints import change_config, copy_checkpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.model import tokenizer as model
-from tests.checkpoints import change_config, copy_checkpoint
 from tests.convert.test_byte_level_bpe import TEXTS
 
 SPACE = "\u2581"

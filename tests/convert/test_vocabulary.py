@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints import change_config, copy_checkpoint
+from support.vocabularies import as_read
 
 from hotcold.convert import ConvertError, convert
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.model.tokenizer import Tokenizer
-from tests.checkpoints import change_config, copy_checkpoint
-from tests.vocabularies import as_read
 
 
 def metadata(folder: Path, size: int = 288) -> dict[str, Any]:

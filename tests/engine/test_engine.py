@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from history_model import STOP, VOCAB, follow, history_model
 from hypothesis import given
 from hypothesis import strategies as st
+from support.history_model import STOP, VOCAB, follow, history_model
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished, Token

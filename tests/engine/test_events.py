@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from history_model import STOP, VOCAB, follow, history_model, logits_after
 from hypothesis import given
 from hypothesis import strategies as st
+from support.history_model import STOP, VOCAB, follow, history_model, logits_after
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Event, Finished, Token

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from history_model import VOCAB, follow, history_model
+from support.history_model import VOCAB, follow, history_model
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import generate, stream

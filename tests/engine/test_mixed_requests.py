@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sidecars import with_sidecar
+from support.sidecars import with_sidecar
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request

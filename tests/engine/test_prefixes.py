@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from history_model import VOCAB, follow, history_model
 from hypothesis import given
 from hypothesis import strategies as st
-from sidecars import with_sidecar
+from support.history_model import VOCAB, follow, history_model
+from support.sidecars import with_sidecar
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.prefix_cache import PrefixCache

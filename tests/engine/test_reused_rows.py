@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from history_model import follow, history_model
+from support.history_model import follow, history_model
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from history_model import VOCAB, follow, history_model
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.history_model import VOCAB, follow, history_model
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from random_blocks import random_blocks
+from support.random_blocks import random_blocks
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.llama_cpp_vectors import KINDS, write_vocabulary
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor, quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
-from tests.llama_cpp_vectors import KINDS, write_vocabulary
 
 SCALARS = [
     (np.uint8(255), "UINT8"),

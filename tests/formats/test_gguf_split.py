@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import gguf
 import numpy as np
 import pytest
+from support.split_models import split_model
 
 from hotcold import LLM
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf, write_gguf
-from tests.split_models import split_model
 
 Refused: TypeAlias = Callable[[Path, str], AbstractContextManager[None]]
 

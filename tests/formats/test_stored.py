@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_blocks import random_blocks
+from support.random_blocks import random_blocks
 
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
 from hotcold.formats.stored import StoredTensor

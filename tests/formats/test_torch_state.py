@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.torch_files import NUMBERS, STORED, integer, state, text, vector, write, write_state
 
 from hotcold.formats import torch_state
 from hotcold.formats.torch_entries import TorchFileError
 from hotcold.formats.torch_state import TorchState
-from tests.torch_files import NUMBERS, STORED, integer, state, text, vector, write, write_state
 
 MATRIX = np.arange(12, dtype="<f4").reshape(3, 4)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch_files import NUMBERS, text, vector, write
+from support.torch_files import NUMBERS, text, vector, write
 
 from hotcold.formats.torch_zip import TorchFileError, read_vector
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from vocabulary_of_bytes import matches, random_answer
+from support.vocabulary_of_bytes import matches, random_answer
 
 from hotcold.grammar.json_schema import lark_of_schema, read
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vocabulary_of_bytes import ids_in, tokenizer, tokens_of
+from support.vocabulary_of_bytes import ids_in, tokenizer, tokens_of
 
 from hotcold import LLM
 from hotcold.engine.request import Constraint, RequestError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from vocabulary_of_bytes import matches
+from support.vocabulary_of_bytes import matches
 
 from hotcold.grammar import gbnf_lexemes
 from hotcold.grammar.error import GrammarError

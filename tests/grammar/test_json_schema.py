@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocabulary_of_bytes import matches, random_answer
+from support.vocabulary_of_bytes import matches, random_answer
 
 from hotcold.grammar import json_schema, schema_rewriting
 from hotcold.grammar.error import GrammarError

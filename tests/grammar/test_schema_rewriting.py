@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from vocabulary_of_bytes import compiler, matches, random_answer, tokens_of
+from support.vocabulary_of_bytes import compiler, matches, random_answer, tokens_of
 
 from hotcold.grammar.compiler import Matcher
 from hotcold.grammar.constraint import schema_grammar

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from support.fake_hub import COMMITS, FakeHub, fake_hub
+from support.split_models import split_model
 
 from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
@@ -25,8 +27,6 @@ from hotcold.hub import cache as hub_cache
 from hotcold.hub import download as hub
 from hotcold.hub.names import HubError, parse
 from hotcold.runtime import opening
-from tests.fake_hub import COMMITS, FakeHub, fake_hub
-from tests.split_models import split_model
 
 DATA = bytes(range(256)) * 4000  # a file of a megabyte that is no model
 

@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
+from support.mirrored_backend import MirroredBackend
+from support.vulkan_devices import DRIVERS, FULL, open_vulkan
+from support.vulkan_model import OrderedReference
 
 from hotcold.kernels.backend import Backend
 from hotcold.kernels.reference import ReferenceBackend
-from tests.mirrored_backend import MirroredBackend
-from tests.vulkan_devices import DRIVERS, FULL, open_vulkan
-from tests.vulkan_model import OrderedReference
 
 try:
     from hotcold.kernels.cpu import supported_isas

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from op_truth import plain_batch
+from support.op_truth import plain_batch
 
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import Backend, FFNTensors

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_truth import Row, cache_shape, make_batch, page_count, plain_batch, random_ffn, random_tensor, rng
+from support.op_truth import (
+    Row,
+    cache_shape,
+    make_batch,
+    page_count,
+    plain_batch,
+    random_ffn,
+    random_tensor,
+    rng,
+)
 
 from hotcold.formats.blocks import quantise
 from hotcold.kernels import BACKENDS, open_backend

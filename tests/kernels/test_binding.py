@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_truth import page_count, plain_batch, random_ffn, random_tensor, rng
+from support.op_truth import page_count, plain_batch, random_ffn, random_tensor, rng
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels import _native, open_backend

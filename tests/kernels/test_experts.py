@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from expert_layers import Layer, choices, make_layer
-from op_truth import (
+from support.expert_layers import Layer, choices, make_layer
+from support.op_truth import (
     FFNKind,
     ffn,
     gate_and_up,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_truth import plain_batch, random_rows, rng, to_words
+from support.op_truth import plain_batch, random_rows, rng, to_words
 
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights

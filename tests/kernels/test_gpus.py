@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.made_up_gpus import made_up
 
 from hotcold.errors import UserError
 from hotcold.kernels import gpus
 from hotcold.kernels.gpu import GPU, GPUError
 from hotcold.kernels.gpus import choose_gpu
-from tests.made_up_gpus import made_up
 
 CARD, SECOND = made_up(0, "Radeon RX 7900 XTX"), made_up(1, "Radeon RX 7600")
 INTEGRATED = made_up(2, "Intel(R) Graphics", kind="integrated", unified=True)

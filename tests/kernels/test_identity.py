@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from op_truth import (
+from support.op_truth import (
     FFNKind,
     Row,
     make_batch,

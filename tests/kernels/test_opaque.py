@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_truth import plain_batch
-from opaque_backend import OpaqueBackend
+from support.op_truth import plain_batch
+from support.opaque_backend import OpaqueBackend
 
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Backend, Norm

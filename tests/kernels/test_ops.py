@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_truth import (
+from support.op_truth import (
     Answer,
     FFNKind,
     Row,

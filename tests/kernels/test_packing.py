@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_layout import packed_panels, packed_rows
+from support.packed_layout import packed_panels, packed_rows
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
 from hotcold.formats.files import RegularFile

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from op_truth import plain_batch, random_rows, random_tensor, rng
+from support.op_truth import plain_batch, random_rows, random_tensor, rng
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.kernels.backend import Backend, Floats, Ints

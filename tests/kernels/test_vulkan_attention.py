@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_truth import (
+from support.mirrored_backend import MirroredBackend
+from support.op_truth import (
     AttentionKind,
     Row,
     cache_shape,
@@ -20,14 +21,13 @@ from op_truth import (
     random_rows,
     rng,
 )
+from support.vulkan_model import OrderedReference
 
 from hotcold.kernels.backend import PAGE, SPLIT, Batch, BatchLimits, Floats, RopeTable
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.kernels.vulkan import VulkanBackend, attention
 from hotcold.kernels.vulkan.recording import Cut, Dispatch, Recording
 from hotcold.model.kv_cache import CACHE_TYPES
-from tests.mirrored_backend import MirroredBackend
-from tests.vulkan_model import OrderedReference
 
 DECODE = [Row(n - 1, s) for s, n in enumerate((1, 2, 33, 255, 256, 257, 512, 700))]
 #: More than 16 rows: those of a prompt then read keys together; some see other splits than their neighbours.

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.expert_layers import choices, make_layer
+from support.op_truth import FFNKind, plain_batch, random_ffn, random_rows, random_tensor, rng, to_words
+from support.ordered_ffn import ordered_ffn
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import Batch, BatchLimits, Chosen, FFNStats, FFNTensors
@@ -27,9 +30,6 @@ from hotcold.kernels.vulkan.ffn_weights import (
 from hotcold.kernels.vulkan.memory import aligned
 from hotcold.kernels.vulkan.recording import Recording
 from hotcold.kernels.vulkan.scratch import step_scratch_bytes
-from tests.expert_layers import choices, make_layer
-from tests.op_truth import FFNKind, plain_batch, random_ffn, random_rows, random_tensor, rng, to_words
-from tests.ordered_ffn import ordered_ffn
 
 Floats = np.ndarray
 Types = tuple[str, str, str]

@@ -1,5 +1,6 @@
-"""Products, embedding and predicting on Vulkan's devices where the op table (tests/vulkan_table.py) does not
-look: programs of every size, weights of extreme values, matrices in parts, and work cut into submits."""
+"""Products, embedding and predicting on Vulkan's devices where the op table (tests/support/vulkan_table.py)
+does not look: programs of every size, weights of extreme values, matrices in parts, and work cut into
+submits."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_truth import Row, make_batch, plain_batch, random_rows, random_tensor, rng, to_bits
+from support.op_truth import Row, make_batch, plain_batch, random_rows, random_tensor, rng, to_bits
+from support.ordered_dot import OrderedMatrix
 
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor, quantise
@@ -16,7 +18,6 @@ from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Batch, BatchLimits, PredictorTensors, Rows
 from hotcold.kernels.vulkan import linear
 from hotcold.kernels.vulkan.recording import Cut, Recording
-from tests.ordered_dot import OrderedMatrix
 
 MOST = 40  #: rows of a step
 

@@ -283,8 +283,9 @@ def test_closing(vulkan: Any, spin: bool) -> None:
 
 def test_a_device_that_is_lost_under_the_cold_side(spin: bool) -> None:
     """Whoever meets it, the hot side says so, and the model can be loaded again."""
+    from support.vulkan_devices import DRIVERS, device_index
+
     from hotcold.kernels.vulkan import VulkanBackend
-    from tests.vulkan_devices import DRIVERS, device_index
 
     index = device_index(DRIVERS[0])
     for function, nth in (("vkQueueSubmit", 4), ("vkQueueSubmit", 3), ("vkWaitSemaphores", 6)):

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.vulkan_devices import DRIVERS, device_index, need
 
 from hotcold.kernels import _native
 from hotcold.kernels._native import VulkanError, VulkanMemoryError
 from hotcold.kernels.backend import Batch, BatchLimits
 from hotcold.kernels.vulkan import VulkanBackend
-from tests.vulkan_devices import DRIVERS, device_index, need
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMITS = BatchLimits(4, 1, 1, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from op_truth import random_tensor, rng
+from support.op_truth import random_tensor, rng
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.formats.files import RegularFile

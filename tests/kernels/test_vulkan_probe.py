@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.ordered_ffn import exponential
 
 from hotcold.kernels import _native
 from hotcold.kernels.gpu import GPUError
 from hotcold.kernels.vulkan import VulkanBackend, spirv
 from hotcold.kernels.vulkan.probe import GROUP, MAY_ERR, OPERATIONS, Check, check_results, checks
 from hotcold.kernels.vulkan.probe import exponential as own_exponential
-from tests.ordered_ffn import exponential
 
 CHECKS = {check.name: check for check in checks()}
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from op_truth import Row, make_batch, plain_batch, random_rows, random_tensor, rng
+from support.mirrored_backend import MirroredBackend
+from support.op_truth import Row, make_batch, plain_batch, random_rows, random_tensor, rng
+from support.vulkan_model import OrderedReference
 
 from hotcold.kernels.backend import Norm, Rows
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.kernels.vulkan import VulkanBackend
 from tests.kernels import test_router
-from tests.mirrored_backend import MirroredBackend
-from tests.vulkan_model import OrderedReference
 
 
 @pytest.mark.parametrize("centre", [False, True])

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tests.vulkan_devices import DRIVERS, need
-from tests.vulkan_layers import LAYER, LAYERS
+from support.vulkan_devices import DRIVERS, need
+from support.vulkan_layers import LAYER, LAYERS
 
 #: Without the second, the layer does not look at what shaders read and write through descriptors.
 SETTINGS = {
@@ -22,7 +21,7 @@ SETTINGS = {
 }
 OPEN = """
 import sys
-from tests.vulkan_devices import choose_drivers, device_index
+from support.vulkan_devices import choose_drivers, device_index
 choose_drivers()
 from hotcold.kernels.vulkan import VulkanBackend
 backend = VulkanBackend(device_index("{driver}"))
@@ -40,7 +39,7 @@ print("done")
 """
 MODEL = """
 import numpy as np
-from tests.placed import on_two
+from support.placed import on_two
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
 from hotcold.runtime.sampling import SamplingParams

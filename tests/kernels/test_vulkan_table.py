@@ -1,14 +1,13 @@
-"""Every op on a Vulkan device gives the bits that its numerics prescribe (tests/vulkan_model.py)."""
+"""Every op on a Vulkan device gives the bits that its numerics prescribe (tests/support/vulkan_model.py)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-
-from tests.mirrored_backend import MirroredBackend
-from tests.vulkan_devices import FULL
-from tests.vulkan_table import Case, cases, difference
+from support.mirrored_backend import MirroredBackend
+from support.vulkan_devices import FULL
+from support.vulkan_table import Case, cases, difference
 
 
 @pytest.mark.parametrize("case", [case for case in cases() if FULL or case.quick], ids=str)

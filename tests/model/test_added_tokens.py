@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.vocabularies import ALPHABET, CONTROL, NORMAL, SPACE, USER_DEFINED, bpe, spm
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
-from vocabularies import ALPHABET, CONTROL, NORMAL, SPACE, USER_DEFINED, bpe, spm
 
 from hotcold.model.added_tokens import SPACES, TokenFlags
 from hotcold.model.tokenizer import Tokenizer, TokenizerError

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.llama_cpp_vectors import vectors, vocabulary
+from support.vocabularies import ALPHABET, CONTROL, NORMAL, USER_DEFINED, bpe
 
 from hotcold.model.bpe import ADDS_BOS, IGNORES_MERGES, PRE_TOKENIZERS, pre_tokenizer
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
-from tests.llama_cpp_vectors import vectors, vocabulary
-from tests.vocabularies import ALPHABET, CONTROL, NORMAL, USER_DEFINED, bpe
 
 HEIDI = Path(__file__).parent.parent / "data" / "heidi.txt"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)

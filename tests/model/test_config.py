@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_forward import Model
+from support.plain_forward import Model
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import TensorInfo

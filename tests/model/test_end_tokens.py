@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vocabularies import CONTROL, NORMAL, UNUSED, USER_DEFINED, bpe, spm
+from support.vocabularies import CONTROL, NORMAL, UNUSED, USER_DEFINED, bpe, spm
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer, TokenizerError

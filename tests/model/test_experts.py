@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from expert_models import NAMES, expert_golden
-from golden import Golden
-from runner import Runner
+from support.expert_models import NAMES, expert_golden
+from support.golden import Golden
+from support.runner import Runner
 
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from expert_models import expert_golden
-from golden import FAMILIES, Golden, golden
-from runner import ROWS, Runner, exact
+from support.expert_models import expert_golden
+from support.golden import FAMILIES, Golden, golden
+from support.runner import ROWS, Runner, exact
+from support.vulkan_devices import FULL
 
 from hotcold.convert import ConvertOptions, convert
 from hotcold.formats.blocks import quantise
@@ -19,7 +20,6 @@ from hotcold.kernels.backend import PAGE, SPARSE_ACTIVATIONS, Backend, BatchLimi
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import KVCache
 from hotcold.model.transformer import Transformer
-from tests.vulkan_devices import FULL
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.vocabularies import CONTROL, NORMAL, USER_DEFINED, bpe, spm
 
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.tokenizer import Tokenizer
 from tests.model.test_end_tokens import ENDS
-from tests.vocabularies import CONTROL, NORMAL, USER_DEFINED, bpe, spm
 
 llama_cpp = pytest.importorskip("llama_cpp")
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.llama_cpp_vectors import vectors, vocabulary
+from support.vocabularies import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED
+from support.vocabularies import spm as metadata
 
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
-from tests.llama_cpp_vectors import vectors, vocabulary
-from tests.vocabularies import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED
-from tests.vocabularies import spm as metadata
 
 FABLE = Path(__file__).parent.parent / "data" / "fable-7m"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden import NAMES, Golden, golden
-from op_truth import rng
-from plain_forward import Model, forward, fuse_qkv, transposed
-from runner import ROWS, Runner, dense, exact
-from stories260k import reference, write_stories260k
+from support.golden import NAMES, Golden, golden
+from support.op_truth import rng
+from support.plain_forward import Model, forward, fuse_qkv, transposed
+from support.runner import ROWS, Runner, dense, exact
+from support.stories260k import reference, write_stories260k
 
 from hotcold.convert import ConvertOptions, convert
 from hotcold.convert.conversion import FILE_TYPES

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, unigram
 
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
-from tests.vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, unigram
 
 
 def trained(**options: Any) -> tuple[Any, bytes]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plain_forward import Model, forward, fuse_qkv, transposed
-from runner import Runner
+from support.plain_forward import Model, forward, fuse_qkv, transposed
+from support.runner import Runner
 
 from hotcold.formats.blocks import GGML_TYPES, Tensor, quantise
 from hotcold.formats.gguf import GGUFError, GGUFFile, open_gguf

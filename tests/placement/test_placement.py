@@ -10,7 +10,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from plain_forward import Model
+from support.plain_forward import Model
+from support.plans import made_up
 
 from hotcold.demo import model_path
 from hotcold.formats.blocks import GGML_TYPES, Tensor
@@ -21,7 +22,6 @@ from hotcold.placement.placement import INDEX_BYTES, Placement, read_placement, 
 from hotcold.placement.profiles import read_profile, write_profile
 from hotcold.placement.sizes import SHAPES, power_law, sizes_of_file
 from hotcold.sparse.sidecar import SidecarError
-from tests.plans import made_up
 
 LAYERS = 12  #: enough for names that sort otherwise as text than as numbers
 

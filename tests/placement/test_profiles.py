@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.plans import made_up
 
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.placement.profiles import Profile, find_profile, power_law_profile, read_profile, write_profile
 from hotcold.placement.sizes import SHAPES, power_law
 from hotcold.sparse.sidecar import SidecarError
-from tests.plans import made_up
 
 LAYERS = 12  #: enough for names that sort otherwise as text than as numbers
 

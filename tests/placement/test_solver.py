@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
+from support.plans import made_up
 
 from hotcold.formats.blocks import block_type
 from hotcold.placement.baselines import last_layers, layer_split, paper_placement
@@ -22,7 +23,6 @@ from hotcold.placement.placement import INDEX_BYTES, Placement
 from hotcold.placement.profiles import Profile
 from hotcold.placement.sizes import SHAPES, Sizes, power_law, sizes_of_shape
 from hotcold.placement.solver import GROUP, Solver
-from tests.plans import made_up
 
 Model = tuple[Sizes, Profile, Hardware]
 

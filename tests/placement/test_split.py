@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_truth import FFNKind, plain_batch, random_ffn, random_rows, random_tensor, rng
-from plain_forward import Model
-from runner import ROWS, Runner, dense, exact, predicted
+from support.op_truth import FFNKind, plain_batch, random_ffn, random_rows, random_tensor, rng
+from support.plain_forward import Model
+from support.runner import ROWS, Runner, dense, exact, predicted
 
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from buffers import allocations, cache_bytes
-from golden import FAMILIES, golden
+from support.buffers import allocations, cache_bytes
+from support.golden import FAMILIES, golden
 
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.served import served
 
 from hotcold.commands import cli
-from tests.served import served
 
 HEIDI = Path(__file__).resolve().parent.parent / "data" / "heidi.txt"
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.served import served
 
 import hotcold
-from tests.served import served
 
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pwri import write_pwri
+from support.pwri import write_pwri
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine

@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buffers import allocations, cache_bytes
-from expert_models import expert_golden
+from support.buffers import allocations, cache_bytes
+from support.expert_models import expert_golden
+from support.opaque_backend import OpaqueBackend
+from support.placed import on_two
+from support.vulkan_devices import DRIVERS, device_index
+from support.vulkan_model import OrderedReference
 
 import hotcold
 from hotcold.commands import cli
@@ -38,10 +42,6 @@ from hotcold.runtime.session import Session
 from hotcold.sparse.predictor import write_sidecar
 from hotcold.tasks.scoring import Scorer
 from hotcold.watch.neuron_map import NeuronMap
-from tests.opaque_backend import OpaqueBackend
-from tests.placed import on_two
-from tests.vulkan_devices import DRIVERS, device_index
-from tests.vulkan_model import OrderedReference
 
 TOKENS = [1, *np.random.default_rng(3).integers(3, 288, 40).tolist()]
 #: Name, block type and layout of down: neurons that are zero, rows and panels, early and late routers.

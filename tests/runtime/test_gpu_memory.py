@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden import golden
-from sidecars import with_sidecar
+from support.golden import golden
+from support.sidecars import with_sidecar
+from support.vulkan_devices import DRIVERS, FULL, device_index
 
 from hotcold import LLM
 from hotcold.engine.engine import Engine
@@ -20,7 +21,6 @@ from hotcold.runtime import placing
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
-from tests.vulkan_devices import DRIVERS, FULL, device_index
 
 MIB = 1 << 20
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buffers import cache_bytes
-from opaque_backend import OpaqueBackend
-from sidecars import with_sidecar
+from support.buffers import cache_bytes
+from support.opaque_backend import OpaqueBackend
+from support.sidecars import with_sidecar
 
 from hotcold import LLM
 from hotcold.demo import model_path

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from buffers import cache_bytes
-from golden import golden
-from pwri import write_pwri
-from sidecars import with_sidecar
+from support.buffers import cache_bytes
+from support.golden import golden
+from support.pwri import write_pwri
+from support.sidecars import with_sidecar
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine

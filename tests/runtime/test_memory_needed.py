@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buffers import cache_bytes
+from support.buffers import cache_bytes
 
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf

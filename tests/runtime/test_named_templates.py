@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import chat_models
+from support.served import served
 
 from hotcold import LLM
 from hotcold.chat.renderer import render
 from hotcold.commands import cli
 from hotcold.errors import UserError
 from hotcold.runtime.named_templates import TEMPLATES, template_text
-from tests import chat_models
-from tests.served import served
 
 MESSAGES = [
     {"role": "system", "content": "S"},

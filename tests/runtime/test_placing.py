@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.made_up_gpus import made_up
 
 from hotcold import LLM
 from hotcold.errors import UserError
@@ -19,7 +20,6 @@ from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.runtime import loading, machine, memory, placing
 from hotcold.runtime.options import LoadError, LoadOptions
 from hotcold.tasks.reports import Setup
-from tests.made_up_gpus import made_up
 
 CARD = made_up(0, "Made-Up Card")
 INTEGRATED = made_up(1, "Made-Up Graphics", kind="integrated", unified=True)

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.golden import FAMILIES, NAMES, golden
+from support.placed import on_two
+from support.sidecars import with_sidecar
+from support.vulkan_devices import FULL
 
 from hotcold.kernels.backend import PAGE
 from hotcold.kernels.cpu import CPUBackend, supported_isas
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.session import Session
-from tests.golden import FAMILIES, NAMES, golden
-from tests.placed import on_two
-from tests.sidecars import with_sidecar
-from tests.vulkan_devices import FULL
 
 CHUNK = 64  # rows of the largest steps; as many rows may have logits
 Bits = tuple[np.ndarray, list[np.ndarray]]

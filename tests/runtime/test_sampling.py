@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.served import served
 
 from hotcold import LLM, AsyncLLM
 from hotcold.commands import cli
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.runtime.sampling import SamplingParams, sampling_of_file
-from tests.served import served
 
 gguf = pytest.importorskip("gguf", reason="names the keys as llama.cpp's own package does")
 KEYS = gguf.Keys.General

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from buffers import cache_bytes
-from sidecars import with_sidecar
+from support.buffers import cache_bytes
+from support.sidecars import with_sidecar
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from support.placed import on_two
+from support.vulkan_devices import DRIVERS, device_index
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
@@ -15,8 +17,6 @@ from hotcold.kernels import _native
 from hotcold.kernels._native import LinkError, VulkanError
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
-from tests.placed import on_two
-from tests.vulkan_devices import DRIVERS, device_index
 
 DEVICE_LOST, UNKNOWN = -4, -13
 

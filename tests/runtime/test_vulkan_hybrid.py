@@ -10,6 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.golden import Golden, golden
+from support.placed import on_two, random_placement
+from support.sidecars import with_sidecar
+from support.vulkan_devices import FULL
+from support.vulkan_model import OrderedReference
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
@@ -20,11 +25,6 @@ from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
 from hotcold.tasks.scoring import Scorer
-from tests.golden import Golden, golden
-from tests.placed import on_two, random_placement
-from tests.sidecars import with_sidecar
-from tests.vulkan_devices import FULL
-from tests.vulkan_model import OrderedReference
 
 TEXT = "The old man sat down by the fire and told the children a story about the sea and the white ship."
 SHARES = (0.0, 0.1, 0.5, 1.0)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.made_up_llm import MadeUpLLM
 
 from hotcold.server.app import make_app
 from hotcold.server.run import http_server
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings, listening_sockets
-from tests.made_up_llm import MadeUpLLM
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
+from support.served import Served, served
 
-from tests.served import Served, served
 from tests.server.protocol.test_bad_requests import CHATS
 
 CONTEXT = 256  # of the built-in model

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-from tests.served import PATIENCE_S, until
+from support.served import PATIENCE_S, until
 
 BODY = json.dumps({"prompt": "Once", "max_tokens": 3}).encode()
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support import chat_models, made_up_llm
+from support.chat_models import CHATML, names
+from support.made_up_llm import MadeUpLLM
 
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.app import make_app
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings
-from tests import chat_models, made_up_llm
-from tests.chat_models import CHATML, names
-from tests.made_up_llm import MadeUpLLM
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 USER = {"role": "user", "content": "Weather in Paris?"}

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.served import LONG, PATIENCE_S, Served, served, stream_of, until
 
 from hotcold.demo import model_path
-from tests.served import LONG, PATIENCE_S, Served, served, stream_of, until
 
 #: Slow enough for a test to do something amid an answer.
 SLOW = ("--backend", "reference", "-np", "2")

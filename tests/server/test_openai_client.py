@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from tests.served import Served, served
+from support.served import Served, served
 
 openai = pytest.importorskip("openai")
 

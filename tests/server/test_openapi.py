@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_pieces import Marked, facts, likely, piece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.api_pieces import Marked, facts, likely, piece
 
 from hotcold.server import openapi
 from hotcold.server.protocol import chat, completion, models, native, tokens

@@ -24,9 +24,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
+from support.made_up_llm import MadeUpLLM
 
 from hotcold.watch.live import Frame
-from tests.made_up_llm import MadeUpLLM
 from tests.server.conftest import Live
 
 KEY = "a-key-of-the-test"

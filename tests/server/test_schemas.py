@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support import made_up_llm
 
 from hotcold.server.routes import header_text
-from tests import made_up_llm
 
 HEADER = "X-Hotcold-Not-Enforced"
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from support.chat_models import CHATML, templated
+from support.served import PATIENCE_S, Served, served
 
 from hotcold.server.openapi import OPERATIONS, Operation
-from tests.chat_models import CHATML, templated
-from tests.served import PATIENCE_S, Served, served
 
 schemathesis = pytest.importorskip("schemathesis")
 

@@ -6,8 +6,7 @@ import os
 import re
 
 import pytest
-
-from tests.served import served
+from support.served import served
 
 
 def test_the_readmes_request_is_answered_sensibly() -> None:

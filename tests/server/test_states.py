@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.made_up_llm import MadeUpLLM
 
 from hotcold.server.app import make_app
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings
-from tests.made_up_llm import MadeUpLLM
 from tests.server.conftest import Application
 from tests.server.test_security import check_error
 

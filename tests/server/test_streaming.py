@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from support.made_up_llm import MadeUpLLM
 
 from hotcold.engine.request import RequestError
 from hotcold.grammar.error import GrammarError
 from hotcold.server.app import make_app
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings
-from tests.made_up_llm import MadeUpLLM
 
 PATIENCE_S = 90
 

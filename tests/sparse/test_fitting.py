@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_forward import Model
 from scipy import optimize
+from support.plain_forward import Model
 
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf

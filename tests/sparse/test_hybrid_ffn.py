@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden import golden
-from op_truth import plain_batch, random_ffn, random_rows, random_tensor, rng, to_bits, to_words
-from plain_forward import Model
-from pwri import write_pwri
-from runner import Runner, dense, exact, predicted
+from support.golden import golden
+from support.op_truth import plain_batch, random_ffn, random_rows, random_tensor, rng, to_bits, to_words
+from support.plain_forward import Model
+from support.pwri import write_pwri
+from support.runner import Runner, dense, exact, predicted
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend

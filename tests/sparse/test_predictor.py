@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_forward import Model
+from support.plain_forward import Model
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf

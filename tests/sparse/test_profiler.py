@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_files import vector, write
+from support.torch_files import vector, write
 
 from hotcold.sparse.profiler import SPANS, Firings, import_counts
 

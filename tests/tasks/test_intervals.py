@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from history_model import history_model, logits_after
+from support.history_model import history_model, logits_after
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request

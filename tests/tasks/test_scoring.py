@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from buffers import cache_bytes
-from golden import golden
+from support.buffers import cache_bytes
+from support.golden import golden
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request

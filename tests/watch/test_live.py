@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from sidecars import with_sidecar
+from support.placed import on_two
+from support.sidecars import with_sidecar
+from support.vulkan_devices import DRIVERS
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
@@ -28,8 +30,6 @@ from hotcold.tasks.scoring import Scorer
 from hotcold.watch import neuron_map
 from hotcold.watch.live import Frame, Live, Picture, Viewer
 from hotcold.watch.neuron_map import MapLayout, NeuronMap
-from tests.placed import on_two
-from tests.vulkan_devices import DRIVERS
 
 PROMPT = "Once upon a time there was a little fox who"
 TOKENS = 40

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_pieces import Marked, facts, likely, piece, pieces_of
+from support.api_pieces import Marked, facts, likely, piece, pieces_of
 
 from hotcold.server.protocol import chat, completion, models
 from hotcold.server.protocol.errors import APIError

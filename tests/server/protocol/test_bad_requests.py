@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from api_pieces import facts, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.api_pieces import facts, tokenizer
 
 from hotcold.engine.request import RequestError
 from hotcold.server.protocol import chat, completion, native, tokens

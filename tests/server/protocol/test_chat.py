@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from api_pieces import Marked, facts, likely, piece, pieces_of, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.api_pieces import Marked, facts, likely, piece, pieces_of, tokenizer
 
 from hotcold.chat.stream import ChatStream
 from hotcold.chat.thinking import Thinking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_pieces import facts, likely, piece, pieces_of, tokenizer
+from support.api_pieces import facts, likely, piece, pieces_of, tokenizer
 
 from hotcold.hosting.job import Job
 from hotcold.runtime.sampling import SamplingParams

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_pieces import facts
-from vocabulary_of_bytes import matches
+from support.api_pieces import facts
+from support.vocabulary_of_bytes import matches
 
 from hotcold.chat.tool_formats import GENERAL, HERMES, ToolFormat
 from hotcold.grammar.notations import lark_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_pieces import facts
+from support.api_pieces import facts
 
 from hotcold import LLM
 from hotcold.engine.generation import Piece, stream

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from support import vocabularies
+from support.vocabularies import CONTROL, USER_DEFINED
+
 from hotcold.chat.chat import Chat
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.tokenizer import Tokenizer
-from tests import vocabularies
-from tests.vocabularies import CONTROL, USER_DEFINED
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"

@@ -9,19 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from tests.vulkan_devices import choose_drivers, open_vulkan  # noqa: E402
+from support.vulkan_devices import choose_drivers, open_vulkan  # noqa: E402
 
 choose_drivers()
+
+from support.mirrored_backend import MirroredBackend  # noqa: E402
+from support.placed import on_two  # noqa: E402
+from support.vulkan_table import cases  # noqa: E402
 
 from hotcold.engine.engine import Engine  # noqa: E402
 from hotcold.engine.request import Request  # noqa: E402
 from hotcold.engine.sampler import SamplingParams  # noqa: E402
-from tests.mirrored_backend import MirroredBackend  # noqa: E402
-from tests.placed import on_two  # noqa: E402
-from tests.vulkan_table import cases  # noqa: E402
 
 #: Each op, with what else makes other dispatches of it.
 SAMPLE = (

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import write_gguf
 
-FOLDER = Path(__file__).parent / "data" / "stories260k"
+FOLDER = Path(__file__).parent.parent / "data" / "stories260k"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from golden import DATA, Golden
+from support.golden import DATA, Golden
 
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata

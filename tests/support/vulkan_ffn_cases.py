@@ -7,6 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from support.expert_layers import choices, make_layer
+from support.op_truth import (
+    FFNKind,
+    plain_batch,
+    random_ffn,
+    random_rows,
+    random_tensor,
+    rng,
+    to_words,
+)
+from support.vulkan_cases import FEW_STEPS, TYPES, Array, Case, buffer, room
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import (
@@ -17,17 +28,6 @@ from hotcold.kernels.backend import (
     FFNTensors,
     PredictorTensors,
 )
-from tests.expert_layers import choices, make_layer
-from tests.op_truth import (
-    FFNKind,
-    plain_batch,
-    random_ffn,
-    random_rows,
-    random_tensor,
-    rng,
-    to_words,
-)
-from tests.vulkan_cases import FEW_STEPS, TYPES, Array, Case, buffer, room
 
 # --- ffn, predict ---
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-
-from tests.vulkan_layers import LAYERS
+from support.vulkan_layers import LAYERS
 
 if TYPE_CHECKING:
     from hotcold.kernels.vulkan import VulkanBackend

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from hotcold.convert import ConvertOptions, convert
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent.parent / "data"
 
 #: Each in one point or more unlike the others; tests/data/make_goldens.py says in which.
 NAMES = (

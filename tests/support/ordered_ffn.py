@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from support.ordered_dot import OrderedMatrix
 
 from hotcold.kernels.backend import FFNTensors, Floats
 from hotcold.kernels.reference_ffn import Bools, ReferenceExperts, ReferenceFFN, ffn_weights
-from tests.ordered_dot import OrderedMatrix
 
 f32 = np.float32
 ONE, TWO, HALF = f32(1), f32(2), f32(0.5)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from support.ordered_dot import OrderedMatrix, quantise
+from support.ordered_ffn import exponential, hyperbolic_tangent, ordered_ffn, sigmoid
 
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import checks
@@ -24,8 +26,6 @@ from hotcold.kernels.backend import (
 )
 from hotcold.kernels.reference import ReferenceBackend, _positions
 from hotcold.kernels.reference_ffn import ReferenceExperts, ReferenceFFN, ReferencePredictor
-from tests.ordered_dot import OrderedMatrix, quantise
-from tests.ordered_ffn import exponential, hyperbolic_tangent, ordered_ffn, sigmoid
 
 f32 = np.float32
 THREADS = 256  #: of a group: a norm's sums, and the slots of a split

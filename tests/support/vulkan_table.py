@@ -9,17 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-
-from hotcold.formats.blocks import BLOCK_TYPES, quantise
-from hotcold.kernels.backend import (
-    PAGE,
-    IndexedBy,
-    Norm,
-    RopeTable,
-    Rows,
-)
-from hotcold.model.kv_cache import CACHE_TYPES
-from tests.op_truth import (
+from support.op_truth import (
     Row,
     cache_shape,
     make_batch,
@@ -30,9 +20,19 @@ from tests.op_truth import (
     rng,
     to_words,
 )
-from tests.vulkan_cases import STEPS, TYPES, Array, Case, buffer, room
-from tests.vulkan_ffn_cases import expert_cases, ffn_cases
-from tests.vulkan_model import OrderedReference
+from support.vulkan_cases import STEPS, TYPES, Array, Case, buffer, room
+from support.vulkan_ffn_cases import expert_cases, ffn_cases
+from support.vulkan_model import OrderedReference
+
+from hotcold.formats.blocks import BLOCK_TYPES, quantise
+from hotcold.kernels.backend import (
+    PAGE,
+    IndexedBy,
+    Norm,
+    RopeTable,
+    Rows,
+)
+from hotcold.model.kv_cache import CACHE_TYPES
 
 
 def cases() -> list[Case]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from support.op_truth import FFNKind, random_rows, random_tensor, rng
 
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import FFNTensors
-from tests.op_truth import FFNKind, random_rows, random_tensor, rng
 
 RELU = FFNKind()
 

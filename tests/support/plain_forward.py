@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import op_truth
+from support import op_truth
+from support.random_blocks import random_blocks
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import write_gguf
-from tests.random_blocks import random_blocks
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def write_safetensors(path: Path, arrays: Arrays) -> None:
 def copy_checkpoint(folder: Path, name: str = "tiny-llama") -> Path:
     """A copy of one of the golden checkpoints in a folder of its name."""
     copy = folder / name
-    shutil.copytree(Path(__file__).parent / "data" / name, copy)
+    shutil.copytree(Path(__file__).parent.parent / "data" / name, copy)
     return copy
 
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from support.random_blocks import random_blocks
 
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import PAGE, Backend, Batch, BatchLimits, FFNTensors, PredictorTensors
 from hotcold.model.kv_cache import CACHE_TYPES
-from tests.random_blocks import random_blocks
 
 Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]

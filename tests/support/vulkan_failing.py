@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from tests.vulkan_devices import choose_drivers  # noqa: E402
+from support.vulkan_devices import choose_drivers  # noqa: E402
 
 choose_drivers()
+
+from support.placed import on_two  # noqa: E402
+from support.vulkan_devices import device_index  # noqa: E402
 
 from hotcold.engine.engine import Engine  # noqa: E402
 from hotcold.engine.request import Request  # noqa: E402
@@ -27,8 +30,6 @@ from hotcold.engine.sampler import SamplingParams  # noqa: E402
 from hotcold.kernels import _native  # noqa: E402
 from hotcold.kernels.vulkan import VulkanBackend  # noqa: E402
 from hotcold.runtime.session import Session  # noqa: E402
-from tests.placed import on_two  # noqa: E402
-from tests.vulkan_devices import device_index  # noqa: E402
 
 HANG_SECONDS = 60
 OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY, DEVICE_LOST = -1, -2, -4

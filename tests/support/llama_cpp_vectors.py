@@ -10,7 +10,7 @@ from typing import Any
 
 from hotcold.formats.gguf import open_gguf
 
-FOLDER = Path(__file__).parent / "data" / "tokenizers"
+FOLDER = Path(__file__).parent.parent / "data" / "tokenizers"
 KINDS = ("llama-spm", "gpt-2", "falcon")
 
 
