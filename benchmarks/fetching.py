@@ -8,8 +8,8 @@ same weights, in an order that is drawn for each round: a dense model, and a spa
 (benchmarks/machine_state.py) and for all: of the speed over the first setting's in the same round and state,
 and of the share of the read bandwidth that was probed just before.
 
-What a processor should have belongs in the table of csrc/cpu_isa.cpp; until then ``HOTCOLD_FETCH=8K:2`` tries
-one. The last line of stdout is a JSON object.
+What a processor should have belongs in the table of csrc/simd/cpu_isa.cpp; until then ``HOTCOLD_FETCH=8K:2``
+tries one. The last line of stdout is a JSON object.
 """
 
 from __future__ import annotations

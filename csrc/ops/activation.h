@@ -1,6 +1,6 @@
 // Activations, and the exponential they need.
 #pragma once
-#include "../block_dot.h"
+#include "simd/block_dot.h"
 
 namespace hc {
 namespace {

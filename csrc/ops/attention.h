@@ -1,7 +1,7 @@
 // Causal attention over the paged cache, in splits of kSplit positions merged in order (online softmax, arXiv
 // 2205.14135), so that a row's result depends neither on the batch nor on the threads.
 #pragma once
-#include "activation.h"
+#include "ops/activation.h"
 
 namespace hc {
 namespace {

@@ -1,7 +1,7 @@
 // Attention of a block of prompt rows: neighbours of one sequence, with all heads of a kv head. Each key and
 // value that they see is decoded once; a row's sums are those of attention_row, bit for bit.
 #pragma once
-#include "attention.h"
+#include "ops/attention.h"
 
 namespace hc {
 namespace {

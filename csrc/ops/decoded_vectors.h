@@ -1,6 +1,6 @@
 // Decoded rows times tokens, a dot of bytes in each lane: what row_tiles.h asks of an instruction set.
 #pragma once
-#include "../block_dot.h"
+#include "simd/block_dot.h"
 
 namespace hc {
 namespace {

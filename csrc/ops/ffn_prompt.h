@@ -1,7 +1,7 @@
 // The FFN op for prompt rows, and for all rows where down is a dot: hidden by rows, then sums by outputs.
 #pragma once
-#include "ffn_rows.h"
-#include "leaf_sums.h"
+#include "ops/ffn_rows.h"
+#include "ops/leaf_sums.h"
 
 namespace hc {
 namespace {

@@ -1,7 +1,7 @@
 // What decode and prompt rows of the FFN op share: where down rows lie, and how sums leave.
 #pragma once
-#include "activation.h"
-#include "linear.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
 
 namespace hc {
 namespace {

@@ -1,6 +1,6 @@
 // What the neurons of each leaf add, summed in the order of the tree: see struct Ffn.
 #pragma once
-#include "../vec.h"
+#include "simd/vec.h"
 
 namespace hc {
 namespace {

@@ -1,7 +1,7 @@
 // Rows times tokens: out[t][r] (+)= row[r] . x[t] + bias[r].
 #pragma once
-#include "plain_tiles.h"
-#include "row_tiles.h"
+#include "ops/plain_tiles.h"
+#include "ops/row_tiles.h"
 
 namespace hc {
 namespace {

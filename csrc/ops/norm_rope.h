@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "../block_dot.h"
+#include "simd/block_dot.h"
 
 namespace hc {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstring>
 
-#include "row_tiles.h"
+#include "ops/row_tiles.h"
 
 namespace hc {
 namespace {

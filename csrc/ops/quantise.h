@@ -3,7 +3,7 @@
 #pragma once
 #include <cstring>
 
-#include "../block_dot.h"
+#include "simd/block_dot.h"
 
 namespace hc {
 namespace {

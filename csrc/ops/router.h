@@ -1,6 +1,6 @@
 // Which experts a token goes to, and their factors, from the router's logits.
 #pragma once
-#include "attention.h"
+#include "ops/attention.h"
 
 namespace hc {
 namespace {

@@ -2,9 +2,9 @@
 // group of columns at a time, which stays in L1 while the tokens pass.
 #pragma once
 #ifdef HC_ISA_I8MM
-#include "decoded_pairs.h"
+#include "ops/decoded_pairs.h"
 #else
-#include "decoded_vectors.h"
+#include "ops/decoded_vectors.h"
 #endif
 
 namespace hc {

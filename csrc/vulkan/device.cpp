@@ -10,7 +10,7 @@
 #include <windows.h>
 #endif
 
-#include "wait.h"
+#include "pool/wait.h"
 
 namespace hc::vulkan {
 

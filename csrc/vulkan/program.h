@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "batch.h"
+#include "program/batch.h"
 #include "vulkan/commands.h"
 #include "vulkan/pipeline.h"
 #include "vulkan/vulkan_link.h"

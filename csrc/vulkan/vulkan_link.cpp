@@ -4,7 +4,7 @@
 #include <cstring>
 #include <thread>
 
-#include "wait.h"
+#include "pool/wait.h"
 
 namespace hc::vulkan {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "link.h"
+#include "program/link.h"
 #include "vulkan/commands.h"
 #include "vulkan/pipeline.h"
 

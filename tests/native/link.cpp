@@ -1,7 +1,7 @@
 // The link between two sides without kernels, for the thread sanitizer too:
 //     hotcold_link      exit 0: answers belong to their layers, whoever is first, and each end is told; 1:
 //     not so
-#include "link.h"
+#include "program/link.h"
 #include "expect.h"
 
 #include <cstdio>

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "fill.h"
-#include "kernels.h"
-#include "pack.h"
-#include "program.h"
+#include "pack/fill.h"
+#include "simd/kernels.h"
+#include "pack/pack.h"
+#include "program/program.h"
 
 using namespace hc;
 

@@ -1,8 +1,8 @@
 // Packing once more, as processors without vectors of sixteen bytes do it.
 #define HC_PLAIN_BYTES
 #define hc hc_plain
-#include "../../csrc/pack.cpp"
-#include "../../csrc/pack_panels.cpp"
+#include "../../csrc/pack/pack.cpp"
+#include "../../csrc/pack/pack_panels.cpp"
 
 void plain_pack_row(int type, const uint8_t* from, int64_t cols, uint8_t* to) {
     hc_plain::pack_row(hc_plain::Type(type), from, cols, to);

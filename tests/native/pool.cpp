@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "expect.h"
-#include "threads.h"
+#include "pool/threads.h"
 
 using namespace hc;
 

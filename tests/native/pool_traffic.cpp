@@ -52,7 +52,7 @@ class counted_condition_variable : public condition_variable {
 #define private public
 #define atomic counted_atomic
 #define condition_variable counted_condition_variable
-#include "threads.cpp"
+#include "pool/threads.cpp"
 
 using namespace hc;
 

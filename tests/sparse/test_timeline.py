@@ -74,7 +74,7 @@ def test_a_handshake_is_measured_where_the_other_side_waits() -> None:
 
 
 def test_stages_are_recorded_by_the_link() -> None:
-    """With its own clock, and in the names that csrc/link.h gives the others."""
+    """With its own clock, and in the names that csrc/program/link.h gives the others."""
     hot, link = ReferenceBackend(), FlagLink(1)
     timeline = Timeline(hot)
     timeline.stage(hot, 0)  # before it is started: forgotten

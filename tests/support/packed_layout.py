@@ -1,4 +1,5 @@
-"""How the cpu backend lays weights out in memory (csrc/kernels.h), stated in NumPy without care for speed."""
+"""How the cpu backend lays weights out in memory (csrc/simd/kernels.h), stated in NumPy without care for
+speed."""
 
 from __future__ import annotations
 

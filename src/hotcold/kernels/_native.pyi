@@ -1,4 +1,4 @@
-"""The C++ extension (csrc/bind.cpp). Arrays must have exactly the dtype named and be C-contiguous."""
+"""The C++ extension (csrc/bind/bind.cpp). Arrays must have exactly the dtype named and be C-contiguous."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -107,7 +107,7 @@ class Program:
 
 class LinkError(RuntimeError): ...
 
-class Link:  # csrc/link.h
+class Link:  # csrc/program/link.h
     def wait_posted(self, layer: int) -> bool: ...
     def answer(self, layer: int) -> None: ...
     def fail(self, reason: str) -> None: ...

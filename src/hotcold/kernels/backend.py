@@ -250,7 +250,7 @@ class PredictorWeights(Protocol):
     def nbytes(self) -> int: ...
 
 
-#: What :class:`FFNStats` counts, in order; csrc/kernels.h has the same names.
+#: What :class:`FFNStats` counts, in order; csrc/simd/kernels.h has the same names.
 FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
 
 

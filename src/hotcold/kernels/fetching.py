@@ -10,7 +10,7 @@ from hotcold.kernels import _native
 VARIABLE = "HOTCOLD_FETCH"  #: of the environment: bytes ahead and level of the cache, as in ``8K:2``
 MOST_AHEAD = 1 << 20
 
-_PROCESSOR = _native.fetching()  # the row of csrc/cpu_isa.cpp that this processor has
+_PROCESSOR = _native.fetching()  # the row of csrc/simd/cpu_isa.cpp that this processor has
 
 
 class Fetching(NamedTuple):

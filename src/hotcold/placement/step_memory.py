@@ -17,7 +17,7 @@ from hotcold.kernels.gpu import ALIGNMENT, StepShape
 from hotcold.model.config import Config
 from hotcold.model.experts import Experts
 
-# Of the cpu backend's packed layouts (csrc/kernels.h); others take no more.
+# Of the cpu backend's packed layouts (csrc/simd/kernels.h); others take no more.
 _BLOCK = 32
 _GROUP = 512
 _SUMS = 528  # floats that sums of a group take
@@ -79,7 +79,7 @@ def _ffn_bytes(
 
 
 def _expert_bytes(config: Config, experts: Experts, tokens: int, decode: int) -> list[int]:
-    """Of the router, of the experts' FFN (csrc/program_experts.cpp), and of a shared expert's."""
+    """Of the router, of the experts' FFN (csrc/program/program_experts.cpp), and of a shared expert's."""
     k, count, dim = experts.chosen, experts.count, config.dim
     leaves = -(-_LEAVES // k)
     ffn = tokens * (1 + k) * _quantised_bytes(dim) + 8 * tokens * k * dim

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hotcold.kernels._native import Link
 
 SIDES = ("hot", "cold")
-#: What a link records, in the order of csrc/link.h, and then what :meth:`Timeline.stage` adds.
+#: What a link records, in the order of csrc/program/link.h, and then what :meth:`Timeline.stage` adds.
 MOMENTS = ("post", "take", "wait", "give", "waited", "hot", "cold", "end")
 
 _CAPACITY = 1 << 18  #: moments that are kept, of which a step has five in each split layer

@@ -1,0 +1,96 @@
+// The module: the pool, what is asked of the processor, and what runs at once.
+#include <atomic>
+#include <chrono>
+
+#include "bind/bind.h"
+#include "simd/top_k.h"
+
+namespace hc {
+namespace {
+
+// The thread on which Python calls signal handlers; set when the module is loaded.
+unsigned long main_thread;
+
+// How many of `ids` and `values` are found.
+size_t bind_top_k(const Array<const float>& logits, const Maybe<const int32_t>& bias_ids,
+                  const Maybe<const float>& bias, const Maybe<const uint64_t>& allowed,
+                  const Array<int32_t>& ids, const Floats& values) {
+    const int64_t n = int64_t(logits.size()), k = int64_t(std::min(ids.size(), values.size()));
+    if (bias_ids.has_value() != bias.has_value() || (bias && bias->size() != bias_ids->size()))
+        refuse("top_k: as many ids as values of the bias are needed");
+    std::vector<std::pair<int32_t, float>> biases;
+    for (size_t i = 0; bias && i < bias->size(); ++i)
+        biases.push_back({bias_ids->data()[i], bias->data()[i]});
+    const auto best =
+        top_k(logits.data(), n, k, std::move(biases), vector_of(allowed, "top_k: allowed", (n + 63) / 64));
+    for (size_t i = 0; i < best.size(); ++i) {
+        values.data()[i] = best[i].first;
+        ids.data()[i] = best[i].second;
+    }
+    return best.size();
+}
+
+// GB/s at which the pool's threads stream through a memory, for about `seconds`.
+double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, double seconds) {
+    const Kernels& k = kernels_of(isa);
+    constexpr size_t kPiece = 1 << 20;
+    const auto pieces = int64_t(memory.size() / kPiece);
+    if (pieces < 1) refuse("the bandwidth probe needs at least 1 MiB");
+    std::atomic<int64_t> kept{0};  // keeps the reads from being optimised away
+    const std::vector<Step> steps{{[=] { return pieces; },
+                                   [&](int64_t piece, const Scratch&) {
+                                       if (k.read(memory.data() + size_t(piece) * kPiece, kPiece) > 0) ++kept;
+                                   }}};
+    const std::function<void()> check = check_signals();
+    nb::gil_scoped_release release;
+    const auto start = std::chrono::steady_clock::now();
+    double elapsed = 0, bytes = 0;
+    do {
+        pool.run(steps, nullptr, check);
+        bytes += double(pieces) * kPiece;
+        elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    } while (elapsed < seconds);
+    return bytes / elapsed / 1e9;
+}
+
+}  // namespace
+
+std::function<void()> check_signals() {
+    if (PyThread_get_thread_ident() != main_thread) return {};
+    return [] {
+        nb::gil_scoped_acquire acquire;
+        if (PyErr_CheckSignals()) nb::raise_python_error();
+    };
+}
+
+}  // namespace hc
+
+NB_MODULE(_native, m) {
+    using namespace hc;
+    main_thread =
+        nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+    nb::class_<Pool>(m, "Pool")
+        .def(nb::init<int>(), "threads"_a)
+        .def_prop_ro("threads", &Pool::threads)
+        .def("share_cores", &Pool::share_cores);
+    bind_weights(m);
+    nb::class_<BoundProgram> program = bind_ops(m);
+    bind_ffn(m, program);
+    bind_link(m, program);
+    bind_router(program);
+    bind_vulkan(m);
+    m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,
+          "values"_exact);
+    m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);
+    m.def("best_isa", [] { return std::string(find_kernels("")->name); });
+    m.def("fetching", [] { return std::pair{fetching.ahead, fetching.into_l2 ? 2 : 1}; });
+    m.def(
+        "set_fetching",
+        [](int64_t ahead, int level) {
+            if (ahead < 0 || ahead > 1 << 20 || level < 1 || level > 2)
+                refuse("fetching: 0 to 1048576 bytes ahead, into level 1 or 2");
+            fetching = {ahead, level == 2};
+        },
+        "ahead"_a, "level"_a);
+    m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a);
+}

@@ -1,0 +1,113 @@
+// What the binding files share: arrays as they come from Python, and how they are checked. Only files named
+// bind* know nanobind.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "simd/kernels.h"
+#include "pack/memory.h"
+#include "program/program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hc {
+
+template <class T> using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+template <class T> using Maybe = std::optional<Array<T>>;
+using Floats = Array<float>;
+
+// Arguments that are taken exactly as they are, nothing is converted or copied; and those that may be None.
+inline auto operator""_exact(const char* name, size_t) { return nb::arg(name).noconvert(); }
+inline auto operator""_maybe(const char* name, size_t) { return nb::arg(name).none().noconvert(); }
+
+[[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+// Of an axis; 0 where there is none.
+template <class A> int64_t axis(const A& a, size_t i) { return i < a.ndim() ? int64_t(a.shape(i)) : 0; }
+
+// Values of one row of an array [rows, ...].
+template <class A> int64_t width_of(const A& a) {
+    int64_t width = 1;
+    for (size_t i = 1; i < a.ndim(); ++i) width *= int64_t(a.shape(i));
+    return width;
+}
+
+inline void check_scratch(int64_t bytes, const std::string& what) {
+    if (bytes > int64_t(kLocalBytes))
+        refuse(what + " take " + std::to_string(bytes) + " bytes of a thread's scratch; allowed: up to " +
+               std::to_string(kLocalBytes));
+}
+
+// The data of an array [>= rows, ...] whose further axes hold `width` values.
+template <class T> T* data_of(const Array<T>& a, const char* name, int64_t rows, int64_t width) {
+    const int64_t inner = width_of(a);
+    if (axis(a, 0) < rows || inner != width)
+        refuse(std::string(name) + ": expected at least " + std::to_string(rows) + " rows of " +
+               std::to_string(width) + ", got " + std::to_string(axis(a, 0)) + " of " +
+               std::to_string(inner));
+    return a.data();
+}
+
+template <class T> T* vector_of(const Maybe<T>& a, const char* name, int64_t n) {
+    return a ? data_of(*a, name, n, 1) : nullptr;
+}
+
+// What a pool's run may ask without the GIL, so that Ctrl-C soon ends it with what Python's handler raises.
+// Nothing on other threads, where Python calls no handler.
+std::function<void()> check_signals();
+
+// Rows that live in a Memory, perhaps in panels; keeps it alive.
+struct WeightRows {
+    std::shared_ptr<Memory> memory;
+    Rows rows;
+    Panels panels;
+};
+
+// Of weights that must not lie in panels.
+inline const Rows& plain_rows(const WeightRows& weights, const char* op) {
+    if (weights.panels.neurons) refuse(std::string(op) + ": these weights lie in panels, rows are needed");
+    return weights.rows;
+}
+
+// A program and the sizes that its arguments are checked against.
+struct BoundProgram {
+    Program program;
+    BatchBounds bounds;
+    int64_t rows(RowsOf of) const { return of == kTokens ? bounds.tokens : bounds.logits; }
+};
+
+inline RowsOf rows_of(int of) {
+    if (of != kTokens && of != kLogits)
+        refuse("rows " + std::to_string(of) + ": choose 0 (tokens) or 1 (logits)");
+    return RowsOf(of);
+}
+
+inline const Kernels& kernels_of(const std::string& isa) {
+    const Kernels* k = find_kernels(isa.c_str());
+    if (!k) refuse("this processor or this build has no kernels for ISA '" + isa + "'");
+    return *k;
+}
+
+// What each file adds to the module.
+void bind_weights(nb::module_&);
+nb::class_<BoundProgram> bind_ops(nb::module_&);
+void bind_ffn(nb::module_&, nb::class_<BoundProgram>&);
+void bind_link(nb::module_&, nb::class_<BoundProgram>&);
+void bind_router(nb::class_<BoundProgram>&);
+void bind_vulkan(nb::module_&);
+
+}  // namespace hc

@@ -1,0 +1,158 @@
+// The FFN op and its predictors, with experts and without.
+#include <algorithm>
+
+#include "bind/bind.h"
+#include "program/scratch.h"
+
+namespace hc {
+namespace {
+
+// Experts' rows, as a backend gives them: where each one's end.
+using Ends = std::vector<int64_t>;
+
+void check_ends(const Ends& ends, int64_t neurons, int64_t chosen, const char* op) {
+    const std::string what(op);
+    if (ends.empty() || ends.front() < 0 || ends.back() != neurons ||
+        !std::is_sorted(ends.begin(), ends.end()))
+        refuse(what + ": the ends of experts must ascend to " + std::to_string(neurons));
+    if (chosen < 1 || chosen > int64_t(ends.size()))
+        refuse(what + ": " + std::to_string(chosen) + " experts for each row; allowed: 1 to " +
+               std::to_string(ends.size()));
+}
+
+// One layer's FFN as the backend holds it.
+struct FfnWeights {
+    std::optional<WeightRows> gate;
+    WeightRows up, down;
+    Maybe<const float> gate_bias, up_bias, down_bias;
+    bool by_output;
+    int activation;
+    float threshold, limit, alpha;
+    Ends ends;
+    int64_t chosen;
+
+    int64_t experts() const { return int64_t(ends.size()); }
+    int64_t max_leaves() const { return (kMaxLeaves + chosen - 1) / chosen; }
+};
+
+// Down by output: a matrix (dim, N) for each expert that has neurons, which then are as many for each.
+bool fits_by_output(const Rows& down, const Panels& panels, const Rows& up, const Ends& ends) {
+    int64_t before = 0, experts = 0;
+    for (const int64_t end : ends) {
+        if (end != before && end - before != down.cols) return false;
+        experts += end != before;
+        before = end;
+    }
+    return down.count == up.cols * experts && !panels.neurons;
+}
+
+bool fits_by_neuron(const Rows& down, const Panels& panels, const Rows& up, const Ends& ends) {
+    if (!panels.neurons) return down.count == up.count && down.cols == up.cols;
+    for (const int64_t end : ends)
+        if (end % panels.neurons) return false;
+    return down.count == up.count && down.cols == (up.cols + kBlock - 1) / kBlock * kBlock;
+}
+
+FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
+                       Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
+                       bool by_output, int activation, float threshold, float limit, float alpha,
+                       const Ends& ends, int64_t chosen) {
+    const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
+    if (gate) plain_rows(*gate, "ffn: gate");
+    check_ends(ends, up.count, chosen, "ffn");
+    const auto fits = by_output ? fits_by_output : fits_by_neuron;
+    if (!fits(down, down_rows.panels, up, ends) ||
+        (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
+        refuse("ffn: gate, up and down do not fit each other");
+    if (activation < 0 || activation > kSwigluOai) refuse("ffn: unknown activation");
+    if ((activation == kDRelu || activation == kSwigluOai) && !gate)
+        refuse("ffn: this activation multiplies two: it needs a gate");
+    FfnWeights w{gate,       up_rows,   down_rows, gate_bias, up_bias, down_bias, by_output,
+                 activation, threshold, limit,     alpha,     ends,    chosen};
+    const int64_t most = Experts(ends, chosen).most_neurons(), allowed = w.max_leaves() * kMaxLeafNeurons;
+    if (most > allowed)
+        refuse(std::string(ends.size() > 1 ? "ffn: an expert" : "ffn: a layer") + " of " +
+               std::to_string(most) + " neurons; allowed: up to " + std::to_string(allowed));
+    return w;
+}
+
+using Ids = Array<const int32_t>;
+
+// What a step's rows choose of the experts, in arrays [>= rows, chosen].
+std::shared_ptr<const Experts> chosen_of(const Ends& ends, int64_t chosen, const Ids& ids,
+                                         const Maybe<const float>& factors, int64_t rows, const char* op) {
+    const std::string what(op);
+    auto experts = std::make_shared<Experts>(ends, chosen);
+    experts->ids = data_of(ids, (what + ": ids").c_str(), rows, chosen);
+    if (factors) experts->factors = data_of(*factors, (what + ": factors").c_str(), rows, chosen);
+    return experts;
+}
+
+void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, const WeightRows& second,
+                  bool relu, const Array<const float>& threshold, const Array<uint64_t>& mask,
+                  const Ends& ends, int64_t chosen, const Maybe<const int32_t>& ids) {
+    const Rows &one = plain_rows(first, "predict"), &two = plain_rows(second, "predict");
+    if (two.cols != one.count) refuse("predict: the factors do not fit each other");
+    check_ends(ends, two.count, chosen, "predict");
+    if (ends.size() > 1 && !ids) refuse("predict: of several experts, ids must say which are chosen");
+    const int64_t rows = std::min<int64_t>(p.rows(kTokens), kMaxDecodeRows);
+    const Experts experts(ends, chosen);
+    const int64_t width = experts.words.back();
+    const Masks words{data_of(mask, "predict: mask", rows, width), width};
+    const float* values = data_of(x, "predict: x", rows, one.cols);
+    const Predictor predictor{one, two, relu, data_of(threshold, "predict: threshold", two.count, 1)};
+    if (!ids) return p.program.predict(values, predictor, words);
+    p.program.predict(values, predictor, words, chosen_of(ends, chosen, *ids, {}, rows, "predict"));
+}
+
+void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Floats& out, bool skip,
+                 const Maybe<uint64_t>& mask, const Maybe<uint64_t>& fired, const Maybe<int64_t>& stats,
+                 bool accumulate, const Maybe<const int32_t>& ids, const Maybe<const float>& factors) {
+    if (ids.has_value() != factors.has_value()) refuse("ffn: ids and factors must be given together");
+    if (w.experts() > 1 && !ids) refuse("ffn: of several experts, ids must say which are chosen");
+    Ffn f{};
+    if (w.gate) f.gate = w.gate->rows;
+    f.up = w.up.rows;
+    f.down = w.down.rows;
+    f.panels = w.down.panels;
+    const int64_t n = f.neurons(), dim = f.dim(), rows = p.rows(kTokens);
+    const int64_t decode = std::min<int64_t>(rows, kMaxDecodeRows);
+    f.gate_bias = vector_of(w.gate_bias, "ffn: gate_bias", n);
+    f.up_bias = vector_of(w.up_bias, "ffn: up_bias", n);
+    f.down_bias = w.down_bias ? data_of(*w.down_bias, "ffn: down_bias", w.experts() * dim, 1) : nullptr;
+    f.by_output = w.by_output;
+    f.activation = Activation(w.activation);
+    f.threshold = w.threshold;
+    f.limit = w.limit;
+    f.alpha = w.alpha;
+    f.skip = skip;
+    f.accumulate = accumulate;
+    f.max_leaves = int(w.max_leaves());
+    const int64_t words = Experts(w.ends, w.chosen).words.back();
+    if (mask) {
+        const int64_t width = std::max(words, width_of(*mask));  // the first words are this layer's
+        f.mask = {data_of(*mask, "ffn: mask", decode, width), width};
+    }
+    if (fired) f.fired = {data_of(*fired, "ffn: fired", decode, words), words};
+    f.stats = reinterpret_cast<FfnCounts*>(vector_of(stats, "ffn: stats", sizeof(FfnCounts) / 8));
+    f.out = data_of(out, "ffn: out", rows, dim);
+    const float* values = data_of(x, "ffn: x", rows, dim);
+    if (!ids) return p.program.ffn(f, values);
+    p.program.ffn(f, values, chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn"));
+}
+
+}  // namespace
+
+void bind_ffn(nb::module_& m, nb::class_<BoundProgram>& program) {
+    nb::class_<FfnWeights>(m, "FfnWeights")
+        .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
+             "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a, "limit"_a, "alpha"_a, "ends"_a,
+             "chosen"_a);
+    program
+        .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
+             "mask"_exact, "ends"_a, "chosen"_a, "ids"_maybe)
+        .def("ffn", &bind_ffn_op, "x"_exact, "weights"_a, "out"_exact, "skip"_a, "mask"_maybe, "fired"_maybe,
+             "stats"_maybe, "accumulate"_a, "ids"_maybe, "factors"_maybe);
+}
+
+}  // namespace hc

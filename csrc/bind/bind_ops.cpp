@@ -1,0 +1,178 @@
+// Programs and their ops.
+#include <algorithm>
+
+#include "bind/bind.h"
+#include "program/scratch.h"
+
+namespace hc {
+namespace {
+
+using Index = Array<const int32_t>;
+
+void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Pool> pool,
+                  const std::vector<Index>& arrays) {
+    if (arrays.size() != 8) refuse("a batch has eight arrays");
+    const Index& pages = arrays[5];
+    if (pages.ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
+    const int64_t tokens = int64_t(arrays[1].size()), sequences = axis(pages, 0);
+    const int64_t logits = int64_t(arrays[7].size());
+    if (tokens < 1) refuse("a batch has room for 0 tokens: at least 1 is needed");
+    const int64_t sizes[] = {4, tokens, tokens, tokens, tokens, int64_t(pages.size()), sequences, logits};
+    const int32_t* p[8];
+    for (size_t i = 0; i < 8; ++i) {
+        if (int64_t(arrays[i].size()) != sizes[i]) refuse("a batch's arrays disagree about its limits");
+        p[i] = arrays[i].data();
+    }
+    const Batch batch{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], axis(pages, 1)};
+    const BatchBounds bounds{tokens, sequences, logits};
+    new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), batch, bounds), bounds};
+}
+
+void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<const float>& weight,
+               const Maybe<const float>& bias, float eps, bool centre, int of) {
+    const int64_t dim = int64_t(weight.size()), width = width_of(x);
+    if (dim < 1 || x.ndim() < 2 || (axis(x, x.ndim() - 1) != dim && width != dim))
+        refuse("norm: neither the last axis nor a whole row matches the weight");
+    const RowsOf rows = rows_of(of);
+    const float* from = data_of(x, "norm: x", p.rows(rows), width);
+    const NormArgs args{weight.data(), vector_of(bias, "norm: bias", dim), eps, centre, dim};
+    p.program.norm(args, from, data_of(out, "norm: out", p.rows(rows), width), width / dim, rows);
+}
+
+void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const WeightRows*>& weights,
+                 const std::vector<Maybe<const float>>& biases, const std::vector<Floats>& outs,
+                 bool accumulate, int of) {
+    if (weights.empty() || weights.size() != outs.size() || weights.size() != biases.size())
+        refuse("linear: as many outs and biases as weights are needed");
+    const RowsOf rows = rows_of(of);
+    std::vector<Product> products;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        if (!weights[i]) refuse("linear: a weight is None");
+        const Rows& r = plain_rows(*weights[i], "linear");
+        if (r.cols != weights[0]->rows.cols) refuse("linear: the weights differ in width");
+        products.push_back({r, vector_of(biases[i], "linear: bias", r.count),
+                            data_of(outs[i], "linear: out", p.rows(rows), r.count), r.count, accumulate});
+    }
+    p.program.linear(data_of(x, "linear: x", p.rows(rows), weights[0]->rows.cols), products, rows);
+}
+
+void bind_rope(BoundProgram& p, const Floats& x, const Array<const float>& cos, const Array<const float>& sin,
+               bool interleaved) {
+    if (x.ndim() != 3 || cos.ndim() != 2)
+        refuse("rope: x must be [T, H, head_dim], cos and sin [P, rotary / 2]");
+    const int64_t heads = int64_t(x.shape(1)), head_dim = int64_t(x.shape(2)), half = int64_t(cos.shape(1));
+    if (2 * half > head_dim) refuse("rope: the table is wider than a head");
+    const int64_t positions = int64_t(cos.shape(0));
+    const RopeArgs args{cos.data(), data_of(sin, "rope: sin", positions, half), half, interleaved};
+    p.program.rope(args, positions, data_of(x, "rope: x", p.rows(kTokens), heads * head_dim), heads,
+                   head_dim);
+}
+
+// Caches are [page, K, kPage, head_dim], float32, or float16 handed over as uint16; or Q8_0 blocks as bytes.
+using CacheArray = nb::ndarray<nb::c_contig, nb::device::cpu, nb::ndim<4>>;
+
+Cache cache_of(const CacheArray& k, const CacheArray& v) {
+    const auto is = [&](nb::dlpack::dtype type) { return k.dtype() == type; };
+    if (k.dtype() != v.dtype() ||
+        !(is(nb::dtype<float>()) || is(nb::dtype<uint16_t>()) || is(nb::dtype<uint8_t>())))
+        throw nb::type_error("the KV cache must be float16, float32 or uint8");
+    const Type type = is(nb::dtype<float>()) ? F32 : is(nb::dtype<uint16_t>()) ? F16 : Q8_0;
+    if (k.shape(2) != size_t(kPage)) refuse("the KV cache must be [page, K, 32, head_dim]");
+    for (size_t i = 0; i < 4; ++i) {
+        if (k.shape(i) != v.shape(i)) refuse("the K and V caches differ in shape");
+        if (k.shape(i) < 1)
+            refuse("the KV cache has no values: its axis " + std::to_string(i) +
+                   " is 0, at least 1 is needed");
+    }
+    const auto width = int64_t(k.shape(3)), block = int64_t(block_size(Q8_0).bytes);
+    if (type == Q8_0 && width % block) refuse("a row of the Q8_0 KV cache must be blocks of 34 bytes");
+    const int64_t head_dim = type == Q8_0 ? width / block * kBlock : width;
+    auto *k_data = static_cast<uint8_t*>(k.data()), *v_data = static_cast<uint8_t*>(v.data());
+    return {k_data, v_data, type, int64_t(k.shape(0)), int64_t(k.shape(1)), head_dim};
+}
+
+void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const CacheArray& k_cache,
+                   const CacheArray& v_cache) {
+    const Cache c = cache_of(k_cache, v_cache);
+    const int64_t rows = p.rows(kTokens), width = c.kv_heads * c.head_dim;
+    p.program.store_kv(data_of(k, "store_kv: k", rows, width), data_of(v, "store_kv: v", rows, width), c);
+}
+
+void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache, const CacheArray& v_cache,
+                    const Floats& out, float scale, std::optional<int> window,
+                    const Maybe<const float>& sinks, std::optional<float> softcap) {
+    const Cache c = cache_of(k_cache, v_cache);
+    const int64_t heads = axis(q, 1), group = heads / c.kv_heads;
+    if (q.ndim() != 3 || axis(q, 2) != c.head_dim || group < 1 || heads % c.kv_heads || heads > INT32_MAX)
+        refuse("attention: q must be [T, H, head_dim] with H a multiple of the cache's heads");
+    check_scratch(attention_scratch(group, c.head_dim), "attention: " + std::to_string(group) + " heads of " +
+                                                            std::to_string(c.head_dim) +
+                                                            " that share a kv head");
+    const int64_t rows = p.rows(kTokens), width = heads * c.head_dim;
+    Attention a{};
+    a.q = data_of(q, "attention: q", rows, width);
+    a.out = data_of(out, "attention: out", rows, width);
+    a.k_cache = c.k;
+    a.v_cache = c.v;
+    a.cache_type = c.type;
+    a.heads = int(heads);
+    a.kv_heads = int(c.kv_heads);
+    a.head_dim = int(c.head_dim);
+    a.scale = scale;
+    if (window && *window < 1) refuse("attention: a window of less than one position");
+    if (softcap && !(*softcap > 0)) refuse("attention: a softcap that is not above 0");
+    if (window) a.window = *window;
+    if (softcap) a.softcap = *softcap;
+    a.sinks = vector_of(sinks, "attention: sinks", heads);
+    p.program.attention(a, c.pages);
+}
+
+void bind_embed(BoundProgram& p, const WeightRows& table, const Floats& out, int by, bool accumulate) {
+    const Rows& rows = plain_rows(table, "embed");
+    if (by != kByToken && by != kByPosition)
+        refuse("embed: by " + std::to_string(by) + ": choose 0 (tokens) or 1 (positions)");
+    check_scratch(embed_scratch(rows.type, rows.cols, accumulate),
+                  "embed: rows of " + std::to_string(rows.cols) + " columns in this block type");
+    p.program.embed(rows, data_of(out, "embed: out", p.rows(kTokens), rows.cols), IndexedBy(by), accumulate);
+}
+
+void bind_add(BoundProgram& p, const Floats& x, const Floats& y, float keep, float scale) {
+    const int64_t dim = width_of(x), rows = p.rows(kTokens);
+    p.program.add(data_of(x, "add: x", rows, dim), data_of(y, "add: y", rows, dim), dim, keep, scale);
+}
+
+void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
+    const int64_t dim = width_of(x);
+    const float* from = data_of(x, "gather: x", p.rows(kTokens), dim);
+    p.program.gather(from, data_of(out, "gather: out", p.rows(kLogits), dim), dim);
+}
+
+// Without the GIL.
+void bind_run(BoundProgram& p) {
+    const std::function<void()> check = check_signals();
+    nb::gil_scoped_release release;
+    p.program.run(check);
+}
+
+}  // namespace
+
+nb::class_<BoundProgram> bind_ops(nb::module_& m) {
+    nb::class_<BoundProgram> program(m, "Program");
+    program.def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
+        .def("embed", &bind_embed, "table"_a, "out"_exact, "by"_a, "accumulate"_a)
+        .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_exact, "bias"_maybe, "eps"_a, "centre"_a,
+             "rows"_a)
+        .def("linear", &bind_linear, "x"_exact, "weights"_a, "biases"_exact, "outs"_exact, "accumulate"_a,
+             "rows"_a)
+        .def("rope", &bind_rope, "x"_exact, "cos"_exact, "sin"_exact, "interleaved"_a)
+        .def("store_kv", &bind_store_kv, "k"_exact, "v"_exact, "k_cache"_exact, "v_cache"_exact)
+        .def("attention", &bind_attention, "q"_exact, "k_cache"_exact, "v_cache"_exact, "out"_exact,
+             "scale"_a, "window"_a.none(), "sinks"_maybe, "softcap"_a.none())
+        .def("add", &bind_add, "x"_exact, "y"_exact, "keep"_a, "scale"_a)
+        .def("gather", &bind_gather, "x"_exact, "out"_exact)
+        .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
+        .def("run", &bind_run);
+    return program;
+}
+
+}  // namespace hc

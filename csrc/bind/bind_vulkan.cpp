@@ -1,0 +1,293 @@
+// Devices that Vulkan drivers offer.
+#include <nanobind/stl/map.h>
+
+#include <cstring>
+
+#include "bind/bind.h"
+#include "vulkan/program.h"
+#include "vulkan/staging.h"
+
+namespace hc {
+namespace vulkan {
+namespace {
+
+using Bytes = Array<const uint8_t>;
+using Index = Array<const int32_t>;
+
+// A device, its memory, and the way there.
+struct OpenDevice {
+    std::shared_ptr<Device> device;
+    std::shared_ptr<Heap> heap;
+    std::shared_ptr<Staging> staging;
+    OpenDevice(int index, std::optional<uint64_t> budget)
+        : device(std::make_shared<Device>(index)),
+          heap(std::make_shared<Heap>(device, budget)),
+          staging(std::make_shared<Staging>(heap)) {}
+};
+
+Where where_of(const std::string& name) {
+    if (name == "device") return Where::kDevice;
+    if (name == "upload") return Where::kUpload;
+    if (name == "download") return Where::kDownload;
+    refuse("memory '" + name + "': choose device, upload or download");
+}
+
+std::vector<uint32_t> words_of(const nb::bytes& spirv) {
+    if (!spirv.size() || spirv.size() % 4) refuse("a SPIR-V module is whole words");
+    std::vector<uint32_t> words(spirv.size() / 4);
+    std::memcpy(words.data(), spirv.c_str(), spirv.size());
+    return words;
+}
+
+void check_inside(const Memory& memory, uint64_t offset, uint64_t bytes) {
+    if (offset > memory.size() || bytes > memory.size() - offset)
+        refuse("bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
+               " of a memory of " + std::to_string(memory.size()));
+}
+
+void bind_write(OpenDevice& self, std::shared_ptr<Memory> memory, uint64_t offset, const Bytes& data) {
+    check_inside(*memory, offset, data.size());
+    const CheckInterrupt check = check_signals();
+    nb::gil_scoped_release release;
+    self.staging->write(std::move(memory), offset, data.data(), data.size(), check);
+}
+
+void bind_read(OpenDevice& self, std::shared_ptr<Memory> memory, uint64_t offset,
+               const Array<uint8_t>& data) {
+    check_inside(*memory, offset, data.size());
+    const CheckInterrupt check = check_signals();
+    nb::gil_scoped_release release;
+    self.staging->read(std::move(memory), offset, data.data(), data.size(), check);
+}
+
+void bind_clear(OpenDevice& self, std::shared_ptr<Memory> memory) {
+    const CheckInterrupt check = check_signals();
+    nb::gil_scoped_release release;
+    self.staging->clear(std::move(memory), check);
+}
+
+std::shared_ptr<Pipeline> bind_pipeline(OpenDevice& self, const nb::bytes& spirv, uint32_t ranges,
+                                        uint32_t push_bytes, const std::vector<int64_t>& constants) {
+    const std::vector<uint32_t> words = words_of(spirv);
+    std::vector<uint32_t> values;
+    for (int64_t each : constants) values.push_back(uint32_t(each));
+    nb::gil_scoped_release release;
+    return std::make_shared<Pipeline>(self.device, words, ranges, push_bytes, values);
+}
+
+// With the arrays that it reads in every run.
+struct BoundRecorder {
+    Recorder recorder;
+    std::vector<Index> arrays;
+    bool finished = false;
+    Recorder& open() {
+        if (finished) refuse("this recorder has finished: take another one");
+        return recorder;
+    }
+};
+
+struct BoundVulkanProgram {
+    std::shared_ptr<Program> program;
+    std::vector<Index> arrays;
+};
+
+// Tokens, positions, sequence, slots, pages, lengths, logits_rows.
+void bind_batch(BoundRecorder& r, std::shared_ptr<Memory> memory, const Index& counts, const Index& header,
+                const std::vector<Index>& arrays, int64_t rows,
+                const std::map<std::string, int64_t>& bounds) {
+    if (arrays.size() != 7 || counts.size() != 4 || header.size() != BatchPlace::kHeader)
+        refuse("a batch has four counts, a header of 16 words and seven arrays");
+    for (size_t i = 0; i < 4; ++i)
+        if (int64_t(arrays[i].size()) < rows) refuse("a batch's arrays are shorter than its rows");
+    if (arrays[4].ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
+    BatchPlace place;
+    place.memory = std::move(memory);
+    place.batch = {counts.data(),    arrays[0].data(), arrays[1].data(), arrays[2].data(),  arrays[3].data(),
+                   arrays[4].data(), arrays[5].data(), arrays[6].data(), axis(arrays[4], 1)};
+    place.bounds = {rows, axis(arrays[4], 0), int64_t(arrays[6].size())};
+    for (const auto& [name, most] : bounds) {
+        if (name == "tokens")
+            place.bounds.vocab = most;
+        else if (name == "positions")
+            place.bounds.positions = most;
+        else if (name == "pages")
+            place.bounds.pages = most;
+        else
+            refuse("a bound of '" + name + "': choose tokens, positions or pages");
+    }
+    std::copy_n(header.data(), BatchPlace::kHeader, place.header.begin());
+    for (const Index& each : arrays) place.arrays.push_back({each.data(), each.size()});
+    r.open().batch(std::move(place));
+    r.arrays = arrays;
+    r.arrays.push_back(counts);
+}
+
+using RangeOf = std::tuple<std::shared_ptr<Memory>, uint64_t, uint64_t, bool>;
+
+void bind_dispatch(BoundRecorder& r, std::shared_ptr<Pipeline> pipeline, const std::vector<RangeOf>& ranges,
+                   const nb::bytes& push, uint32_t x, uint32_t y, uint32_t z) {
+    std::vector<Range> own;
+    for (const auto& [memory, offset, bytes, written] : ranges)
+        own.push_back({memory, offset, bytes, written});
+    const auto* bytes = reinterpret_cast<const uint8_t*>(push.c_str());
+    r.open().dispatch(std::move(pipeline), std::move(own), {bytes, bytes + push.size()}, {x, y, z});
+}
+
+BoundVulkanProgram bind_finish(BoundRecorder& r) {
+    Recorder& recorder = r.open();
+    r.finished = true;
+    nb::gil_scoped_release release;
+    std::shared_ptr<Program> made = recorder.finish();
+    Program* const program = made.get();
+    // It waits for the device when it is destroyed: no other thread of Python's has to.
+    const auto drop = [made = std::move(made)](Program*) mutable {
+        nb::gil_scoped_release without;
+        made.reset();
+    };
+    return {std::shared_ptr<Program>(program, drop), std::move(r.arrays)};
+}
+
+// Of Python's own class, with the bytes.
+void raise_memory_error(const std::exception_ptr& thrown, void* type) {
+    try {
+        std::rethrow_exception(thrown);
+    } catch (const VulkanMemoryError& error) {
+        nb::object made = nb::borrow(static_cast<PyObject*>(type))(error.what());
+        made.attr("asked") = error.asked;
+        made.attr("allocated") = error.allocated;
+        made.attr("budget") = error.budget ? nb::object(nb::int_(error.budget)) : nb::none();
+        PyErr_SetObject(static_cast<PyObject*>(type), made.ptr());
+    }
+}
+
+nb::object bind_host(std::shared_ptr<Memory> memory) {
+    if (!memory->host()) return nb::none();
+    auto* kept = new std::shared_ptr<Memory>(memory);
+    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::shared_ptr<Memory>*>(p); });
+    const size_t shape[] = {memory->size()};
+    return nb::cast(nb::ndarray<nb::numpy, uint8_t>(memory->host(), 1, shape, owner));
+}
+
+void bind_info(nb::module_& m) {
+    nb::class_<DeviceInfo>(m, "VulkanDeviceInfo")
+        .def_ro("index", &DeviceInfo::index)
+        .def_ro("name", &DeviceInfo::name)
+        .def_ro("kind", &DeviceInfo::kind)
+        .def_ro("driver", &DeviceInfo::driver)
+        .def_ro("api", &DeviceInfo::api)
+        .def_ro("vendor", &DeviceInfo::vendor)
+        .def_ro("device", &DeviceInfo::device)
+        .def_ro("uuid", &DeviceInfo::uuid)
+        .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
+        .def_ro("free_bytes", &DeviceInfo::free_bytes)
+        .def_ro("unified", &DeviceInfo::unified)
+        .def_ro("max_range", &DeviceInfo::max_range)
+        .def_ro("max_allocation", &DeviceInfo::max_allocation)
+        .def_ro("shared_bytes", &DeviceInfo::shared_bytes)
+        .def_ro("problem", &DeviceInfo::problem);
+    m.def("vulkan_devices", &list_devices, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
+}  // namespace vulkan
+
+void bind_vulkan(nb::module_& m) {
+    using namespace vulkan;
+    using vulkan::Memory;
+    using Release = nb::call_guard<nb::gil_scoped_release>;
+    // For the user, whatever raises them: nothing else has to turn them into something else.
+    const auto gpus = nb::module_::import_("hotcold.kernels.gpu");
+    const auto error = nb::exception<VulkanError>(m, "VulkanError", gpus.attr("GPUError").ptr());
+    const nb::tuple both = nb::make_tuple(error, gpus.attr("GPUMemoryError"));
+    nb::object memory_error =
+        nb::steal(PyErr_NewException("hotcold.kernels._native.VulkanMemoryError", both.ptr(), nullptr));
+    m.attr("VulkanMemoryError") = memory_error;
+    nb::register_exception_translator(&raise_memory_error, memory_error.ptr());
+    bind_info(m);
+    nb::class_<Memory>(m, "VulkanMemory")
+        .def_prop_ro("nbytes", &Memory::size)
+        .def_prop_ro("host", &bind_host);
+    nb::class_<Pipeline>(m, "VulkanPipeline");
+    nb::class_<VulkanLink::Counts>(m, "VulkanLinkCounts")
+        .def_ro("steps", &VulkanLink::Counts::steps)
+        .def_ro("answered", &VulkanLink::Counts::answered)
+        .def_ro("gave_up", &VulkanLink::Counts::gave_up)
+        .def_ro("spins", &VulkanLink::Counts::spins);
+    nb::class_<VulkanLink, Link>(m, "VulkanLink")
+        .def_prop_ro("spin", &VulkanLink::spins)
+        .def_prop_ro("counts", &VulkanLink::counts);
+    nb::class_<BoundVulkanProgram>(m, "VulkanProgram").def("run", [](BoundVulkanProgram& self) {
+        const CheckInterrupt check = check_signals();
+        nb::gil_scoped_release release;
+        self.program->run(check);
+    });
+    nb::class_<BoundRecorder>(m, "VulkanRecorder")
+        .def("batch", &bind_batch, "memory"_a, "counts"_exact, "header"_exact, "arrays"_exact, "rows"_a,
+             "bounds"_a)
+        .def("dispatch", &bind_dispatch, "pipeline"_a, "ranges"_a, "push"_a, "x"_a, "y"_a, "z"_a)
+        .def(
+            "copy",
+            [](BoundRecorder& r, std::shared_ptr<Memory> source, uint64_t source_offset,
+               std::shared_ptr<Memory> target, uint64_t target_offset, uint64_t nbytes) {
+                r.open().copy({std::move(source), source_offset, nbytes, false},
+                              {std::move(target), target_offset, nbytes, true});
+            },
+            "source"_a, "source_offset"_a, "target"_a, "target_offset"_a, "nbytes"_a)
+        .def("cut", [](BoundRecorder& r) { r.open().cut(); })
+        .def(
+            "clear",
+            [](BoundRecorder& r, std::shared_ptr<Memory> memory) { r.open().clear(std::move(memory)); },
+            "memory"_a)
+        .def(
+            "post",
+            [](BoundRecorder& r, std::shared_ptr<VulkanLink> link, int layer) {
+                r.open().post(std::move(link), layer);
+            },
+            "link"_a, "layer"_a)
+        .def(
+            "collect",
+            [](BoundRecorder& r, std::shared_ptr<VulkanLink> link, int layer) {
+                r.open().collect(std::move(link), layer);
+            },
+            "link"_a, "layer"_a)
+        .def("finish", &bind_finish);
+    nb::class_<OpenDevice>(m, "VulkanDevice")
+        .def(nb::init<int, std::optional<uint64_t>>(), "index"_a, "budget"_a.none() = nb::none(), Release())
+        .def_prop_ro("info", [](OpenDevice& self) { return self.device->info(); })
+        .def_prop_ro("allocated_bytes", [](OpenDevice& self) { return self.heap->allocated(); })
+        .def_prop_ro("host_bytes", [](OpenDevice& self) { return self.heap->host_allocated(); })
+        .def(
+            "allocate",
+            [](OpenDevice& self, uint64_t nbytes, const std::string& where) {
+                return self.heap->allocate(nbytes, where_of(where));
+            },
+            "nbytes"_a, "where"_a = "device", Release())
+        .def("pipeline", &bind_pipeline, "spirv"_a, "ranges"_a, "push_bytes"_a, "constants"_a)
+        .def(
+            "link",
+            [](OpenDevice& self, double timeout_seconds, bool spin, std::shared_ptr<Pipeline> post,
+               std::shared_ptr<Pipeline> wait) {
+                return std::make_shared<VulkanLink>(self.heap, timeout_seconds, spin,
+                                                    VulkanLink::Shaders{std::move(post), std::move(wait)});
+            },
+            "timeout_seconds"_a, "spin"_a, "post"_a, "wait"_a)
+        .def("recorder", [](OpenDevice& self) { return BoundRecorder{Recorder(self.heap), {}}; })
+        .def("write", &bind_write, "memory"_a, "offset"_a, "data"_exact)
+        .def("read", &bind_read, "memory"_a, "offset"_a, "data"_exact)
+        .def("clear", &bind_clear, "memory"_a)
+        .def(
+            "set_patience", [](OpenDevice& self, double seconds) { self.device->set_patience(seconds); },
+            "seconds"_a)
+        .def(
+            "leave_out_barrier", [](OpenDevice& self, int nth) { self.device->leave_out_barrier(nth); },
+            "nth"_a);
+    m.def("vulkan_fail", &fail_call, "function"_a, "nth"_a, "result"_a);
+    m.def("vulkan_calls", [] {
+        std::map<std::string, int64_t> found;
+        for (const auto& [name, count] : calls()) found[name] = count;
+        return found;
+    });
+    m.def("vulkan_forget_calls", &forget_calls);
+}
+
+}  // namespace hc

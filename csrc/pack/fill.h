@@ -1,0 +1,35 @@
+// Fills weights from a tensor, in memory or in an open file, on the pool's threads: each reads a piece of it
+// and packs it while it is in its cache.
+#pragma once
+#include <functional>
+
+#include "simd/kernels.h"
+#include "pool/threads.h"
+
+namespace hc {
+
+// A tensor as a file has it, [rows, row_bytes], in memory or in a file.
+struct Source {
+    const uint8_t* data = nullptr;
+    int file = -1;       // where data is null: its descriptor
+    int64_t offset = 0;  // of the tensor in the file
+    int64_t rows = 0, row_bytes = 0;
+    // The rows (by output: the columns, counted in blocks) that are wanted, ascending; null for all.
+    const int64_t* chosen = nullptr;
+};
+
+// Where it goes. By output its columns become the rows: of panels where the type is quantised.
+struct Target {
+    Rows rows;
+    Panels panels;
+    bool by_output;
+    uint8_t* base() const { return const_cast<uint8_t*>(rows.base); }
+};
+
+constexpr int kEnded = -1;  // the file ended early
+
+// Returns 0, or the error of a read: errno, or kEnded. `check_interrupt` as in Pool::run. Throws
+// std::invalid_argument for rows that are too wide.
+int fill(const Target&, const Source&, Pool&, const std::function<void()>& check_interrupt);
+
+}  // namespace hc

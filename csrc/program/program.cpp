@@ -1,0 +1,225 @@
+#include "program/program.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "program/program_parts.h"
+
+namespace hc {
+
+namespace {
+
+constexpr int kSerialSplits = 16;  // of a row, that one piece merges for all kv heads
+
+constexpr int kBlockQueries = 128;   // of a kv head, that share what is read of the cache, at most
+constexpr int kFewestQueries = 32;   // at least, however many threads there are
+constexpr int kPiecesPerThread = 4;  // so that all threads end together
+
+// Prompt rows of one piece: fewer where there are many threads, none where no block fits a thread's scratch.
+int block_rows(const Attention& a, int64_t rows, int threads) {
+    const int64_t group = a.group();
+    const auto pieces = [&](int64_t n) { return ceil_div(rows, n) * a.kv_heads; };
+    int64_t n = std::max<int64_t>(1, kBlockQueries / group);
+    while (n * group >= 2 * kFewestQueries && n > 1 && pieces(n) < kPiecesPerThread * threads) n /= 2;
+    while (n && attention_block_scratch(n * group, a.head_dim) > int64_t(kLocalBytes)) n /= 2;
+    return int(n);
+}
+
+// Of any decode row.
+int max_splits(const Attention& a, const Batch& b) {
+    int m = 0;
+    for (int t = 0; t < b.decode_count(); ++t) m = std::max(m, a.splits(b.positions[t]));
+    return m;
+}
+
+}  // namespace
+
+void Program::run(const std::function<void()>& check_interrupt) {
+    check_batch(batch_, bounds_);
+    if (!shared_) {
+        shared_ = pool_->shared_scratch(shared_bytes_);
+        for (const Part& part : parts_) part.set(shared_.get() + part.at);
+    }
+    pool_->run(steps_, shared_.get(), check_interrupt);
+}
+
+void Program::step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run,
+                   std::function<Span(int64_t, int64_t)> reads) {
+    if (shared_)
+        throw std::invalid_argument("this program has run: its scratch is laid out, no op can follow");
+    steps_.push_back({std::move(pieces), std::move(run), std::move(reads)});
+}
+
+void Program::embed(const Rows& table, float* out, IndexedBy by, bool accumulate) {
+    int64_t& bound = by == kByToken ? bounds_.vocab : bounds_.positions;
+    bound = std::min(bound, table.count);
+    const int32_t* index = by == kByToken ? batch_.tokens : batch_.positions;
+    step([this] { return count(kTokens); },
+         [=](int64_t t, const Scratch& s) {
+             float* to = out + t * table.cols;
+             if (!accumulate) return k_.decode_row(table, index[t], to, s.local);
+             auto* row = reinterpret_cast<float*>(s.local + decode_row_scratch(table.type, table.cols));
+             k_.decode_row(table, index[t], row, s.local);
+             k_.add(to, row, table.cols, 1, 1);
+         });
+}
+
+void Program::norm(const NormArgs& args, const float* x, float* out, int64_t rows_per_token, RowsOf rows) {
+    step([this, rows] { return count(rows); },
+         [this, args, x, out, rows_per_token](int64_t t, const Scratch&) {
+             for (int64_t r = t * rows_per_token; r < (t + 1) * rows_per_token; ++r)
+                 k_.norm(args, x + r * args.dim, out + r * args.dim);
+         });
+}
+
+void Program::take_quantised(ScratchPlan& plan, std::shared_ptr<Input> in, int64_t max_rows) {
+    plan.take(max_rows * Input::token_bytes(in->cols), [in](uint8_t* p) { in->quantised = p; });
+}
+
+void Program::quantise(std::shared_ptr<Input> in, std::function<int64_t()> rows) {
+    step(std::move(rows), [this, in](int64_t t, const Scratch&) { k_.quantise(*in, int(t)); });
+}
+
+void Program::prepare(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets, int64_t max_rows,
+                      std::function<int64_t()> rows) {
+    if (meets.quantised) {
+        take_quantised(plan, in, max_rows);
+        quantise(in, rows);
+    }
+    if (meets.plain && max_rows >= kLeastArranged) {
+        plan.take(max_rows * Input::arranged_stride(in->cols) * 4,
+                  [in](uint8_t* p) { in->arranged = reinterpret_cast<float*>(p); });
+        step([rows] { return rows() >= kLeastArranged ? rows() : 0; },
+             [this, in](int64_t t, const Scratch&) { k_.arrange(*in, int(t)); });
+    }
+}
+
+// Pieces of several products over the same input: blocks of rows, one product after another.
+void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Product>> all,
+                       std::function<int64_t()> rows) {
+    std::vector<int64_t> begins{0};  // first piece of each product, and the end
+    for (const Product& p : *all)
+        begins.push_back(begins.back() + ceil_div(p.rows.count, piece_rows(p.rows)));
+    const auto of = [begins](int64_t piece) {
+        size_t i = 0;
+        while (piece >= begins[i + 1]) ++i;
+        return i;
+    };
+    step([rows, n = begins.back()] { return rows() ? n : 0; },
+         [this, in, all, of, begins, rows](int64_t piece, const Scratch& s) {
+             const size_t i = of(piece);
+             const Product& p = (*all)[i];
+             const int64_t size = piece_rows(p.rows), first = (piece - begins[i]) * size;
+             k_.product(p, *in, first, std::min(size, p.rows.count - first), 0, int(rows()), s.local);
+         },
+         [all, of, begins](int64_t piece, int64_t end) {
+             const size_t i = of(piece);
+             const Rows& r = (*all)[i].rows;
+             const int64_t size = piece_rows(r);
+             return stretch(r, (piece - begins[i]) * size, (end - begins[i]) * size);
+         });
+}
+
+void Program::linear(const float* x, const std::vector<Product>& list, RowsOf rows) {
+    ScratchPlan plan(*this);
+    Meets meets{};
+    for (const Product& p : list) meets.with(p.rows);
+    auto in = input_of(x, list[0].rows.cols);
+    const auto n = [this, rows] { return count(rows); };
+    prepare(plan, in, meets, max_rows(rows), n);
+    products(in, std::make_shared<std::vector<Product>>(list), n);
+}
+
+void Program::rope(const RopeArgs& args, int64_t positions, float* x, int64_t heads, int64_t head_dim) {
+    bounds_.positions = std::min(bounds_.positions, positions);
+    step([this] { return count(kTokens); },
+         [this, args, x, heads, head_dim](int64_t t, const Scratch&) {
+             for (int64_t h = 0; h < heads; ++h)
+                 k_.rope(args, x + (t * heads + h) * head_dim, batch_.positions[t]);
+         });
+}
+
+void Program::store_kv(const float* k, const float* v, const Cache& c) {
+    bounds_.pages = std::min(bounds_.pages, c.pages);
+    step([this, c] { return count(kTokens) ? c.kv_heads : 0; },
+         [=](int64_t h, const Scratch&) {
+             const int64_t bytes = row_bytes(c.type, c.head_dim);
+             for (int64_t t = 0; t < count(kTokens); ++t) {
+                 const int64_t page = batch_.slots[t] / kPage, offset = batch_.slots[t] % kPage;
+                 const int64_t from = (t * c.kv_heads + h) * c.head_dim;
+                 const int64_t to = ((page * c.kv_heads + h) * kPage + offset) * bytes;
+                 k_.store_row(c.type, k + from, c.k + to, c.head_dim);
+                 k_.store_row(c.type, v + from, c.v + to, c.head_dim);
+             }
+         });
+}
+
+void Program::attention(Attention args, int64_t pages) {
+    bounds_.pages = std::min(bounds_.pages, pages);
+    ScratchPlan plan(*this);
+    args.max_splits = int(std::min(ceil_div(batch_.pages_per_sequence * kPage, kSplit),
+                                   ceil_div(int64_t(args.window) - 1, kSplit) + 1));
+    auto a = std::make_shared<Attention>(args);
+    plan.take(max_decode() * a->kv_heads * a->max_splits * a->partial_floats() * 4,
+              [a](uint8_t* p) { a->partial = reinterpret_cast<float*>(p); });
+    const auto splits = [this, a] { return max_splits(*a, batch_); };
+    const auto block = [this, a] { return block_rows(*a, batch_.prompt_count(), pool_->threads()); };
+    // Decode rows are cut by splits, prompt rows into blocks.
+    step(
+        [=] {
+            const int64_t blocks = ceil_div(batch_.prompt_count(), std::max(1, block()));
+            return int64_t(a->kv_heads) * (batch_.decode_count() * splits() + blocks);
+        },
+        [=](int64_t piece, const Scratch& s) {
+            const Batch& b = batch_;
+            const int n = splits(), kv_head = int(piece % a->kv_heads);
+            const int64_t row = piece / a->kv_heads, decode = int64_t(b.decode_count()) * n;
+            if (row < decode) return k_.attention_split(*a, b, int(row / n), kv_head, int(row % n), s.local);
+            const int rows = block(), first = b.decode_count() + int(row - decode) * std::max(1, rows);
+            if (rows)
+                k_.attention_block(*a, b, first, std::min(first + rows, b.tokens_count()), kv_head, s.local);
+            else
+                k_.attention_row(*a, b, first, kv_head, s.local);
+        });
+    // Few partial results are merged before other threads would have woken up.
+    const auto parts = [=] { return splits() > kSerialSplits ? a->kv_heads : 1; };
+    step([=] { return int64_t(batch_.decode_count()) * parts(); },
+         [=](int64_t piece, const Scratch&) {
+             const int n = parts(), heads = a->kv_heads / n, first = int(piece % n) * heads;
+             for (int h = first; h < first + heads; ++h) k_.attention_merge(*a, batch_, int(piece / n), h);
+         });
+}
+
+void Program::router(const float* x, const Rows& weights, const float* bias, const Router& r, int32_t* ids,
+                     float* factors) {
+    ScratchPlan plan(*this);
+    const auto tokens = [this] { return count(kTokens); };
+    auto in = input_of(x, weights.cols);
+    Meets meets{};
+    meets.with(weights);
+    prepare(plan, in, meets, bounds_.tokens, tokens);
+    auto logits =
+        std::make_shared<std::vector<Product>>(1, Product{weights, bias, nullptr, weights.count, false});
+    plan.take(bounds_.tokens * weights.count * 4,
+              [logits](uint8_t* p) { (*logits)[0].out = reinterpret_cast<float*>(p); });
+    products(in, logits, tokens);
+    step(tokens, [=](int64_t t, const Scratch&) {
+        k_.router(r, (*logits)[0].out + t * r.experts, ids + t * r.chosen, factors + t * r.chosen);
+    });
+}
+
+void Program::add(float* x, const float* y, int64_t dim, float keep, float scale) {
+    step([this] { return count(kTokens); },
+         [=](int64_t t, const Scratch&) { k_.add(x + t * dim, y + t * dim, dim, keep, scale); });
+}
+
+void Program::gather(const float* x, float* out, int64_t dim) {
+    step([this] { return count(kLogits); },
+         [this, x, out, dim](int64_t r, const Scratch&) {
+             std::memcpy(out + r * dim, x + batch_.logits_rows[r] * dim, size_t(dim) * 4);
+         });
+}
+
+}  // namespace hc

@@ -1,0 +1,126 @@
+// A recorded list of steps. Each function appends one op of hotcold.kernels.backend.Backend to it.
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "program/batch.h"
+#include "simd/kernels.h"
+#include "program/link.h"
+#include "program/routing.h"
+#include "pool/threads.h"
+
+namespace hc {
+
+enum RowsOf : int { kTokens = 0, kLogits = 1 };
+enum IndexedBy : int { kByToken = 0, kByPosition = 1 };
+
+// One layer's keys and values, [page, K, kPage] rows each.
+struct Cache {
+    uint8_t *k, *v;
+    Type type;  // of a row: F16, F32 or Q8_0
+    int64_t pages, kv_heads, head_dim;
+};
+
+// A neuron is a candidate where its row of `second` times what `first` makes of x is at least its threshold.
+struct Predictor {
+    Rows first, second;
+    bool relu;  // between the two
+    const float* threshold;
+};
+
+struct ExpertsOp;
+
+// What the two sides of a layer exchange, in host memory, as the hot one sees it.
+struct Mailbox {
+    int layer;
+    int32_t* counts;  // of the cold side's batch
+    float *x, *y;     // [T, dim]
+    uint64_t* mask;   // [T, words] candidates among the cold neurons, or null
+    int64_t dim, words;
+    int32_t* ids = nullptr;  // [T, experts] that each row chose, with their factors; or null
+    float* factors = nullptr;
+    int64_t experts = 0;
+};
+
+class Program {
+  public:
+    Program(const Kernels& kernels, std::shared_ptr<Pool> pool, const Batch& batch, const BatchBounds& bounds)
+        : k_(kernels), pool_(std::move(pool)), batch_(batch), bounds_(bounds) {}
+    Program(const Program&) = delete;  // its steps point to it
+    Program& operator=(const Program&) = delete;
+
+    void embed(const Rows& table, float* out, IndexedBy, bool accumulate);
+    void norm(const NormArgs&, const float* x, float* out, int64_t rows_per_token, RowsOf);
+    void linear(const float* x, const std::vector<Product>&, RowsOf);
+    void rope(const RopeArgs&, int64_t positions, float* x, int64_t heads, int64_t head_dim);
+    void store_kv(const float* k, const float* v, const Cache&);
+    void attention(Attention, int64_t pages);
+    void predict(const float* x, const Predictor&, const Masks& mask);
+    void ffn(Ffn, const float* x);
+    // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
+    void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
+    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>);
+    void router(const float* x, const Rows& weights, const float* bias, const Router&, int32_t* ids,
+                float* factors);
+    void add(float* x, const float* y, int64_t dim, float keep = 1, float scale = 1);
+    void gather(const float* x, float* out, int64_t dim);
+    // What fills a mailbox. Of each of the mask's rows, of mask_words, the last words go there.
+    struct Posted {
+        const float* x;
+        const uint64_t* mask;
+        int64_t mask_words;
+        const int32_t* ids;
+        const float* factors;
+    };
+    void post(std::shared_ptr<FlagLink>, const Mailbox&, const Posted&);
+    void collect(std::shared_ptr<FlagLink>, const Mailbox&, float* out);
+
+    // std::invalid_argument when the batch holds a number out of bounds. See Pool::run.
+    void run(const std::function<void()>& check_interrupt = {});
+    // Of the one buffer that all programs of a pool share; each thread has kLocalBytes besides.
+    size_t scratch_bytes() const { return shared_bytes_; }
+
+  private:
+    // Scratch of one op. Ops run one after another, so all share one buffer, as large as the largest needs.
+    class ScratchPlan;
+    // Once that buffer exists, `set` is told where in it a part lies that was taken. It sets pointers and
+    // reads none, so the order of parts does not matter.
+    struct Part {
+        size_t at;
+        std::function<void(uint8_t*)> set;
+    };
+
+    int64_t count(RowsOf rows) const { return batch_.counts[rows == kTokens ? 0 : 2]; }
+    int64_t max_rows(RowsOf rows) const { return rows == kTokens ? bounds_.tokens : bounds_.logits; }
+    int64_t max_decode() const { return bounds_.max_decode(); }
+    void step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run,
+              std::function<Span(int64_t, int64_t)> reads = {});
+    void take_quantised(ScratchPlan&, std::shared_ptr<Input>, int64_t max_rows);
+    void quantise(std::shared_ptr<Input>, std::function<int64_t()> rows);
+    // What products of these kinds of weights read besides `x`.
+    struct Meets {
+        bool quantised, plain;
+        void with(const Rows& rows) { (is_quantised(rows.type) ? quantised : plain) = true; }
+    };
+    void prepare(ScratchPlan&, std::shared_ptr<Input>, Meets, int64_t max_rows,
+                 std::function<int64_t()> rows);
+    void products(std::shared_ptr<Input>, std::shared_ptr<std::vector<Product>>,
+                  std::function<int64_t()> rows);
+    void ffn_by_neuron(std::shared_ptr<Ffn>, ScratchPlan&);
+    void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&);
+    void experts_by_neuron(std::shared_ptr<ExpertsOp>, ScratchPlan&);
+    void experts_by_output(std::shared_ptr<ExpertsOp>, ScratchPlan&);
+    std::shared_ptr<Input> predictor_hidden(ScratchPlan&, const float* x, const Predictor&);
+
+    const Kernels& k_;
+    std::shared_ptr<Pool> pool_;
+    const Batch batch_;
+    BatchBounds bounds_;
+    std::vector<Step> steps_;
+    std::vector<Part> parts_;
+    size_t shared_bytes_ = 0;
+    std::shared_ptr<uint8_t> shared_;  // from the first run on
+};
+
+}  // namespace hc

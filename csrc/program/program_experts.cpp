@@ -1,0 +1,410 @@
+// The FFN op for experts, and their predictors. A step's (row, expert) pairs are sorted by expert; each
+// expert's pairs are then the rows of a small FFN, whose kernels see its weights alone. What its neurons add
+// is summed as in a layer without experts; a row's experts are added one after another.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "program/program_parts.h"
+
+namespace hc {
+
+namespace {
+
+// The rows of a layer's weights that are one expert's.
+Rows rows_of(const Rows& all, int64_t first, int64_t count) {
+    Rows rows = all;
+    if (rows.base) rows.base += first * rows.stride;
+    rows.count = count;
+    return rows;
+}
+
+const float* at(const float* values, int64_t i) { return values ? values + i : nullptr; }
+
+// An input's rows from t on.
+Input from_row(Input in, int64_t t) {
+    in.x = at(in.x, t * in.stride);
+    if (in.quantised) in.quantised += t * Input::token_bytes(in.cols);
+    return in;
+}
+
+// Inputs of pairs whose rows are not neighbours, copied so that they are: first those of one routing, then
+// those of another.
+struct Gathered {
+    Input from, to;
+    bool floats = false;  // what of them is read
+    bool codes = false;
+
+    void copy(int token, int64_t pair) const {
+        if (floats)
+            std::memcpy(const_cast<float*>(to.x) + pair * to.stride, from.x + token * from.stride,
+                        size_t(to.cols) * 4);
+        const auto bytes = Input::token_bytes(to.cols);
+        if (codes) std::memcpy(to.quantised + pair * bytes, from.quantised + token * bytes, size_t(bytes));
+    }
+    void copy(const Routing& routing, int pair, int64_t before) const {
+        if (!routing.part_of(pair).neighbours) copy(routing.token(pair), before + pair);
+    }
+    // Of a part, whose pairs lie behind so many others.
+    Input of(const Routing::Part& part, int64_t before) const {
+        return part.neighbours ? from_row(from, part.token) : from_row(to, before + part.begin);
+    }
+};
+
+}  // namespace
+
+// One FFN op for experts: the layer, what was chosen of it, and scratch. All decode rows, all prompt rows and
+// all rows have routings of their own; an op uses the first two or the last.
+struct ExpertsOp {
+    Ffn layer;  // all experts' rows
+    std::shared_ptr<const Experts> experts;
+    Routing decode, prompt;
+    Cut decode_cut, prompt_cut;
+    Gathered input;
+    std::vector<std::array<int8_t, kMaxDecodeRows + 1>> levels;  // of each expert: Ffn::levels
+    std::vector<int64_t> down_rows;                              // by output, where each expert's begin
+    float* sums = nullptr;                                       // [pairs, D]: what each pair's expert gives
+    Input hidden;                                                // by output: [pairs, neurons]
+    int64_t most_leaves = 0, most_neurons = 0;
+
+    ExpertsOp(const Ffn& f, std::shared_ptr<const Experts> e, int64_t rows, int64_t decode_rows)
+        : layer(f),
+          experts(std::move(e)),
+          decode(*experts, decode_rows),
+          prompt(*experts, rows),
+          decode_cut(size_t(experts->count())),
+          prompt_cut(size_t(experts->count())) {
+        most_neurons = experts->most_neurons();
+    }
+
+    bool is_decode(const Routing& routing) const { return &routing == &decode; }
+    // Pairs before those of a routing.
+    int64_t before(const Routing& routing) const { return is_decode(routing) ? 0 : decode.pairs(); }
+    float* sum(const Routing& routing, int pair) const {
+        return sums + (before(routing) + pair) * layer.dim();
+    }
+    const float* down_bias(int64_t expert) const { return at(layer.down_bias, expert * layer.dim()); }
+    int64_t neurons(const Routing::Part& part) const { return experts->neurons(part.expert); }
+    Ffn expert(int64_t number) const;
+    Ffn view(const Routing&, const Routing::Part&) const;
+    Input hidden_of(const Routing::Part&) const;
+};
+
+// The FFN of one expert, without rows.
+Ffn ExpertsOp::expert(int64_t number) const {
+    Ffn f = layer;
+    const int64_t first = experts->first(number), n = experts->neurons(number), dim = layer.dim();
+    f.gate = rows_of(layer.gate, first, n);
+    f.up = rows_of(layer.up, first, n);
+    f.gate_bias = at(layer.gate_bias, first);
+    f.up_bias = at(layer.up_bias, first);
+    f.down_bias = down_bias(number);
+    if (layer.by_output)
+        f.down = rows_of(layer.down, down_rows[size_t(number)], dim);
+    else if (layer.panels.neurons) {
+        f.down.base += first / layer.panels.neurons * layer.panels.bytes();
+        f.down.count = n;
+    } else
+        f.down = rows_of(layer.down, first, n);
+    if (f.mask) f.mask.words += experts->words[size_t(number)];
+    if (f.fired) f.fired.words += experts->words[size_t(number)];
+    f.accumulate = false;
+    return f;
+}
+
+// The FFN of one part's pairs.
+Ffn ExpertsOp::view(const Routing& routing, const Routing::Part& part) const {
+    Ffn f = expert(part.expert);
+    f.x = input.of(part, before(routing));
+    f.mask.tokens = f.fired.tokens = routing.tokens(part);
+    f.out = sum(routing, part.begin);
+    if (layer.by_output) {
+        f.hidden = const_cast<float*>(hidden_of(part).x);
+        return f;
+    }
+    if (is_decode(routing)) {
+        std::copy(levels[size_t(part.expert)].begin(), levels[size_t(part.expert)].end(), f.levels);
+        f.partial += part.begin * most_leaves * sums_of(layer.dim());
+        f.added += routing.number(part) * most_leaves;
+        f.piece_stats += routing.number(part) * most_leaves;
+    } else {
+        f.hidden += part.begin * most_neurons;
+        f.hidden_tokens = part.rows();
+    }
+    return f;
+}
+
+Input ExpertsOp::hidden_of(const Routing::Part& part) const {
+    Input in = hidden;
+    in.cols = in.stride = neurons(part);
+    in.x += part.begin * most_neurons;
+    if (in.quantised) in.quantised += part.begin * Input::token_bytes(most_neurons);
+    return in;
+}
+
+namespace {
+
+// sum (+)= factor * y, one expert after another.
+void add_expert(const float* y, float factor, bool first, int64_t n, float* sum) {
+    for (int64_t i = 0; i < n; ++i) {
+        const float v = factor * (y ? y[i] : 0.0f);
+        sum[i] = first ? v : sum[i] + v;
+    }
+}
+
+void put(const float* sum, bool accumulate, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = accumulate ? out[i] + sum[i] : sum[i];
+}
+
+// One row's experts: their pairs' sums lie there.
+void add_experts(const ExpertsOp& op, const Routing& routing, int t) {
+    const int64_t k = op.experts->chosen, dim = op.layer.dim();
+    float sum[kGroup];
+    for (int64_t i = 0; i < dim; i += kGroup) {
+        const int64_t n = std::min<int64_t>(kGroup, dim - i);
+        for (int64_t j = 0; j < k; ++j) {
+            const int pair = routing.pair(t, j);
+            const Routing::Part& part = routing.part_of(pair);
+            const float* y = op.neurons(part) ? op.sum(routing, pair) : op.down_bias(part.expert);
+            add_expert(at(y, i), op.experts->factors[t * k + j], j == 0, n, sum);
+        }
+        put(sum, op.layer.accumulate, n, op.layer.out + t * dim + i);
+    }
+}
+
+// The same for one group of a decode row, whose experts' pieces are summed here.
+void reduce_experts(const Kernels& k, const ExpertsOp& op, int t, int64_t group) {
+    const int64_t dim = op.layer.dim(), i = group * kGroup, n = std::min<int64_t>(kGroup, dim - i);
+    float sum[kGroup], y[kGroup];
+    for (int64_t j = 0; j < op.experts->chosen; ++j) {
+        const int pair = op.decode.pair(t, j);
+        const Routing::Part& part = op.decode.part_of(pair);
+        const float* from = at(op.down_bias(part.expert), i);
+        if (op.neurons(part)) {
+            k.ffn_reduce(op.view(op.decode, part), part.rows(), pair - part.begin, group, y);
+            from = y;
+        }
+        add_expert(from, op.experts->factors[t * op.experts->chosen + j], j == 0, n, sum);
+    }
+    put(sum, op.layer.accumulate, n, op.layer.out + t * dim + i);
+}
+
+// Nothing of a decode row fires in experts that it did not choose.
+void clear_fired(const ExpertsOp& op, int rows) {
+    if (!op.layer.fired) return;
+    for (int t = 0; t < rows; ++t)
+        std::memset(op.layer.fired.row(t), 0, size_t(op.experts->words.back()) * 8);
+}
+
+void add_stats(const ExpertsOp& op) {
+    for (const Routing::Part& part : op.decode.parts()) {
+        if (!op.neurons(part)) continue;
+        const Ffn f = op.view(op.decode, part);
+        for (int piece = 0; piece < f.pieces(part.rows()); ++piece) op.layer.stats->add(f.piece_stats[piece]);
+    }
+}
+
+}  // namespace
+
+void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts> experts) {
+    ScratchPlan plan(*this);
+    const int64_t rows = bounds_.tokens, pairs = rows * experts->chosen, dim = args.dim();
+    auto op = std::make_shared<ExpertsOp>(args, experts, rows, max_decode());
+    Gathered& in = op->input;
+    const bool gated = args.gate.base;
+    in.codes = is_quantised(args.up.type) || (gated && is_quantised(args.gate.type));
+    in.floats = !is_quantised(args.up.type) || (gated && !is_quantised(args.gate.type));
+    in.from = in.to = Input{x, dim, nullptr, dim};
+    if (in.codes) {
+        const std::shared_ptr<Input> from(op, &in.from), to(op, &in.to);
+        take_quantised(plan, from, rows);
+        quantise(from, [this] { return count(kTokens); });
+        take_quantised(plan, to, pairs);
+    }
+    if (in.floats)
+        plan.take(pairs * dim * 4, [op](uint8_t* p) { op->input.to.x = reinterpret_cast<float*>(p); });
+    plan.take(pairs * dim * 4, [op](uint8_t* p) { op->sums = reinterpret_cast<float*>(p); });
+    step([this] { return int64_t(count(kTokens) > 0); },
+         [this, op](int64_t, const Scratch&) {
+             // By output decode rows are as any others.
+             const int decode = op->layer.by_output ? 0 : batch_.decode_count();
+             op->decode.sort(0, decode);
+             op->prompt.sort(decode, batch_.tokens_count());
+             clear_fired(*op, batch_.decode_count());
+         });
+    step(
+        [op] {
+            const bool any = op->decode.scattered() || op->prompt.scattered();
+            return int64_t(any ? op->decode.pairs() + op->prompt.pairs() : 0);
+        },
+        [op](int64_t pair, const Scratch&) {
+            const int64_t before = op->decode.pairs();
+            if (pair < before) return op->input.copy(op->decode, int(pair), 0);
+            op->input.copy(op->prompt, int(pair - before), before);
+        });
+    if (args.by_output)
+        experts_by_output(op, plan);
+    else
+        experts_by_neuron(op, plan);
+}
+
+// As without experts, expert by expert.
+void Program::experts_by_neuron(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
+    const Experts& experts = *op->experts;
+    const int64_t dim = op->layer.dim(), pairs = bounds_.tokens * experts.chosen;
+    const int64_t decode_pairs = max_decode() * experts.chosen;
+    op->levels.resize(size_t(experts.count()));
+    for (int64_t e = 0; e < experts.count(); ++e) {
+        Ffn f = op->expert(e);
+        if (f.neurons()) cut_into_pieces(f, int(max_decode()), pool_->threads(), int(experts.chosen));
+        std::copy(std::begin(f.levels), std::end(f.levels), op->levels[size_t(e)].begin());
+        op->most_leaves = std::max<int64_t>(op->most_leaves, f.leaves());
+    }
+    plan.take(pairs * op->most_neurons * 4,
+              [op](uint8_t* p) { op->layer.hidden = reinterpret_cast<float*>(p); });
+    plan.take(decode_pairs * op->most_leaves * sums_of(dim) * 4,
+              [op](uint8_t* p) { op->layer.partial = reinterpret_cast<float*>(p); });
+    const int64_t parts = std::min(decode_pairs, experts.count());
+    plan.take(parts * op->most_leaves * int64_t(sizeof(FfnCounts)),
+              [op](uint8_t* p) { op->layer.piece_stats = reinterpret_cast<FfnCounts*>(p); });
+    plan.take(parts * op->most_leaves * 4,
+              [op](uint8_t* p) { op->layer.added = reinterpret_cast<uint32_t*>(p); });
+
+    const int64_t size = piece_rows(op->layer.up), groups = padded(dim) / kGroup;
+    const auto pieces_of = [op](const Routing::Part& part) {
+        return op->neurons(part) ? int64_t(op->view(op->decode, part).pieces(part.rows())) : 0;
+    };
+    const auto blocks_of = [op, size](const Routing::Part& part) {
+        return ceil_div(op->neurons(part), size);
+    };
+    step(
+        [=] {
+            return op->decode_cut.over(op->decode, pieces_of) + op->prompt_cut.over(op->prompt, blocks_of);
+        },
+        [this, op, size](int64_t piece, const Scratch& s) {
+            if (piece < op->decode_cut.pieces()) {
+                const Routing::Part& part = op->decode.parts()[op->decode_cut.part(piece)];
+                return k_.ffn_piece(op->view(op->decode, part), part.rows(), int(piece), s.local);
+            }
+            piece -= op->decode_cut.pieces();
+            const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
+            const int64_t first = piece * size, end = std::min(first + size, op->neurons(part));
+            k_.ffn_hidden(op->view(op->prompt, part), first, end - first, 0, part.rows(), s.local);
+        });
+    const auto tiles_of = [op, groups](const Routing::Part& part) {
+        return op->neurons(part) ? groups * ceil_div(part.rows(), kPromptTile) : 0;
+    };
+    step([=] { return groups * batch_.decode_count() + op->prompt_cut.over(op->prompt, tiles_of); },
+         [=](int64_t piece, const Scratch& s) {
+             const int64_t reduced = groups * batch_.decode_count();
+             if (op->layer.stats && piece == 0 && !batch_.prompt_count()) add_stats(*op);
+             if (piece < reduced) return reduce_experts(k_, *op, int(piece / groups), piece % groups);
+             piece -= reduced;
+             const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
+             const int t0 = int(piece / groups) * kPromptTile, t1 = std::min(t0 + kPromptTile, part.rows());
+             k_.ffn_prompt_down(op->view(op->prompt, part), piece % groups, t0, t1, s.local);
+         });
+    step([this] { return int64_t(batch_.prompt_count()); },
+         [this, op](int64_t t, const Scratch&) {
+             add_experts(*op, op->prompt, batch_.decode_count() + int(t));
+         });
+}
+
+// Every row that was chosen is read, and down is a dot over all neurons of an expert.
+void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
+    const Experts& experts = *op->experts;
+    const int64_t pairs = bounds_.tokens * experts.chosen;
+    int64_t down = 0;
+    for (int64_t e = 0; e < experts.count(); ++e) {
+        op->down_rows.push_back(down);
+        down += experts.neurons(e) ? op->layer.dim() : 0;
+    }
+    plan.take(pairs * op->most_neurons * 4, [op](uint8_t* p) { op->hidden.x = reinterpret_cast<float*>(p); });
+    const int64_t size = piece_rows(op->layer.up), down_size = piece_rows(op->layer.down);
+    const auto blocks_of = [op, size](const Routing::Part& part) {
+        return ceil_div(op->neurons(part), size);
+    };
+    step([=] { return op->prompt_cut.over(op->prompt, blocks_of); },
+         [this, op, size](int64_t piece, const Scratch& s) {
+             const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
+             const int64_t first = piece * size, end = std::min(first + size, op->neurons(part));
+             k_.ffn_hidden(op->view(op->prompt, part), first, end - first, 0, part.rows(), s.local);
+         });
+    if (op->layer.mask || op->layer.fired || op->layer.stats)
+        step([this] { return int64_t(batch_.decode_count() > 0); },
+             [this, op](int64_t, const Scratch&) {
+                 for (const Routing::Part& part : op->prompt.parts()) {
+                     const int32_t* tokens = op->prompt.tokens(part);
+                     const auto decode =
+                         std::lower_bound(tokens, tokens + part.rows(), batch_.decode_count());
+                     if (op->neurons(part) && decode != tokens)
+                         account_by_output(op->view(op->prompt, part), int(decode - tokens),
+                                           !batch_.prompt_count());
+                 }
+             });
+    if (is_quantised(op->layer.down.type)) {
+        plan.take(pairs * Input::token_bytes(op->most_neurons),
+                  [op](uint8_t* p) { op->hidden.quantised = p; });
+        step([op] { return int64_t(op->prompt.pairs()); },
+             [this, op](int64_t pair, const Scratch&) {
+                 const Routing::Part& part = op->prompt.part_of(int(pair));
+                 if (op->neurons(part)) k_.quantise(op->hidden_of(part), int(pair) - part.begin);
+             });
+    }
+    const auto outputs_of = [op, down_size](const Routing::Part& part) {
+        return op->neurons(part) ? ceil_div(op->layer.dim(), down_size) : 0;
+    };
+    step([=] { return op->prompt_cut.over(op->prompt, outputs_of); },
+         [this, op, down_size](int64_t piece, const Scratch& s) {
+             const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
+             const Ffn f = op->view(op->prompt, part);
+             const int64_t first = piece * down_size, end = std::min(first + down_size, f.dim());
+             const Product product{f.down, f.down_bias, f.out, f.dim(), false};
+             k_.product(product, op->hidden_of(part), first, end - first, 0, part.rows(), s.local);
+         });
+    step([this] { return count(kTokens); },
+         [op](int64_t t, const Scratch&) { add_experts(*op, op->prompt, int(t)); });
+}
+
+void Program::predict(const float* x, const Predictor& p, const Masks& mask,
+                      std::shared_ptr<const Experts> experts) {
+    struct Op {
+        Routing routing;
+        Cut cut;
+        Gathered input;
+    };
+    ScratchPlan plan(*this);
+    auto op = std::make_shared<Op>(Op{Routing(*experts, max_decode()), Cut(size_t(experts->count())), {}});
+    const auto hidden = predictor_hidden(plan, x, p);
+    const int64_t pairs = max_decode() * experts->chosen;
+    op->input.codes = is_quantised(p.second.type);
+    op->input.floats = !op->input.codes;
+    op->input.to = *hidden;
+    if (op->input.codes)
+        take_quantised(plan, std::shared_ptr<Input>(op, &op->input.to), pairs);
+    else
+        plan.take(pairs * p.second.cols * 4,
+                  [op](uint8_t* q) { op->input.to.x = reinterpret_cast<float*>(q); });
+    step([this] { return int64_t(batch_.decode_count() > 0); },
+         [=](int64_t, const Scratch&) {
+             op->routing.sort(0, batch_.decode_count());
+             op->input.from = *hidden;
+             for (int pair = 0; pair < op->routing.pairs(); ++pair) op->input.copy(op->routing, pair, 0);
+         });
+    const int64_t size = ceil_div(piece_rows(p.second), 64);
+    const auto blocks_of = [=](const Routing::Part& part) {
+        return ceil_div(ceil_div(experts->neurons(part.expert), 64), size);
+    };
+    step([=] { return batch_.decode_count() ? op->cut.over(op->routing, blocks_of) : 0; },
+         [=](int64_t piece, const Scratch&) {
+             const Routing::Part& part = op->routing.parts()[op->cut.part(piece)];
+             const int64_t first = experts->first(part.expert), n = experts->neurons(part.expert);
+             const int64_t end = std::min(ceil_div(n, 64), (piece + 1) * size);
+             const Masks own{mask.words + experts->words[size_t(part.expert)], mask.stride,
+                             op->routing.tokens(part)};
+             k_.predict(rows_of(p.second, first, n), op->input.of(part, 0), p.threshold + first, piece * size,
+                        end, part.rows(), own);
+         });
+}
+
+}  // namespace hc

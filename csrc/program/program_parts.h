@@ -1,0 +1,58 @@
+// What the files of Program share: how rows are cut into pieces, and how an op's scratch is laid out.
+#pragma once
+#include <algorithm>
+
+#include "pack/pack.h"
+#include "program/program.h"
+#include "program/scratch.h"
+
+namespace hc {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows of one piece of a product, so that a piece stays in L2 for all its tokens: about 64 KB of weights. Of
+// plain ones more, whose tokens do not stay there and are read again for every piece. As many times as many
+// as prompts take at once.
+inline int64_t piece_rows(const Rows& rows) {
+    const bool quantised = is_quantised(rows.type);
+    const int64_t most =
+        (quantised ? 64 << 10 : kPlainPiece) / std::max<int64_t>(1, row_size(rows.type, rows.cols));
+    const int64_t unit = quantised ? kDecodedRows : kArrangedRows;
+    return std::clamp<int64_t>((most + unit / 2) / unit, 1, kMaxPieceRows / unit) * unit;
+}
+
+// Rows [first, end) where they lie in one stretch.
+inline Span stretch(const Rows& rows, int64_t first, int64_t end) {
+    const int64_t bytes = row_bytes(rows.type, rows.cols);
+    if (rows.stride != bytes) return {};
+    return {rows.row(first), (std::min(end, rows.count) - first) * bytes};
+}
+
+inline std::shared_ptr<Input> input_of(const float* x, int64_t cols) {
+    return std::make_shared<Input>(Input{x, cols, nullptr, cols});
+}
+
+// Cuts decode rows into pieces as large as leaves enough of them to keep all threads busy to the end, since
+// each has sums of its own that are then added; and as fit a thread's scratch. `chosen` such layers are
+// computed together.
+void cut_into_pieces(Ffn& f, int max_rows, int threads, int chosen = 1);
+// Decode rows whose down lies by output: leaves out what no mask names, reports what fired, counts what is
+// read.
+void account_by_output(const Ffn& f, int decode, bool count);
+
+class Program::ScratchPlan {
+  public:
+    explicit ScratchPlan(Program& program) : program_(program) {}
+    ~ScratchPlan() { program_.shared_bytes_ = std::max(program_.shared_bytes_, bytes_); }
+    template <class Set> void take(int64_t bytes, Set set) {
+        const size_t at = bytes_;
+        bytes_ += size_t(bytes + 63) / 64 * 64;
+        program_.parts_.push_back({at, std::move(set)});
+    }
+
+  private:
+    Program& program_;
+    size_t bytes_ = 0;
+};
+
+}  // namespace hc

@@ -1,0 +1,479 @@
+// Dots and sums of packed rows, for every block type.
+#pragma once
+#include "simd/block_types.h"
+
+namespace hc {
+namespace {
+
+// What will be read: `count` runs of `bytes`, `step` apart.
+struct Segment {
+    const uint8_t* at;
+    int64_t bytes, step = 0, count = 1;
+};
+
+// What to bring into L1 or L2 ahead of its use. A stream walks segments in the order in which they will be
+// read; whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units
+// work. What nobody expected yet is fetched, as much as was owed, once it is.
+class Stream {
+  public:
+    Stream() : owed_(INT64_MIN / 2) {}  // fetches nothing
+    explicit Stream(const Segment& one) : segment_(one) {}
+    explicit Stream(Segment* room) : next_(room), end_(room) {}
+
+    // What will be read after all else; neighbours in memory become one.
+    void expect(const uint8_t* at, int64_t bytes) {
+        if (end_ != next_ && end_[-1].at + end_[-1].bytes == at)
+            end_[-1].bytes += bytes;
+        else
+            *end_++ = {at, bytes};
+    }
+    // `bytes` were read without it.
+    void pass(int64_t bytes) {
+        while (bytes > 0 && (at_ < stop_ || advance())) {
+            const int64_t part = smaller<int64_t>(bytes, stop_ - at_);
+            at_ += part;
+            bytes -= part;
+        }
+    }
+    // The level is asked for once a call: in the loop that costs more than a wrong level does (docs/log.md).
+    HC_INLINE void fetch(int64_t bytes) {
+        owed_ += bytes;
+        if (into_l2_)
+            fetch_lines<true>();
+        else
+            fetch_lines<false>();
+    }
+
+  private:
+    template <bool L2> HC_INLINE void fetch_lines() {
+        for (; owed_ >= 64; owed_ -= 64, at_ += 64) {
+            if (at_ >= stop_ && !advance()) return;
+            L2 ? Vec::prefetch_l2(at_) : Vec::prefetch(at_);
+        }
+    }
+    HC_NOINLINE bool advance() {
+        if (segment_.count == 0) {
+            if (next_ == end_) return false;
+            segment_ = *next_++;
+        }
+        at_ = segment_.at;
+        stop_ = at_ + segment_.bytes;
+        segment_.at += segment_.step;
+        --segment_.count;
+        return true;
+    }
+
+    const uint8_t *at_ = nullptr, *stop_ = nullptr;
+    int64_t owed_ = 0;
+    const bool into_l2_ = fetching.into_l2;
+    Segment segment_{nullptr, 0, 0, 0};
+    Segment *next_ = nullptr, *end_ = nullptr;
+};
+
+// Unit k of some lanes, from a group of `lanes` blocks whose codes start at `codes`; then all of a type's.
+HC_INLINE I load_unit(const uint8_t* codes, int k, int lanes, int n) {
+    const uint8_t* at = codes + k * 4 * lanes;
+    return n == Vec::width ? Vec::load_i(at) : Vec::load_i(at, n);
+}
+template <class B> HC_INLINE void load_units(const uint8_t* codes, int lanes, int n, I (&unit)[B::units]) {
+    unroll<0, B::units>([&](auto k) HC_INLINE_LAMBDA {
+        constexpr int K = decltype(k)::value;
+        unit[K] = load_unit(codes, K, lanes, n);
+    });
+}
+
+template <class B> inline int64_t codes_of(int64_t blocks, int64_t block) {
+    return blocks * B::header_quarters / 4 + block * B::units * 4;
+}
+
+// fn(lanes, l, n) for the vectors of a group of fewer than kLanes blocks: lanes [l, l + n). `Short` rows have
+// no other group, so full vectors are worth a copy of the code there.
+template <bool Short, class Fn> HC_INLINE void for_last_lanes(int lanes, Fn&& fn) {
+    int l = 0;
+    if constexpr (Short && Vec::width < kLanes)
+        for (; l + Vec::width <= lanes; l += Vec::width) fn(lanes, l, Vec::width);
+    for (; l < lanes; l += Vec::width) fn(lanes, l, smaller(Vec::width, lanes - l));
+}
+
+// fn(lanes, l, n) for the vectors of the group that starts at `block`. Full groups get constants.
+template <class Fn> HC_INLINE void for_lanes(int64_t blocks, int64_t block, Fn&& fn) {
+    if (blocks - block < kLanes) return for_last_lanes<false>(int(blocks - block), fn);
+    for (int l = 0; l < kLanes; l += Vec::width) fn(kLanes, l, Vec::width);
+}
+
+// fn(block, lanes, l, n) for all groups of a row. Full groups have a loop of their own, with nothing in it
+// that depends on their number.
+template <bool Short = false, class Fn> HC_INLINE void for_groups(int64_t blocks, Fn&& fn) {
+    int64_t block = 0;
+    for (; block + kLanes <= blocks; block += kLanes)
+        for (int l = 0; l < kLanes; l += Vec::width) fn(block, kLanes, l, Vec::width);
+    if (block < blocks)
+        for_last_lanes<Short>(int(blocks - block),
+                              [&](int lanes, int l, int n) HC_INLINE_LAMBDA { fn(block, lanes, l, n); });
+}
+
+// log2 of a power of two.
+constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
+
+// What a dot starts from, so that codes may be too large: the offset times the sum of x, negative.
+template <class B> HC_INLINE I start_of(const Input& in, int t, int64_t at, bool high) {
+    constexpr int offset = B::signed_codes ? Vec::signed_offset : B::offset;
+    if constexpr (offset == 0) return Vec::zero_i();
+    I sum = Vec::load_i(in.sums(t) + at);
+    if constexpr (B::halves) {
+        const I low = Vec::load_i(in.low_sums(t) + at);
+        sum = high ? Vec::sub_i(sum, low) : low;
+    }
+    return Vec::sub_i(Vec::zero_i(), Vec::template shl<log2_of(offset)>(sum));
+}
+
+// acc + four products of bytes in each lane of M words of codes; those of x lie a group's words apart.
+template <bool Signed, int M> HC_INLINE I dot_words(I acc, const I (&w)[M], const int8_t* x) {
+    auto sum = Vec::dot_begin(acc);
+    for (int i = 0; i < M; ++i)
+        sum = Vec::template dot_add<Signed>(sum, Vec::template dot_code<Signed>(w[i]),
+                                            Vec::load_i(x + i * 4 * kLanes));
+    return Vec::dot_end(acc, sum);
+}
+
+// One group of R rows and T tokens: lanes [l, l + n) of a group of `lanes` blocks that starts at `block`.
+template <class B, int R, int T> HC_INLINE void dot_group(const uint8_t* const* rows, const Input& in, int t0,
+                                                          int64_t blocks, int64_t block, int lanes, int l,
+                                                          int n, F (&sum)[R][T]) {
+    constexpr int H = B::halves ? 2 : 1, M = smaller(Vec::words_at_once(B::code_bits), B::parts);
+    I acc[R][T][H], unit[R][B::units];
+    for (int t = 0; t < T; ++t)
+        for (int h = 0; h < H; ++h) {
+            const I start = start_of<B>(in, t0 + t, block + l, h == 1);
+            for (int r = 0; r < R; ++r) acc[r][t][h] = start;
+        }
+    for (int r = 0; r < R; ++r)
+        load_units<B>(rows[r] + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit[r]);
+    unroll<0, B::parts / M * B::words_per_part>([&](auto k) HC_INLINE_LAMBDA {
+        constexpr int W = decltype(k)::value / (B::parts / M),
+                      first = decltype(k)::value % (B::parts / M) * M;
+        I codes[R][M];
+        unroll<0, M>([&](auto m) HC_INLINE_LAMBDA {
+            for (int r = 0; r < R; ++r)
+                codes[r][decltype(m)::value] = B::template word<first + decltype(m)::value, W>(unit[r]);
+        });
+        for (int t = 0; t < T; ++t) {
+            const int8_t* x = in.codes(t0 + t) + block * kBlock + (first + W * B::parts) * 4 * kLanes + 4 * l;
+            for (int r = 0; r < R; ++r) {
+                I& a = acc[r][t][W * (H - 1)];
+                a = dot_words<B::signed_codes, M>(a, codes[r], x);
+            }
+        }
+    });
+    for (int r = 0; r < R; ++r) {
+        const Head head = B::head({rows[r], blocks, block + l, n});
+        for (int t = 0; t < T; ++t) {
+            const F dx = Vec::load(in.scales(t0 + t) + block + l);
+            F& s = sum[r][t];
+            s = Vec::fma(Vec::to_float(acc[r][t][0]), Vec::mul(head.scale, dx), s);
+            if constexpr (B::halves)
+                s = Vec::fma(Vec::to_float(acc[r][t][1]), Vec::mul(head.high_scale, dx), s);
+            if constexpr (B::has_minimum) {
+                const F total = Vec::to_float(Vec::load_i(in.sums(t0 + t) + block + l));
+                s = Vec::fma(head.minimum, Vec::mul(dx, total), s);
+            }
+        }
+    }
+}
+
+// Dots of R rows with T tokens. Every (row, token) sums its blocks in one fixed order, whatever R and T are.
+template <class B, int R, int T> HC_INLINE void dot_quantised(const uint8_t* const* rows, const Input& in,
+                                                              int t0, float (&out)[R][T], Stream& stream) {
+    F sum[R][T];
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) sum[r][t] = Vec::zero();
+    const int64_t blocks = in.cols / kBlock;
+    for_groups<true>(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
+        dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, n, sum);
+        if (l + n == lanes) stream.fetch(R * lanes * (B::header_quarters + 16 * B::units) / 4);
+    });
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
+}
+
+// Bytes [begin, end) of each of some rows, which will be read next.
+struct Ahead {
+    const uint8_t* const* rows;
+    int64_t begin, end;
+};
+
+// Products of columns [i, end) of R rows and T tokens, a multiple of `step`: sum[a] gets those of every
+// A-th vector from the a-th on, in order. For several rows one a after another, so that a tile of sums fits
+// in registers; the columns are few enough to stay in L1. Meanwhile what lies ahead is fetched.
+template <class P, int R, int T>
+HC_INLINE void add_columns(const uint8_t* const* rows, const float* x, int64_t stride, int64_t i, int64_t end,
+                           F (&sum)[Vec::accumulators][R][T], const Ahead& ahead = {nullptr, 0, 0}) {
+    constexpr int A = Vec::accumulators, step = A * Vec::width;
+    const auto add = [&](int64_t at, F(&s)[R][T]) HC_INLINE_LAMBDA {
+        F w[R];
+        for (int r = 0; r < R; ++r) w[r] = P::load(rows[r], at);
+        for (int t = 0; t < T; ++t) {
+            const F v = Vec::load(x + t * stride + at);
+            for (int r = 0; r < R; ++r) s[r][t] = Vec::fma(w[r], v, s[r][t]);
+        }
+    };
+    if constexpr (R == 1) {
+        for (; i < end; i += step)
+            for (int a = 0; a < A; ++a) add(i + a * Vec::width, sum[a]);
+        return;
+    }
+    for (int a = 0; a < A; ++a) {
+        for (int64_t b = ahead.begin + 64 * a; b < ahead.end; b += 64 * A)
+            for (int r = 0; r < R; ++r) Vec::prefetch(ahead.rows[r] + b);
+        F own[R][T];
+        for (int r = 0; r < R; ++r)
+            for (int t = 0; t < T; ++t) own[r][t] = sum[a][r][t];
+        for (int64_t at = i + a * Vec::width; at < end; at += step) add(at, own);
+        for (int r = 0; r < R; ++r)
+            for (int t = 0; t < T; ++t) sum[a][r][t] = own[r][t];
+    }
+}
+
+// A tile of sums before any column; then what follows its last whole step of columns, and the dots.
+template <int R, int T> using PlainSums = F[Vec::accumulators][R][T];
+template <int R, int T> HC_INLINE void clear(PlainSums<R, T>& sum) {
+    for (auto& part : sum)
+        for (auto& of_row : part)
+            for (F& each : of_row) each = Vec::zero();
+}
+template <class P, int R, int T> HC_INLINE void finish_plain(const uint8_t* const* rows, const Input& in,
+                                                             int t0, PlainSums<R, T>& sum,
+                                                             float (&out)[R][T]) {
+    constexpr int A = Vec::accumulators, step = A * Vec::width;
+    const float* x = in.x + t0 * in.stride;
+    for (int64_t i = in.cols / step * step; i < in.cols; i += Vec::width) {
+        const int n = int(smaller<int64_t>(Vec::width, in.cols - i));
+        for (int r = 0; r < R; ++r)
+            for (int t = 0; t < T; ++t)
+                sum[0][r][t] =
+                    Vec::fma(P::load(rows[r], i, n), Vec::load(x + t * in.stride + i, n), sum[0][r][t]);
+    }
+    for (int r = 0; r < R; ++r) {
+        F total[T];
+        for (int t = 0; t < T; ++t) {
+            total[t] = sum[0][r][t];
+            for (int a = 1; a < A; ++a) total[t] = Vec::add(total[t], sum[a][r][t]);
+        }
+        if constexpr (T == 4)
+            Vec::sum4(total, out[r]);
+        else
+            for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(total[t]);
+    }
+}
+
+// Dots of one plain row with T tokens, whose sums stay in registers: two tokens at most.
+template <class P, int T>
+inline void dot_plain(const uint8_t* row, const Input& in, int t0, float (&out)[1][T], Stream& stream) {
+    constexpr int step = Vec::accumulators * Vec::width, together = 2 * step;
+    PlainSums<1, T> sum;
+    clear<1, T>(sum);
+    const float* x = in.x + t0 * in.stride;
+    int64_t i = 0;
+    for (; i + together <= in.cols; i += together) {
+        add_columns<P>(&row, x, in.stride, i, i + together, sum);
+        stream.fetch(together * P::bytes);
+    }
+    const int64_t whole = in.cols / step * step;
+    add_columns<P>(&row, x, in.stride, i, whole, sum);
+    stream.fetch((whole - i) * P::bytes);
+    finish_plain<P, 1, T>(&row, in, t0, sum, out);
+}
+
+// The same for either kind of type; plain rows come one by one.
+template <class B, int R, int T> HC_INLINE void dot_tile(const uint8_t* const* rows, const Input& in, int t0,
+                                                         float (&out)[R][T], Stream& stream) {
+    if constexpr (B::quantised)
+        dot_quantised<B, R, T>(rows, in, t0, out, stream);
+    else
+        dot_plain<B, T>(rows[0], in, t0, out, stream);
+}
+
+// Whether a weight is one code times one scale, so that scale and coefficient can be multiplied beforehand.
+template <class B> constexpr bool one_scale = !B::halves && !B::has_minimum;
+
+// Whether sums of rows need those of the factors too.
+template <class B> constexpr bool sums_factors() {
+    if constexpr (B::quantised)
+        return one_scale<B> && B::offset > 0;
+    else
+        return false;
+}
+
+// The code of one element, too large by its offset or put right.
+template <class B, int P, int W, int Byte, bool PutRight> HC_INLINE F code(const I* unit) {
+    constexpr int times = B::template times<W, Byte>();
+    const F value = B::template value<P, W, Byte>(unit);
+    if constexpr (PutRight && B::offset > 0)
+        return Vec::fma(value, Vec::set1(1.0f / times), Vec::set1(-B::offset));
+    return times == 1 ? value : Vec::mul(value, Vec::set1(1.0f / times));
+}
+
+// The weight of one element: its code times the scale, plus the minimum.
+template <class B, int P, int W, int Byte> HC_INLINE F weight(const I* unit, const Head& head) {
+    const F value = code<B, P, W, Byte, true>(unit);
+    if constexpr (B::has_minimum) return Vec::add(Vec::mul(value, head.scale), head.minimum);
+    return Vec::mul(value, B::halves && W ? head.high_scale : head.scale);
+}
+
+// y += c[0] w[0] + ... + c[K-1] w[K-1], added in that order. For quantised types y is in packed order:
+// element e of the block in lane l of group g is y[g * kSums + e * kLanes + l], so y holds whole groups. Of
+// types whose codes are too large, element kBlock sums the factors that they were multiplied by.
+template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t cols,
+                                                     float* y, Stream& stream) {
+    constexpr int words = B::words_per_part;
+    const int64_t blocks = cols / kBlock;
+    for_groups(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
+        F factor[K];
+        Head head[K];
+        I unit[K][B::units];
+        const auto load = [&](auto u) HC_INLINE_LAMBDA {
+            constexpr int U = decltype(u)::value;
+            for (int k = 0; k < K; ++k)
+                unit[k][U] = load_unit(rows[k] + codes_of<B>(blocks, block) + 4 * l, U, lanes, n);
+        };
+        for (int k = 0; k < K; ++k) {
+            head[k] = B::head({rows[k], blocks, block + l, n});
+            factor[k] = one_scale<B> ? Vec::mul(head[k].scale, Vec::set1(c[k])) : Vec::set1(c[k]);
+        }
+        unroll<B::parts, B::units>(load);
+        float* group = y + block / kLanes * kSums + l;
+        if constexpr (sums_factors<B>()) {
+            F sum = Vec::load(group + kGroup);
+            for (int k = 0; k < K; ++k) sum = Vec::add(sum, factor[k]);
+            Vec::store(group + kGroup, sum);
+        }
+        unroll<0, B::parts>([&](auto part) HC_INLINE_LAMBDA {
+            constexpr int P = decltype(part)::value;
+            load(part);
+            // A word's four elements side by side: as many chains of additions.
+            unroll<0, words>([&](auto word) HC_INLINE_LAMBDA {
+                constexpr int W = decltype(word)::value;
+                float* to = group + 4 * (P + W * B::parts) * kLanes;
+                F sum[4];
+                for (int i = 0; i < 4; ++i) sum[i] = Vec::load(to + i * kLanes);
+                for (int k = 0; k < K; ++k)
+                    unroll<0, 4>([&](auto byte) HC_INLINE_LAMBDA {
+                        constexpr int Byte = decltype(byte)::value;
+                        F& s = sum[Byte];
+                        if constexpr (one_scale<B>)
+                            s = Vec::fma(B::template value<P, W, Byte>(unit[k]), factor[k], s);
+                        else
+                            s = Vec::fma(weight<B, P, W, Byte>(unit[k], head[k]), factor[k], s);
+                    });
+                for (int i = 0; i < 4; ++i) Vec::store(to + i * kLanes, sum[i]);
+            });
+            stream.fetch(K * n * (4 * B::units + B::header_quarters / 4) / B::parts);
+        });
+    });
+}
+
+// The neurons of one run of a panel: `scales` is the panel, y as in axpy.
+struct PanelRun {
+    const uint8_t* scales;
+    int run;
+    const uint8_t* const* rows;
+    const float* c;
+    int count;
+    int64_t blocks;  // of 32 outputs
+};
+
+// y + what a run adds to one output: the sum of its c[k] value[k], here `times` as much, put right and
+// scaled, and the minimum for each of its c[k], whose sum is `total`.
+template <class B> HC_INLINE F add_run(F sum, int times, F total, const Head& head, F y) {
+    if constexpr (B::offset > 0)
+        sum = Vec::fma(sum, Vec::set1(1.0f / times), Vec::mul(total, Vec::set1(-B::offset)));
+    else if (times > 1)
+        sum = Vec::mul(sum, Vec::set1(1.0f / times));
+    y = Vec::fma(sum, head.scale, y);
+    if constexpr (B::has_minimum) y = Vec::fma(head.minimum, total, y);
+    return y;
+}
+
+// Parts [first, first + parts) of some lanes' codes: y += (sum of c[k] code[k]) * scale + (sum of c[k]) *
+// minimum.
+template <class B, int first, int parts>
+HC_INLINE void panel_parts(const PanelRun& p, int64_t block, int lanes, int l, int n, F total, float* y) {
+    constexpr int words = B::words_per_part;
+    F sum[parts * words * 4];
+    for (F& s : sum) s = Vec::zero();
+    for (int k = 0; k < p.count; ++k) {
+        I unit[B::units];
+        load_units<B>(p.rows[k] + block * 4 * B::units + 4 * l, lanes, n, unit);
+        const F factor = Vec::set1(p.c[k]);
+        unroll<0, parts * words * 4>([&](auto j) HC_INLINE_LAMBDA {
+            constexpr int J = decltype(j)::value, P = first + J / 4 / words, W = J / 4 % words;
+            sum[J] = Vec::fma(B::template value<P, W, J % 4>(unit), factor, sum[J]);
+        });
+    }
+    unroll<0, parts * words * 4>([&](auto j) HC_INLINE_LAMBDA {
+        constexpr int J = decltype(j)::value, P = first + J / 4 / words, W = J / 4 % words;
+        constexpr int e = 4 * (P + W * B::parts) + J % 4;
+        const int64_t at = block * kBlock + e * lanes + l;
+        const Head head = panel_head<B>({p.scales, p.blocks * kBlock, at, n}, p.run);
+        float* to = y + block / kLanes * kSums + e * kLanes + l;
+        Vec::store(to, add_run<B>(sum[J], B::template times<W, J % 4>(), total, head, Vec::load(to)));
+    });
+}
+
+// y += what the neurons of one run add. Their sum is kept in registers, a few parts of the codes at a time,
+// and goes to y once.
+template <class B> inline void panel_axpy(const PanelRun& p, float* y, Stream& stream) {
+    constexpr int parts = Vec::panel_vectors / 4 / B::words_per_part;
+    constexpr int scales = kBlock * B::header_quarters / (B::halves ? 8 : 4);  // bytes, of a run's 32 outputs
+    F total = Vec::zero();
+    for (int k = 0; k < p.count; ++k) total = Vec::add(total, Vec::set1(p.c[k]));
+    for_groups(p.blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
+        unroll<0, B::parts / parts>([&](auto chunk) HC_INLINE_LAMBDA {
+            panel_parts<B, decltype(chunk)::value * parts, parts>(p, block, lanes, l, n, total, y);
+            stream.fetch(n * (p.count * 4 * B::units + scales) * parts / B::parts);
+        });
+    });
+}
+
+template <class P, int K>
+inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols, float* y, Stream& stream) {
+    constexpr int A = 4;  // vectors between two looks at the stream
+    int64_t i = 0;
+    for (; i + A * Vec::width <= cols; i += A * Vec::width) {
+        for (int a = 0; a < A; ++a) {
+            const int64_t at = i + a * Vec::width;
+            F sum = Vec::load(y + at);
+            for (int k = 0; k < K; ++k) sum = Vec::fma(P::load(rows[k], at), Vec::set1(c[k]), sum);
+            Vec::store(y + at, sum);
+        }
+        stream.fetch(K * A * Vec::width * P::bytes);
+    }
+    for (; i < cols; i += Vec::width) {
+        const int n = int(smaller<int64_t>(Vec::width, cols - i));
+        F sum = Vec::load(y + i, n);
+        for (int k = 0; k < K; ++k) sum = Vec::fma(P::load(rows[k], i, n), Vec::set1(c[k]), sum);
+        Vec::store(y + i, sum, n);
+    }
+}
+
+template <class B, int K>
+inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float* y, Stream& stream) {
+    if constexpr (B::quantised)
+        axpy_quantised<B, K>(rows, c, cols, y, stream);
+    else
+        axpy_plain<B, K>(rows, c, cols, y, stream);
+}
+
+// Sums of rows as axpy leaves them -> plain order, for one group.
+template <class B> inline void unpack_group(const float* packed, float* out, int64_t cols, int64_t group) {
+    const int64_t lanes = smaller<int64_t>(kLanes, cols / kBlock - group * kLanes);
+    unroll<0, kBlock>([&](auto element) {
+        constexpr int e = decltype(element)::value, more = sums_factors<B>() ? B::offset : 0;
+        constexpr float unit = one_scale<B> ? 1.0f / B::template times<e / 4 / B::parts, e % 4>() : 1;
+        for (int64_t l = 0; l < lanes; ++l)
+            out[l * kBlock + e] = packed[e * kLanes + l] * unit - more * packed[kGroup + l];
+    });
+}
+
+}  // namespace
+}  // namespace hc

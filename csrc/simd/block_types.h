@@ -1,0 +1,280 @@
+// The block types: how a packed row's scales and codes become vectors. A new type is one struct here, one
+// line in `with_type`, and its packing in pack_types.h.
+#pragma once
+#include <utility>
+
+#include "simd/kernels.h"
+#include "simd/vec.h"
+
+// Everything below is compiled once per ISA, in an unnamed namespace: a function compiled for AVX-512 must
+// never be the one that the linker keeps for all.
+namespace hc {
+namespace {
+
+using F = Vec::F;
+using I = Vec::I;
+
+template <int N> struct Constant {
+    static constexpr int value = N;
+};
+template <int Begin, class Fn, int... N> HC_INLINE void unroll(Fn&& fn, std::integer_sequence<int, N...>) {
+    (fn(Constant<Begin + N>{}), ...);
+}
+template <int Begin, int End, class Fn> HC_INLINE void unroll(Fn&& fn) {
+    unroll<Begin>(fn, std::make_integer_sequence<int, End - Begin>{});
+}
+template <class T> constexpr T smaller(T a, T b) { return a < b ? a : b; }
+template <class T> constexpr T larger(T a, T b) { return a > b ? a : b; }
+
+// Lanes [at, at + n) of a row: `at` counts blocks.
+struct Lanes {
+    const uint8_t* row;
+    int64_t blocks, at;
+    int n;
+};
+
+// A block's scale, or the scales of its halves, and what is added to every weight.
+struct Head {
+    F scale, high_scale, minimum;
+};
+
+HC_INLINE F f16_lanes(const Lanes& s, int64_t region) {
+    const auto* at = (const uint16_t*)(s.row + region * s.blocks) + s.at;
+    return s.n == Vec::width ? Vec::load_f16(at) : Vec::load_f16(at, s.n);
+}
+
+// What the types have in common. A block is 32 codes in eight words of four (word w: elements 4w..4w+3), kept
+// in `units` 32-bit units per lane: unit k < parts holds words k, k + parts, ...; further units hold the
+// codes' high bits.
+struct TypeBase {
+    static constexpr bool quantised = true;
+    static constexpr int parts = 4, words_per_part = 2, units = 4;
+    static constexpr bool signed_codes = false;  // whether word() gives int8 or codes 0..127
+    static constexpr int code_bits = 4;          // of the largest magnitude that word() gives
+    static constexpr int offset = 0;             // how much too large codes are: a power of two, or 0
+    static constexpr bool halves = false;        // two scales in a block, of 16 weights each
+    static constexpr bool has_minimum = false;
+    static constexpr bool super =
+        false;  // blocks of 256: a panel's scales depend on where in it a neuron lies
+    // What value() gives is a code, times<W, Byte>() as much: sums of it are put right once.
+    template <int W, int Byte> static constexpr int times() { return 1; }
+    template <int W> static HC_INLINE I nibbles(I part) {
+        return Vec::bit_and(W ? Vec::shr<4>(part) : part, Vec::set1_i(0x0f0f0f0f));
+    }
+    static HC_INLINE Head f16_head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), Vec::zero()}; }
+};
+
+struct BlockQ8_0 : TypeBase {
+    static constexpr int header_quarters = 8;  // bytes of scales for 4 blocks
+    static constexpr int parts = 8, words_per_part = 1, units = 8, code_bits = 7;
+    static constexpr bool signed_codes = true;
+    static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
+    template <int P, int W> static HC_INLINE I word(const I* unit) { return unit[P]; }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
+        return Vec::to_float(Vec::sar<24>(Vec::shl<24 - 8 * Byte>(unit[P])));
+    }
+};
+
+// Unsigned codes of four bits. A value is a nibble where it stands in its unit, since a shift costs as much
+// as the product that follows; the last nibble would be negative there.
+struct Nibbles : TypeBase {
+    template <int P, int W> static HC_INLINE I word(const I* unit) { return nibbles<W>(unit[P]); }
+    template <int W, int Byte> static constexpr int times() {
+        return W && Byte == 3 ? 1 : 1 << (8 * Byte + 4 * W);
+    }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
+        if constexpr (W && Byte == 3) return Vec::to_float(Vec::shr<28>(unit[P]));
+        return Vec::to_float(Vec::bit_and(unit[P], Vec::set1_i(15 * times<W, Byte>())));
+    }
+};
+
+// Unsigned codes of up to eight bits, likewise: a byte where it stands in its word.
+struct Bytes : TypeBase {
+    template <int W, int Byte> static constexpr int times() { return Byte == 3 ? 1 : 1 << 8 * Byte; }
+    template <int Byte> static HC_INLINE F byte(I word) {
+        if constexpr (Byte == 3) return Vec::to_float(Vec::shr<24>(word));
+        return Vec::to_float(Vec::bit_and(word, Vec::set1_i(255 * times<0, Byte>())));
+    }
+};
+
+struct BlockQ4_0 : Nibbles {
+    static constexpr int header_quarters = 8, offset = 8;
+    static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
+};
+
+struct BlockQ4_1 : Nibbles {
+    static constexpr int header_quarters = 16;
+    static constexpr bool has_minimum = true;
+    static HC_INLINE Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
+};
+
+// A fifth bit: byte c of unit 4 holds, for word w, the high bit of element 4w + c as its bit w.
+struct FiveBits : Bytes {
+    static constexpr int units = 5, code_bits = 5;
+    template <int P, int W> static HC_INLINE I word(const I* unit) {
+        constexpr int w = P + 4 * W, left = w < 4 ? 4 - w : 0, right = w < 4 ? 0 : w - 4;  // to bit 4
+        const I high = w < 4 ? Vec::shl<left>(unit[4]) : Vec::shr<right>(unit[4]);
+        return Vec::bit_or(nibbles<W>(unit[P]), Vec::bit_and(high, Vec::set1_i(0x10101010)));
+    }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
+        return byte<Byte>(word<P, W>(unit));
+    }
+};
+
+struct BlockQ5_0 : FiveBits {
+    static constexpr int header_quarters = 8, offset = 16;
+    static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
+};
+
+struct BlockQ5_1 : FiveBits {
+    static constexpr int header_quarters = 16;
+    static constexpr bool has_minimum = true;
+    static HC_INLINE Head head(const Lanes& s) { return {f16_lanes(s, 0), Vec::zero(), f16_lanes(s, 2)}; }
+};
+
+// Scales and minima of 6 bits: low nibbles of both in a byte, two high bits of each in another.
+HC_INLINE Head k_scales(F d, F dmin, I low, I high) {
+    const I four = Vec::set1_i(15), two = Vec::set1_i(3);
+    const I scale = Vec::bit_or(Vec::bit_and(low, four), Vec::shl<4>(Vec::bit_and(high, two)));
+    const I minimum = Vec::bit_or(Vec::shr<4>(low), Vec::shl<4>(Vec::bit_and(Vec::shr<2>(high), two)));
+    return {Vec::mul(d, Vec::to_float(scale)), Vec::zero(),
+            Vec::mul(Vec::sub(Vec::zero(), dmin), Vec::to_float(minimum))};
+}
+
+struct KBlock {
+    static constexpr int header_quarters = 8;
+    static constexpr bool has_minimum = true, super = true;
+    // Super-blocks of 8 blocks. Regions: d, dmin (float16 per super-block), a byte per block (low nibbles), 4
+    // bytes per super-block (high bits).
+    static HC_INLINE Head head(const Lanes& s) {
+        const int64_t supers = s.blocks / 8;
+        const uint16_t* d = (const uint16_t*)s.row;
+        return k_scales(Vec::spread_f16(d, s.at, s.n), Vec::spread_f16(d + supers, s.at, s.n),
+                        Vec::load_u8(s.row + 4 * supers + s.at, s.n),
+                        Vec::spread_nibbles(s.row + 12 * supers, s.at, s.n));
+    }
+    // The same of outputs [at, at + n) of a panel, run `r` of its neurons.
+    static HC_INLINE Head panel_head(const Lanes& s, int r) {
+        const I high = Vec::load_u8(s.row + (12 + r / 2) * s.blocks + s.at, s.n);
+        return k_scales(f16_lanes(s, 0), f16_lanes(s, 2),
+                        Vec::load_u8(s.row + (4 + r) * s.blocks + s.at, s.n),
+                        r % 2 ? Vec::shr<4>(high) : high);
+    }
+};
+
+struct BlockQ4_K : Nibbles, KBlock {
+    using KBlock::has_minimum, KBlock::super;
+};
+
+struct BlockQ5_K : FiveBits, KBlock {
+    using KBlock::has_minimum, KBlock::super;
+};
+
+// Two high bits: byte c of unit 4 + w / 4 holds those of element 4w + c at bit 2 (w % 4).
+struct BlockQ6_K : Bytes {
+    static constexpr int header_quarters = 9, units = 6, code_bits = 6, offset = 32;
+    static constexpr bool halves = true, super = true;
+    static HC_INLINE Head head(const Lanes& s) {
+        const int64_t supers = s.blocks / 8;
+        const F d = Vec::spread_f16((const uint16_t*)s.row, s.at, s.n);
+        const uint8_t* scales = s.row + 2 * supers + s.at;
+        return {Vec::mul(d, Vec::to_float(Vec::load_i8(scales, s.n))),
+                Vec::mul(d, Vec::to_float(Vec::load_i8(scales + s.blocks, s.n))), Vec::zero()};
+    }
+    static HC_INLINE Head panel_head(const Lanes& s, int r) {
+        const I scale = Vec::load_i8(s.row + (2 + r) * s.blocks + s.at, s.n);
+        return {Vec::mul(f16_lanes(s, 0), Vec::to_float(scale)), Vec::zero(), Vec::zero()};
+    }
+    template <int P, int W> static HC_INLINE I word(const I* unit) {
+        constexpr int left = P < 2 ? 4 - 2 * P : 0, right = P < 2 ? 0 : 2 * P - 4;  // to bits 4 and 5
+        const I high = P < 2 ? Vec::shl<left>(unit[4 + W]) : Vec::shr<right>(unit[4 + W]);
+        return Vec::bit_or(nibbles<W>(unit[P]), Vec::bit_and(high, Vec::set1_i(0x30303030)));
+    }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
+        return byte<Byte>(word<P, W>(unit));
+    }
+};
+
+// Codes that name one of 16 values.
+template <class T> struct TableBlock : TypeBase {
+    static constexpr bool signed_codes = true;
+    template <int P, int W> static HC_INLINE I word(const I* unit) {
+        return Vec::lookup(nibbles<W>(unit[P]), T::table);
+    }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
+        return Vec::to_float(Vec::sar<24>(Vec::shl<24 - 8 * Byte>(word<P, W>(unit))));
+    }
+};
+
+struct BlockIQ4_NL : TableBlock<BlockIQ4_NL> {
+    static constexpr int header_quarters = 8, code_bits = 7;
+    static constexpr int8_t table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                         1,    13,   25,  38,  53,  69,  89,  113};
+    static HC_INLINE Head head(const Lanes& s) { return f16_head(s); }
+};
+
+// OCP Microscaling FP4 (E2M1), values doubled; the scale is half of 2^(e - 127).
+struct BlockMXFP4 : TableBlock<BlockMXFP4> {
+    static constexpr int header_quarters = 4;
+    static constexpr int8_t table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    static HC_INLINE Head head(const Lanes& s) {
+        const I e = Vec::load_u8(s.row + s.at, s.n);
+        // 2^(e - 128) as the product of two powers of two, because for e < 2 it is subnormal.
+        const I half = Vec::shr<1>(e), rest = Vec::sub_i(e, half);
+        const auto power = [](I exponent) {
+            return Vec::as_float(Vec::shl<23>(Vec::add_i(exponent, Vec::set1_i(63))));
+        };
+        return {Vec::mul(power(half), power(rest)), Vec::zero(), Vec::zero()};
+    }
+};
+
+// Scales of outputs [at, at + n) of a panel of `blocks` outputs, for run `r` of its neurons.
+template <class B> HC_INLINE Head panel_head(const Lanes& s, int r) {
+    if constexpr (B::super)
+        return B::panel_head(s, r);
+    else
+        return B::head(s);
+}
+
+struct FloatF32 {
+    static constexpr bool quantised = false;
+    static constexpr int bytes = 4;
+    static F load(const uint8_t* row, int64_t i) { return Vec::load((const float*)row + i); }
+    static F load(const uint8_t* row, int64_t i, int n) { return Vec::load((const float*)row + i, n); }
+};
+struct FloatF16 {
+    static constexpr bool quantised = false;
+    static constexpr int bytes = 2;
+    static F load(const uint8_t* row, int64_t i) { return Vec::load_f16((const uint16_t*)row + i); }
+    static F load(const uint8_t* row, int64_t i, int n) { return Vec::load_f16((const uint16_t*)row + i, n); }
+};
+struct FloatBF16 {
+    static constexpr bool quantised = false;
+    static constexpr int bytes = 2;
+    static F load(const uint8_t* row, int64_t i) { return Vec::load_bf16((const uint16_t*)row + i); }
+    static F load(const uint8_t* row, int64_t i, int n) {
+        return Vec::load_bf16((const uint16_t*)row + i, n);
+    }
+};
+
+// Calls fn with the type's struct.
+template <class Fn> inline void with_type(Type type, Fn&& fn) {
+    switch (type) {
+        case F32: return fn(FloatF32{});
+        case F16: return fn(FloatF16{});
+        case BF16: return fn(FloatBF16{});
+        case Q4_0: return fn(BlockQ4_0{});
+        case Q4_1: return fn(BlockQ4_1{});
+        case Q5_0: return fn(BlockQ5_0{});
+        case Q5_1: return fn(BlockQ5_1{});
+        case Q8_0: return fn(BlockQ8_0{});
+        case Q4_K: return fn(BlockQ4_K{});
+        case Q5_K: return fn(BlockQ5_K{});
+        case Q6_K: return fn(BlockQ6_K{});
+        case IQ4_NL: return fn(BlockIQ4_NL{});
+        case MXFP4: return fn(BlockMXFP4{});
+    }
+}
+
+}  // namespace
+}  // namespace hc

@@ -1,0 +1,34 @@
+// The vector type of the ISA that this file is being compiled for.
+#pragma once
+
+// A step that is left as a call of its own moves a kernel's registers to memory and back; and GCC drops calls
+// of a function that does nothing but prefetch. The scalar kernels have no such registers, and do not
+// prefetch.
+#if defined(_MSC_VER)
+#define HC_INLINE __forceinline
+#define HC_NOINLINE __declspec(noinline)
+#define HC_INLINE_LAMBDA
+#elif defined(HC_ISA_SCALAR)
+#define HC_INLINE inline
+#define HC_NOINLINE
+#define HC_INLINE_LAMBDA
+#else
+#define HC_INLINE inline __attribute__((always_inline))
+#define HC_NOINLINE __attribute__((noinline))
+#define HC_INLINE_LAMBDA __attribute__((always_inline))
+#endif
+// GCC computes many products before it adds them up, and keeps them in memory, unless each sum is looked at.
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(HC_ISA_SCALAR)
+#define HC_IN_ORDER(vector) asm volatile("" : "+v"(vector))
+#else
+#define HC_IN_ORDER(vector)
+#endif
+#if defined(HC_ISA_AVX512)
+#include "simd/vec_avx512.h"
+#elif defined(HC_ISA_AVX2) || defined(HC_ISA_AVXVNNI) || defined(HC_ISA_AVXVNNI_EVEX)
+#include "simd/vec_avx2.h"
+#elif defined(HC_ISA_NEON) || defined(HC_ISA_DOTPROD) || defined(HC_ISA_I8MM)
+#include "simd/vec_neon.h"
+#else
+#include "simd/vec_scalar.h"
+#endif
