@@ -17,21 +17,43 @@ from hotcold.version import __version__
 if TYPE_CHECKING:
     from hotcold.api.async_llm import AsyncLLM
     from hotcold.api.llm import LLM
+    from hotcold.engine.request import RequestError
+    from hotcold.grammar.constraint import Grammars, schema_grammar
+    from hotcold.grammar.grammar import Grammar
+    from hotcold.hosting.job import Job
     from hotcold.tasks.bench import bench
     from hotcold.tasks.fitting import fit_predictor
     from hotcold.tasks.planning import plan
     from hotcold.tasks.profiling import profile
 
-__all__ = ["LLM", "AsyncLLM", "__version__", "bench", "fit_predictor", "plan", "profile"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Grammar",
+    "Grammars",
+    "Job",
+    "RequestError",
+    "__version__",
+    "bench",
+    "fit_predictor",
+    "plan",
+    "profile",
+    "schema_grammar",
+]
 
 #: Imported when first asked for: they bring NumPy and the kernels, and `hotcold --help` needs neither.
 _MODULES = {
     "AsyncLLM": "hotcold.api.async_llm",
+    "Grammar": "hotcold.grammar.grammar",
+    "Grammars": "hotcold.grammar.constraint",
+    "Job": "hotcold.hosting.job",
     "LLM": "hotcold.api.llm",
+    "RequestError": "hotcold.engine.request",
     "bench": "hotcold.tasks.bench",
     "fit_predictor": "hotcold.tasks.fitting",
     "plan": "hotcold.tasks.planning",
     "profile": "hotcold.tasks.profiling",
+    "schema_grammar": "hotcold.grammar.constraint",
 }
 
 
