@@ -12,7 +12,6 @@ import pytest
 from support import chat_models
 from support.chat_models import chat_of
 from support.vocabulary_of_bytes import matches
-from tests.engine.test_chat_stream import whole
 
 from hotcold.chat.chat import Chat
 from hotcold.chat.harmony import HarmonyStream
@@ -35,6 +34,7 @@ from hotcold.chat.tool_formats import (
 )
 from hotcold.chat.tool_grammar import tools_grammar
 from hotcold.grammar.notations import lark_of
+from tests.chat.test_stream import whole
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 FORMATS = {

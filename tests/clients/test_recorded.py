@@ -24,7 +24,7 @@ SEEDS = sorted(
 @pytest.fixture(scope="module")
 def app() -> Iterator[Application]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.made_up_llm.CONTEXT", 8192)
+        patch.setattr("support.made_up_llm.CONTEXT", 8192)
         with application() as found:
             yield found
 

@@ -1,6 +1,6 @@
 """The op table of a Vulkan device: inputs of every op and block type, whose results must be those of
-:class:`tests.vulkan_model.OrderedReference`, bit for bit. Cases are computed by a backend whose buffers are
-arrays (:class:`tests.mirrored_backend.MirroredBackend`)."""
+:class:`support.vulkan_model.OrderedReference`, bit for bit. Cases are computed by a backend whose buffers are
+arrays (:class:`support.mirrored_backend.MirroredBackend`)."""
 
 from __future__ import annotations
 
