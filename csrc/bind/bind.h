@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "simd/kernels.h"
 #include "pack/memory.h"
 #include "program/program.h"
+#include "simd/kernels.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,8 +1,8 @@
 // The FFN op for decode rows: exact and predicted, cut by neurons.
 #pragma once
-#include "program/scratch.h"
 #include "ops/ffn_rows.h"
 #include "ops/leaf_sums.h"
+#include "program/scratch.h"
 
 namespace hc {
 namespace {

@@ -1,11 +1,11 @@
 // Compiled once per ISA: HC_ISA names the table, the compiler's flags allow the instructions.
-#include "simd/kernels.h"
 #include "ops/attention_block.h"
 #include "ops/ffn_decode.h"
 #include "ops/ffn_prompt.h"
 #include "ops/norm_rope.h"
 #include "ops/quantise.h"
 #include "ops/router.h"
+#include "simd/kernels.h"
 
 #define HC_CONCAT_(a, b) a##b
 #define HC_CONCAT(a, b) HC_CONCAT_(a, b)

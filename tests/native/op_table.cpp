@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "pack/fill.h"
-#include "simd/kernels.h"
 #include "pack/pack.h"
 #include "program/program.h"
+#include "simd/kernels.h"
 
 using namespace hc;
 
