@@ -1,6 +1,6 @@
 // The FFN op for decode rows: exact and predicted, cut by neurons.
 #pragma once
-#include "ops/ffn_rows.h"
+#include "ops/ffn_down.h"
 #include "ops/leaf_sums.h"
 #include "program/scratch.h"
 
@@ -9,8 +9,8 @@ namespace {
 
 static_assert(kNeuronScratch == 4 * sizeof(Segment) + kMaxDecodeRows * 4 + 4, "what DecodePiece takes of it");
 
-constexpr int kChunk = 32;      // the most neurons whose up rows are read before their down rows are added
-constexpr int kRowsAtOnce = 8;  // of these where down lies in rows: enough to fetch ahead for one token
+constexpr int kRowsAtOnce =
+    8;  // neurons of a chunk where down lies in rows: enough to fetch ahead for one token
 
 inline bool named(const Ffn& f, int token, int64_t neuron) { return !f.mask || f.mask.has(token, neuron); }
 
@@ -25,28 +25,6 @@ inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, 
             if (any & 1) list[count++] = int32_t(i);
     }
     return count;
-}
-
-// y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one.
-void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, Stream& ahead) {
-    const uint8_t* rows[kChunk];
-    for (int k = 0; k < count; ++k) rows[k] = down_row(f, neurons[k]);
-    with_type(f.down.type, [&](auto type) {
-        using B = decltype(type);
-        if constexpr (B::quantised)
-            if (f.panels.neurons) {
-                const int run = int(neurons[0] % f.panels.neurons) / scale_run(f.down.type);
-                return panel_axpy<B>({panel_of(f, neurons[0]), run, rows, c, count, f.down.cols / kBlock}, y,
-                                     ahead);
-            }
-        int k = 0;
-        for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y, ahead);
-        if (k + 2 <= count) {
-            axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead);
-            k += 2;
-        }
-        if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
-    });
 }
 
 // Whether two neurons of a panel share scales: what they add is summed before it is scaled.
@@ -239,41 +217,6 @@ class DecodePiece {
 
 void ffn_piece(const Ffn& f, int tokens, int piece, uint8_t* local) {
     DecodePiece(f, tokens, piece, local).run();
-}
-
-// The tree above the pieces, for one group of a token's sums.
-class GroupSum {
-  public:
-    GroupSum(const Ffn& ffn, int token_count, int token_number, int64_t group)
-        : f(ffn), tokens(token_count), token(token_number), size(is_quantised(f.down.type) ? kSums : kGroup) {
-        from = f.partial + token * sums_of(f.dim()) + group * size;
-    }
-
-    // The sum of pieces [first, first + count), a node of 2^n of them, or null where nothing is added. It
-    // lies in `room`, which takes n sums, or is that of one piece.
-    const float* of(int first, int count, float* room) const {
-        if (first >= f.pieces(tokens)) return nullptr;
-        if (count == 1)
-            return f.added[first] >> token & 1 ? from + first * tokens * sums_of(f.dim()) : nullptr;
-        const float* a = of(first, count / 2, room);
-        const float* b = of(first + count / 2, count / 2, a == room ? room + kSums : room);
-        if (!a || !b) return a ? a : b;
-        for (int i = 0; i < size; i += Vec::width)
-            Vec::store(room + i, Vec::add(Vec::load(a + i), Vec::load(b + i)));
-        return room;
-    }
-
-  private:
-    const Ffn& f;
-    const int tokens, token, size;
-    const float* from;
-};
-
-void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group, float* out) {
-    static const float zeros[kSums] = {};
-    float room[kMaxLevels * kSums];
-    const float* sum = GroupSum(f, tokens, token, group).of(0, kMaxLeaves, room);
-    write_out(f, group, sum ? sum : zeros, out);
 }
 
 }  // namespace

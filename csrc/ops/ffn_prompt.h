@@ -1,35 +1,10 @@
-// The FFN op for prompt rows, and for all rows where down is a dot: hidden by rows, then sums by outputs.
+// The FFN op for prompt rows: sums by outputs, of what ffn_hidden.h leaves.
 #pragma once
-#include "ops/ffn_rows.h"
+#include "ops/ffn_reduce.h"
 #include "ops/leaf_sums.h"
 
 namespace hc {
 namespace {
-
-// hidden = act(gate) * up for rows [first, first + count) and tokens [t0, t1): neuron by neuron for the sums
-// of prompt rows, token by token where down is a dot.
-void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint8_t* local) {
-    const Rows& gate = f.first();
-    const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
-    const int64_t row_step = f.by_output ? 1 : f.hidden_tokens, token_step = f.by_output ? f.neurons() : 1;
-    float* up = (float*)local;  // one tile, in the order of hidden
-    const int64_t up_row = f.by_output ? 1 : kUpTile, up_token = f.by_output ? count : 1;
-    uint8_t* rest = local + kUpTileBytes;
-    for (int t = t0; t < t1; t += kUpTile) {
-        const int end = smaller(t + kUpTile, t1);
-        float* h = f.hidden + first * row_step + t * token_step;
-        Stream ahead = stream_of(gate, first, count);
-        dots(gate, nullptr, first, count, f.x, t, end, ahead, {h, row_step, token_step, bias}, rest);
-        if (f.gate.base) {
-            Stream more = stream_of(f.up, first, count);
-            dots(f.up, nullptr, first, count, f.x, t, end, more, {up, up_row, up_token, f.up_bias}, rest);
-        }
-        const int64_t runs = f.by_output ? end - t : count, length = f.by_output ? count : end - t;
-        for (int64_t i = 0; i < runs; ++i, h += f.by_output ? token_step : row_step)
-            activate_rows(f, h, f.gate.base ? up + i * (f.by_output ? up_token : up_row) : nullptr, h,
-                          length);
-    }
-}
 
 constexpr int kTile = 32;  // neurons decoded at once for a tile of tokens
 

@@ -16,7 +16,7 @@ constexpr int kManyArranged = 32, kFetchSteps = 128 / Vec::width;
 
 // dot_plain's sums are of every A-th vector of columns from the a-th on: those of a = 0 come first, then
 // those of a = 1. Columns after the last whole step stay where they are.
-void arrange(const Input& in, int token) {
+inline void arrange(const Input& in, int token) {
     constexpr int A = Vec::accumulators;
     const int64_t steps = in.cols / (A * Vec::width);
     const float* from = in.x + token * in.stride;

@@ -1,74 +1,10 @@
 // Dots and sums of packed rows, for every block type.
 #pragma once
 #include "simd/block_types.h"
+#include "simd/stream.h"
 
 namespace hc {
 namespace {
-
-// What will be read: `count` runs of `bytes`, `step` apart.
-struct Segment {
-    const uint8_t* at;
-    int64_t bytes, step = 0, count = 1;
-};
-
-// What to bring into L1 or L2 ahead of its use. A stream walks segments in the order in which they will be
-// read; whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units
-// work. What nobody expected yet is fetched, as much as was owed, once it is.
-class Stream {
-  public:
-    Stream() : owed_(INT64_MIN / 2) {}  // fetches nothing
-    explicit Stream(const Segment& one) : segment_(one) {}
-    explicit Stream(Segment* room) : next_(room), end_(room) {}
-
-    // What will be read after all else; neighbours in memory become one.
-    void expect(const uint8_t* at, int64_t bytes) {
-        if (end_ != next_ && end_[-1].at + end_[-1].bytes == at)
-            end_[-1].bytes += bytes;
-        else
-            *end_++ = {at, bytes};
-    }
-    // `bytes` were read without it.
-    void pass(int64_t bytes) {
-        while (bytes > 0 && (at_ < stop_ || advance())) {
-            const int64_t part = smaller<int64_t>(bytes, stop_ - at_);
-            at_ += part;
-            bytes -= part;
-        }
-    }
-    // The level is asked for once a call: in the loop that costs more than a wrong level does (docs/log.md).
-    HC_INLINE void fetch(int64_t bytes) {
-        owed_ += bytes;
-        if (into_l2_)
-            fetch_lines<true>();
-        else
-            fetch_lines<false>();
-    }
-
-  private:
-    template <bool L2> HC_INLINE void fetch_lines() {
-        for (; owed_ >= 64; owed_ -= 64, at_ += 64) {
-            if (at_ >= stop_ && !advance()) return;
-            L2 ? Vec::prefetch_l2(at_) : Vec::prefetch(at_);
-        }
-    }
-    HC_NOINLINE bool advance() {
-        if (segment_.count == 0) {
-            if (next_ == end_) return false;
-            segment_ = *next_++;
-        }
-        at_ = segment_.at;
-        stop_ = at_ + segment_.bytes;
-        segment_.at += segment_.step;
-        --segment_.count;
-        return true;
-    }
-
-    const uint8_t *at_ = nullptr, *stop_ = nullptr;
-    int64_t owed_ = 0;
-    const bool into_l2_ = fetching.into_l2;
-    Segment segment_{nullptr, 0, 0, 0};
-    Segment *next_ = nullptr, *end_ = nullptr;
-};
 
 // Unit k of some lanes, from a group of `lanes` blocks whose codes start at `codes`; then all of a type's.
 HC_INLINE I load_unit(const uint8_t* codes, int k, int lanes, int n) {
@@ -464,15 +400,31 @@ inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float
         axpy_plain<B, K>(rows, c, cols, y, stream);
 }
 
-// Sums of rows as axpy leaves them -> plain order, for one group.
+// Some lanes' sums, as axpy leaves them, in plain order: `unit` times each, less `offset` times the sum of
+// the factors.
+HC_NOINLINE inline void unpack_lanes(const float* packed, const float (&unit)[kBlock], float offset,
+                                     int64_t lanes, float* out) {
+    for (int64_t l = 0; l < lanes; l += 4)
+        for (int e = 0; e < kBlock; e += Vec::width) {
+            F sum[4];  // of lanes l to l + 3
+            Vec::transpose4(packed + e * kLanes + l, kLanes, sum);
+            for (int i = 0; i < 4 && l + i < lanes; ++i) {
+                const F excess = Vec::set1(offset * packed[kGroup + l + i]);
+                Vec::store(out + (l + i) * kBlock + e,
+                           Vec::sub(Vec::mul(sum[i], Vec::load(unit + e)), excess));
+            }
+        }
+}
+
+// One group of sums, as axpy leaves them, in plain order.
 template <class B> inline void unpack_group(const float* packed, float* out, int64_t cols, int64_t group) {
-    const int64_t lanes = smaller<int64_t>(kLanes, cols / kBlock - group * kLanes);
+    float unit[kBlock];
     unroll<0, kBlock>([&](auto element) {
-        constexpr int e = decltype(element)::value, more = sums_factors<B>() ? B::offset : 0;
-        constexpr float unit = one_scale<B> ? 1.0f / B::template times<e / 4 / B::parts, e % 4>() : 1;
-        for (int64_t l = 0; l < lanes; ++l)
-            out[l * kBlock + e] = packed[e * kLanes + l] * unit - more * packed[kGroup + l];
+        constexpr int e = decltype(element)::value;
+        unit[e] = one_scale<B> ? 1.0f / B::template times<e / 4 / B::parts, e % 4>() : 1;
     });
+    unpack_lanes(packed, unit, sums_factors<B>() ? B::offset : 0,
+                 smaller<int64_t>(kLanes, cols / kBlock - group * kLanes), out);
 }
 
 }  // namespace

@@ -99,6 +99,17 @@ bool has_i8mm() {
 }
 #endif
 
+// A table of its own for an instruction set that shares all but products of bytes.
+[[maybe_unused]] Kernels with_products(const Kernels& shared, const ByteProducts& own) {
+    Kernels kernels = shared;
+    kernels.name = own.name;
+    kernels.product = own.product;
+    kernels.ffn_piece = own.ffn_piece;
+    kernels.ffn_hidden = own.ffn_hidden;
+    kernels.predict = own.predict;
+    return kernels;
+}
+
 // How far ahead, by maker, family and range of models as CPUID gives them: what was measured with all threads
 // (docs/results.md, docs/log.md).
 struct Measured {
@@ -141,19 +152,31 @@ const Kernels* find_kernels(const char* name) {
     if (wanted("avx512") && has_avx512()) return &kernels_avx512;
 #endif
 #ifdef HC_HAVE_AVXVNNI
-    if (wanted("avxvnni") && has_avxvnni()) return &kernels_avxvnni;
+    if (wanted("avxvnni") && has_avxvnni()) {
+        static const Kernels kernels = with_products(kernels_avx2, products_avxvnni);
+        return &kernels;
+    }
 #endif
 #ifdef HC_HAVE_AVXVNNI_EVEX
-    if (!std::strcmp(name, "avxvnni_evex") && has_avx512()) return &kernels_avxvnni_evex;  // for tests alone
+    if (!std::strcmp(name, "avxvnni_evex") && has_avx512()) {
+        static const Kernels kernels = with_products(kernels_avx2, products_avxvnni_evex);
+        return &kernels;
+    }  // for tests alone
 #endif
 #ifdef HC_HAVE_AVX2
     if (wanted("avx2") && has_avx2()) return &kernels_avx2;
 #endif
 #ifdef HC_HAVE_I8MM
-    if (wanted("i8mm") && has_i8mm()) return &kernels_i8mm;
+    if (wanted("i8mm") && has_i8mm()) {
+        static const Kernels kernels = with_products(kernels_neon, products_i8mm);
+        return &kernels;
+    }
 #endif
 #ifdef HC_HAVE_DOTPROD
-    if (wanted("dotprod") && has_dotprod()) return &kernels_dotprod;
+    if (wanted("dotprod") && has_dotprod()) {
+        static const Kernels kernels = with_products(kernels_neon, products_dotprod);
+        return &kernels;
+    }
 #endif
 #ifdef HC_HAVE_NEON
     if (wanted("neon")) return &kernels_neon;

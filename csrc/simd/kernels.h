@@ -16,6 +16,9 @@
 #else
 #define HC_SMALL inline __attribute__((always_inline))
 #endif
+// kernels_ and avx2 -> kernels_avx2, where the second is a macro.
+#define HC_CONCAT_(a, b) a##b
+#define HC_CONCAT(a, b) HC_CONCAT_(a, b)
 
 namespace hc {
 
@@ -279,6 +282,8 @@ struct RopeArgs {
     bool interleaved;
 };
 
+struct StreamState;  // simd/stream.h
+
 // Bytes of thread-local scratch that each kernel may use.
 constexpr size_t kLocalBytes = 2 << 20;
 
@@ -291,6 +296,9 @@ struct Kernels {
     void (*product)(const Product&, const Input&, int64_t first, int64_t count, int t0, int t1,
                     uint8_t* local);
     void (*ffn_piece)(const Ffn&, int tokens, int piece, uint8_t* local);
+    // y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one, at
+    // most 32. Part of ffn_piece.
+    void (*add_down)(const Ffn&, const int32_t* neurons, const float* c, int count, float* y, StreamState&);
     void (*ffn_hidden)(const Ffn&, int64_t first, int64_t count, int t0, int t1, uint8_t* local);
     // One group of a token's sums over all pieces, to `out`.
     void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group, float* out);
@@ -313,8 +321,19 @@ struct Kernels {
     double (*read)(const uint8_t* data, size_t bytes);  // streams through memory, for the bandwidth probe
 };
 
-extern const Kernels kernels_scalar, kernels_avx2, kernels_avxvnni, kernels_avxvnni_evex, kernels_avx512,
-    kernels_neon, kernels_dotprod, kernels_i8mm;
+extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
+
+// The kernels in which bytes are multiplied, of an instruction set that shares all others.
+struct ByteProducts {
+    const char* name;
+    decltype(Kernels::product) product;
+    decltype(Kernels::ffn_piece) ffn_piece;
+    decltype(Kernels::ffn_hidden) ffn_hidden;
+    decltype(Kernels::predict) predict;
+};
+
+extern const ByteProducts products_avxvnni, products_avxvnni_evex;  // the rest is AVX2's
+extern const ByteProducts products_dotprod, products_i8mm;          // the rest is NEON's
 
 // How far ahead of their use weights are fetched, and into which cache: what suits this processor, unless
 // somebody sets it while no program runs. It changes no result.

@@ -1,0 +1,42 @@
+// Adding the down rows of some neurons to a token's sums.
+#pragma once
+#include "ops/ffn_rows.h"
+
+namespace hc {
+namespace {
+
+constexpr int kChunk = 32;  // the most neurons whose up rows are read before their down rows are added
+
+#ifdef HC_ISA_SHARES
+inline void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y,
+                     StreamState& ahead) {
+    HC_CONCAT(kernels_, HC_ISA_SHARES).add_down(f, neurons, c, count, y, ahead);
+}
+#else
+// y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one.
+void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, StreamState& state) {
+    Stream ahead(state);
+    const uint8_t* rows[kChunk];
+    for (int k = 0; k < count; ++k) rows[k] = down_row(f, neurons[k]);
+    with_type(f.down.type, [&](auto type) {
+        using B = decltype(type);
+        if constexpr (B::quantised)
+            if (f.panels.neurons) {
+                const int run = int(neurons[0] % f.panels.neurons) / scale_run(f.down.type);
+                return panel_axpy<B>({panel_of(f, neurons[0]), run, rows, c, count, f.down.cols / kBlock}, y,
+                                     ahead);
+            }
+        int k = 0;
+        for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y, ahead);
+        if (k + 2 <= count) {
+            axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead);
+            k += 2;
+        }
+        if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
+    });
+    state = ahead;
+}
+#endif
+
+}  // namespace
+}  // namespace hc

@@ -1,0 +1,64 @@
+// How the FFN op's sums leave: the tree above the pieces, then plain order.
+#pragma once
+#include "ops/ffn_rows.h"
+
+namespace hc {
+namespace {
+
+// One group of a token's sums, as axpy leaves them, to the output.
+inline void write_out(const Ffn& f, int64_t group, const float* sum, float* out) {
+    const int64_t n = smaller<int64_t>(kGroup, f.dim() - group * kGroup);
+    float plain[kGroup];
+    with_type(f.down.type, [&](auto type) {
+        using B = decltype(type);
+        if constexpr (B::quantised) {
+            if (f.panels.neurons)
+                unpack_group<TypeBase>(sum, plain, f.down.cols, group);
+            else
+                unpack_group<B>(sum, plain, f.down.cols, group);
+            sum = plain;
+        }
+    });
+    for (int64_t i = 0; i < n; ++i) {
+        const float v = f.down_bias ? sum[i] + f.down_bias[group * kGroup + i] : sum[i];
+        out[i] = f.accumulate ? out[i] + v : v;
+    }
+}
+
+// The tree above the pieces, for one group of a token's sums.
+class GroupSum {
+  public:
+    GroupSum(const Ffn& ffn, int token_count, int token_number, int64_t group)
+        : f(ffn), tokens(token_count), token(token_number), size(is_quantised(f.down.type) ? kSums : kGroup) {
+        from = f.partial + token * sums_of(f.dim()) + group * size;
+    }
+
+    // The sum of pieces [first, first + count), a node of 2^n of them, or null where nothing is added. It
+    // lies in `room`, which takes n sums, or is that of one piece.
+    const float* of(int first, int count, float* room) const {
+        if (first >= f.pieces(tokens)) return nullptr;
+        if (count == 1)
+            return f.added[first] >> token & 1 ? from + first * tokens * sums_of(f.dim()) : nullptr;
+        const float* a = of(first, count / 2, room);
+        const float* b = of(first + count / 2, count / 2, a == room ? room + kSums : room);
+        if (!a || !b) return a ? a : b;
+        for (int i = 0; i < size; i += Vec::width)
+            Vec::store(room + i, Vec::add(Vec::load(a + i), Vec::load(b + i)));
+        return room;
+    }
+
+  private:
+    const Ffn& f;
+    const int tokens, token, size;
+    const float* from;
+};
+
+void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group, float* out) {
+    static const float zeros[kSums] = {};
+    float room[kMaxLevels * kSums];
+    const float* sum = GroupSum(f, tokens, token, group).of(0, kMaxLeaves, room);
+    write_out(f, group, sum ? sum : zeros, out);
+}
+
+}  // namespace
+}  // namespace hc
