@@ -87,7 +87,7 @@ class DecodePiece {
 
         const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
         int64_t k = 0, n = expect_gates(), next = expect_gates();
-        ahead.fetch(fetching.ahead);
+        fetch(ahead, fetching.ahead);
         int64_t done = 0, kept = 0;  // neurons whose rows are read, and those that are to be
         while (n > 0 || done < kept) {
             const int64_t found = kept;
@@ -122,7 +122,7 @@ class DecodePiece {
             ++expected;
         const int64_t bytes = row_bytes(first), together = count == end - begin && first.stride == bytes;
         for (int64_t i = k; i < expected; i += together ? expected - k : 1)
-            ahead.expect(first.row(list[i]), together ? (expected - k) * bytes : bytes);
+            expect(ahead, first.row(list[i]), together ? (expected - k) * bytes : bytes);
         return expected - k;
     }
 
@@ -132,16 +132,16 @@ class DecodePiece {
         while (left > 0) {
             while (*neurons >= expected_leaf.end()) expected_leaf.next();
             const int n = chunk_of(f, tokens, expected_leaf, neurons, left);
-            for (int i = 0; i < n && f.gate.base; ++i) ahead.expect(f.up.row(neurons[i]), row_bytes(f.up));
+            for (int i = 0; i < n && f.gate.base; ++i) expect(ahead, f.up.row(neurons[i]), row_bytes(f.up));
             if (f.panels.neurons) {
                 // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
                 // regions.
                 const int64_t part = f.panels.header * scale_run(f.down.type) / f.panels.neurons;
                 const int64_t run = *neurons % f.panels.neurons / scale_run(f.down.type);
-                ahead.expect(panel_of(f, *neurons) + run * part, part);
+                expect(ahead, panel_of(f, *neurons) + run * part, part);
             }
             for (int i = 0; i < n; ++i)
-                ahead.expect(down_row(f, neurons[i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
+                expect(ahead, down_row(f, neurons[i]), f.panels.neurons ? f.panels.row : row_bytes(f.down));
             neurons += n;
             left -= n;
         }

@@ -9,13 +9,12 @@ constexpr int kChunk = 32;  // the most neurons whose up rows are read before th
 
 #ifdef HC_ISA_SHARES
 inline void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y,
-                     StreamState& ahead) {
+                     Stream& ahead) {
     HC_CONCAT(kernels_, HC_ISA_SHARES).add_down(f, neurons, c, count, y, ahead);
 }
 #else
 // y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one.
-void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, StreamState& state) {
-    Stream ahead(state);
+void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, Stream& ahead) {
     const uint8_t* rows[kChunk];
     for (int k = 0; k < count; ++k) rows[k] = down_row(f, neurons[k]);
     with_type(f.down.type, [&](auto type) {
@@ -34,7 +33,6 @@ void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, f
         }
         if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
     });
-    state = ahead;
 }
 #endif
 

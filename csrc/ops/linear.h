@@ -78,9 +78,9 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
         if constexpr (B::quantised) {
             // A tile begins with all its rows at once: the stream must have come to the last of them.
             const int64_t lead = cold ? (RT - 1) * row_bytes(rows.rows) : 0;
-            stream.fetch(lead);
+            fetch(stream, lead);
             for (; r + RT <= rows.count; r += RT) tile(Constant<RT>{}, Constant<T>{}, r, t);
-            stream.fetch(-lead);
+            fetch(stream, -lead);
             for (; r < rows.count; ++r) tile(Constant<1>{}, Constant<T>{}, r, t);
         } else {
             // One or two tokens alone are read for row by row, which keeps memory busier.
@@ -90,7 +90,7 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
                 for (int i = 0; i < tiles * RT; ++i) w[i] = rows.row(r + i);
                 float d[kTiles][RT][T];
                 dot_slices<B, RT, T>(w, tiles, in, t, cold, coming, turns, d);
-                if (cold) stream.pass(tiles * RT * row_bytes(rows.rows));
+                if (cold) pass(stream, tiles * RT * row_bytes(rows.rows));
                 for (int i = 0; i < tiles * RT; ++i)
                     for (int j = 0; j < T; ++j)
                         sink.put(r + i, t - t0 + j, rows.number(r + i), d[i / RT][i % RT][j]);
@@ -179,7 +179,7 @@ void dots_of(SomeRows rows, const Input& in, int t0, int t1, Stream& stream, Sin
             done = arranged_dots<B>(rows, in, t0, t1, sink, local);
     }
     if (done == rows.count) return;
-    stream.pass(done * row_bytes(rows.rows));
+    pass(stream, done * row_bytes(rows.rows));
     skip_rows(rows, sink, done);
     rows.count -= done;
     if constexpr (B::quantised)
@@ -202,7 +202,7 @@ inline Stream stream_of(const Rows& rows, int64_t first, int64_t count) {
     const int64_t bytes = row_bytes(rows), left = (rows.count - first) * bytes;
     Stream s(rows.stride == bytes ? Segment{rows.row(first), smaller(count * bytes + fetching.ahead, left)}
                                   : Segment{rows.row(first), bytes, rows.stride, count});
-    s.fetch(fetching.ahead);
+    fetch(s, fetching.ahead);
     return s;
 }
 

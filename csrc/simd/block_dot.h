@@ -126,7 +126,7 @@ template <class B, int R, int T> HC_INLINE void dot_quantised(const uint8_t* con
     const int64_t blocks = in.cols / kBlock;
     for_groups<true>(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
         dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, n, sum);
-        if (l + n == lanes) stream.fetch(R * lanes * (B::header_quarters + 16 * B::units) / 4);
+        if (l + n == lanes) fetch(stream, R * lanes * (B::header_quarters + 16 * B::units) / 4);
     });
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
@@ -212,11 +212,11 @@ inline void dot_plain(const uint8_t* row, const Input& in, int t0, float (&out)[
     int64_t i = 0;
     for (; i + together <= in.cols; i += together) {
         add_columns<P>(&row, x, in.stride, i, i + together, sum);
-        stream.fetch(together * P::bytes);
+        fetch(stream, together * P::bytes);
     }
     const int64_t whole = in.cols / step * step;
     add_columns<P>(&row, x, in.stride, i, whole, sum);
-    stream.fetch((whole - i) * P::bytes);
+    fetch(stream, (whole - i) * P::bytes);
     finish_plain<P, 1, T>(&row, in, t0, sum, out);
 }
 
@@ -303,7 +303,7 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
                     });
                 for (int i = 0; i < 4; ++i) Vec::store(to + i * kLanes, sum[i]);
             });
-            stream.fetch(K * n * (4 * B::units + B::header_quarters / 4) / B::parts);
+            fetch(stream, K * n * (4 * B::units + B::header_quarters / 4) / B::parts);
         });
     });
 }
@@ -366,7 +366,7 @@ template <class B> inline void panel_axpy(const PanelRun& p, float* y, Stream& s
     for_groups(p.blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
         unroll<0, B::parts / parts>([&](auto chunk) HC_INLINE_LAMBDA {
             panel_parts<B, decltype(chunk)::value * parts, parts>(p, block, lanes, l, n, total, y);
-            stream.fetch(n * (p.count * 4 * B::units + scales) * parts / B::parts);
+            fetch(stream, n * (p.count * 4 * B::units + scales) * parts / B::parts);
         });
     });
 }
@@ -382,7 +382,7 @@ inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols,
             for (int k = 0; k < K; ++k) sum = Vec::fma(P::load(rows[k], at), Vec::set1(c[k]), sum);
             Vec::store(y + at, sum);
         }
-        stream.fetch(K * A * Vec::width * P::bytes);
+        fetch(stream, K * A * Vec::width * P::bytes);
     }
     for (; i < cols; i += Vec::width) {
         const int n = int(smaller<int64_t>(Vec::width, cols - i));

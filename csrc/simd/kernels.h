@@ -282,7 +282,7 @@ struct RopeArgs {
     bool interleaved;
 };
 
-struct StreamState;  // simd/stream.h
+struct Stream;  // simd/stream.h
 
 // Bytes of thread-local scratch that each kernel may use.
 constexpr size_t kLocalBytes = 2 << 20;
@@ -298,7 +298,7 @@ struct Kernels {
     void (*ffn_piece)(const Ffn&, int tokens, int piece, uint8_t* local);
     // y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one, at
     // most 32. Part of ffn_piece.
-    void (*add_down)(const Ffn&, const int32_t* neurons, const float* c, int count, float* y, StreamState&);
+    void (*add_down)(const Ffn&, const int32_t* neurons, const float* c, int count, float* y, Stream&);
     void (*ffn_hidden)(const Ffn&, int64_t first, int64_t count, int t0, int t1, uint8_t* local);
     // One group of a token's sums over all pieces, to `out`.
     void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group, float* out);

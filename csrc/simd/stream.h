@@ -11,76 +11,69 @@ struct Segment {
     int64_t bytes, step = 0, count = 1;
 };
 
-// How far a stream has come.
-struct StreamState {
+// What to bring into L1 or L2 ahead of its use. A stream walks segments in the order in which they will be
+// read; whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units
+// work. What nobody expected yet is fetched, as much as was owed, once it is. Plain data, which the kernels
+// of two instruction sets may share; what moves it is compiled for each.
+struct Stream {
+    HC_SMALL Stream() : owed(INT64_MIN / 2) {}  // fetches nothing
+    HC_SMALL explicit Stream(const Segment& one) : segment(one) {}
+    HC_SMALL explicit Stream(Segment* room) : next(room), end(room) {}
+
     const uint8_t *at = nullptr, *stop = nullptr;
     int64_t owed = 0;
-    bool into_l2 = false;
+    const bool into_l2 = fetching.into_l2;
     Segment segment{nullptr, 0, 0, 0};
     Segment *next = nullptr, *end = nullptr;
 };
 
 namespace {
 
-// Brings into L1 or L2 what will be read. A stream walks segments in the order in which they will be read;
-// whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units work.
-// What nobody expected yet is fetched, as much as was owed, once it is.
-class Stream : public StreamState {
-  public:
-    Stream() { owed = INT64_MIN / 2; }  // fetches nothing
-    explicit Stream(const StreamState& state) : StreamState(state) {}
-    explicit Stream(const Segment& one) {
-        into_l2 = fetching.into_l2;
-        segment = one;
-    }
-    explicit Stream(Segment* room) {
-        into_l2 = fetching.into_l2;
-        next = end = room;
-    }
+// What will be read after all else; neighbours in memory become one.
+inline void expect(Stream& s, const uint8_t* at, int64_t bytes) {
+    if (s.end != s.next && s.end[-1].at + s.end[-1].bytes == at)
+        s.end[-1].bytes += bytes;
+    else
+        *s.end++ = {at, bytes};
+}
 
-    // What will be read after all else; neighbours in memory become one.
-    void expect(const uint8_t* from, int64_t bytes) {
-        if (end != next && end[-1].at + end[-1].bytes == from)
-            end[-1].bytes += bytes;
-        else
-            *end++ = {from, bytes};
+// Goes to the next run of bytes, if there is one.
+HC_NOINLINE bool advance(Stream& s) {
+    if (s.segment.count == 0) {
+        if (s.next == s.end) return false;
+        s.segment = *s.next++;
     }
-    // `bytes` were read without it.
-    void pass(int64_t bytes) {
-        while (bytes > 0 && (at < stop || advance())) {
-            const int64_t part = bytes < stop - at ? bytes : stop - at;
-            at += part;
-            bytes -= part;
-        }
-    }
-    // The level is asked for once a call: in the loop that costs more than a wrong level does (docs/log.md).
-    HC_INLINE void fetch(int64_t bytes) {
-        owed += bytes;
-        if (into_l2)
-            fetch_lines<true>();
-        else
-            fetch_lines<false>();
-    }
+    s.at = s.segment.at;
+    s.stop = s.at + s.segment.bytes;
+    s.segment.at += s.segment.step;
+    --s.segment.count;
+    return true;
+}
 
-  private:
-    template <bool L2> HC_INLINE void fetch_lines() {
-        for (; owed >= 64; owed -= 64, at += 64) {
-            if (at >= stop && !advance()) return;
-            L2 ? Vec::prefetch_l2(at) : Vec::prefetch(at);
-        }
+// `bytes` were read without it.
+inline void pass(Stream& s, int64_t bytes) {
+    while (bytes > 0 && (s.at < s.stop || advance(s))) {
+        const int64_t part = bytes < s.stop - s.at ? bytes : s.stop - s.at;
+        s.at += part;
+        bytes -= part;
     }
-    HC_NOINLINE bool advance() {
-        if (segment.count == 0) {
-            if (next == end) return false;
-            segment = *next++;
-        }
-        at = segment.at;
-        stop = at + segment.bytes;
-        segment.at += segment.step;
-        --segment.count;
-        return true;
+}
+
+template <bool L2> HC_INLINE void fetch_lines(Stream& s) {
+    for (; s.owed >= 64; s.owed -= 64, s.at += 64) {
+        if (s.at >= s.stop && !advance(s)) return;
+        L2 ? Vec::prefetch_l2(s.at) : Vec::prefetch(s.at);
     }
-};
+}
+
+// The level is asked for once a call: in the loop that costs more than a wrong level does (docs/log.md).
+HC_INLINE void fetch(Stream& s, int64_t bytes) {
+    s.owed += bytes;
+    if (s.into_l2)
+        fetch_lines<true>(s);
+    else
+        fetch_lines<false>(s);
+}
 
 }  // namespace
 }  // namespace hc
