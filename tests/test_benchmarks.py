@@ -36,17 +36,17 @@ pytestmark = pytest.mark.usefixtures("benchmarks")
 
 @pytest.fixture(scope="module")
 def synthetic() -> ModuleType:
-    return importlib.import_module("synthetic")
+    return importlib.import_module("lib.models")
 
 
 @pytest.fixture(scope="module")
 def contestants() -> ModuleType:
-    return importlib.import_module("contestants")
+    return importlib.import_module("lib.long_contestants")
 
 
 @pytest.fixture(scope="module")
 def report() -> ModuleType:
-    return importlib.import_module("comparison_report")
+    return importlib.import_module("lib.long_report")
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -163,7 +163,7 @@ def test_bytes_read_are_those_of_the_file(
 
 def test_contestants_take_turns_piece_by_piece(contestants: ModuleType) -> None:
     """Everyone's prompts, then everyone's first pieces; a piece's number is the same for all."""
-    compare = importlib.import_module("compare_cpu")
+    compare = importlib.import_module("cpu.compare")
     ran: list[tuple[str, str]] = []
 
     class Scripted:
@@ -226,7 +226,7 @@ def test_ratios_pair_samples_of_one_round_and_one_state(report: ModuleType) -> N
 
 
 def test_a_sample_between_two_states_belongs_to_neither(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine_state = importlib.import_module("machine_state")
+    machine_state = importlib.import_module("lib.machine")
     barriers = iter([31.0, 32.0, 31.0, 150.0, 150.0, 140.0, 150.0, 5000.0, 5000.0, 5000.0, 450.0, 460.0])
 
     class Scripted:
@@ -241,7 +241,7 @@ def test_a_sample_between_two_states_belongs_to_neither(monkeypatch: pytest.Monk
 
 
 def test_the_barrier_of_two_threads_is_timed() -> None:
-    machine_state = importlib.import_module("machine_state")
+    machine_state = importlib.import_module("lib.machine")
     try:
         probe = machine_state.BarrierProbe()
     except RuntimeError as error:
@@ -250,7 +250,7 @@ def test_the_barrier_of_two_threads_is_timed() -> None:
 
 
 def test_every_contestant_goes_first_and_last() -> None:
-    compare_cpu = importlib.import_module("compare_cpu")
+    compare_cpu = importlib.import_module("cpu.compare")
     names = ["a", "b", "c"]
     rounds = [compare_cpu.order(names, round) for round in range(6)]
     assert all(sorted(each) == names for each in rounds)
@@ -278,7 +278,7 @@ def test_the_even_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The hottest quarter of each layer of the built-in model, by the profile that comes with it."""
     out = tmp_path / "quarter.gpuidx"
     monkeypatch.setattr(sys, "argv", ["even_placement.py", str(out), "--share", "0.25"])
-    importlib.import_module("even_placement").main()
+    importlib.import_module("gpu.even_placement").main()
     with open_gguf(model_path().with_suffix(".profile.gguf")) as file:
         firing = [file.load(f"blk.{i}.profile").dequantise() for i in range(len(file.tensors))]
     with open_gguf(model_path()) as file:
@@ -292,7 +292,7 @@ def test_the_even_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_loading_is_timed_beside_a_copy(
     synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loading = importlib.import_module("loading")
+    loading = importlib.import_module("cpu.loading")
     path = tmp_path / "small.gguf"
     synthetic.write(path, synthetic.Recipe(synthetic.Shape(512, 1408, 1, 8, 8, 500, 256), active=0.1))
     copied = loading.PlainCopy(2)(path)
@@ -313,7 +313,7 @@ def test_loading_is_timed_beside_a_copy(
 
 def test_builds_take_turns_and_a_faster_one_is_told() -> None:
     """Two builds without a machine: the new one takes 0.8 of the old one's time, beside noise of both."""
-    module = importlib.import_module("compare_builds")
+    module = importlib.import_module("cpu.builds")
     turns: list[str] = []
 
     class Made:
@@ -340,7 +340,7 @@ def test_builds_take_turns_and_a_faster_one_is_told() -> None:
 def test_numbers_of_threads_take_turns(
     synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    many_cores = importlib.import_module("many_cores")
+    many_cores = importlib.import_module("cpu.threads")
     path = tmp_path / "small.gguf"
     synthetic.write(
         path, synthetic.Recipe(synthetic.Shape(512, 1408, 1, 8, 8, 500, 256), "Q4_0", 0.1, "pwri")
@@ -366,7 +366,7 @@ def run_small(
     """What a script that takes compare_cpu's options of models ends with, on models that take no time."""
     model = "--shape 256 1408 4 2 400 --layers 1 --threads 1 --rounds 2 --prompt 4"
     monkeypatch.setattr(sys, "argv", [script, *model.split(), *options.split()])
-    importlib.import_module(script).main()
+    importlib.import_module(f"cpu.{script}").main()
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 
@@ -398,7 +398,7 @@ def test_a_busy_neighbour_is_there_and_is_not(
 @pytest.mark.parametrize("activation", ["silu", "relu"])
 def test_the_bytes_that_a_step_of_experts_must_read(activation: str) -> None:
     """Two of four experts for one row; with relu, every gate and what then fires. All four for a prompt."""
-    experts = importlib.import_module("experts")
+    experts = importlib.import_module("cpu.expert_layers")
     layer = experts.Layer(CPUBackend(1), experts.Shape("small", 4, 256, 256, 2), Q4_0, activation)
     matrix = Q4_0.row_bytes(256) * 256  # of one expert
     _, read = layer.run(1, 0, np.random.default_rng(0))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("benchmarks")
 
 @pytest.fixture
 def recipes() -> Any:
-    return importlib.import_module("synthetic_experts")
+    return importlib.import_module("lib.expert_models")
 
 
 def generated(session: Session) -> tuple[list[int], Figures]:
@@ -54,8 +54,8 @@ def test_the_weights_cause_the_activity(recipes: Any, architecture: str, tmp_pat
 def test_dense_experts_and_a_comparison(
     recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    comparison = importlib.import_module("compare_experts")
-    contestants = importlib.import_module("contestants")
+    comparison = importlib.import_module("cpu.experts")
+    contestants = importlib.import_module("lib.long_contestants")
     shape = recipes.ExpertShape(512, 256, 1, 4, 2, 2000, 256, "llama", 4, 2, 128, qk_norm=False)
     path = tmp_path / "m.gguf"
     recipes.write(path, recipes.Recipe(shape))

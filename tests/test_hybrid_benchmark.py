@@ -27,17 +27,17 @@ pytestmark = pytest.mark.usefixtures("benchmarks")
 
 @pytest.fixture(scope="module")
 def slices() -> ModuleType:
-    return importlib.import_module("slices")
+    return importlib.import_module("gpu.slices")
 
 
 @pytest.fixture(scope="module")
 def compare() -> ModuleType:
-    return importlib.import_module("compare_hybrid")
+    return importlib.import_module("gpu.compare")
 
 
 @pytest.fixture(scope="module")
 def report() -> ModuleType:
-    return importlib.import_module("hybrid_report")
+    return importlib.import_module("gpu.report")
 
 
 def model(slices: ModuleType, gated: bool = True) -> Any:
@@ -95,8 +95,8 @@ def rows(slices: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     llama = folder / "llama-bench"
     llama.write_text(LLAMA_BENCH)
     llama.chmod(0o755)
-    measured = importlib.import_module("hybrid_slices")
-    contestants = importlib.import_module("hybrid_contestants").CONTESTANTS
+    measured = importlib.import_module("gpu.cases")
+    contestants = importlib.import_module("gpu.placed").CONTESTANTS
     found: list[dict[str, Any]] = []
     task = measured.Task(
         model=asdict(model(slices)),
@@ -152,7 +152,7 @@ def test_llama_cpp_gets_as_many_layers(rows: dict[str, dict[str, Any]]) -> None:
 
 def test_a_device_is_measured(slices: ModuleType, tmp_path: Path) -> None:
     """On a software driver: the very code that a card will run."""
-    measured = importlib.import_module("hybrid_slices")
+    measured = importlib.import_module("gpu.cases")
     found: list[dict[str, Any]] = []
     task = measured.Task(
         model=asdict(slices.Model("small", 4, 512, 704, 8, 4, 2400)),
@@ -179,7 +179,7 @@ def test_a_device_is_measured(slices: ModuleType, tmp_path: Path) -> None:
 
 def test_requests_from_end_to_end() -> None:
     """Eight tokens of 10 ms after a prompt of 20 ms: 8 in 100 ms."""
-    measured = importlib.import_module("hybrid_slices")
+    measured = importlib.import_module("gpu.cases")
     assert measured.end_to_end({8: 20.0}, 10.0)["8+8"] == pytest.approx(80)
 
 
@@ -215,7 +215,7 @@ def test_a_part_that_hangs_or_dies_is_ended_and_told(comparison: Any) -> None:
 
 
 def test_what_fails_is_a_row_and_the_rest_goes_on(comparison: Any, tmp_path: Path) -> None:
-    plan = importlib.import_module("hybrid_plan")
+    plan = importlib.import_module("gpu.parts")
     assert comparison._own(plan.Part("wrong", "slices", {"no such": "field"}, 60.0)) == []
     comparison._own(plan.Part("device", "device", {"gpu": "cpu"}, 60.0))
     comparison.end = comparison.start
@@ -227,7 +227,7 @@ def test_what_fails_is_a_row_and_the_rest_goes_on(comparison: Any, tmp_path: Pat
 
 
 def test_what_is_wanted_most_is_planned_first(compare: ModuleType, tmp_path: Path) -> None:
-    plan = importlib.import_module("hybrid_plan")
+    plan = importlib.import_module("gpu.parts")
     names = {}
     for options in ((), ("--quick",), ("--models", "mistral-7b")):
         args = compare.parse([*options])
@@ -238,7 +238,7 @@ def test_what_is_wanted_most_is_planned_first(compare: ModuleType, tmp_path: Pat
 
 
 def test_the_report_of_llama_bench_is_read() -> None:
-    llama_bench = importlib.import_module("llama_bench")
+    llama_bench = importlib.import_module("lib.llama_bench")
     tests = [
         {"n_prompt": 64, "n_gen": 0, "avg_ts": 640.0},
         {"n_prompt": 0, "n_gen": 32, "avg_ts": 50.0},

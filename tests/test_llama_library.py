@@ -67,16 +67,16 @@ class StandIn(ModuleType):
 
 
 def contestant(path: Path) -> None:
-    contestants = importlib.import_module("contestants")
+    contestants = importlib.import_module("lib.long_contestants")
     contestants.LlamaCpp(path, 1, contestants.Lengths()).close()
 
 
 def loader(path: Path) -> None:
-    importlib.import_module("loading").LlamaCpp(use_mmap=True)(path)
+    importlib.import_module("cpu.loading").LlamaCpp(use_mmap=True)(path)
 
 
 def quantiser(path: Path) -> None:
-    importlib.import_module("llama_quantiser").quantise(path, path, "Q4_K_M", 1)
+    importlib.import_module("lib.llama_quantiser").quantise(path, path, "Q4_K_M", 1)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,9 @@ def test_the_log_of_llama_cpp_outlives_who_gave_it(
 ) -> None:
     library = StandIn()
     monkeypatch.setitem(sys.modules, "llama_cpp", library)
-    monkeypatch.setattr(importlib.import_module("contestants").LlamaCpp, "_choose", lambda self: None)
+    monkeypatch.setattr(
+        importlib.import_module("lib.long_contestants").LlamaCpp, "_choose", lambda self: None
+    )
     first(path)
     gc.collect()
     library.log()  # between the two, as when llama.cpp quantises the next type
@@ -106,7 +108,7 @@ def test_the_log_of_llama_cpp_outlives_who_gave_it(
 def test_llama_cpp_logs_after_its_contestant_is_gone(path: Path, tmp_path: Path) -> None:
     """The real library, which has something to say of a file that is none."""
     library = pytest.importorskip("llama_cpp")
-    contestants = importlib.import_module("contestants")
+    contestants = importlib.import_module("lib.long_contestants")
     lengths = contestants.Lengths(4, 2, 1, 2, 1)
     for _ in range(2):
         contestants.LlamaCpp(path, 1, lengths).close()
@@ -120,7 +122,7 @@ def test_the_quick_comparison_gets_past_its_second_type(repository: Path) -> Non
     pytest.importorskip("llama_cpp")
     options = "--quick --types Q4_0 Q4_K_M --shape 512 1024 8 4 600 --layers 1 --rounds 1 --prompts 40"
     options += " --depths 0 --sequences 2 --generate 3 --minutes 0.01 --threads 1 --no-sparse"
-    command = [sys.executable, str(repository / "benchmarks/compare_cpu.py"), *options.split()]
+    command = [sys.executable, str(repository / "benchmarks/cpu/compare.py"), *options.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [*json.loads(done.stdout.splitlines()[-1])["types"]] == ["Q4_0", "Q4_K_M"]

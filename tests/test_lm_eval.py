@@ -18,7 +18,7 @@ from hotcold.engine.request import Request
 
 @pytest.fixture(scope="module")
 def script(repository: Path) -> ModuleType:
-    path = repository / "benchmarks" / "lm_eval" / "compare.py"
+    path = repository / "benchmarks" / "quality" / "lm_eval" / "compare.py"
     spec = importlib.util.spec_from_file_location("lm_eval_compare", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

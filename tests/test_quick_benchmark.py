@@ -31,12 +31,12 @@ MEASURES = ["prompt of 40", "decode at 0", "decode at 512", "3 sequences"]
 
 @pytest.fixture(scope="module")
 def quick() -> ModuleType:
-    return importlib.import_module("quick_contestants")
+    return importlib.import_module("lib.contestants")
 
 
 @pytest.fixture(scope="module")
 def report() -> ModuleType:
-    return importlib.import_module("quick_report")
+    return importlib.import_module("lib.report")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def plan(quick: ModuleType) -> Any:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    synthetic = importlib.import_module("synthetic")
+    synthetic = importlib.import_module("lib.models")
     path = tmp_path_factory.mktemp("quick") / "model.gguf"
     synthetic.write(path, synthetic.Recipe(synthetic.Shape(512, 1024, 1, 8, 4, 600, 4096)))
     return path
@@ -103,7 +103,7 @@ def test_llama_cpp_goes_on_from_copies_of_a_computed_beginning(
 @pytest.mark.parametrize("all_logits", [False, True])
 def test_llama_cpp_is_asked_for_the_logits_of_a_prompt(all_logits: bool) -> None:
     """It leaves out the last FFN for rows without: of a model of one layer that is nearly everything."""
-    contestants = importlib.import_module("contestants")
+    contestants = importlib.import_module("lib.long_contestants")
     asked: list[list[bool]] = []
     names = ("token", "pos", "n_seq_id", "logits")
     fake = SimpleNamespace(
@@ -135,7 +135,7 @@ def test_llama_bench_is_asked_for_what_is_measured(
         return subprocess.CompletedProcess(command, 0, text, "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    processes = importlib.import_module("quick_processes")
+    processes = importlib.import_module("lib.processes")
     bench = processes.LlamaBench(Path("llama-bench"), Path("model"), 2, plan)
     bench.warm("prompt of 40")
     bench.warm("decode at 0")
@@ -154,7 +154,7 @@ def test_llama_bench_is_asked_for_what_is_measured(
 
 def test_openvino_is_asked_in_a_process_of_its_own(plan: Any, path: Path, tmp_path: Path) -> None:
     """Here by a program that takes a second for whatever it is asked."""
-    processes = importlib.import_module("quick_processes")
+    processes = importlib.import_module("lib.processes")
     stub = tmp_path / "python"
     stub.write_text(
         f"#!/bin/sh\necho '{{\"version\": 1}}'\n"
@@ -200,7 +200,7 @@ def test_ratios_pair_samples_of_a_round_and_losing_cases_are_said(report: Module
 
 
 def test_the_picture_has_a_bar_of_the_right_length_for_each_ratio(report: ModuleType) -> None:
-    picture = importlib.import_module("quick_picture")
+    picture = importlib.import_module("lib.picture")
     samples = [
         sample(report, "dense", 0, 30), sample(report, "exact", 0, 60), sample(report, "llama_cpp", 0, 20),
         sample(report, "dense", 0, 10, type="F16"), sample(report, "llama_cpp", 0, 20, type="F16"),
@@ -224,8 +224,8 @@ def test_the_quick_table_is_made_and_added_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole script on a model of one small layer, twice, with a type each."""
-    compare = importlib.import_module("compare_cpu")
-    quick = importlib.import_module("quick_comparison")
+    compare = importlib.import_module("cpu.compare")
+    quick = importlib.import_module("cpu.quick")
 
     class Machine:
         def __init__(self, threads: int) -> None: ...
@@ -257,8 +257,8 @@ def test_files_of_ones_own_are_measured_with_their_perplexity(
     """stories260K, whose perplexity the engine says by itself."""
     if not peer:
         pytest.importorskip("llama_cpp")
-    compare = importlib.import_module("compare_cpu")
-    quick = importlib.import_module("quick_comparison")
+    compare = importlib.import_module("cpu.compare")
+    quick = importlib.import_module("cpu.quick")
 
     class Machine:
         def __init__(self, threads: int) -> None: ...
@@ -302,7 +302,7 @@ def test_files_of_ones_own_are_measured_with_their_perplexity(
 
 
 def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
-    quick = importlib.import_module("quick_comparison")
+    quick = importlib.import_module("cpu.quick")
     args = Namespace(prompts=[128], depths=[100], sequences=1, generate=4, layers=1, ik_llama_bench=None)
     args.models = None
     with pytest.raises(SystemExit, match="multiples of 512"):

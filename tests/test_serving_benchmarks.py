@@ -27,12 +27,12 @@ OPTIONS = argparse.Namespace(
 
 @pytest.fixture
 def load() -> ModuleType:
-    return importlib.import_module("load")
+    return importlib.import_module("serving.load")
 
 
 @pytest.fixture
 def client() -> ModuleType:
-    return importlib.import_module("load_client")
+    return importlib.import_module("lib.client")
 
 
 def last_line(script: str, arguments: list[str], repository: Path) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_a_short_load_on_the_server(repository: Path) -> None:
         "--leave",
         "0.3",
     ]
-    found = last_line("load.py", arguments, repository)
+    found = last_line("serving/load.py", arguments, repository)
     assert found["ok"] and found["wrong"].keys() == {
         "lost", "cut", "different", "running", "pages_leaked", "memory_grew",
         "figures_missing", "reconnected",
@@ -71,12 +71,12 @@ def test_a_short_run_of_what_http_costs(repository: Path) -> None:
     model = repository / "src" / "hotcold" / "demo" / "fable-7m-q8_0.gguf"
     # Long enough that both clients generate at the same time on a busy machine, too.
     arguments = ["-m", str(model), "--parallel", "2", "--rounds", "2", "-n", "200", "-c", "256", "-p", "4"]
-    found = last_line("serving_cost.py", arguments, repository)
+    found = last_line("serving/cost.py", arguments, repository)
     assert len(found["samples"]) == 2 and found["ratio"]["least"] > 0
 
 
 def test_a_short_run_of_delays(repository: Path) -> None:
-    found = last_line("serving_delay.py", ["--windows", "2", "--seconds", "0.5"], repository)
+    found = last_line("serving/delay.py", ["--windows", "2", "--seconds", "0.5"], repository)
     assert found["steps"] > 0 and found["prompts"] > 0 and found["quiet"]["p50_ms"] > 0
 
 
