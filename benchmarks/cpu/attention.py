@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from lib.builds import build, serve, turns
 
 HEADS, WIDTH = 32, 128
 CHUNK = 128  #: LoadOptions.chunk
@@ -39,8 +41,8 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def serve(threads: int, head_dim: int) -> None:
-    """Of the build that runs this: answers lines, a case and the number of runs, with seconds of each run."""
+def answer_with(threads: int, head_dim: int) -> Callable[[dict[str, Any]], float]:
+    """Of the build that runs this: the fewest seconds of so many runs of a case."""
     import numpy as np
 
     from hotcold.kernels.backend import PAGE, Batch, BatchLimits
@@ -50,9 +52,8 @@ def serve(threads: int, head_dim: int) -> None:
     backend = CPUBackend(threads=threads)
     random = np.random.default_rng(1)
     ready: dict[str, Any] = {}
-    print("ready", flush=True)
-    for line in sys.stdin:
-        case = json.loads(line)
+
+    def answer(case: dict[str, Any]) -> float:
         repeat, key = case.pop("repeat"), json.dumps(case)
         if key not in ready:
             ready.clear()  # caches are large
@@ -93,7 +94,9 @@ def serve(threads: int, head_dim: int) -> None:
             start = time.perf_counter()
             ready[key].run()
             seconds.append(time.perf_counter() - start)
-        print(json.dumps(seconds), flush=True)
+        return min(seconds)
+
+    return answer
 
 
 def work(case: dict[str, Any], head_dim: int) -> tuple[float, float]:
@@ -105,33 +108,6 @@ def work(case: dict[str, Any], head_dim: int) -> tuple[float, float]:
         return 2 * seen * HEADS * head_dim, 2 * (first + prompt - 1) * case["kv_heads"] * row_bytes
     rows = case["decode"]
     return 2 * rows * first * HEADS * head_dim, 2 * rows * first * case["kv_heads"] * row_bytes
-
-
-class Build:
-    def __init__(self, where: Path | None, threads: int, head_dim: int) -> None:
-        environment = {**os.environ, "HOTCOLD_GPU": "off"}
-        if where:
-            environment["PYTHONPATH"] = str(where.resolve())
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        command = [sys.executable, __file__, "--serve", str(threads), str(head_dim)]
-        self._process = subprocess.Popen(command, env=environment, **pipes)
-        self._answer()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError("a build's process has ended")
-        return answer
-
-    def seconds(self, case: dict[str, Any], repeat: int) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({**case, "repeat": repeat}) + "\n")
-        self._process.stdin.flush()
-        return min(json.loads(self._answer()))
-
-    def close(self) -> None:
-        self._process.communicate()
 
 
 def name_of(case: dict[str, Any]) -> str:
@@ -153,19 +129,19 @@ def main() -> None:
     parser.add_argument("--decode", type=int, nargs="*", default=[8192, 32768], help="positions")
     parser.add_argument("--rows", type=int, nargs="*", default=[1], help="sequences that decode")
     args = parser.parse_args()
-    builds = [Build(each, args.threads, args.head_dim) for each in args.builds or [None]]
+    builds = [build(each, __file__, args.threads, args.head_dim) for each in args.builds or [None]]
     report = []
     for case in cases(args):
-        turns: list[list[float]] = [[] for _ in builds]
+        taken: list[list[float]] = [[] for _ in builds]
         for pair in range(args.pairs):
-            for at in range(len(builds)) if pair % 2 else reversed(range(len(builds))):
-                turns[at].append(builds[at].seconds(case, args.repeat))
+            for at in turns(len(builds), pair):
+                taken[at].append(builds[at].ask({**case, "repeat": args.repeat}))
         macs, nbytes = work(case, args.head_dim)
         row: dict[str, Any] = dict(case)
-        row["ms"] = [1e3 * statistics.median(each) for each in turns]
+        row["ms"] = [1e3 * statistics.median(each) for each in taken]
         row["gmac_s"] = [macs / ms / 1e6 for ms in row["ms"]]
         row["gb_s"] = [nbytes / ms / 1e6 for ms in row["ms"]]
-        ratios = [old / new for old, new in zip(turns[0], turns[-1], strict=True)]
+        ratios = [old / new for old, new in zip(taken[0], taken[-1], strict=True)]
         row["ratio"] = [statistics.median(ratios), min(ratios), max(ratios)]
         report.append(row)
         figures = (
@@ -174,13 +150,13 @@ def main() -> None:
         )
         ratio = " {:.2f} [{:.2f}, {:.2f}]".format(*row["ratio"]) if len(builds) > 1 else ""
         print(f"{name_of(case):<48}" + " | ".join(figures) + ratio, flush=True)
-    for build in builds:
-        build.close()
+    for each in builds:
+        each.close()
     print(json.dumps({"threads": args.threads, "head_dim": args.head_dim, "figures": report}))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(int(sys.argv[2]), int(sys.argv[3]))
+        serve(answer_with(int(sys.argv[2]), int(sys.argv[3])))
     else:
         main()

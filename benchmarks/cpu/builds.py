@@ -18,18 +18,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from lib.builds import Child, build, serve, turns
+from lib.report import interval
 
 #: of each file: arguments of synthetic.Recipe
 MODELS: dict[str, dict[str, Any]] = {
@@ -40,7 +40,6 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 BUILT_IN = "built-in"  #: the model of that name, which needs no file
 _PROMPT = 16  #: tokens before those that are generated
-_BOOTSTRAP_ROUNDS = 2000
 
 
 @dataclass(frozen=True)
@@ -64,105 +63,70 @@ FIGURES = (
 )
 
 
-def serve(path: str, sparsity: str, threads: int) -> None:
-    """Of the build that runs this: answers lines ``sequences tokens gap_us seed`` with seconds per token."""
-    from hotcold.demo import model_path
-    from hotcold.engine.engine import Engine
-    from hotcold.engine.request import Request
-    from hotcold.runtime.loading import load
-    from hotcold.runtime.options import LoadOptions
-    from hotcold.runtime.sampling import SamplingParams
+def answer_with(path: str, sparsity: str, threads: int) -> Callable[[dict[str, int]], float]:
+    """Seconds per token of the build that runs this; it uses nothing but what builds have had for long."""
+    from hotcold import LLM
 
-    file, context = (model_path(), 256) if path == BUILT_IN else (Path(path), 512)
-    model = load(file, LoadOptions(sparsity=sparsity, threads=threads, context=context, sequences=16))
-    # Builds before sessions have it all in the model.
-    session = model.session() if hasattr(model, "session") else model
-    engine = Engine(session)
-    vocab = 1000 if path == BUILT_IN else 20000
+    built_in = path == BUILT_IN
+    context = 256 if built_in else 512
+    llm = LLM(None if built_in else path, sparsity=sparsity, threads=threads, context=context, sequences=16)
+    vocab = 1000 if built_in else 20000
     prompt = [1] + [300 + i * 7919 % vocab for i in range(127)]
-    print(session.sparsity, flush=True)
-    for line in sys.stdin:
-        sequences, tokens, gap_us, seed = map(int, line.split())
+
+    def answer(asked: dict[str, int]) -> float:
+        engine, sequences, tokens = llm.engine, asked["sequences"], asked["tokens"]
         if sequences == 0:
-            request = Request(prompt[:tokens], SamplingParams(temperature=0), max_tokens=1, ignore_eos=True)
+            request = llm.request(prompt[:tokens], temperature=0.0, max_tokens=1, ignore_eos=True)
             start = time.perf_counter()
             engine.run([request])
-            print((time.perf_counter() - start) / tokens, flush=True)
-            continue
+            return (time.perf_counter() - start) / tokens
         requests = []
         for i in range(sequences):
-            params = SamplingParams(seed=seed + i)
-            requests.append(Request(prompt[:_PROMPT], params, max_tokens=tokens + 20, ignore_eos=True))
+            seed = asked["seed"] + i
+            requests.append(llm.request(prompt[:_PROMPT], seed=seed, max_tokens=tokens + 20, ignore_eos=True))
             engine.add(requests[-1])
         while len(requests[-1].output) < 2:
             engine.step()
         seconds = 0.0
         for _ in range(tokens):
             start = time.perf_counter()
-            while gap_us and time.perf_counter() - start < gap_us * 1e-6:
+            while asked["gap_us"] and time.perf_counter() - start < asked["gap_us"] * 1e-6:
                 pass
             start = time.perf_counter()
             engine.step()
             seconds += time.perf_counter() - start
         for request in requests:
             engine.abort(request)
-        print(seconds / tokens / sequences, flush=True)
+        return seconds / tokens / sequences
+
+    return answer
 
 
 class Build:
     """Processes of one build, one for each model and mode."""
 
     def __init__(self, where: Path, folder: Path, threads: int) -> None:
-        self._python, self._environment = sys.executable, {**os.environ, "HOTCOLD_GPU": "off"}
-        if where.is_dir():
-            self._environment["PYTHONPATH"] = str(where.resolve())
-        else:
-            self._python = str(where)
-        self._folder, self._threads = folder, threads
-        self._processes: dict[tuple[str, str], subprocess.Popen[str]] = {}
+        self._where, self._folder, self._threads = where, folder, threads
+        self._processes: dict[tuple[str, str], Child] = {}
 
     def seconds(self, figure: Figure, seed: int) -> float:
         """Per token."""
         key = figure.model, figure.sparsity
         if key not in self._processes:
             path = BUILT_IN if figure.model == BUILT_IN else self._folder / f"{figure.model}.gguf"
-            command = [self._python, __file__, "--serve", str(path), figure.sparsity, str(self._threads)]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            self._processes[key] = subprocess.Popen(command, env=self._environment, **pipes)
-            self._ask(key, None)
-        return float(self._ask(key, f"{figure.sequences} {figure.tokens} {figure.gap_us} {seed}\n"))
-
-    def _ask(self, key: tuple[str, str], line: str | None) -> str:
-        process = self._processes[key]
-        assert process.stdin is not None and process.stdout is not None
-        if line is not None:
-            process.stdin.write(line)
-            process.stdin.flush()
-        answer = process.stdout.readline()  # an end of file where the process has ended
-        if not answer:
-            raise RuntimeError(f"a process of {self._python} has ended: {key}")
-        return answer
+            self._processes[key] = build(self._where, __file__, path, figure.sparsity, self._threads)
+        return float(self._processes[key].ask({**asdict(figure), "seed": seed}))
 
     def close(self) -> None:
         for process in self._processes.values():
-            process.communicate()  # the end of its input ends it
-
-
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % of resampled medians."""
-    chosen = random.Random(0)
-    medians = sorted(
-        statistics.median(chosen.choices(ratios, k=len(ratios))) for _ in range(_BOOTSTRAP_ROUNDS)
-    )
-    return medians[_BOOTSTRAP_ROUNDS // 40], medians[-_BOOTSTRAP_ROUNDS // 40 - 1]
+            process.close()
 
 
 def compare(builds: list[Build], figures: list[Figure], pairs: int) -> list[dict[str, Any]]:
     samples: dict[str, list[list[float]]] = {figure.name: [] for figure in figures}
     for round in range(-1, pairs):  # the first warms memory and threads
         for figure in figures:
-            order = [0, 1] if round % 2 else [1, 0]
-            taken = {at: builds[at].seconds(figure, max(round, 0)) for at in order}
+            taken = {at: builds[at].seconds(figure, max(round, 0)) for at in turns(2, round)}
             if round >= 0:
                 samples[figure.name].append([taken[0], taken[1]])
     report = []
@@ -226,6 +190,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        serve(answer_with(sys.argv[2], sys.argv[3], int(sys.argv[4])))
     else:
         main()

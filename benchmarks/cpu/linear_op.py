@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from lib.builds import build, serve
 
 TYPES = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_0", "Q4_0", "IQ4_NL")
 
 
-def serve(types: list[str], tokens: list[int], rows: int, columns: int, threads: int) -> None:
-    """Of the build that runs this: answers lines ``type tokens`` with the seconds of one op."""
+def serve_ops(types: list[str], tokens: list[int], rows: int, columns: int, threads: int) -> None:
+    """Of the build that runs this: the seconds of one op of a type and a number of tokens."""
     import numpy as np
 
     from cpu.expert_layers import random_tensor
@@ -49,41 +48,15 @@ def serve(types: list[str], tokens: list[int], rows: int, columns: int, threads:
             tensor = random_tensor(random, type, rows, columns)
         matrix = backend.matrix(tensor)
         programs[name] = backend.record(lambda matrix=matrix: backend.linear(x, [matrix], batch, [out]))
-    print(backend.isa, flush=True)
-    for line in sys.stdin:
-        name, count = line.split()
-        batch.counts[:] = int(count), 0, 0, 1
+
+    def answer(asked: tuple[str, int]) -> float:
+        name, count = asked
+        batch.counts[:] = count, 0, 0, 1
         start = time.perf_counter()
         programs[name].run()
-        print(time.perf_counter() - start, flush=True)
+        return time.perf_counter() - start
 
-
-class Build:
-    def __init__(self, where: Path, args: argparse.Namespace) -> None:
-        names = ("types", "tokens", "rows", "columns", "threads")
-        settings = {name: getattr(args, name) for name in names}
-        environment = {**os.environ, "PYTHONPATH": str(where.resolve())}
-        command = [sys.executable, __file__, "--serve", json.dumps(settings)]
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.isa = self._answer()
-
-    def seconds(self, type: str, tokens: int) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{type} {tokens}\n")
-        self._process.stdin.flush()
-        return float(self._answer())
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("a build's process has ended")
-        return line.strip()
-
-    def close(self) -> None:
-        self._process.communicate()
+    serve(answer, backend.isa)
 
 
 def main() -> None:
@@ -97,27 +70,29 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    builds = [Build(each, args) for each in args.builds]
+    names = ("types", "tokens", "rows", "columns", "threads")
+    settings = json.dumps({name: getattr(args, name) for name in names})
+    builds = [build(each, __file__, settings) for each in args.builds]
     figures = []
     for type in args.types:
         for tokens in args.tokens:
             work = tokens * args.rows * args.columns / 1e9
-            taken = [[build.seconds(type, tokens) for build in builds] for _ in range(args.rounds + 1)][1:]
+            taken = [[each.ask((type, tokens)) for each in builds] for _ in range(args.rounds + 1)][1:]
             speeds = [round(work / statistics.median(column), 1) for column in zip(*taken, strict=True)]
             ratios = [row[0] / row[-1] for row in taken]
             figure = {"type": type, "tokens": tokens, "gmac_s": speeds, "ratio": statistics.median(ratios)}
             figures.append(figure | {"low": min(ratios), "high": max(ratios)})
             line = "{type:<7} {tokens:5} tokens: {gmac_s} GMAC/s, {ratio:.3f} ({low:.3f} to {high:.3f})"
             print(line.format(**figures[-1]), flush=True)
-    isas = [build.isa for build in builds]
-    for build in builds:
-        build.close()
+    isas = [each.first for each in builds]
+    for each in builds:
+        each.close()
     shape = {"rows": args.rows, "columns": args.columns}
     print(json.dumps({"isa": isas, "threads": args.threads, **shape, "figures": figures}))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(**json.loads(sys.argv[2]))
+        serve_ops(**json.loads(sys.argv[2]))
     else:
         main()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.formats.gguf import open_gguf, write_gguf
+from lib.builds import Child
 from lib.contestants import FILL, Plan, Run, number
 from lib.long_contestants import Measured
 
@@ -94,16 +95,13 @@ class OpenVINO:
             tensors = {name: file.load(name) for name in file.tensors}
             write_gguf(self._copy, file.metadata | byte_level(file.metadata), tensors)
         script = Path(__file__).with_name("openvino_process.py")
-        self._process = subprocess.Popen(
-            [str(python), str(script), str(self._copy), str(threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
         self._deep = False
         try:
-            self.settings = {"version": str(self._answer()["version"])}
+            self._child = Child([python, script, self._copy, threads], stderr=subprocess.DEVNULL)
         except RuntimeError:
-            self.close()
+            self._copy.unlink()
             raise
+        self.settings = {"version": str(self._child.first)}
 
     def can(self, measure: str, turn: int) -> bool:
         if measure.startswith("decode") and number(measure):
@@ -120,28 +118,11 @@ class OpenVINO:
         steps = self.plan.generate if decode else 0
         prompt = (n or self.plan.parallel_prompt) if decode else n
         asked = {"prompt": prompt, "generate": steps, "vocab": self._vocab, "seed": seed}
-        return lambda: self._run(asked, steps or prompt)
+        return lambda: Measured(steps or prompt, float(self._child.ask(asked)))
 
     def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        self._process.wait()
+        self._child.close()
         self._copy.unlink()
-
-    def _run(self, asked: dict[str, int], tokens: int) -> Measured:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        return Measured(tokens, float(self._answer()["seconds"]))
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"OpenVINO GenAI ended with {self._process.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
 
 
 def byte_level(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,13 @@ def ratios(samples: Sequence[Sample], above: str, below: str) -> list[float]:
         for round in rounds
         if (round, above) in found and (round, below) in found
     ]
+
+
+def interval(values: Sequence[float], rounds: int = 2000) -> tuple[float, float]:
+    """95 % of the medians of samples that are drawn anew."""
+    chosen = random.Random(0)
+    medians = sorted(statistics.median(chosen.choices(values, k=len(values))) for _ in range(rounds))
+    return medians[rounds // 40], medians[-rounds // 40 - 1]
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
