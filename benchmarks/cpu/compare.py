@@ -1,314 +1,366 @@
-"""Speed on one machine against llama.cpp and PowerInfer, in interleaved rounds.
+"""Speed on one machine beside llama.cpp and others, as a table and a picture, in ten minutes.
 
-    python benchmarks/cpu/compare.py --powerinfer PowerInfer/build/bin/main --out results
-    python benchmarks/cpu/compare.py --types Q4_0 Q8_0 F16 --active 0.1 0.05 0.2 0.4 --out results
-    python benchmarks/cpu/compare.py --quick --out results    # all that matters, in ten minutes
+    python benchmarks/cpu/compare.py --out results --ik-llama-bench ik_llama.cpp/build/bin/llama-bench
+    python benchmarks/cpu/compare.py --only Q4_K_M --out results     # adds to what --out has
+    python benchmarks/cpu/compare.py --only Q6_K --prompts 16 512 --depths 32768 --sequences 1
+    python benchmarks/cpu/compare.py --models smollm2.gguf gemma3.gguf --minutes 5 --out results
+    python benchmarks/cpu/compare.py --experts mixtral --only Q4_0   # or qwen3moe
+    python benchmarks/cpu/compare.py --only Q4_0 --layers 8 --powerinfer PowerInfer/build/bin/main
 
-``--quick`` is told by benchmarks/cpu/quick.py; what follows is of the long comparison.
+Synthetic models of one seed: a layer of 4096/14336, with 8 heads for keys and values and 32 for queries, and
+a vocabulary of 1024, so that the head weighs as little as in a whole model. llama.cpp, which leaves out the
+last layer's FFN for rows without logits, is asked for the logits of all. ``--layers`` takes more, where
+the last cache is larger than some layers or time does not matter. For every type:
 
-The models are synthetic (benchmarks/lib/models.py) and made from one seed. Contestants, for every block type
-and share of active neurons:
+- ``dense``: ours on a stock file of a SiLU model; ``llama_cpp``, ``ik_llama_cpp`` and ``openvino`` on the
+  same, the first with flash attention on or off, the second with repacking or without, whichever is faster;
+- ``exact`` and ``predicted``: ours on the twin with ReLU, of whose neurons 10 % are active: PowerInfer's
+  layout with its predictor, or, of types that llama.cpp quantises, a stock file in ``exact`` alone. Nobody
+  else but PowerInfer gains from zeros, so they are compared with llama.cpp on the dense file;
+- ``powerinfer``: its ``main`` on the PWRI file, in F16 and Q4_0.
 
-- ``dense``: ours on a stock GGUF of a SiLU model, sparsity off (with ``--ungated`` of squared ReLU, whose
-  down rows then lie so that neurons can be left out: that costs time where none is);
-- ``llama_cpp``: llama.cpp on the same file;
-- ``exact``: ours, lossless sparsity, on weights that lie by neuron (those of the PWRI file, which once in
-  memory are those of the by-neuron GGUF: one copy serves both modes);
-- ``exact_stock``: ours, lossless sparsity, on a stock GGUF of the ReLU model, down by output;
-- ``predicted``: ours with PowerInfer's predictor, on the PWRI file;
-- ``powerinfer``: PowerInfer's ``main`` on that file; its sparse FFN computes F16 and Q4_0 alone.
+``--ungated`` has squared ReLU without a gate (llama.cpp's arcee) in all of them, ``--experts`` a family's
+shapes. With ``--models`` files of yours take the place of the synthetic ones, dense, beside llama.cpp:
+loading is timed, too, of a prompt only the last logits are asked for, and the perplexity of both on a text
+is told.
 
-Every round runs each once, in turning and alternating order, phase by phase: all prompts, then the first
-piece of everyone's generation (``--pieces``), and so on. Before and after each the machine's state is told
-(benchmarks/lib/machine.py), and the read bandwidth is probed before it; a ratio is made of two samples of
-the same phase of one round in the same state. A shared machine changes its state every second or two, so
-short pieces leave more pairs. llama.cpp comes from llama-cpp-python, built from source
-(CMAKE_ARGS=-DGGML_NATIVE=ON). ``--out`` gets ``speed.md``, ``speed.json`` with every sample, and
-``speed.png``. The last line of stdout is a JSON object with the ratios of the first type and share.
+The minutes are shared out among the types. A round runs all measures, short ones three times, and of each all
+engines right after each other, in turning and alternating order; a ratio is made of two samples that were
+taken so. Around each sample the machine's state is told (lib/machine.py). K types come from llama.cpp's
+quantiser, in llama-cpp-python (built with CMAKE_ARGS=-DGGML_NATIVE=ON), or of ``--llama-quantize``. ``--out``
+gets ``quick.md``, ``quick.svg`` and ``quick.json``. The last line of stdout is a JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
+import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import zip_longest
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hotcold.runtime.loading import load
+from hotcold.runtime.machine import processor
 from hotcold.runtime.options import LoadOptions
-from hotcold.runtime.session import Session
+from hotcold.runtime.session import LoadedModel, Session
+from hotcold.tasks.windows import text_windows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from cpu import quick as quick_comparison
-from lib import long_report as report
-from lib import models as synthetic
-from lib.long_contestants import Contestant, Lengths, LlamaCpp, Ours, PowerInfer
-from lib.machine import MachineState
+from lib import models, picture, report
+from lib.contestants import Contestant, Ours, Plan, run_round
+from lib.llama import LlamaCpp
+from lib.llama import quantise as quantise_by_package
+from lib.machine import REPOSITORY, MachineState, commit
+from lib.processes import LlamaBench, OpenVINO, PowerInfer
+from lib.processes import run as run_program
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-class Models:
-    """The files, written when first needed, and ours on them."""
-
-    def __init__(self, args: argparse.Namespace, folder: Path, *, ungated: bool = False) -> None:
-        self.args, self.folder, self.ungated = args, folder, ungated
-        dim, neurons, heads, kv_heads, vocab = args.shape
-        self.shape = synthetic.Shape(dim, neurons, args.layers, heads, kv_heads, vocab, 2048)
-
-    @property
-    def dense_active(self) -> float | None:
-        """The share of the file that the dense contestants run: an ungated model has no SiLU twin."""
-        return self.args.active[0] if self.ungated else None
-
-    def path(self, type: str, active: float | None, layout: str) -> Path:
-        shape = "x".join(map(str, (*self.args.shape, self.args.layers)))
-        what = "silu" if active is None else f"{'ungated' if self.ungated else 'relu'}{active:g}"
-        path = self.folder / f"{shape}-{type}-{what}-{layout}.gguf"
-        if not path.exists():
-            recipe = synthetic.Recipe(self.shape, type, active, layout, gated=not self.ungated)
-            synthetic.write(path, recipe, self.args.vocabulary)
-            say(f"wrote {path.name}, {path.stat().st_size / 1e9:.2f} GB")
-            for figures in synthetic.verify(path)[:1] if active is not None else ():
-                say(f"  layer 0 on random tokens: {figures}")
-        return path
-
-    def ours(self, path: Path, sparsity: str, lengths: Lengths) -> Session:
-        options = LoadOptions(
-            sparsity=sparsity, threads=self.args.threads, context=lengths.context,
-            sequences=max(1, lengths.sequences), gpu="off",
-        )  # fmt: skip
-        session = load(path, options).session()
-        for note in session.notes:
-            say(f"  {path.name}, {sparsity}: {note}")
-        return session
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def dense_contestants(models: Models, type: str, lengths: Lengths) -> dict[str, Contestant]:
-    """Those that do not depend on the active share."""
-    path = models.path(type, models.dense_active, "by_output")
-    found: dict[str, Contestant] = {"dense": Ours(models.ours(path, "off", lengths), lengths)}
-    if not models.args.no_llama_cpp:
-        try:
-            llama = LlamaCpp(path, models.args.threads, lengths)
-        except ImportError:
-            say("llama-cpp-python is not installed: ratios to llama.cpp stay null")
-        else:
-            found["llama_cpp"] = llama
-            say(f"llama.cpp is faster with flash attention: {llama.flash_attention}")
-    return found
-
-
-def sparse_contestants(models: Models, type: str, active: float, lengths: Lengths) -> dict[str, Contestant]:
-    stock = models.path(type, active, "by_output")
-    pwri = models.path(type, active, "pwri")
-    predicted = models.ours(pwri, "predicted", lengths)
-    found: dict[str, Contestant] = {
-        "exact": Ours(predicted.model.session("exact"), lengths),
-        "exact_stock": Ours(models.ours(stock, "exact", lengths), lengths),
-        "predicted": Ours(predicted, lengths),
-    }
-    binary = models.args.powerinfer
-    if binary is None:
-        say("no --powerinfer: ratios to PowerInfer stay null")
-    elif type not in synthetic.POWERINFER_TYPES:
-        say(f"PowerInfer's sparse FFN gives garbage in {type}: ratios to it stay null")
-    else:
-        found["powerinfer"] = PowerInfer(binary, pwri, models.args.threads, models.args.powerinfer_tokens)
-    return found
-
-
-def order(names: list[str], round: int) -> list[str]:
-    """Turns by one every second round and runs backwards in the others."""
-    at = round // 2 % len(names)
-    turned = names[at:] + names[:at]
-    return turned if round % 2 == 0 else turned[::-1]
-
-
-def run_rounds(
-    contestants: dict[str, Contestant],
-    machine: MachineState,
-    args: argparse.Namespace,
-    type: str,
-    active: float,
-) -> Iterator[report.Sample]:
-    for contestant in contestants.values():
-        for _, run in contestant.phases(args.rounds):  # warms memory, threads and the file cache
-            run()
-    for round in range(args.rounds):
-        names = order(list(contestants), round)
-        due = [name for name in names if name != "powerinfer" or round % args.powerinfer_every == 0]
-        line: dict[str, list[str]] = {name: [] for name in due}
-        # All do the first phase, then all the second: what is compared lies as close in time as can be.
-        for index, phase in enumerate(zip_longest(*(contestants[name].phases(round) for name in due))):
-            for name, step in zip(due, phase, strict=True):
-                if step is None:
-                    continue
-                measure, run = step
-                measured, seen = machine.around(run, args.probe)
-                # A generation's pieces begin with the second phase; each is paired with others' same piece.
-                piece = max(0, index - 1) if measure == "generation" else 0
-                yield report.Sample(
-                    type, active, round * args.pieces + piece, name, measure, measured.tok_s, measured.gb_s,
-                    measured.active_share, seen.state, seen.barrier_ns, seen.read_gb_s,
-                )  # fmt: skip
-                if measure == "generation":
-                    line[name].append(f"{measured.tok_s:.1f} ({seen.state})")
-        told = "; ".join(f"{name} {', '.join(each)}" for name, each in line.items())
-        say(f"{type} {active:.0%} round {round + 1}/{args.rounds}: {told}")
-
-
-def measure_all(args: argparse.Namespace, folder: Path) -> tuple[list[report.Sample], dict[str, Any]]:
-    models, machine = Models(args, folder, ungated=args.ungated), MachineState(args.threads)
-    lengths = Lengths(args.prompt, args.generate, args.sequences, pieces=args.pieces)
-    samples: list[report.Sample] = []
-    settings: dict[str, Any] = {"sequences in parallel": args.sequences, "pieces": args.pieces}
-    for type in args.types:  # one type at a time: all of them would not fit in memory
-        dense = dense_contestants(models, type, lengths)
-        llama = dense.get("llama_cpp")
-        for active in args.active:
-            contestants = dense | sparse_contestants(models, type, active, lengths)
-            samples += run_rounds(contestants, machine, args, type, active)
-            del contestants
-            save(args, samples, facts(args) | settings)
-            if args.work is None:
-                kept = models.path(type, models.dense_active, "by_output")
-                for path in (models.path(type, active, layout) for layout in ("by_output", "pwri")):
-                    if path != kept:
-                        path.unlink()
-        if isinstance(llama, LlamaCpp):
-            settings[f"llama.cpp's flash attention, {type}"] = llama.flash_attention
-            llama.close()
-        del dense, llama
-        if args.work is None:
-            models.path(type, models.dense_active, "by_output").unlink()
-    return samples, settings
-
-
-def save(args: argparse.Namespace, samples: list[report.Sample], settings: dict[str, Any]) -> None:
-    """Writes what is known so far, so that a run that is cut short is not lost."""
-    if args.out is None:
-        return
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "speed.md").write_text(report.markdown(samples, settings), encoding="utf-8")
-    rows = [asdict(sample) for sample in samples]
-    (args.out / "speed.json").write_text(json.dumps({"settings": settings, "samples": rows}), "utf-8")
-    if not report.plot(samples, args.out / "speed.png"):
-        say("matplotlib is not installed: no plot")
-
-
-def facts(args: argparse.Namespace) -> dict[str, Any]:
-    """What the figures belong to."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = {"commit": described.stdout.strip() or "unknown", "processor": processor()}
-    try:
-        import llama_cpp
-
-        found["llama-cpp-python"] = llama_cpp.__version__
-    except ImportError:
-        pass
-    shape = "dim {}, neurons {}, heads {}, kv heads {}, vocabulary {}".format(*args.shape)
-    return found | {
-        "threads": args.threads,
-        "shape": f"{shape}, {args.layers} layers",
-        "rounds": args.rounds,
-        "tokens": f"prompt {args.prompt}, generation {args.generate}, PowerInfer {args.powerinfer_tokens}",
-    }
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+#: Types whose blocks lib/models.py makes, and whose PWRI file has a predictor.
+WRITTEN = ("F16", "Q8_0", "Q4_0")
+#: With --models, of those.
+MODEL_DEFAULTS = {"prompts": [128, 512], "depths": [0], "no_sparse": True}
+#: How good the results are that are so fast: windows of a text.
+TEXT, WINDOW, WINDOWS = REPOSITORY / "tests/data/heidi.txt", 256, 4
 
 
 def add_model_options(add: Callable[..., Any]) -> None:
     """Those that say which models to make, and who runs them."""
-    add(
-        "--shape", nargs=5, type=int, default=[4096, 11008, 32, 32, 32000],
-        metavar=("DIM", "NEURONS", "HEADS", "KV", "VOCAB"),
-    )  # fmt: skip
-    add("--layers", type=int, default=8)
-    add("--vocabulary", type=Path, help="GGUF file with a tokenizer of VOCAB tokens (default: a made-up one)")
+    add("--shape", nargs=5, type=int, default=[4096, 14336, 32, 8, 1024],
+        metavar=("DIM", "NEURONS", "HEADS", "KV", "VOCAB"))  # fmt: skip
+    add("--layers", type=int, default=1)
+    add("--active", type=float, default=0.1, help="share of active neurons (0.1)")
+    add("--ungated", action="store_true", help="squared ReLU without a gate (llama.cpp's arcee)")
+    add("--experts", choices=models.EXPERT_SHAPES, help="experts, in this shape instead of --shape")
     add("--work", type=Path, help="where models are written and reused (default: a temporary folder)")
     add("--threads", type=int, default=2)
-    add("--rounds", type=int, default=10)
-    add("--prompt", type=int, default=128)
-    add("--generate", type=int, default=40)
+    add("--rounds", type=int, default=20, help="at most (20)")
+    add("--generate", type=int, default=48, help="tokens of a sample of generation (48)")
     add("--no-llama-cpp", action="store_true")
+    add("--no-sparse", action="store_true", help="dense models alone")
+    add("--llama-quantize", type=Path, help="llama.cpp's program (default: llama-cpp-python's quantiser)")
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    add_model_options(add)
+    add("--quick", action="store_true", help=argparse.SUPPRESS)  # there was a longer comparison
+    add("--only", nargs="+", metavar="TYPE", help="of blocks, instead of all four; --out keeps the others'")
+    add("--models", nargs="+", type=Path, metavar="FILE", help="these, not synthetic ones")
+    add("--minutes", type=float, default=9.0, help="that it may take (9)")
+    add("--prompts", nargs="*", type=int, default=[128, 2048], help="their tokens (128 2048)")
+    add("--depths", nargs="*", type=int, default=[0, 8192],
+        help="positions before generation, multiples of 512 (0 8192)")  # fmt: skip
+    add("--sequences", type=int, default=8, help="at the same time; 1 leaves the measure out (8)")
     add("--powerinfer", type=Path, help="PowerInfer's main")
-    add("--powerinfer-tokens", type=int, default=96, help="generated by each of its samples (96)")
+    add("--ik-llama-bench", type=Path, help="ik_llama.cpp's llama-bench")
+    add("--openvino-python", type=Path, help="of an environment with openvino-genai (this one, if it has it)")
+    add("--out", type=Path, help="folder for quick.md, quick.json and quick.svg")
+
+
+class Clock:
+    """Tells how far it is, and shares the time out."""
+
+    def __init__(self, seconds: float) -> None:
+        self.start, self.seconds = time.monotonic(), seconds
+
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self.start
+
+    def share(self, parts: int) -> float:
+        """The end of the first of so many equal parts of what is left."""
+        return self.spent + max(0.0, self.seconds - self.spent) / parts
+
+    def say(self, line: str) -> None:
+        spent, total = int(self.spent), int(self.seconds)
+        clock = f"{spent // 60}:{spent % 60:02} of {total // 60}:{total % 60:02}"
+        print(f"[{clock}] {line}", file=sys.stderr, flush=True)
+
+
+class Files:
+    """Written when first needed."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path, clock: Clock) -> None:
+        self.args, self.folder, self.clock = args, folder, clock
+        self.published = {path.stem: path for path in getattr(args, "models", None) or ()}
+
+    def dense(self, type: str) -> Path:
+        if type in self.published:
+            return self.published[type]
+        return self._path(type, self.args.active if self.args.ungated else None, "by_output")
+
+    def sparse(self, type: str) -> Path:
+        pwri = type in WRITTEN and not self.args.experts
+        return self._path(type, self.args.active, "pwri" if pwri else "by_output")
+
+    def _path(self, type: str, active: float | None, layout: str) -> Path:
+        args = self.args
+        dim, neurons, heads, kv_heads, vocab = args.shape
+        shape = models.Shape(dim, neurons, args.layers, heads, kv_heads, vocab, 1 << 16)
+        name = args.experts or "x".join(map(str, (*args.shape, args.layers)))
+        what = "silu" if active is None else f"{'ungated' if args.ungated else 'relu'}{active:g}"
+        path = self.folder / f"{name}-{type}-{what}-{layout}.gguf"
+        if path.exists():
+            return path
+        if type in WRITTEN:
+            made = models.EXPERT_SHAPES[args.experts] if args.experts else shape
+            models.write(path, models.Recipe(made, type, active, layout, gated=not args.ungated))
+        else:
+            quantise(self._path("F16", active, layout), path, type, args)
+        self.clock.say(f"wrote {path.name}, {path.stat().st_size / 1e9:.2f} GB")
+        return path
+
+
+def quantise(source: Path, path: Path, type: str, args: argparse.Namespace) -> None:
+    """By llama.cpp's quantiser."""
+    if args.llama_quantize is not None:
+        try:
+            run_program([str(args.llama_quantize), str(source), str(path), type, str(args.threads)], 3600)
+        except (OSError, RuntimeError) as error:
+            raise SystemExit(f"--llama-quantize: {error}") from None
+        return
+    if find_spec("llama_cpp") is None:
+        fix = "install llama-cpp-python, or give --llama-quantize PATH"
+        raise SystemExit(f"type {type} needs llama.cpp's quantiser: {fix}")
+    quantise_by_package(source, path, type, args.threads)
+
+
+def contestants(args: argparse.Namespace, plan: Plan, files: Files, type: str) -> dict[str, Contestant]:
+    """Ours, and llama.cpp."""
+    dense = files.dense(type)
+
+    def again() -> Session:
+        return ours(args, plan, dense, "off").session()
+
+    found: dict[str, Contestant] = {"dense": Ours(again(), plan, again)}
+    if not args.no_sparse:
+        model = ours(args, plan, files.sparse(type), "exact")
+        found["exact"] = Ours(model.session(), plan)
+        if type in WRITTEN:
+            found["predicted"] = Ours(model.session("predicted"), plan)
+    if not args.no_llama_cpp:
+        try:
+            found["llama_cpp"] = LlamaCpp(dense, args.threads, plan)
+        except ImportError:
+            files.clock.say("llama-cpp-python is not installed: there is nothing to compare with")
+    return found
+
+
+def others(args: argparse.Namespace, plan: Plan, files: Files, type: str) -> dict[str, Contestant]:
+    """Engines in processes of their own."""
+    found: dict[str, Contestant] = {}
+    if plan.published:  # they have no loading by itself
+        return found
+    if args.ik_llama_bench is not None:
+        found["ik_llama_cpp"] = LlamaBench(args.ik_llama_bench, files.dense(type), args.threads, plan)
+    python = args.openvino_python
+    if python is None and find_spec("openvino_genai") is not None:
+        python = Path(sys.executable)
+    if python is not None:
+        try:
+            found["openvino"] = OpenVINO(python, files.dense(type), args.threads, plan)
+        except RuntimeError as error:
+            files.clock.say(f"{type}: {error}")
+    if args.powerinfer is not None and type in models.POWERINFER_TYPES:
+        found["powerinfer"] = PowerInfer(args.powerinfer, files.sparse(type), args.threads, plan)
+    return found
+
+
+def ours(args: argparse.Namespace, plan: Plan, path: Path, sparsity: str) -> LoadedModel:
+    # Beside the longest sequence, the prompts of two rounds, so that the deep one's pages stay.
+    positions = plan.context + 2 * sum(plan.prompts) + 64 * plan.sequences + 1024
+    options = LoadOptions(
+        sparsity=sparsity, threads=args.threads, context=plan.context, sequences=plan.sequences,
+        cache_positions=positions, gpu="off",
+    )  # fmt: skip
+    return load(path, options)
+
+
+def measure_type(
+    args: argparse.Namespace, plan: Plan, files: Files, machine: MachineState, type: str, end: float
+) -> tuple[list[report.Sample], dict[str, Any]]:
+    """Rounds until ``end`` on the clock, one at least; one before it warms memory and chooses settings."""
+    clock, samples = files.clock, []
+    clock.say(f"{type}: making models")
+    found = contestants(args, plan, files, type) | others(args, plan, files, type)
+    clock.say(f"{type}: a first round, which does not count: {', '.join(found)}")
+    for measure in plan.measures:
+        for each in found.values():
+            if each.can(measure, 0):
+                each.warm(measure)
+        clock.say(f"{type}: {measure} works")
+    for round in range(args.rounds):
+        begun = clock.spent
+        told: dict[tuple[str, int], list[str]] = {}
+        for measure, turn, name, measured, seen in run_round(found, plan, machine, round):
+            speeds = measured.tok_s, measured.gb_s, seen.read_gb_s
+            samples.append(report.Sample(type, measure, name, turn, *speeds, seen.state))
+            told.setdefault((measure, turn), []).append(f"{name} {measured.tok_s:.1f}")
+        for (measure, turn), each in told.items():
+            clock.say(f"{type}, {measure}, sample {turn + 1}, tok/s: {', '.join(each)}")
+        if clock.spent + (clock.spent - begun) > end:
+            break
+    settings: dict[str, Any] = {}
+    if plan.published:
+        settings[f"perplexity, {type}"] = perplexities(found)
+    for name, contestant in found.items():
+        chosen = getattr(contestant, "settings", None)
+        if chosen:
+            settings[f"{report.NAMES[name]}, {type}"] = chosen
+        if isinstance(contestant, LlamaCpp | OpenVINO):
+            contestant.close()
+    return samples, settings
+
+
+def perplexities(found: Mapping[str, Contestant]) -> dict[str, float]:
+    """Of a text of stories, by the contestants that say it."""
+    mine = found["dense"]
+    assert isinstance(mine, Ours)
+    tokenizer = mine.session.model.tokenizer
+    windows = text_windows(tokenizer, TEXT.read_text(encoding="utf-8"), WINDOW)[1 : WINDOWS + 1]
+    return {
+        report.NAMES[name]: round(math.exp(each.surprise(windows)), 3)
+        for name, each in found.items()
+        if isinstance(each, Ours | LlamaCpp)
+    }
+
+
+def run(args: argparse.Namespace, folder: Path) -> None:
+    plan = Plan(
+        tuple(args.prompts), tuple(args.depths), args.sequences, args.generate, layers=args.layers,
+        published=bool(args.models),
+    )  # fmt: skip
+    clock = Clock(60 * args.minutes)
+    files, machine = Files(args, folder, clock), MachineState(args.threads)
+    types = [path.stem for path in args.models or ()] or args.only or ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
+    samples, settings = earlier(args) if args.only else ([], {})
+    samples = [each for each in samples if each.type not in types]
+    for i, type in enumerate(types):  # one at a time: all of them would not fit in memory
+        more, chosen = measure_type(args, plan, files, machine, type, clock.share(len(types) - i))
+        samples += more
+        settings |= facts(args) | chosen
+        save(args, samples, settings)
+        if args.work is None:
+            for path in folder.glob(f"*-{type}-*"):
+                if type != "F16" or i == len(types) - 1:  # others are quantised from these
+                    path.unlink()
+    clock.say("done")
+    print(report.markdown(samples, settings))
+    print(json.dumps({"quick": True, **report.summary(samples), "settings": settings}))
+
+
+def facts(args: argparse.Namespace) -> dict[str, Any]:
+    """What the figures belong to."""
+    found = {"commit": commit(), "processor": processor(), "threads": args.threads}
+    if find_spec("llama_cpp") is not None:
+        import llama_cpp
+
+        found["llama-cpp-python"] = llama_cpp.__version__
+    if not getattr(args, "models", None):
+        shape = "dim {}, neurons {}, heads {}, kv heads {}, vocabulary {}".format(*args.shape)
+        found["shape"] = args.experts or f"{shape}, {args.layers} layers"
+    return found
+
+
+def earlier(args: argparse.Namespace) -> tuple[list[report.Sample], dict[str, Any]]:
+    """What --out has of other types."""
+    path = None if args.out is None else args.out / "quick.json"
+    if path is None or not path.exists():
+        return [], {}
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    return [report.Sample(**each) for each in kept["samples"]], kept["settings"]
+
+
+def save(args: argparse.Namespace, samples: list[report.Sample], settings: dict[str, Any]) -> None:
+    """After each type, so that a run that is cut short is not lost."""
+    if args.out is None:
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    kept = {"settings": settings, "samples": [asdict(each) for each in samples]}
+    (args.out / "quick.json").write_text(json.dumps(kept), encoding="utf-8")
+    (args.out / "quick.md").write_text(report.markdown(samples, settings), encoding="utf-8")
+    image = picture.svg(report.summary(samples), settings)
+    (args.out / "quick.svg").write_text(image, encoding="utf-8")
 
 
 @contextmanager
 def model_folder(args: argparse.Namespace) -> Iterator[Path]:
-    if args.powerinfer is not None and not args.powerinfer.is_file():
-        raise SystemExit(f"--powerinfer {args.powerinfer} is no file: give the path of its program main")
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
 
 
-def main() -> None:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    add: Callable[..., Any] = parser.add_argument
-    add("--types", nargs="+", default=["Q4_0"], help="of blocks (Q4_0; with --quick all four)")
-    add("--active", nargs="+", type=float, default=[0.1], help="shares of active neurons (0.1)")
-    add_model_options(add)
-    add("--ungated", action="store_true", help="squared ReLU without a gate (llama.cpp's arcee); not --quick")
-    add("--pieces", type=int, default=1, help="that a generation is timed in (1)")
-    add("--sequences", type=int, default=8, help="at the same time; 1 leaves the measure out (8)")
-    add("--probe", type=float, default=0.1, help="seconds of each probe of the read bandwidth (0.1)")
-    add("--powerinfer-every", type=int, default=1, help="rounds between its samples (1)")
-    add("--out", type=Path, help="folder for speed.md, speed.json and speed.png")
-    quick_comparison.add_options(add)
-    first = parser.parse_known_args()[0]
-    if first.quick:
-        parser.set_defaults(**quick_comparison.DEFAULTS)
-    if first.models:
-        parser.set_defaults(**quick_comparison.MODEL_DEFAULTS)
-    args = parser.parse_args()
-    if args.pieces < 1 or args.generate % args.pieces:
-        parser.error(f"--pieces {args.pieces} must divide --generate {args.generate}")
-    if args.ungated and (args.quick or len(args.active) > 1):
-        parser.error("--ungated makes one file for all contestants: give one --active, and not --quick")
-    if args.models and not args.quick:
-        parser.error("--models belongs to --quick: add it")
-    if args.quick:
-        with model_folder(args) as folder:
-            quick_comparison.run(args, folder, lambda: facts(args))
-        return
+    add_options(parser.add_argument)
+    if parser.parse_known_args(arguments)[0].models:
+        parser.set_defaults(**MODEL_DEFAULTS)
+    args = parser.parse_args(arguments)
+    if any(depth % 512 for depth in args.depths):
+        parser.error(f"--depths {args.depths}: allowed are multiples of 512")
+    files = [("--models", path) for path in args.models or ()]
+    files += [("--ik-llama-bench", args.ik_llama_bench), ("--powerinfer", args.powerinfer)]
+    for option, path in files:
+        if path is not None and not path.is_file():
+            parser.error(f"{option} {path} is no file: give the path of one")
+    if args.experts and args.ungated:
+        parser.error("--experts have a gate: leave out --ungated")
+    if args.experts and not {*(args.only or ("all",))} <= {*WRITTEN}:
+        parser.error(f"--experts are written in {', '.join(WRITTEN)}: choose with --only")
+    return args
+
+
+def main() -> None:
+    args = parse()
     with model_folder(args) as folder:
-        samples, settings = measure_all(args, folder)
-    settings = facts(args) | settings
-    save(args, samples, settings)
-    print(report.markdown(samples, settings))
-    type, active = args.types[0], args.active[0]
-    of_first = [sample for sample in samples if (sample.type, sample.active) == (type, active)]
-    print(json.dumps({"type": type, "active": active, **report.summary(of_first), "settings": settings}))
+        run(args, folder)
 
 
 if __name__ == "__main__":

@@ -24,62 +24,49 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hotcold.kernels.fetching import Fetching, default_fetching, use_fetching
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from cpu.compare import Models, add_model_options, facts, model_folder, order, say
-from lib.long_contestants import Lengths, Ours
+from cpu.compare import Clock, Files, add_model_options, contestants, facts, model_folder
+from lib.contestants import DECODE, Plan, order
 from lib.machine import STATES, MachineState
+from lib.report import Sample, interval, ratios
 
 SETTINGS = ("3K:1", "1K:1", "2K:1", "4K:1", "8K:1", "16K:1", "1K:2", "2K:2", "3K:2", "4K:2", "8K:2", "16K:2")
 
 
-def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    models, machine = Models(args, folder), MachineState(args.threads)
-    lengths = Lengths(args.prompt, args.generate, 1, pieces=len(args.settings))
-    predicted = models.ours(models.path(args.type, args.active, "pwri"), "predicted", lengths)
-    dense = models.ours(models.path(args.type, None, "by_output"), "off", lengths)
-    modes = {
-        "dense": Ours(dense, lengths),
-        "exact": Ours(predicted.model.session("exact"), lengths),
-        "predicted": Ours(predicted, lengths),
-    }
-    samples: list[dict[str, Any]] = []
+def measure(args: argparse.Namespace, folder: Path) -> list[Sample]:
+    """Contestants of the samples are settings, measures are modes."""
+    plan, clock, machine = Plan((), (0,), 1, args.tokens), Clock(0), MachineState(args.threads)
+    modes = contestants(args, plan, Files(args, folder, clock), args.type)
+    samples: list[Sample] = []
     for round in range(-1, args.rounds):  # the first one warms memory and threads
         for mode in order([mode for mode in modes if mode in args.modes], max(round, 0)):
-            phases = modes[mode].phases(round + 1)
-            next(phases)[1]()
-            drawn = random.sample(args.settings, len(args.settings))
-            for setting, (_, run) in zip(drawn, phases, strict=True):
+            for setting in random.sample(args.settings, len(args.settings)):
+                run = modes[mode].prepare(DECODE, round + 1)
                 use_fetching(Fetching.parse(setting))
-                seen, conditions = machine.around(run, args.probe)
-                sample = {"round": round, "mode": mode, "setting": setting, "tok_s": seen.tok_s}
-                share = (seen.gb_s or 0) / conditions.read_gb_s
-                samples.append(sample | {"gb_s": seen.gb_s, "share": share, "state": conditions.state})
-        say(f"round {round + 1}/{args.rounds}")
-    return [sample for sample in samples if sample["round"] >= 0]
+                measured, seen = machine.around(run, 0.02)
+                speeds = measured.tok_s, measured.gb_s, seen.read_gb_s
+                samples.append(Sample(args.type, mode, setting, round, *speeds, seen.state))
+        clock.say(f"round {round + 1}/{args.rounds}")
+    return [sample for sample in samples if sample.round >= 0]
 
 
-def summary(samples: list[dict[str, Any]], settings: list[str]) -> Iterator[dict[str, Any]]:
+def summary(samples: list[Sample], settings: list[str]) -> Iterator[dict[str, Any]]:
     """A row for each state, mode and setting, of those that have pairs."""
-    for state, mode, setting in product(
-        (*STATES, "any"), dict.fromkeys(each["mode"] for each in samples), settings
-    ):
-        of_mode = [each for each in samples if each["mode"] == mode and state in (each["state"], "any")]
-        base = {each["round"]: each for each in of_mode if each["setting"] == settings[0]}
-        own = [each for each in of_mode if each["setting"] == setting and each["round"] in base]
-        pairs = [each for each in own if each["state"] == base[each["round"]]["state"] != "mixed"]
+    modes = dict.fromkeys(each.measure for each in samples)
+    for state, mode, setting in product((*STATES, "any"), modes, settings):
+        chosen = [each for each in samples if each.measure == mode and state in (each.state, "any")]
+        pairs = ratios(chosen, setting, settings[0])
         if not pairs:
             continue
-        ratios = [each["tok_s"] / base[each["round"]]["tok_s"] for each in pairs]
-        resampled = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
-        low, high = np.quantile(np.median(resampled, 1), [0.025, 0.975])
-        share, gb_s = (statistics.median(each[key] for each in pairs) for key in ("share", "gb_s"))
+        own = [each for each in chosen if each.contestant == setting and each.gb_s is not None]
+        low, high = interval(pairs)
         yield {
-            "state": state, "mode": mode, "setting": setting, "ratio": statistics.median(ratios),
-            "low": low, "high": high, "gb_s": gb_s, "share": share, "pairs": len(pairs),
+            "state": state, "mode": mode, "setting": setting, "ratio": statistics.median(pairs),
+            "low": low, "high": high, "gb_s": statistics.median(each.gb_s or 0 for each in own),
+            "share": statistics.median((each.gb_s or 0) / each.read_gb_s for each in own),
+            "pairs": len(pairs),
         }  # fmt: skip
 
 
@@ -88,13 +75,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add_model_options(parser.add_argument)
     parser.add_argument("--type", default="Q4_0")
-    parser.add_argument("--active", type=float, default=0.1)
     parser.add_argument("--modes", nargs="+", default=["dense", "exact", "predicted"])
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), metavar="BYTES:LEVEL")
     parser.add_argument("--tokens", type=int, default=4, help="generated with one setting in a round")
-    parser.add_argument("--probe", type=float, default=0.02, help="seconds of the read probe")
+    parser.set_defaults(shape=[4096, 11008, 32, 32, 32000], layers=8, rounds=10, no_llama_cpp=True)
     args = parser.parse_args()
-    args.generate = args.tokens * len(args.settings)
     chosen = default_fetching()
     with model_folder(args) as folder:
         rows = list(summary(measure(args, folder), args.settings))

@@ -41,7 +41,7 @@ from hotcold.model.config import Config
 from hotcold.model.weights import load_weights
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib.llama_library import open_llama_cpp
+from lib.llama import open_llama_cpp
 from lib.models import Recipe, Shape, write
 
 COPY_BYTES = 4 << 20  #: of one read of the plain copy

@@ -22,17 +22,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from cpu.compare import (
-    Models,
-    add_model_options,
-    dense_contestants,
-    facts,
-    model_folder,
-    order,
-    say,
-    sparse_contestants,
-)
-from lib.long_contestants import Contestant, Lengths
+from cpu.compare import Clock, Files, add_model_options, contestants, facts, model_folder
+from lib.contestants import DECODE, Contestant, Plan, order
 
 SETTLE_S = 0.3  #: after the neighbour starts or ends
 
@@ -52,28 +43,23 @@ def neighbours(count: int) -> Iterator[None]:
 
 def generation(contestant: Contestant, seed: int) -> float:
     """Tokens a second, after a prompt."""
-    return next(tok_s for measure, tok_s in speeds(contestant, seed) if measure == "generation")
+    return contestant.prepare(DECODE, seed)().tok_s
 
 
-def speeds(contestant: Contestant, seed: int) -> Iterator[tuple[str, float]]:
-    for measure, run in contestant.phases(seed):
-        yield measure, run().tok_s
-
-
-def run_rounds(contestants: dict[str, Contestant], args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(found: dict[str, Contestant], args: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
     samples = []
-    for contestant in contestants.values():
-        generation(contestant, args.rounds)  # warms memory and threads
+    for contestant in found.values():
+        contestant.warm(DECODE)
     for round in range(args.rounds):
-        for name in order(list(contestants), round):
+        for name in order([*found], round):
             speed = {}
             for count in (0, args.neighbours) if round % 2 == 0 else (args.neighbours, 0):
                 with neighbours(count):
-                    speed["busy" if count else "quiet"] = generation(contestants[name], round)
+                    speed["busy" if count else "quiet"] = generation(found[name], round)
             ratio = speed["busy"] / speed["quiet"]
             samples.append({"round": round, "contestant": name, **speed, "ratio": ratio})
             shown = ", ".join(f"{state} {speed[state]:.1f}" for state in ("quiet", "busy"))
-            say(f"round {round + 1}/{args.rounds} {name}: {shown}")
+            clock.say(f"round {round + 1}/{args.rounds} {name}: {shown}")
     return samples
 
 
@@ -81,29 +67,24 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add: Callable[..., Any] = parser.add_argument
-    add("--type", default="Q4_0")
-    add("--active", type=float, default=0.1)
     add_model_options(add)
+    add("--type", default="Q4_0")
     add("--neighbours", type=int, default=1, help="processes that each keep a core busy (1)")
+    parser.set_defaults(shape=[4096, 11008, 32, 32, 32000], layers=8, rounds=10, generate=40)
     args = parser.parse_args()
-    lengths = Lengths(args.prompt, args.generate, sequences=1)
+    plan, clock = Plan((), (0,), 1, args.generate, layers=args.layers), Clock(0)
     with model_folder(args) as folder:
-        models = Models(args, folder)
-        contestants = dense_contestants(models, args.type, lengths)
-        contestants |= sparse_contestants(models, args.type, args.active, lengths)
-        samples = run_rounds(contestants, args)
+        found = contestants(args, plan, Files(args, folder, clock), args.type)
+        samples = measure(found, args, clock)
     ratios = {}
-    for name in contestants:
+    for name in found:
         own = [sample for sample in samples if sample["contestant"] == name]
         ratios[name] = statistics.median(sample["ratio"] for sample in own)
         quiet, busy = (statistics.median(sample[state] for sample in own) for state in ("quiet", "busy"))
         print(f"{name}: quiet {quiet:.1f} tok/s, busy {busy:.1f}; paired {ratios[name]:.2f}")
     settings = facts(args) | {"type": args.type, "active": args.active, "neighbours": args.neighbours}
-    print(
-        json.dumps(
-            {"busy_over_quiet": ratios, "pairs": args.rounds, "settings": settings, "samples": samples}
-        )
-    )
+    summary = {"busy_over_quiet": ratios, "pairs": args.rounds, "settings": settings}
+    print(json.dumps(summary | {"samples": samples}))
 
 
 if __name__ == "__main__":

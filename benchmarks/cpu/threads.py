@@ -34,13 +34,14 @@ from hotcold.tasks.bench import Round, measure, prompt_of
 from hotcold.tasks.reports import Setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from cpu.compare import order
+from lib.contestants import order
+from lib.models import Recipe, Shape, write
 
 FIGURES = ("tok_s", "gb_s", "read_bandwidth_gb_s", "bandwidth_share", "prompt_tok_s", "python_share")
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Threads:
     threads: int
     sparsity: str
     engine: Engine
@@ -51,7 +52,7 @@ class Contestant:
         return f"{self.sparsity}, {self.threads} threads"
 
 
-def contestants(path: Path, modes: list[str] | None, threads: list[int], context: int) -> list[Contestant]:
+def contestants(path: Path, modes: list[str] | None, threads: list[int], context: int) -> list[Threads]:
     """Of each number of threads, fewest first; ``modes`` None: all that the file has."""
     found = []
     for n in sorted(threads):
@@ -59,11 +60,11 @@ def contestants(path: Path, modes: list[str] | None, threads: list[int], context
         assert isinstance(model.backend, CPUBackend)
         probe = ReadProbe(model.backend)
         for mode in modes or ["off", "exact", "predicted"]:
-            found.append(Contestant(n, mode, Engine(model.session(mode)), probe))
+            found.append(Threads(n, mode, Engine(model.session(mode)), probe))
     return found
 
 
-def run_rounds(all: list[Contestant], rounds: int, n_prompt: int, n_gen: int) -> dict[str, list[Round]]:
+def run_rounds(all: list[Threads], rounds: int, n_prompt: int, n_gen: int) -> dict[str, list[Round]]:
     found: dict[str, list[Round]] = {each.name: [] for each in all}
     by_name = {each.name: each for each in all}
     for round in range(-1, rounds):  # the first warms memory and threads
@@ -76,7 +77,7 @@ def run_rounds(all: list[Contestant], rounds: int, n_prompt: int, n_gen: int) ->
     return found
 
 
-def summary(all: list[Contestant], rounds: dict[str, list[Round]]) -> list[dict[str, Any]]:
+def summary(all: list[Threads], rounds: dict[str, list[Round]]) -> list[dict[str, Any]]:
     fewest = min(each.threads for each in all)
     report = []
     for each in all:
@@ -108,8 +109,6 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--generate", type=int, default=32)
     args = parser.parse_args()
-    from lib.models import Recipe, Shape, write
-
     with tempfile.TemporaryDirectory() as folder:
         path, modes = args.model, args.sparsity
         if args.built_in:

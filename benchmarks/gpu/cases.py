@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from gpu import slices
-from gpu.placed import CONTESTANTS, CONTEXT, Contestant, Pass, Subject, load_placement
+from gpu.placed import CONTESTANTS, CONTEXT, Pass, Placed, Subject, load_placement
 from hotcold.placement.hardware import DEFAULT, Hardware, find_hardware
 from hotcold.placement.placement import Placement
 from hotcold.runtime.session import LoadedModel
-from lib import llama_bench
-from lib.long_contestants import random_tokens
+from lib.contestants import random_tokens
+from lib.processes import run_llama_bench
 
 LOGITS_PROMPT, LOGITS_STEPS = 20, 6  #: more than decode rows, so that they are prompt rows
 TRACED_STEPS, TRACED_S = 12, 1.0
@@ -33,6 +33,7 @@ LOADING_SHARE, ROUNDS_SHARE = 0.5, 0.7
 #: Whose longer prompts are timed.
 PROMPTED = ("CPU dense", "GPU dense", "solver", "GPU predicted", "CPU predicted")
 BALANCE = 11  #: of a PC's bandwidths, of the card to the processor
+LLAMA_PROMPT = 64
 OUTPUTS = (8, 128, 512)  #: of the end-to-end metric
 
 #: A model, how it is placed, and the seconds that loading took;
@@ -67,7 +68,7 @@ class Task:
         return slices.Slice(slices.Model(**self.model), self.taken, self.type)
 
 
-def _read_prompt(prompt: int, seed: int, contestant: Contestant) -> None:
+def _read_prompt(prompt: int, seed: int, contestant: Placed) -> None:
     contestant.passes.append(contestant.run(prompt, 0, seed, 0.0))
 
 
@@ -112,7 +113,7 @@ class Case:
         self.start = time.monotonic()
         self._emit = emit
         self._loaded = loaded
-        self.live: list[Contestant] = []
+        self.live: list[Placed] = []
 
     def run(self) -> None:
         """What is most wanted is first: all may be ended from outside at any time."""
@@ -139,7 +140,7 @@ class Case:
     def _tell_all(self, *, whole: bool) -> None:
         rows: dict[str, Row] = {}
 
-        def keep(contestant: Contestant) -> None:
+        def keep(contestant: Placed) -> None:
             row = self._figures(contestant) | self._logits_error(contestant)
             row |= self._handshake(contestant) if whole else {"provisional": True}
             rows[contestant.name] = row
@@ -205,7 +206,7 @@ class Case:
                 if first:
                     self._loaded[kind] = self._load_one(kind, mode)
                 model, placement, seconds = self._loaded[kind]
-                contestant = Contestant(name, mode, model, placement, seconds)
+                contestant = Placed(name, mode, model, placement, seconds)
                 if not first:  # the device holds other sessions, too
                     contestant.allocated_bytes = None
                 self.live.append(contestant)
@@ -218,7 +219,7 @@ class Case:
         model, seconds = load_placement(self.subject, placement, mode, task.gpu, task.threads)
         return model, placement, seconds
 
-    def _guarded(self, contestant: Contestant, action: Callable[[Contestant], None]) -> None:
+    def _guarded(self, contestant: Placed, action: Callable[[Placed], None]) -> None:
         """What fails is a row, and takes no further part."""
         try:
             action(contestant)
@@ -234,7 +235,7 @@ class Case:
         order = self.live[:: -1 if number % 2 else 1]
         each_s = max(0.3, (self.until - time.monotonic()) / (2 * max(1, len(order)) * task.rounds))
 
-        def run(contestant: Contestant) -> None:
+        def run(contestant: Placed) -> None:
             if number == 0:
                 contestant.logits = contestant.read_logits(tokens[:LOGITS_PROMPT], tokens[LOGITS_PROMPT:])
             contestant.passes.append(contestant.run(short, task.tokens, 2 + number, each_s))
@@ -253,7 +254,7 @@ class Case:
                     if self._used < 1 and contestant in self.live:
                         self._guarded(contestant, partial(_read_prompt, prompt, seed))
 
-    def _figures(self, contestant: Contestant) -> Row:
+    def _figures(self, contestant: Placed) -> Row:
         task, factor = self.task, self.task.slice.factor
         timed = [each for each in contestant.passes if each.counters is not None]
         steps = np.array([second for each in timed for second in each.steps_s]) * 1e3
@@ -288,7 +289,7 @@ class Case:
                 prompt_ms[length] = statistics.median(seconds) * 1e3 * factor
         return {"prompt_ms": prompt_ms, "end_to_end_tok_s": end_to_end(prompt_ms, full_ms)}
 
-    def _read(self, contestant: Contestant, timed: Sequence[Pass], ms: float) -> Row:
+    def _read(self, contestant: Placed, timed: Sequence[Pass], ms: float) -> Row:
         found = [contestant.figures(each.counters) for each in timed if each.counters is not None]
         nbytes = statistics.median(each.bytes_per_token or 0 for each in found)
         hardware, hot = self.subject.hardware, contestant.model.hot is not None
@@ -305,7 +306,7 @@ class Case:
             "active_share": statistics.median(each.active_share or 0 for each in found),
         }
 
-    def _placed(self, contestant: Contestant, program_ms: float) -> Row:
+    def _placed(self, contestant: Placed, program_ms: float) -> Row:
         """What the GPU has, and plan's prediction, which knows of no time between the programs."""
         placement, subject = contestant.placement, self.subject
         predicted = subject.predicted_seconds(placement, contestant.mode) * 1e3
@@ -326,7 +327,7 @@ class Case:
             "allocated_bytes": contestant.allocated_bytes,
         }
 
-    def _handshake(self, contestant: Contestant) -> Row:
+    def _handshake(self, contestant: Placed) -> Row:
         if not contestant.splits:
             return {}
         timeline, steps = contestant.trace(TRACED_STEPS, TRACED_S)
@@ -340,7 +341,7 @@ class Case:
             "overlap": timeline.overlap(),
         }
 
-    def _logits_error(self, contestant: Contestant) -> Row:
+    def _logits_error(self, contestant: Placed) -> Row:
         """Largest difference to the CPU in this mode, after a prompt and in decode steps; absolute, and in
         parts of the largest logit. What is dense is compared with ``exact``, which loses nothing."""
         name = "CPU predicted" if contestant.mode == "predicted" else "CPU exact"
@@ -405,6 +406,24 @@ def ending_times(start: float, task: Task) -> Iterator[float]:
         yield time.monotonic() + left / (len(task.shares) - i)
 
 
+def llama_layers(task: Task, model: Path, gpu_layers: int) -> Row:
+    """Times of the whole model with so many last layers and the head on the GPU, none where it is 0."""
+    command = [str(task.llama_bench), "-m", str(model), "-p", str(LLAMA_PROMPT), "-n", "32", "-r", "3"]
+    command += ["-ngl", str(gpu_layers + 1 if gpu_layers else 0)]
+    command += ["-t", str(task.threads)] if task.threads else []
+    tests, factor = run_llama_bench(command, task.seconds), task.slice.factor
+    generation = [test for test in tests if test["n_gen"]]
+    prompts = [test for test in tests if not test["n_gen"]]
+    if not generation or not prompts:
+        raise RuntimeError("llama-bench's report lacks a prompt or a generation")
+    ms, prompt_ms = 1e3 / generation[0]["tok_s"], 1e3 * LLAMA_PROMPT / prompts[0]["tok_s"]
+    full_ms = ms * factor
+    return {
+        "mode": "off", "ms": ms, "full_ms": full_ms, "full_tok_s": 1e3 / full_ms,
+        "prompt_ms": {LLAMA_PROMPT: prompt_ms * factor},
+    }  # fmt: skip
+
+
 def llama_rows(task: Task, subject: Subject) -> Iterator[Row]:
     """llama.cpp's layer split of a dense file of the same shape, with as many layers as fit each budget."""
     part, name = task.slice, "llama.cpp"
@@ -417,10 +436,7 @@ def llama_rows(task: Task, subject: Subject) -> Iterator[Row]:
             for title, on_gpu in ((name, layers), (f"{name} GPU", part.taken)):
                 row = key | {"contestant": title, "gpu_layers": on_gpu}
                 try:
-                    found = llama_bench.measure(
-                        Path(task.llama_bench or ""), path, on_gpu, task.threads, task.seconds
-                    )
-                    yield row | llama_bench.scaled(found, part.factor)
+                    yield row | llama_layers(task, path, on_gpu)
                 except (OSError, RuntimeError, subprocess.SubprocessError) as error:
                     yield row | {"failed": str(error)[:400]}
     except ValueError as error:

@@ -37,6 +37,7 @@ from gpu import cases as hybrid_slices
 from gpu import ops as hybrid_ops
 from gpu import report as hybrid_report
 from gpu.parts import MODELS, Part, planned
+from lib.machine import commit
 
 Row = dict[str, Any]
 
@@ -226,15 +227,8 @@ def last_line_whole(text: str) -> str:
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).resolve().parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     return {
-        "commit": described.stdout.strip() or "unknown",
+        "commit": commit(),
         "quick": args.quick,
         "activity": "published" if args.published else "10 % of neurons in every model",
         "threads": args.threads or os.cpu_count(),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cpu import expert_layers as experts
-from gpu.placed import Contestant, gpu_options, sizes_of
+from gpu.placed import Placed, gpu_options, sizes_of
 from hotcold.demo import model_path
 from hotcold.engine.request import Request
 from hotcold.formats.blocks import Tensor, block_type
@@ -30,7 +30,7 @@ from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
-from lib import models as synthetic
+from lib.models import random_rows
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]
@@ -106,7 +106,7 @@ class MatrixProbe:
         kind = block_type(type)
         random = np.random.default_rng(0)
         if kind.weights == 1:
-            pool = synthetic.random_rows(random, kind, min(rows, 256), columns, 0.02)
+            pool = random_rows(random, kind, min(rows, 256), columns, 0.02)
             data = np.resize(pool, (rows, pool.shape[1]))
             tensor = Tensor(kind, (rows, columns), data)
         else:
@@ -225,7 +225,7 @@ def built_in_model(task: OpsTask, emit: Emit) -> None:
 
 
 def continuations(model: LoadedModel, prompts: Sequence[str], tokens: int) -> list[list[int]]:
-    contestant = Contestant("", "exact", model, None, 0.0)
+    contestant = Placed("", "exact", model, None, 0.0)
     found = []
     for prompt in prompts:
         params = SamplingParams(temperature=0.0)

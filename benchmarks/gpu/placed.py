@@ -35,7 +35,7 @@ from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN
 from hotcold.sparse.timeline import Timeline
-from lib.long_contestants import random_tokens
+from lib.contestants import random_tokens
 
 CONTEXT = 256  #: positions: the longest prompt and what follows it
 CHUNK = 128
@@ -167,7 +167,7 @@ class Pass:
 
 
 @dataclass(eq=False)
-class Contestant:
+class Placed:
     """A loaded model in one mode."""
 
     name: str

@@ -17,12 +17,11 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import block_type, quantise
+from hotcold.formats.blocks import block_type
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.placement.profiles import Profile, write_profile
 from hotcold.placement.sizes import SHAPES, power_law
-from lib import models as synthetic
-from lib.models import CONSTANT, EMBEDDING_STD, FEATURE, RESERVED, Bytes, Floats, Recipe
+from lib.models import FEATURE, Bytes, Floats, Recipe, Shape, Weights, metadata, random_rows
 
 POOL_ROWS = 1024  #: different random rows of a layer's matrix
 #: What fires always or never has no quantile; and no neuron of a real model does.
@@ -78,71 +77,46 @@ class Slice:
 
     def recipe(self, context: int, layout: str = "pwri") -> Recipe:
         model = self.model
-        shape = synthetic.Shape(
-            model.dim, model.neurons, self.taken, model.heads, model.kv_heads, self.vocab, context
-        )
+        sizes = model.dim, model.neurons, self.taken, model.heads, model.kv_heads, self.vocab, context
         active = None if layout == "by_output" else SHAPES[model.law].active
-        return Recipe(shape, self.type, active, layout, PREDICTOR_TYPE)
+        return Recipe(Shape(*sizes), self.type, active, layout, PREDICTOR_TYPE, gated=model.gated)
 
 
-class SliceWeights(synthetic.Weights):
+class SliceWeights(Weights):
     """Tensors of a slice; ``firing`` has of each layer that was made the share of tokens of each neuron."""
 
-    def __init__(self, recipe: Recipe, *, gated: bool, law: str) -> None:
-        self.gated, self.law = gated, law
+    def __init__(self, recipe: Recipe, law: str) -> None:
+        self.law = law
         self.firing: list[npt.NDArray[np.float64]] = []
         self._pools: dict[tuple[int, float], Bytes] = {}
         super().__init__(recipe)
-
-    def _plan_ffn(self, prefix: str) -> None:
-        super()._plan_ffn(prefix)
-        if not self.gated:  # up plays the gate's part
-            del self._parts[prefix + "ffn_gate.weight"]
-            shape = self.shape
-            name = prefix + "ffn_up.weight"
-            if self.recipe.active is not None:
-                self._add(name, shape.neurons, shape.dim, lambda: self._sparse_gate(prefix))
 
     def _random(self, name: str, rows: int, columns: int, std: float) -> Bytes:
         if not name.startswith("blk."):
             return super()._random(name, rows, columns, std)
         key = columns, std
         if key not in self._pools:
-            rng = self._rng(f"pool {columns}")
-            self._pools[key] = synthetic.random_rows(rng, self.type, POOL_ROWS, columns, std)
+            self._pools[key] = random_rows(self._rng(f"pool {columns}"), self.type, POOL_ROWS, columns, std)
         out = np.empty((rows, self.type.row_bytes(columns)), np.uint8)
         for start in range(0, rows, POOL_ROWS):
             out[start : start + POOL_ROWS] = self._pools[key][: rows - start]
         return out
 
-    def _sparse_gate(self, prefix: str) -> Bytes:
-        """Gates are sums of many features of either sign, and a bias on the constant."""
-        shape, rng = self.shape, self._rng(prefix + "gate")
+    def _biases(self, rng: np.random.Generator, gates: Floats) -> npt.NDArray[np.float64]:
+        """Gates are sums of many features of either sign."""
         law = SHAPES[self.law]
-        shares = rng.permutation(power_law(shape.neurons, law.scale, law.exponent))
-        shares = np.clip(shares, LEAST_SHARE, MOST_SHARE)
-        rms = ((RESERVED + (shape.dim - RESERVED) * EMBEDDING_STD**2) / shape.dim) ** 0.5
-        std = rms / (RESERVED - CONSTANT) ** 0.5
-        rows = self._random(prefix + "gate", shape.neurons, shape.dim, std / 8)
-        values: Floats = rng.standard_normal((shape.neurons, RESERVED), np.float32) * np.float32(std)
-        values[:, ::32] = 0
-        values[:, -CONSTANT:] = 0
-        as_stored = quantise(values, self.type).dequantise()
-        spread = FEATURE * np.sqrt((as_stored**2).sum(axis=1))
-        constant = quantise(self._features[:1], self.type).dequantise()[0, -CONSTANT:].sum()
-        quantiles = np.array([NormalDist().inv_cdf(share) for share in shares])
-        values[:, -CONSTANT:] = (quantiles * spread / constant)[:, None]
-        synthetic.set_reserved(rows, values, self.type)
-        self._gate = (prefix, quantise(values, self.type).dequantise())
-        self.firing.append(shares)
-        return rows
+        shares = rng.permutation(power_law(len(gates), law.scale, law.exponent))
+        self.firing.append(np.clip(shares, LEAST_SHARE, MOST_SHARE))
+        quantiles = np.array([NormalDist().inv_cdf(share) for share in self.firing[-1]])
+        spread: npt.NDArray[np.float64] = FEATURE * np.sqrt((gates**2).sum(axis=1))
+        return quantiles * spread
 
 
 def write(path: Path, part: Slice, context: int) -> Profile:
     """Writes ``path``, of magic PWRI, and its profile beside it, which is returned."""
     recipe = part.recipe(context)
-    weights = SliceWeights(recipe, gated=part.model.gated, law=part.model.law)
-    write_gguf(path, synthetic.metadata(recipe, path.stem, None), weights, magic="PWRI")
+    weights = SliceWeights(recipe, part.model.law)
+    write_gguf(path, metadata(recipe, path.stem), weights, magic="PWRI")
     profile = Profile(weights.firing, "the shares that the weights were made for")
     with open_gguf(path) as file:
         fingerprint = file.fingerprint()
@@ -155,5 +129,4 @@ def write_dense(path: Path, part: Slice, context: int) -> None:
     if not part.model.gated:
         raise ValueError(f"{part.model.name} has no gate: llama.cpp's llama model needs one")
     recipe = part.recipe(context, "by_output")
-    weights = SliceWeights(recipe, gated=True, law=part.model.law)
-    write_gguf(path, synthetic.metadata(recipe, path.stem, None), weights)
+    write_gguf(path, metadata(recipe, path.stem), SliceWeights(recipe, part.model.law))

@@ -1,14 +1,15 @@
-"""Who takes part in ``benchmarks/cpu/compare.py --quick``: each prepares a measure, and then is timed.
+"""Who takes part in a comparison of engines: each prepares a measure, and then is timed.
 
 Between ``prepare`` and the run lies whatever is not to be timed: the beginning of eight sequences, or 8192
 positions of a KV cache. Nobody waits for these to be computed: their speed does not depend on what they hold,
 so ours and llama.cpp's are written (512 real positions, 16 times), which would take half of the time else.
+All get random tokens as prompts: in the synthetic models a token's features decide which neurons fire.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,15 +20,35 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import Request
 from hotcold.kernels.backend import PAGE
+from hotcold.runtime.counters import Figures
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
-from hotcold.tasks.scoring import Scorer, log_softmax, score
-from lib.long_contestants import Lengths, LlamaCpp, Measured, generate, random_tokens, read
+from hotcold.tasks.scoring import Scorer, score
+from lib.machine import Conditions, MachineState
+
+FIRST_TOKEN = 259  #: those before are control tokens and bytes
+FILL = 512  #: computed positions, of which copies fill llama.cpp's cache
+DECODE = "decode at 0"  #: a measure: generation after a short prompt
+LOADING = "loading, MB/s"  #: a measure: from a file in the page cache to where it can run
+TURNS = 3  #: of each short measure in a round
+
+
+@dataclass(frozen=True)
+class Measured:
+    tokens: int
+    seconds: float
+    bytes: float | None = None  #: of weights and KV cache that had to be read, None where that is not known
+
+    @property
+    def tok_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def gb_s(self) -> float | None:
+        return None if self.bytes is None else self.bytes / self.seconds / 1e9
+
 
 Run = Callable[[], Measured]
-
-FILL = 512  #: computed positions, of which copies fill llama.cpp's cache
-LOADING = "loading, MB/s"  #: a measure: from a file in the page cache to where it can run
 
 
 @dataclass(frozen=True)
@@ -61,14 +82,6 @@ class Plan:
         deepest = max(self.depths, default=0) + self.parallel_prompt + self.generate
         return -(-(max([deepest, *self.prompts]) + 64) // 256) * 256
 
-    @property
-    def lengths(self) -> Lengths:
-        """For the contestants of the long comparison."""
-        return Lengths(
-            max(self.prompts, default=16), self.generate, self.sequences,
-            self.parallel_prompt, self.parallel_generate,
-        )  # fmt: skip
-
 
 def number(measure: str) -> int:
     """Of a measure's name: its tokens, positions or sequences."""
@@ -89,7 +102,54 @@ class Contestant(Protocol):
         ...
 
 
-class QuickOurs:
+def order(names: Sequence[str], round: int) -> list[str]:
+    """Turns by one every second round and runs backwards in the others."""
+    at = round // 2 % len(names)
+    turned = [*names[at:], *names[:at]]
+    return turned if round % 2 == 0 else turned[::-1]
+
+
+def run_round(
+    found: Mapping[str, Contestant], plan: Plan, machine: MachineState, round: int
+) -> Iterator[tuple[str, int, str, Measured, Conditions]]:
+    """Measure, turn, contestant, what was measured, and under which conditions: of each measure all
+    contestants right after each other, and of a short one several turns."""
+    for measure in plan.measures:
+        turns = 1 if plan.slow(measure) else TURNS
+        for turn in range(turns * round, turns * (round + 1)):
+            for name in order([each for each in found if found[each].can(measure, turn % turns)], turn):
+                run = found[name].prepare(measure, turn + 1)
+                yield measure, turn, name, *machine.around(run, 0.05)
+
+
+def random_tokens(length: int, vocab: int, seed: int) -> list[int]:
+    return [1, *np.random.default_rng(seed).integers(FIRST_TOKEN, vocab, length - 1).tolist()]
+
+
+def read(engine: Engine, requests: Sequence[Request]) -> Measured:
+    """Until each has its first token."""
+    start = time.perf_counter()
+    while not all(request.output for request in requests):
+        engine.step()
+    return Measured(sum(len(request.prompt) for request in requests), time.perf_counter() - start)
+
+
+def generate(engine: Engine, requests: Sequence[Request], each: int) -> Measured:
+    """So many more tokens of each."""
+    had = sum(len(request.output) for request in requests)
+    session = engine.session
+    before, start = session.counters.copy(), time.perf_counter()
+    for _ in range(each):
+        engine.step()
+    seconds = time.perf_counter() - start
+    figures = Figures.of(session.counters.since(before), session.footprint)
+    tokens = sum(len(request.output) for request in requests) - had
+    assert tokens == each * len(requests)
+    assert figures.bytes_per_token is not None
+    return Measured(tokens, seconds, figures.bytes_per_token * tokens)
+
+
+class Ours:
     """This engine, by the clock of whoever calls ``step``: with scheduling and sampling."""
 
     def __init__(self, session: Session, plan: Plan, again: Callable[[], Session] | None = None) -> None:
@@ -168,113 +228,3 @@ def loading(path: Path, load: Callable[[], Any], free: Callable[[Any], None]) ->
         return Measured(round(path.stat().st_size / 1e6), seconds)
 
     return run
-
-
-class QuickLlamaCpp(LlamaCpp):
-    """llama.cpp, without sampling; each measure with flash attention on or off, whichever is faster."""
-
-    def __init__(self, path: Path, threads: int, plan: Plan) -> None:
-        self.plan, self.path = plan, path
-        self.settings: dict[str, str] = {}
-        # A whole model has many layers, and whoever reads a prompt wants the last logits.
-        super().__init__(path, threads, plan.lengths, all_logits=not plan.published)
-
-    def can(self, measure: str, turn: int) -> bool:
-        return True
-
-    def warm(self, measure: str) -> None:
-        """Tries flash attention on and off."""
-        if measure == LOADING:
-            self.prepare(measure, 0)()
-            return
-        seconds: dict[str, list[float]] = {"on": [], "off": []}
-        for attempt in range(1 if self.plan.slow(measure) else 2):
-            for flash, times in seconds.items():
-                times.append(self._prepare(measure, attempt, flash)().seconds)
-        self.settings[measure] = min(seconds, key=lambda flash: min(seconds[flash]))
-
-    def prepare(self, measure: str, seed: int) -> Run:
-        if measure == LOADING:
-            return loading(self.path, self._load, self._free)
-        return self._prepare(measure, seed, self.settings[measure])
-
-    def surprise(self, windows: list[list[int]]) -> float:
-        """As ours, with the settings of generation."""
-        kind = f"single {self.settings['decode at 0']}"
-        found: list[float] = []
-        for window in windows:
-            self._clear(kind)
-            self._decode(kind, [window], all_logits=True)
-            pointer = self._lib.llama_get_logits(self._contexts[kind])
-            logits = np.ctypeslib.as_array(pointer, (len(window), self._vocab))
-            for row, following in zip(logits, window[1:], strict=False):
-                found.append(-float(log_softmax(row)[following]))
-        return float(np.mean(found))
-
-    def _load(self) -> tuple[Any, Any]:
-        """Another model and a context for it; llama.cpp maps the file."""
-        lib, before = self._lib, self._model
-        self._model = lib.llama_model_load_from_file(
-            str(self.path).encode(), lib.llama_model_default_params()
-        )
-        try:
-            return self._model, self._new_context("single", False)
-        finally:
-            self._model = before
-
-    def _free(self, loaded: tuple[Any, Any]) -> None:
-        model, context = loaded
-        self._lib.llama_free(context)
-        self._lib.llama_model_free(model)
-
-    def _choose(self) -> None:
-        """Makes both, before the first measure chooses."""
-        kinds = ("single", "several") if self.plan.sequences > 1 else ("single",)
-        for kind in kinds:
-            for flash in ("on", "off"):
-                self._contexts[f"{kind} {flash}"] = self._new_context(kind, flash == "on")
-
-    def _prepare(self, measure: str, seed: int, flash: str) -> Run:
-        plan, n = self.plan, number(measure)
-        kind = f"{'several' if measure.endswith('sequences') else 'single'} {flash}"
-        self._clear(kind)
-        if measure.startswith("prompt"):
-            prompt = random_tokens(n, self._vocab, seed)
-            return lambda: self._read(kind, prompt)
-        if measure.startswith("decode"):
-            at, steps = n or plan.parallel_prompt, plan.generate
-            if n:
-                self._fill(kind, n)
-            else:
-                self._decode(kind, [random_tokens(at, self._vocab, seed)])
-        else:
-            at, steps = plan.parallel_prompt, plan.parallel_generate
-            prompts = [random_tokens(at, self._vocab, 1000 * (seed + 1) + i) for i in range(n)]
-            self._decode(kind, prompts)
-        self._generate(kind, at, 1, seed)
-        return lambda: self._generate(kind, at + 1, steps, seed)
-
-    def _fill(self, kind: str, positions: int) -> None:
-        """Copies of a computed beginning, each moved to its place, become one sequence."""
-        lib, context = self._lib, self._contexts[kind]
-        memory = lib.llama_get_memory(context)
-        self._decode(kind, [random_tokens(FILL, self._vocab, 0)])
-        size = lib.llama_state_seq_get_size(context, 0)
-        state = (lib.ctypes.c_uint8 * size)()
-        lib.llama_state_seq_get_data(context, state, size, 0)
-        for copy in range(1, positions // FILL):
-            if not lib.llama_state_seq_set_data(context, state, size, copy):
-                raise RuntimeError("llama.cpp does not take back the state of its cache")
-            lib.llama_memory_seq_add(memory, copy, 0, -1, copy * FILL)
-            lib.llama_memory_seq_cp(memory, copy, 0, -1, -1)
-            lib.llama_memory_seq_rm(memory, copy, -1, -1)
-        assert lib.llama_memory_seq_pos_max(memory, 0) == positions - 1
-
-    def _settings(self, kind: str, flash: bool) -> dict[str, Any]:
-        found = super()._settings(kind, flash)
-        if kind == "single":
-            # Sequences that _fill needs; a batch and its parts as in llama-bench.
-            copies = max([1, *(depth // FILL for depth in self.plan.depths)])
-            found |= {"n_ctx": self.plan.context, "n_seq_max": copies, "kv_unified": True}
-            found |= {"n_batch": max(2048, *self.plan.prompts, 1), "n_ubatch": 512}
-        return found

@@ -1,7 +1,4 @@
 """Which state a shared machine is in, and how fast its memory is, around a measurement.
-
-    python benchmarks/lib/machine.py            # prints the state ten times a second
-
 A virtual machine's two processors may be two cores of the host at one moment and the two hardware threads of
 one core at the next; everything that is limited by arithmetic or by one core's bandwidth then runs at another
 speed. The guest is not told. The time that two threads take to meet at a barrier tells it: a cache line
@@ -12,13 +9,11 @@ system's compiler when it is first used; it needs no privileges.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +23,7 @@ import numpy as np
 
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 STATES = ("two_core", "smt", "far")  #: and ``busy`` and ``mixed``, which say that a sample is of no use
 #: Barriers faster than this, in ns, mean two hardware threads of one core. Measured on AMD Zen 4 and 5:
 #: 30 to 34 against 79 to 200.
@@ -99,6 +95,13 @@ int barrier_ns(double *out, int runs, int each, double most_ns) {
 """
 
 T = TypeVar("T")
+
+
+def commit() -> str:
+    """Of this repository, with ``-dirty`` where files differ from it."""
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 class BarrierProbe:
@@ -177,21 +180,3 @@ class MachineState:
         states = {self.state_of(before), self.state_of(after)}
         state = states.pop() if len(states) == 1 else "mixed"
         return result, Conditions(state, (before, after), read_gb_s)
-
-
-def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--threads", type=int)
-    args = parser.parse_args()
-    machine, end = MachineState(args.threads), time.monotonic() + args.seconds
-    while time.monotonic() < end:
-        _, seen = machine.around(lambda: None, 0.05)
-        first, second = seen.barrier_ns
-        print(f"{seen.state:<8} barrier {first:.0f} and {second:.0f} ns, read {seen.read_gb_s:.1f} GB/s")
-        time.sleep(0.05)
-
-
-if __name__ == "__main__":
-    main()

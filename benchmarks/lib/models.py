@@ -1,11 +1,5 @@
 """Writes a model file of any shape with random weights, for speed measurements.
 
-    python benchmarks/lib/models.py -o dense.gguf                  # a stock Q4_0 file: SiLU, down by output
-    python benchmarks/lib/models.py -o sparse.gguf --active 0.1    # its twin: ReLU, down by neuron, sparse
-    python benchmarks/lib/models.py -o stock.gguf --active 0.1 --layout by_output  # the same, as a stock file
-    python benchmarks/lib/models.py -o sparse.pwri --active 0.1 --layout pwri      # PowerInfer's, predictor
-    python benchmarks/lib/models.py -o arcee.gguf --active 0.1 --ungated           # squared ReLU, no gate
-
 Blocks are written directly as random valid bytes, one tensor in memory at a time, so a file of a gigabyte
 takes seconds. The same seed gives the same weights in every layout (F32, F16, BF16, Q8_0 and Q4_0: exactly;
 in other types down by output is quantised once more).
@@ -15,17 +9,16 @@ reserved; each token's embedding has random features there which attention and F
 constant. Gate row i is a random direction over the features and a bias on the constant, chosen so that it
 fires for a share p_i of the tokens; p_i falls as a power law with the given mean. Over the other dimensions
 gate rows are small noise. An ungated model is llama.cpp's ``arcee`` (squared ReLU): its up rows do what gate
-rows do elsewhere.
+rows do elsewhere. Which experts a router chooses follows from the features, too.
 
 The predictor of a PWRI file reads the same features s, which are -a or a: its first factor picks the reserved
 dimensions, and w . s + b = 2 w . relu(s) + (b - a * sum(w)), so its second is the gate row over them with
-another bias. What it cannot see is the noise, so its recall is high and not perfect. Shares and recall are
-counted from the file as written, on the embeddings of random tokens.
+another bias. What it cannot see is the noise, so its recall is high and not perfect. The predictor of experts
+lies beside the file (``*.predictor.gguf``): their gates over the features alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +30,8 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType, Tensor, block_type, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.kernels.backend import PredictorTensors
+from hotcold.sparse.predictor import write_sidecar
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -58,6 +53,8 @@ POWERINFER_TYPES = ("F16", "Q4_0")
 
 @dataclass(frozen=True)
 class Shape:
+    """``neurons`` are those of one expert, where there are experts."""
+
     dim: int
     neurons: int
     layers: int
@@ -65,6 +62,24 @@ class Shape:
     kv_heads: int
     vocab: int
     context: int
+    architecture: str = "llama"
+    experts: int = 0
+    chosen: int = 0
+    width: int = 0  #: of a head, where it is not ``dim // heads``
+    qk_norm: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.width or self.dim // self.heads
+
+
+#: Mixtral's (8 experts, 2 chosen) and Qwen3 30B A3B's (128, 8 chosen), with few layers and a vocabulary cut
+#: alike, so that experts, attention and head have about their share of what a token reads.
+EXPERT_SHAPES = {
+    "mixtral": Shape(4096, 14336, 2, 32, 8, 8192, 2048, "llama", 8, 2),
+    "qwen3moe": Shape(2048, 768, 4, 32, 4, 16000, 2048, "qwen3moe", 128, 8, 128, qk_norm=True),
+}
+ROUTER_STD = 0.15  #: of a router's weights over the features: logits of about 2
 
 
 @dataclass(frozen=True)
@@ -86,30 +101,23 @@ class Recipe:
             raise ValueError(f"layout {self.layout!r}: choose from {', '.join(LAYOUTS)}")
         if self.active is None and self.layout != "by_output":
             raise ValueError(f"layout {self.layout} needs a sparse model: give the active share")
+        if self.shape.experts and (self.layout != "by_output" or not self.gated):
+            raise ValueError("experts have a gate, and down by output")
         if self.predictor not in PREDICTOR_TYPES:
             raise ValueError(f"predictor type {self.predictor}: choose from {', '.join(PREDICTOR_TYPES)}")
 
     @property
     def architecture(self) -> str:
-        return "llama" if self.gated else "arcee"
+        return self.shape.architecture if self.gated else "arcee"
 
     @property
     def deciding(self) -> str:
         """The matrix whose rows say which neurons fire."""
-        return "ffn_gate.weight" if self.gated else "ffn_up.weight"
+        return "ffn_gate" if self.gated else "ffn_up"
 
     @property
     def predictor(self) -> str:
         return self.predictor_type or (self.type if self.type in PREDICTOR_TYPES else "F16")
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Of one layer, counted on tokens: shares of all neurons, and of those that fire the share marked."""
-
-    active: float
-    marked: float | None = None
-    recall: float | None = None
 
 
 def random_rows(rng: np.random.Generator, type: BlockType, rows: int, columns: int, std: float) -> Bytes:
@@ -176,6 +184,11 @@ def set_reserved(rows: Bytes, values: Floats, type: BlockType) -> None:
     rows[:, rows.shape[1] - packed.shape[1] :] = packed
 
 
+def reserved_dimensions(dim: int) -> Floats:
+    """``(RESERVED, D)``: picks them."""
+    return np.eye(RESERVED, dim, dim - RESERVED, np.float32)
+
+
 @dataclass(frozen=True)
 class _Part:
     """A tensor to be: what :func:`write_gguf` needs to know first, and how to make its bytes."""
@@ -208,7 +221,9 @@ class Weights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         part = self._parts[name]
-        shape = (part.rows, part.columns) if part.rows else (part.columns,)
+        shape: tuple[int, ...] = (part.rows, part.columns) if part.rows else (part.columns,)
+        if "_exps." in name:
+            shape = (self.shape.experts, part.rows // self.shape.experts, part.columns)
         if name not in self._promised:
             self._promised.add(name)
             return Tensor(
@@ -227,31 +242,43 @@ class Weights(Mapping[str, Tensor]):
 
     def _plan_attention(self, prefix: str) -> None:
         shape = self.shape
-        kv_dim = shape.kv_heads * (shape.dim // shape.heads)
+        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self._norm(prefix + "attn_norm.weight")
-        for name, rows in (("attn_q", shape.dim), ("attn_k", kv_dim), ("attn_v", kv_dim)):
+        for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
             self._matrix(f"{prefix}{name}.weight", rows, shape.dim)
+        for part in ("q", "k") if shape.qk_norm else ():
+            self._norm(f"{prefix}attn_{part}_norm.weight", shape.head_dim)
         name = prefix + "attn_output.weight"
-        self._add(name, shape.dim, shape.dim, lambda: self._attention_output(name))
+        self._add(name, shape.dim, q, lambda: self._attention_output(name, q))
 
     def _plan_ffn(self, prefix: str) -> None:
-        dim, neurons, layout = self.shape.dim, self.shape.neurons, self.recipe.layout
+        shape, layout, recipe = self.shape, self.recipe.layout, self.recipe
+        rows, end = shape.neurons * max(1, shape.experts), "_exps.weight" if shape.experts else ".weight"
         self._norm(prefix + "ffn_norm.weight")
-        if self.recipe.gated:
-            self._matrix(prefix + "ffn_up.weight", neurons, dim)
-        if self.recipe.active is None:
-            self._matrix(prefix + "ffn_gate.weight", neurons, dim)
-        else:
-            self._add(prefix + self.recipe.deciding, neurons, dim, lambda: self._sparse_gate(prefix))
-        size = (dim, neurons) if layout == "by_output" else (neurons, dim)
-        name = "ffn_down_t.weight" if layout == "pwri" else "ffn_down.weight"
-        self._add(prefix + name, *size, lambda: self._down(prefix))
+        if shape.experts:
+            name = prefix + "ffn_gate_inp.weight"
+            self._add(name, shape.experts, shape.dim, lambda: self._router(prefix), block_type("F32"))
+        for name in ("ffn_gate", "ffn_up") if recipe.gated else ("ffn_up",):
+            if recipe.active is not None and name == recipe.deciding:
+                make = lambda: self._each_expert(self._sparse_gate, prefix)  # noqa: E731
+                self._add(prefix + name + end, rows, shape.dim, make)
+            else:
+                self._matrix(prefix + name + end, rows, shape.dim)
+        size = (rows, shape.dim)
+        if layout == "by_output":
+            size = (shape.dim * max(1, shape.experts), shape.neurons)
+        name = "ffn_down_t" if layout == "pwri" else "ffn_down"
+        self._add(prefix + name + end, *size, lambda: self._each_expert(self._down, prefix))
         if layout == "pwri":
-            type = block_type(self.recipe.predictor)
-            self._add(prefix + "fc1.weight", RESERVED, dim, lambda: self._first_factor(type), type)
-            self._add(
-                prefix + "fc2.weight", neurons, RESERVED, lambda: self._second_factor(prefix, type), type
-            )
+            type = block_type(recipe.predictor)
+            self._add(prefix + "fc1.weight", RESERVED, shape.dim, lambda: self._first_factor(type), type)
+            second = lambda: self._second_factor(prefix, type)  # noqa: E731
+            self._add(prefix + "fc2.weight", shape.neurons, RESERVED, second, type)
+
+    def _each_expert(self, make: Callable[[str], Bytes], prefix: str) -> Bytes:
+        """Of all experts, one after another."""
+        experts = [f"{prefix}{expert}." for expert in range(self.shape.experts)]
+        return np.concatenate([make(name) for name in experts or [prefix]])
 
     def _add(
         self, name: str, rows: int, columns: int, make: Callable[[], Bytes], type: BlockType | None = None
@@ -261,9 +288,9 @@ class Weights(Mapping[str, Tensor]):
     def _matrix(self, name: str, rows: int, columns: int) -> None:
         self._add(name, rows, columns, lambda: self._random(name, rows, columns, columns**-0.5))
 
-    def _norm(self, name: str) -> None:
-        ones = quantise(np.ones(self.shape.dim, np.float32), "F32")
-        self._add(name, 0, self.shape.dim, lambda: ones.data, ones.type)
+    def _norm(self, name: str, length: int = 0) -> None:
+        ones = quantise(np.ones(length or self.shape.dim, np.float32), "F32")
+        self._add(name, 0, length or self.shape.dim, lambda: ones.data, ones.type)
 
     def _random(self, name: str, rows: int, columns: int, std: float) -> Bytes:
         return random_rows(self._rng(name), self.type, rows, columns, std)
@@ -285,10 +312,16 @@ class Weights(Mapping[str, Tensor]):
         set_reserved(rows, self._features, self.type)
         return rows
 
-    def _attention_output(self, name: str) -> Bytes:
-        rows = self._random(name, self.shape.dim, self.shape.dim, UPDATE_STD / self.shape.dim**0.5)
-        rows[-RESERVED:] = quantise(np.zeros((1, self.shape.dim), np.float32), self.type).data
+    def _attention_output(self, name: str, columns: int) -> Bytes:
+        rows = self._random(name, self.shape.dim, columns, UPDATE_STD / columns**0.5)
+        rows[-RESERVED:] = quantise(np.zeros((1, columns), np.float32), self.type).data
         return rows
+
+    def _router(self, prefix: str) -> Bytes:
+        values = np.zeros((self.shape.experts, self.shape.dim), np.float32)
+        size = self.shape.experts, RESERVED - CONSTANT
+        values[:, -RESERVED:-CONSTANT] = ROUTER_STD * self._rng(prefix + "router").standard_normal(size)
+        return quantise(values, "F32").data
 
     def _down(self, prefix: str) -> Bytes:
         """``(N, D)`` or, by output, ``(D, N)``; nothing is added to the reserved dimensions."""
@@ -303,32 +336,35 @@ class Weights(Mapping[str, Tensor]):
         return rows
 
     def _sparse_gate(self, prefix: str) -> Bytes:
-        """Gate rows that fire for a share of the tokens that falls as a power law of mean ``active``."""
+        """Rows over the features, with a bias on the constant, and noise elsewhere."""
         shape, rng = self.shape, self._rng(prefix + "gate")
         # Reserved values are near 1 where the rest of the residual is small: the norm divides by about this.
         rms = ((RESERVED + (shape.dim - RESERVED) * EMBEDDING_STD**2) / shape.dim) ** 0.5
         std = rms / (RESERVED - CONSTANT) ** 0.5  # gates of about 1
-        rows = random_rows(rng, self.type, shape.neurons, shape.dim, std / 8)
-        values = rng.standard_normal((shape.neurons, RESERVED), np.float32) * std
+        rows = self._random(prefix + "gate noise", shape.neurons, shape.dim, std / 8)
+        values: Floats = rng.standard_normal((shape.neurons, RESERVED), np.float32) * np.float32(std)
         values[:, ::32] = 0
         values[:, -CONSTANT:] = 0
-        as_stored = quantise(values, self.type).dequantise()
-        sample = quantise(self._features[rng.integers(0, shape.vocab, 2000)], self.type).dequantise()
-        gates = as_stored @ sample.T  # [N, tokens], before the bias
-        assert self.recipe.active is not None
-        shares = rng.permutation(power_law(shape.neurons, self.recipe.active))
-        rank = np.clip(((1 - shares) * len(sample)).astype(int), 0, len(sample) - 1)
-        bias = -np.take_along_axis(np.sort(gates), rank[:, None], axis=1)[:, 0]
-        values[:, -CONSTANT:] = (bias / sample[:, -CONSTANT:].sum(axis=1).mean())[:, None]
+        constant = quantise(self._features[:1], self.type).dequantise()[0, -CONSTANT:].sum()
+        bias = self._biases(rng, quantise(values, self.type).dequantise())
+        values[:, -CONSTANT:] = (bias / constant)[:, None]
         set_reserved(rows, values, self.type)
         self._gate = (prefix, quantise(values, self.type).dequantise())
         return rows
 
+    def _biases(self, rng: np.random.Generator, gates: Floats) -> npt.NDArray[np.float64]:
+        """With which the rows fire for a share of the tokens that falls as a power law of mean ``active``:
+        counted on some tokens."""
+        sample = quantise(self._features[rng.integers(0, self.shape.vocab, 2000)], self.type).dequantise()
+        assert self.recipe.active is not None
+        shares = rng.permutation(power_law(len(gates), self.recipe.active))
+        rank = np.clip(((1 - shares) * len(sample)).astype(int), 0, len(sample) - 1)
+        firing = np.sort(gates @ sample.T)  # [N, tokens], before the bias
+        found: npt.NDArray[np.float64] = -np.take_along_axis(firing, rank[:, None], axis=1)[:, 0]
+        return found
+
     def _first_factor(self, type: BlockType) -> Bytes:
-        """``(RESERVED, D)``: picks the reserved dimensions."""
-        values = np.zeros((RESERVED, self.shape.dim), np.float32)
-        values[:, -RESERVED:] = np.eye(RESERVED)
-        return quantise(values, type).data
+        return quantise(reserved_dimensions(self.shape.dim), type).data
 
     def _second_factor(self, prefix: str, type: BlockType) -> Bytes:
         """``(N, RESERVED)``, from the layer's gate as stored, which was made just before."""
@@ -341,43 +377,6 @@ class Weights(Mapping[str, Tensor]):
         return quantise(values, type).data
 
 
-def verify(path: Path, tokens: int = 256, seed: int = 0) -> list[Figures]:
-    """Counts, layer by layer and from the bytes of a sparse file, on the embeddings of random tokens.
-
-    What attention and earlier FFNs add to the residual stream is left out; it is small by design.
-    """
-    with open_gguf(path) as file:
-        table = file.load("token_embd.weight")
-        rows = np.random.default_rng(seed).choice(
-            len(table.data), min(tokens, len(table.data)), replace=False
-        )
-        x = Tensor(table.type, (len(rows), table.shape[1]), table.data[rows]).dequantise()
-        normed = x / np.sqrt((x**2).mean(axis=1, keepdims=True))
-        threshold = file.metadata.get("powerinfer.sparse_threshold", 0.0)
-        figures = []
-        deciding = "ffn_gate" if "blk.0.ffn_gate.weight" in file.tensors else "ffn_up"
-        for layer in range(file.metadata[f"{file.metadata['general.architecture']}.block_count"]):
-            fired = product(normed, file.load(f"blk.{layer}.{deciding}.weight")) > 0
-            if f"blk.{layer}.fc1.weight" not in file.tensors:
-                figures.append(Figures(float(fired.mean())))
-                continue
-            hidden = np.maximum(product(x, file.load(f"blk.{layer}.fc1.weight")), 0)
-            marked = product(hidden, file.load(f"blk.{layer}.fc2.weight")) >= threshold
-            recall = (marked & fired).sum() / max(1, fired.sum())
-            figures.append(Figures(float(fired.mean()), float(marked.mean()), float(recall)))
-    return figures
-
-
-def product(x: Floats, matrix: Tensor) -> Floats:
-    """``x`` ``[T, D]`` times the rows of a matrix ``(N, D)``: ``[T, N]``."""
-    out = np.empty((len(x), matrix.shape[0]), np.float32)
-    for start in range(0, matrix.shape[0], 1024):
-        data = matrix.data[start : start + 1024]
-        rows = Tensor(matrix.type, (len(data), matrix.shape[1]), data).dequantise()
-        out[:, start : start + len(data)] = x @ rows.T
-    return out
-
-
 def power_law(n: int, mean: float) -> npt.NDArray[np.float64]:
     """``min(1, c * rank ** -POWER)`` for n ranks, with c such that the mean is right."""
     ranks = np.arange(1, n + 1) ** -POWER
@@ -388,7 +387,7 @@ def power_law(n: int, mean: float) -> npt.NDArray[np.float64]:
     return np.minimum(1, low * ranks)
 
 
-def metadata(recipe: Recipe, name: str, vocabulary: Path | None) -> dict[str, Any]:
+def metadata(recipe: Recipe, name: str) -> dict[str, Any]:
     shape, architecture = recipe.shape, recipe.architecture
     keys: dict[str, Any] = {
         "general.architecture": architecture,
@@ -398,25 +397,27 @@ def metadata(recipe: Recipe, name: str, vocabulary: Path | None) -> dict[str, An
         f"{architecture}.embedding_length": np.uint32(shape.dim),
         f"{architecture}.block_count": np.uint32(shape.layers),
         f"{architecture}.feed_forward_length": np.uint32(shape.neurons),
-        f"{architecture}.rope.dimension_count": np.uint32(shape.dim // shape.heads),
+        f"{architecture}.rope.dimension_count": np.uint32(shape.head_dim),
         f"{architecture}.rope.freq_base": np.float32(10000),
         f"{architecture}.attention.head_count": np.uint32(shape.heads),
         f"{architecture}.attention.head_count_kv": np.uint32(shape.kv_heads),
         f"{architecture}.attention.layer_norm_rms_epsilon": np.float32(1e-5),
         f"{architecture}.vocab_size": np.uint32(shape.vocab),
     }
+    if shape.experts:
+        own = {
+            "expert_count": shape.experts, "expert_used_count": shape.chosen,
+            "expert_feed_forward_length": shape.neurons, "attention.key_length": shape.head_dim,
+            "attention.value_length": shape.head_dim,
+        }  # fmt: skip
+        keys |= {f"{architecture}.{key}": np.uint32(value) for key, value in own.items()}
     if recipe.layout == "pwri":
         keys["powerinfer.sparse_threshold"] = np.float32(0)
     elif recipe.active is not None and recipe.gated:
         keys["hotcold.ffn.activation"] = "relu"
     if recipe.layout == "by_neuron":
         keys["hotcold.ffn.down_layout"] = "by_neuron"
-    return keys | (vocabulary_of(vocabulary) if vocabulary else synthetic_vocabulary(shape.vocab))
-
-
-def vocabulary_of(path: Path) -> dict[str, Any]:
-    """The tokenizer of another GGUF file."""
-    return {key: value for key, value in open_gguf(path).metadata.items() if key.startswith("tokenizer.")}
+    return keys | synthetic_vocabulary(shape.vocab)
 
 
 def synthetic_vocabulary(size: int) -> dict[str, Any]:
@@ -447,46 +448,19 @@ def _word(number: int, letters: str) -> str:
     return word
 
 
-def write(path: Path, recipe: Recipe, vocabulary: Path | None = None) -> None:
-    """Writes one model file. ``vocabulary`` is a GGUF file whose tokenizer to take, of as many tokens."""
+def write(path: Path, recipe: Recipe) -> None:
+    """The file and, of sparse experts, the predictor beside it."""
     magic = "PWRI" if recipe.layout == "pwri" else "GGUF"
-    write_gguf(path, metadata(recipe, path.stem, vocabulary), Weights(recipe), magic=magic)
-
-
-def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    add: Callable[..., Any] = parser.add_argument
-    add("-o", "--output", type=Path, required=True)
-    add("--type", default="Q4_0", help="block type of every matrix (Q4_0)")
-    add("--active", type=float, help="mean share of neurons that fire; without it the model is dense (SiLU)")
-    add("--layout", choices=LAYOUTS, help="of down (by_neuron if sparse, else by_output)")
-    add("--ungated", action="store_true", help="with --active: squared ReLU, no gate")
-    add("--predictor-type", choices=PREDICTOR_TYPES, help="with --layout pwri (as --type, else F16)")
-    add("--dim", type=int, default=4096)
-    add("--neurons", type=int, default=11008)
-    add("--layers", type=int, default=8)
-    add("--heads", type=int, default=32)
-    add("--kv-heads", type=int, default=32)
-    add("--vocab", type=int, default=32000)
-    add("--context", type=int, default=2048)
-    add("--vocabulary", type=Path, help="GGUF file whose tokenizer to take; of --vocab tokens")
-    add("--seed", type=int, default=1)
-    args = parser.parse_args()
-    shape = Shape(args.dim, args.neurons, args.layers, args.heads, args.kv_heads, args.vocab, args.context)
-    layout = args.layout or ("by_output" if args.active is None else "by_neuron")
-    recipe = Recipe(shape, args.type, args.active, layout, args.predictor_type, args.seed, not args.ungated)
-    write(args.output, recipe, args.vocabulary)
-    print(f"{args.output}: {args.output.stat().st_size / 1e9:.3f} GB")
-    if args.active is None:
+    write_gguf(path, metadata(recipe, path.stem), Weights(recipe), magic=magic)
+    if recipe.active is None or not recipe.shape.experts:
         return
-    figures = verify(args.output)
-    print("of the neurons, on random tokens, by layer, from the file:")
-    print("  fire            ", " ".join(f"{each.active:.3f}" for each in figures))
-    if layout == "pwri":
-        print("  marked          ", " ".join(f"{each.marked:.3f}" for each in figures))
-        print("  recall of marked", " ".join(f"{each.recall:.3f}" for each in figures))
-
-
-if __name__ == "__main__":
-    main()
+    layers, type = [], block_type(recipe.type)
+    first = quantise(reserved_dimensions(recipe.shape.dim), "Q8_0")
+    with open_gguf(path) as file:
+        for layer in range(recipe.shape.layers):
+            gate = file.load(f"blk.{layer}.ffn_gate_exps.weight").data
+            own = np.ascontiguousarray(gate[:, -type.row_bytes(RESERVED) :])
+            second, none = Tensor(type, (len(gate), RESERVED), own), np.zeros(len(gate), np.float32)
+            layers.append(PredictorTensors(first, second, none, relu=False))
+        facts = {"input": "normed", "pays": [True] * recipe.shape.layers}
+        write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), layers, facts)

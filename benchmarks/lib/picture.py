@@ -1,4 +1,4 @@
-"""The picture of ``compare_cpu.py --quick``: how many times as fast as llama.cpp, as SVG for the README.
+"""The picture of ``cpu/compare.py``: how many times as fast as llama.cpp, as SVG for the README.
 
 It has a background of its own, dark where the reader's system is, so that it is readable on any page.
 """

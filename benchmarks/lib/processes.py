@@ -1,9 +1,12 @@
-"""Contestants of ``compare_cpu.py --quick`` that run in processes of their own."""
+"""Contestants that run in processes of their own."""
 
 from __future__ import annotations
 
 import json
+import re
+import statistics
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,31 @@ import numpy as np
 
 from hotcold.formats.gguf import open_gguf, write_gguf
 from lib.builds import Child
-from lib.contestants import FILL, Plan, Run, number
-from lib.long_contestants import Measured
+from lib.contestants import DECODE, FILL, Measured, Plan, Run, number
+
+
+def run_llama_bench(command: Sequence[str], seconds: float) -> list[dict[str, Any]]:
+    """Its tests, each with ``tok_s``, the median of the samples. OSError: no such program; RuntimeError: it
+    fails; subprocess.TimeoutExpired: it takes longer than that."""
+    report = run([command[0], "-o", "json", *command[1:]], seconds).stdout
+    try:
+        begin = re.search(r"^\[", report, re.MULTILINE)
+        tests: list[dict[str, Any]] = json.loads(report[begin.start() :] if begin else report)
+        return [test | {"tok_s": statistics.median(test["samples_ts"])} for test in tests]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RuntimeError(f"llama-bench's report is not understood: {error}") from None
+
+
+def run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """A program of another project, which has to succeed: else a RuntimeError with its last words."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL,
+        timeout=seconds,
+    )  # fmt: skip
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {last[:300]}")
+    return done
 
 
 class LlamaBench:
@@ -26,7 +52,7 @@ class LlamaBench:
     LEAST_LAYERS = 4
 
     def __init__(self, binary: Path, path: Path, threads: int, plan: Plan) -> None:
-        self._command = [str(binary), "-m", str(path), "-t", str(threads), "-fa", "1", "-o", "json"]
+        self._command = [str(binary), "-m", str(path), "-t", str(threads), "-fa", "1"]
         self.plan = plan
         self.settings: dict[str, str] = {}
         self._deep = False  #: whether it has been measured after many positions
@@ -42,7 +68,7 @@ class LlamaBench:
         """Tries repacking once for all prompts, and once for all generation."""
         first = measure.split()[0]
         if first not in self.settings:
-            short = "decode at 0" if first == "decode" else measure
+            short = DECODE if first == "decode" else measure
             times = {repack: self._run(short, repack) for repack in "01"}
             self.settings[first] = min(times, key=lambda repack: times[repack].seconds)
 
@@ -61,23 +87,41 @@ class LlamaBench:
             what, tokens = ["-p", "0", "-n", "0", "-gp", f"{n},{steps}"], steps
         else:
             what, tokens = ["-p", "0", "-n", str(steps)], steps
-        done = subprocess.run(
-            [*self._command, "-rtr", repack, "-r", repeat, *what],
-            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=600,
-        )  # fmt: skip
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise RuntimeError(f"{self._command[0]} ended with {done.returncode}: {last[:200]}")
-        return Measured(tokens, tokens / speed_of(done.stdout))
+        (test,) = run_llama_bench([*self._command, "-rtr", repack, "-r", repeat, *what], 600)
+        return Measured(tokens, tokens / test["tok_s"])
 
 
-def speed_of(text: str) -> float:
-    """Tokens a second: the median of the samples in a report of one test, in JSON."""
-    try:
-        tests = json.loads(text[text.index("[\n") :])
-        return float(np.median(tests[0]["samples_ts"]))
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise RuntimeError(f"llama-bench's report is not understood: {error}") from None
+class PowerInfer:
+    """PowerInfer's ``main`` on a PWRI file, loaded anew for each sample.
+
+    Its own report is taken: *eval time* is the sum over ``llama_decode`` calls of one token, without sampling
+    and printing. The prompt is short, as the others'. Its sparse FFN computes F16 and Q4_0 alone.
+    """
+
+    PROMPT = " ".join("etaoinshrdlcumwf")
+    PATTERN = re.compile(r" eval time =\s*([\d.]+) ms /\s*(\d+) runs")
+
+    def __init__(self, binary: Path, path: Path, threads: int, plan: Plan) -> None:
+        self._command = [
+            str(binary), "-m", str(path), "-t", str(threads), "-n", str(plan.generate + 1), "-c", "512",
+            "-b", "512", "-p", self.PROMPT, "--ignore-eos", "--temp", "0.8", "--top-k", "40", "--log-disable",
+        ]  # fmt: skip
+
+    def can(self, measure: str, turn: int) -> bool:
+        return measure == DECODE and turn == 0
+
+    def warm(self, measure: str) -> None:
+        """Each sample is a process: nothing stays warm."""
+
+    def prepare(self, measure: str, seed: int) -> Run:
+        return lambda: self._run(seed)
+
+    def _run(self, seed: int) -> Measured:
+        report = run([*self._command, "-s", str(seed)], 600).stderr
+        found = self.PATTERN.search(report)
+        if found is None:
+            raise RuntimeError(f"PowerInfer's report is not understood: {report[-200:]}")
+        return Measured(int(found[2]), float(found[1]) / 1000)
 
 
 class OpenVINO:

@@ -1,4 +1,4 @@
-"""What the samples of ``compare_cpu.py --quick`` say: one table in Markdown, and one object for JSON."""
+"""What samples say: paired ratios and their spread, a table in Markdown, an object for JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ NAMES = {
     "llama_cpp": "llama.cpp",
     "ik_llama_cpp": "ik_llama.cpp",
     "openvino": "OpenVINO GenAI",
+    "powerinfer": "PowerInfer",
 }
 OURS = ("dense", "exact", "predicted")
-PEERS = ("llama_cpp", "ik_llama_cpp", "openvino")
+#: Who is compared with whom.
+COMPARED = {
+    "llama_cpp": OURS,
+    "ik_llama_cpp": ("dense",),
+    "openvino": ("dense",),
+    "powerinfer": ("exact", "predicted"),
+}
 
 
 @dataclass(frozen=True)
@@ -60,8 +67,8 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    """By type and measure: ``tok_s`` and ``probe_share`` of each contestant, ``ratios`` of each of ours to
-    each peer, and of peers to llama.cpp; all with median, low, high and n. ``losing`` names what of ours is
+    """By type and measure: ``tok_s`` and ``probe_share`` of each contestant, ``ratios`` as
+    compared, and of peers to llama.cpp; all with median, low, high and n. ``losing`` names what of ours is
     slower."""
     found: dict[str, Any] = {}
     losing: list[str] = []
@@ -74,10 +81,10 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
                 row["tok_s"][name] = spread([each.tok_s for each in mine])
                 shares = [each.gb_s / each.read_gb_s for each in mine if each.gb_s is not None]
                 row["probe_share"][name] = spread(shares)
-        for below in PEERS:
-            for above in OURS + PEERS[1:] if below == "llama_cpp" else OURS:
+        for below, ours in COMPARED.items():
+            for above in (*NAMES,) if below == "llama_cpp" else ours:
                 pairs = spread(ratios(own, above, below))
-                if pairs is not None:
+                if pairs is not None and above != below:
                     row["ratios"][f"{above}_over_{below}"] = pairs
                     if pairs["median"] < 1 and above in OURS:
                         losing.append(f"{type}, {measure}: {above} over {below} {pairs['median']:.2f}")
@@ -89,12 +96,8 @@ def markdown(samples: Sequence[Sample], settings: Mapping[str, Any]) -> str:
     """A row for each type and measure."""
     figures = summary(samples)
     present = [name for name in NAMES if any(each.contestant == name for each in samples)]
-    compared = [
-        (above, below)
-        for below in PEERS
-        for above in (OURS if below == "llama_cpp" else OURS[:1])
-        if above in present and below in present
-    ]
+    compared = [(above, below) for below, ours in COMPARED.items() for above in ours]
+    compared = [pair for pair in compared if set(pair) <= set(present)]
     titles = [NAMES[name] for name in present]
     titles += [f"{_short(above)} / {NAMES[below]}" for above, below in compared]
     lines = ["# Speed on a CPU", ""] + [f"- {name}: {value}" for name, value in settings.items()]

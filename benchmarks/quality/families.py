@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -41,8 +40,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.checkpoints import write_safetensors
 from support.stories260k import write_stories260k
 
+from lib.machine import REPOSITORY, commit
 from quality import taught
-from quality.formats import REPOSITORY, Ours, Theirs, make, widen
+from quality.formats import Ours, Theirs, make, widen
 
 COMMON: dict[str, Any] = {
     "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
@@ -324,10 +324,7 @@ def main() -> None:
                     f"{ppl / their_ppl - 1:+.4%}; greedy tokens {same} of {total}",
                     flush=True,
                 )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    print(json.dumps({"commit": commit, "llama_cpp": llama_cpp.__version__, "files": reports}))
+    print(json.dumps({"commit": commit(), "llama_cpp": llama_cpp.__version__, "files": reports}))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -43,10 +42,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.stories260k import write_stories260k
 
-from lib.llama_quantiser import quantise as quantise_by_llama_cpp
-from lib.llama_quantiser import quiet
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from lib.llama import quantise as quantise_by_llama_cpp
+from lib.llama import quiet
+from lib.machine import commit
 
 Array = npt.NDArray[np.float64]
 
@@ -283,11 +281,8 @@ def main() -> None:
                 f"{report['ratio'] - 1:+.4%}; error per token {errors} nats; "
                 f"greedy tokens the same {report['greedy_same']}"
             )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    ).stdout.strip()
     summary = {
-        "model": "stories260K", "ppl_float32": truth, "backend": args.backend, "commit": commit,
+        "model": "stories260K", "ppl_float32": truth, "backend": args.backend, "commit": commit(),
         "llama_cpp": llama_cpp.__version__, "formats": reports,
     }  # fmt: skip
     print(json.dumps(summary))

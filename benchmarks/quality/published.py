@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -34,9 +33,9 @@ from hotcold.tasks.scoring import Scorer, log_softmax
 from hotcold.tasks.windows import text_windows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib.llama_library import open_llama_cpp
+from lib.llama import open_llama_cpp
+from lib.machine import REPOSITORY, commit
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 Logits = Iterator[npt.NDArray[np.float32]]
 
 
@@ -137,11 +136,8 @@ def main() -> None:
         for path in args.files:
             reports.append(compare(path, text, args, Path(folder)))
             print(json.dumps(reports[-1], indent=1), flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    ).stdout.strip()
     version = open_llama_cpp().__version__
-    print(json.dumps({"commit": commit, "llama_cpp": version, "text": args.text.name, "files": reports}))
+    print(json.dumps({"commit": commit(), "llama_cpp": version, "text": args.text.name, "files": reports}))
 
 
 if __name__ == "__main__":

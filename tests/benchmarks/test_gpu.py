@@ -84,7 +84,7 @@ import json, sys
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 assert open(options["-m"], "rb").read(4) == b"GGUF"
 speed = 1000 / int(options["-ngl"])
-print(json.dumps([dict(n_prompt=64, n_gen=0, avg_ts=speed), dict(n_prompt=0, n_gen=32, avg_ts=speed)]))
+print(json.dumps([dict(n_gen=n, samples_ts=[1, speed, 10 * speed]) for n in (0, 32)]))
 """
 
 
@@ -235,18 +235,3 @@ def test_what_is_wanted_most_is_planned_first(compare: ModuleType, tmp_path: Pat
     assert names[()][2] == names[("--quick",)][2] == "llama2-70b F16 25%"
     assert set(names[("--quick",)]) < set(names[()])
     assert names[("--models", "mistral-7b")][2:-1] == ["mistral-7b F16 25%", "mistral-7b Q4_0 25%"]
-
-
-def test_the_report_of_llama_bench_is_read() -> None:
-    llama_bench = importlib.import_module("lib.llama_bench")
-    tests = [
-        {"n_prompt": 64, "n_gen": 0, "avg_ts": 640.0},
-        {"n_prompt": 0, "n_gen": 32, "avg_ts": 50.0},
-    ]
-    found = llama_bench.parse("found a device [0]\n" + json.dumps(tests, indent=1))
-    assert found == {"ms": 20.0, "prompt_ms": 100.0}
-    assert llama_bench.scaled(found, 4)["full_tok_s"] == pytest.approx(12.5)
-    with pytest.raises(RuntimeError, match="lacks a prompt or a generation"):
-        llama_bench.parse(json.dumps(tests[:1]))
-    with pytest.raises(RuntimeError, match="not understood"):
-        llama_bench.parse("error")

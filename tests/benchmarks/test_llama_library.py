@@ -67,8 +67,8 @@ class StandIn(ModuleType):
 
 
 def contestant(path: Path) -> None:
-    contestants = importlib.import_module("lib.long_contestants")
-    contestants.LlamaCpp(path, 1, contestants.Lengths()).close()
+    plan = importlib.import_module("lib.contestants").Plan()
+    importlib.import_module("lib.llama").LlamaCpp(path, 1, plan).close()
 
 
 def loader(path: Path) -> None:
@@ -76,7 +76,7 @@ def loader(path: Path) -> None:
 
 
 def quantiser(path: Path) -> None:
-    importlib.import_module("lib.llama_quantiser").quantise(path, path, "Q4_K_M", 1)
+    importlib.import_module("lib.llama").quantise(path, path, "Q4_K_M", 1)
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,8 @@ def test_the_log_of_llama_cpp_outlives_who_gave_it(
 ) -> None:
     library = StandIn()
     monkeypatch.setitem(sys.modules, "llama_cpp", library)
-    monkeypatch.setattr(
-        importlib.import_module("lib.long_contestants").LlamaCpp, "_choose", lambda self: None
-    )
+    llama_cpp = importlib.import_module("lib.llama").LlamaCpp
+    monkeypatch.setattr(llama_cpp, "_make_contexts", lambda self: None)
     first(path)
     gc.collect()
     library.log()  # between the two, as when llama.cpp quantises the next type
@@ -108,10 +107,8 @@ def test_the_log_of_llama_cpp_outlives_who_gave_it(
 def test_llama_cpp_logs_after_its_contestant_is_gone(path: Path, tmp_path: Path) -> None:
     """The real library, which has something to say of a file that is none."""
     library = pytest.importorskip("llama_cpp")
-    contestants = importlib.import_module("lib.long_contestants")
-    lengths = contestants.Lengths(4, 2, 1, 2, 1)
     for _ in range(2):
-        contestants.LlamaCpp(path, 1, lengths).close()
+        contestant(path)
         gc.collect()
         missing = str(tmp_path / "missing.gguf").encode()
         assert not library.llama_model_load_from_file(missing, library.llama_model_default_params())
@@ -120,7 +117,7 @@ def test_llama_cpp_logs_after_its_contestant_is_gone(path: Path, tmp_path: Path)
 def test_the_quick_comparison_gets_past_its_second_type(repository: Path) -> None:
     """The whole script with llama.cpp and its quantiser, in a process of its own: it is C that fails."""
     pytest.importorskip("llama_cpp")
-    options = "--quick --types Q4_0 Q4_K_M --shape 512 1024 8 4 600 --layers 1 --rounds 1 --prompts 40"
+    options = "--quick --only Q4_0 Q4_K_M --shape 512 1024 8 4 600 --layers 1 --rounds 1 --prompts 40"
     options += " --depths 0 --sequences 2 --generate 3 --minutes 0.01 --threads 1 --no-sparse"
     command = [sys.executable, str(repository / "benchmarks/cpu/compare.py"), *options.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

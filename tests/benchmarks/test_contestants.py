@@ -1,20 +1,22 @@
-"""``compare_cpu.py --quick``: what is timed is computed, ratios pair rounds, and the picture shows them."""
+"""cpu/compare.py and its contestants: what is timed is computed, and ratios pair samples of one round."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from argparse import Namespace
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from support.stories260k import write_stories260k
 
 from hotcold.formats.gguf import open_gguf
@@ -63,7 +65,7 @@ def test_ours_reads_prompts_and_goes_on_from_a_cache_that_was_written(
     """Counted by the engine: tokens computed for a prompt, and positions that generation attends to."""
     assert plan.measures == MEASURES
     session = session_of(path, plan)
-    ours = quick.QuickOurs(session, plan)
+    ours = quick.Ours(session, plan)
     tokens, read, positions = {}, {}, {}
     for seed in (0, 0, 1):  # the same prompt again is read again
         for measure in plan.measures:
@@ -87,7 +89,7 @@ def test_llama_cpp_goes_on_from_copies_of_a_computed_beginning(
 ) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
     plan = quick.Plan((40,), (0, 1024), 3, generate=4, parallel_generate=2)
-    peer = quick.QuickLlamaCpp(path, 2, plan)
+    peer = importlib.import_module("lib.llama").LlamaCpp(path, 2, plan)
     last = {}
     for measure in plan.measures:
         peer.warm(measure)
@@ -101,9 +103,9 @@ def test_llama_cpp_goes_on_from_copies_of_a_computed_beginning(
 
 
 @pytest.mark.parametrize("all_logits", [False, True])
-def test_llama_cpp_is_asked_for_the_logits_of_a_prompt(all_logits: bool) -> None:
+def test_llama_cpp_is_asked_for_the_logits_of_a_prompt(quick: ModuleType, all_logits: bool) -> None:
     """It leaves out the last FFN for rows without: of a model of one layer that is nearly everything."""
-    contestants = importlib.import_module("lib.long_contestants")
+    llama, plan = importlib.import_module("lib.llama"), quick.Plan()
     asked: list[list[bool]] = []
     names = ("token", "pos", "n_seq_id", "logits")
     fake = SimpleNamespace(
@@ -114,10 +116,12 @@ def test_llama_cpp_is_asked_for_the_logits_of_a_prompt(all_logits: bool) -> None
         llama_synchronize=lambda context: None,
         llama_batch_free=lambda batch: None,
     )
-    peer = contestants.LlamaCpp.__new__(contestants.LlamaCpp)
-    peer._lib, peer._contexts, peer.all_logits = fake, {"single": None}, all_logits
-    assert peer._read("single", [5, 6, 7]).tokens == 3
-    peer._decode("single", [[5, 6], [7]])
+    fake.llama_get_memory = fake.llama_memory_clear = lambda *_: None
+    peer = llama.LlamaCpp.__new__(llama.LlamaCpp)
+    peer._lib, peer._contexts, peer.all_logits, peer.plan = fake, {"single on": None}, all_logits, plan
+    peer._vocab, peer.settings = 600, {"prompt of 3": "on"}
+    assert peer.prepare("prompt of 3", 0)().tokens == 3
+    peer._decode("single on", [[5, 6], [7]])
     assert asked == [[all_logits, all_logits, True], [False, True, True]]
 
 
@@ -148,8 +152,9 @@ def test_llama_bench_is_asked_for_what_is_measured(
     few = processes.LlamaBench(Path("llama-bench"), Path("model"), 2, dataclasses.replace(plan, layers=3))
     assert not few.can("prompt of 40", 0)
     assert not bench.can("decode at 0", 1)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "error", ""))
     with pytest.raises(RuntimeError, match="not understood"):
-        processes.speed_of("error")
+        bench.prepare("prompt of 40", 0)()
 
 
 def test_openvino_is_asked_in_a_process_of_its_own(plan: Any, path: Path, tmp_path: Path) -> None:
@@ -193,30 +198,61 @@ def test_ratios_pair_samples_of_a_round_and_losing_cases_are_said(report: Module
     assert row["ratios"]["ik_llama_cpp_over_llama_cpp"]["median"] == 4
     assert row["probe_share"]["dense"]["median"] == 0.5
     assert report.summary(samples)["losing"] == ["Q4_0, decode at 0: dense over ik_llama_cpp 0.50"]
-    table = report.markdown(samples, {"threads": 2})
-    assert "| Q4_0 | decode at 0 | 40.0 (0.50) | 60.0 (0.50) |" in table
-    assert "| 1.75 (1.50 to 2.00) | 3.00 (3.00 to 3.00) | **0.50** (0.50 to 0.50) |" in table
 
 
-def test_the_picture_has_a_bar_of_the_right_length_for_each_ratio(report: ModuleType) -> None:
-    picture = importlib.import_module("lib.picture")
-    samples = [
-        sample(report, "dense", 0, 30), sample(report, "exact", 0, 60), sample(report, "llama_cpp", 0, 20),
-        sample(report, "dense", 0, 10, type="F16"), sample(report, "llama_cpp", 0, 20, type="F16"),
+def test_contestants_take_turns_measure_by_measure(quick: ModuleType) -> None:
+    """Right after each other, forwards and backwards; long prompts once a round."""
+    ran: list[str] = []
+
+    class Scripted:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def can(self, measure: str, turn: int) -> bool:
+            return self.name != "c" or turn == 0
+
+        def prepare(self, measure: str, seed: int) -> Any:
+            return lambda: ran.append(self.name)
+
+    machine = SimpleNamespace(around=lambda run, seconds: (run(), "quiet"))
+    found = {name: Scripted(name) for name in "abc"}
+    taken = list(quick.run_round(found, quick.Plan((1024,), (0,), 1), machine, 1))
+    assert [f"{measure}, {turn}" for measure, turn, *_ in taken] == [
+        *["prompt of 1024, 1"] * 3, *["decode at 0, 3"] * 3, *["decode at 0, 4"] * 2, *["decode at 0, 5"] * 2,
     ]  # fmt: skip
-    text = picture.svg(report.summary(samples), {"processor": "A & B", "threads": 2})
-    root = ElementTree.fromstring(text)
-    space = "{http://www.w3.org/2000/svg}"
-    colour = {name: each[1] for name, each in picture.BARS.items()}
-    widths = [
-        (each.get("fill"), float(each.get("width", "0")))
-        for each in root.iter(f"{space}rect")
-        if each.get("height") == str(picture.BAR - 2) and float(each.get("y", "0")) > picture.TOP
-    ]
-    assert [fill for fill, _ in widths] == [colour["dense"], colour["exact"], colour["dense"]]
-    assert [width / widths[0][1] for _, width in widths] == pytest.approx([1, 2, 1 / 3], abs=0.01)
-    bold = {each.text for each in root.iter(f"{space}text") if each.get("font-weight") == "700"}
-    assert bold == {"0.50"}
+    assert [name for _, _, name, *_ in taken] == ran
+    rounds = [quick.order("abc", round) for round in range(6)]
+    assert {each[0] for each in rounds} == {each[-1] for each in rounds} == set("abc")
+    assert all(first == second[::-1] for first, second in list(pairwise(rounds))[::2])
+
+
+def test_bytes_read_are_those_of_the_file(quick: ModuleType, path: Path) -> None:
+    """A dense step reads every matrix once, a row of the embedding for each token, and K and V before it."""
+    plan = quick.Plan((40,), (0,), 3, generate=3, parallel_prompt=7, parallel_generate=4)
+    ours = quick.Ours(session_of(path, plan), plan)
+    tensors = GGUFReader(path).tensors
+    step = sum(int(each.n_bytes) for each in tensors if each.name != "token_embd.weight")
+    row, position = 512 // 32 * 18, 1 * 2 * 2 * 256
+    # After the prompt, its first token, and one that does not count.
+    assert ours.prepare("decode at 0", 0)().bytes == 3 * (step + row) + sum(range(9, 12)) * position
+    assert ours.prepare("3 sequences", 0)().bytes == 4 * step + 12 * row + 3 * sum(range(9, 13)) * position
+
+
+def test_the_report_of_powerinfer_is_read(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = """
+llama_print_timings: prompt eval time =     423.72 ms /    13 tokens (   32.59 ms per token,    30.68 tokens per second)
+llama_print_timings:        eval time =   15712.27 ms /    39 runs   (  402.88 ms per token,     2.48 tokens per second)
+"""  # noqa: E501
+    done = subprocess.CompletedProcess([], 0, "", report)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: done)
+    processes = importlib.import_module("lib.processes")
+    peer = processes.PowerInfer(Path("main"), Path("model"), 2, plan)
+    assert [measure for measure in MEASURES if peer.can(measure, 0)] == ["decode at 0"]
+    run = peer.prepare("decode at 0", 0)
+    assert run().tok_s == pytest.approx(2.48, abs=0.01) and run().tokens == 39
+    done.returncode = 1
+    with pytest.raises(RuntimeError, match="main ended with 1"):
+        run()
 
 
 def test_the_quick_table_is_made_and_added_to(
@@ -224,7 +260,6 @@ def test_the_quick_table_is_made_and_added_to(
 ) -> None:
     """The whole script on a model of one small layer, twice, with a type each."""
     compare = importlib.import_module("cpu.compare")
-    quick = importlib.import_module("cpu.quick")
 
     class Machine:
         def __init__(self, threads: int) -> None: ...
@@ -232,7 +267,7 @@ def test_the_quick_table_is_made_and_added_to(
         def around(self, run: Any, seconds: float) -> tuple[Any, Any]:
             return run(), SimpleNamespace(state="smt", read_gb_s=40.0)
 
-    monkeypatch.setattr(quick, "MachineState", Machine)
+    monkeypatch.setattr(compare, "MachineState", Machine)
     shape = ["512", "1024", "8", "4", "600"]
     for type in ("Q4_0", "Q8_0"):
         options = ["--quick", "--only", type, "--shape", *shape, "--layers", "1", "--rounds", "1"]
@@ -244,7 +279,7 @@ def test_the_quick_table_is_made_and_added_to(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["quick"] and [*found["types"]] == ["Q4_0", "Q8_0"]
     row = found["types"]["Q4_0"]["decode at 512"]["tok_s"]
-    assert row.keys() == {"dense", "exact", "predicted"} and row["dense"]["n"] == quick.TURNS
+    assert row.keys() == {"dense", "exact", "predicted"} and row["dense"]["n"] == 3
     assert "| Q8_0 | 2 sequences |" in (tmp_path / "quick.md").read_text()
     ElementTree.parse(tmp_path / "quick.svg")
 
@@ -257,7 +292,6 @@ def test_files_of_ones_own_are_measured_with_their_perplexity(
     if not peer:
         pytest.importorskip("llama_cpp")
     compare = importlib.import_module("cpu.compare")
-    quick = importlib.import_module("cpu.quick")
 
     class Machine:
         def __init__(self, threads: int) -> None: ...
@@ -267,7 +301,7 @@ def test_files_of_ones_own_are_measured_with_their_perplexity(
 
     path = tmp_path / "stories.gguf"
     write_stories260k(path)
-    monkeypatch.setattr(quick, "MachineState", Machine)
+    monkeypatch.setattr(compare, "MachineState", Machine)
     options = [
         "--models",
         str(path),
@@ -288,27 +322,27 @@ def test_files_of_ones_own_are_measured_with_their_perplexity(
     assert [*found["types"]["stories"]] == measures
     megabytes = path.stat().st_size / 1e6
     assert all(each["tok_s"]["dense"]["median"] > 0 for each in found["types"]["stories"].values())
-    assert (
-        found["types"]["stories"]["loading, MB/s"]["tok_s"]["dense"]["n"] == quick.TURNS and megabytes > 0.9
-    )
+    assert found["types"]["stories"]["loading, MB/s"]["tok_s"]["dense"]["n"] == 3 and megabytes > 0.9
     told = found["settings"]["perplexity, stories"]
     session = load(path, LoadOptions("off", context=512)).session()
-    windows = text_windows(session.model.tokenizer, quick.TEXT.read_text(encoding="utf-8"), quick.WINDOW)
-    nll = np.concatenate([score(Scorer(session), each) for each in windows[1 : quick.WINDOWS + 1]])
+    windows = text_windows(session.model.tokenizer, compare.TEXT.read_text(encoding="utf-8"), compare.WINDOW)
+    nll = np.concatenate([score(Scorer(session), each) for each in windows[1 : compare.WINDOWS + 1]])
     assert told["Hotcold, dense"] == pytest.approx(np.exp(nll.mean()), abs=1e-3)
     if not peer:
         assert told["llama.cpp"] == pytest.approx(told["Hotcold, dense"], rel=1e-3)
 
 
-def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
-    quick = importlib.import_module("cpu.quick")
-    args = Namespace(prompts=[128], depths=[100], sequences=1, generate=4, layers=1, ik_llama_bench=None)
-    args.models = None
-    with pytest.raises(SystemExit, match="multiples of 512"):
-        quick.run(args, tmp_path, dict)
-    args.depths, args.ik_llama_bench = [0], tmp_path / "missing"
-    with pytest.raises(SystemExit, match="is no file"):
-        quick.run(args, tmp_path, dict)
-    args.models, args.ik_llama_bench = [tmp_path / "none.gguf"], None
-    with pytest.raises(SystemExit, match=r"none\.gguf is no file"):
-        quick.run(args, tmp_path, dict)
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--depths 100", "multiples of 512"),
+        ("--ik-llama-bench /missing", "--ik-llama-bench /missing is no file"),
+        ("--powerinfer /missing", "--powerinfer /missing is no file"),
+        ("--models none.gguf", r"none\.gguf is no file"),
+        ("--experts mixtral", "choose with --only"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(options: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        importlib.import_module("cpu.compare").parse(options.split())
+    assert re.search(told, capsys.readouterr().err)
