@@ -40,8 +40,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -297,10 +298,8 @@ def run(args: argparse.Namespace, folder: Path) -> None:
 def facts(args: argparse.Namespace) -> dict[str, Any]:
     """What the figures belong to."""
     found = {"commit": commit(), "processor": processor(), "threads": args.threads}
-    if find_spec("llama_cpp") is not None:
-        import llama_cpp
-
-        found["llama-cpp-python"] = llama_cpp.__version__
+    with suppress(PackageNotFoundError):
+        found["llama-cpp-python"] = version("llama-cpp-python")
     if not getattr(args, "models", None):
         shape = "dim {}, neurons {}, heads {}, kv heads {}, vocabulary {}".format(*args.shape)
         found["shape"] = args.experts or f"{shape}, {args.layers} layers"
