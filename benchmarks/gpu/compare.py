@@ -266,7 +266,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--llama-bench", type=Path, metavar="FILE", help="llama.cpp's program, of a build for this GPU")
     add("--work", type=Path, help="folder for the model files (default: in memory, or temporary)")
     add("--json", type=Path, metavar="FILE", help="results, written after every case")
-    add("--plot", type=Path, metavar="FILE", help="a picture of speed by budget; needs matplotlib")
     add("--part", nargs=2, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.llama_bench and not args.llama_bench.is_file():
@@ -301,8 +300,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = comparison.report()
     report["goals"] = [vars(goal) for goal in hybrid_report.goals(report)]
     print("\n".join(hybrid_report.text(report)))
-    if args.plot and not hybrid_report.plot(report["rows"], args.plot):
-        print("no plot: matplotlib is not installed, or no budget was measured")
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({name: value for name, value in report.items() if name != "rows"}))

@@ -14,17 +14,15 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
-from hotcold.placement.placement import Placement, write_placement
+from hotcold.placement.placement import write_placement
 from hotcold.placement.profiles import find_profile
 from hotcold.placement.sizes import sizes_of_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from quality.profile_stability import hottest
+from gpu.placed import hottest
 
 
 def main() -> None:
@@ -40,12 +38,7 @@ def main() -> None:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         sizes = sizes_of_file(file, config, 512, "f16")
         firing = find_profile(sizes, None, file.path).firing
-    hot = []
-    for shares in firing:
-        mask = np.zeros(len(shares), bool)
-        mask[hottest(shares, args.share)] = True
-        hot.append(mask)
-    write_placement(args.out, sizes, Placement(hot, range(len(hot)), True))
+    write_placement(args.out, sizes, hottest(firing, args.share))
 
 
 if __name__ == "__main__":

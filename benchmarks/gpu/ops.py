@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from cpu import expert_layers as experts
-from gpu.placed import Placed, gpu_options, sizes_of
+from gpu.placed import Placed, gpu_options, hottest, sizes_of
 from hotcold.demo import model_path
 from hotcold.engine.request import Request
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.kernels.backend import Backend, Batch, BatchLimits, Program
-from hotcold.placement.placement import Placement, write_placement
+from hotcold.placement.placement import write_placement
 from hotcold.placement.profiles import read_profile
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -245,13 +245,3 @@ def _options(name: str, task: OpsTask, folder: Path) -> LoadOptions:
     path = folder / f"{name}.gpuidx"
     write_placement(path, sizes, placement)
     return LoadOptions(**options, placement=path, **gpu_options(task.gpu))
-
-
-def hottest(firing: Sequence[Any], share: float) -> Placement:
-    """The hottest share of every layer, and all of attention and the head."""
-    hot = []
-    for shares in firing:
-        mask = np.zeros(len(shares), bool)
-        mask[np.argsort(-shares, kind="stable")[: round(share * len(shares))]] = True
-        hot.append(mask)
-    return Placement(hot, range(len(hot)), True)

@@ -155,6 +155,16 @@ def shuffled(placement: Placement) -> Placement:
     return Placement(hot, placement.layers, placement.head)
 
 
+def hottest(firing: Sequence[Any], share: float) -> Placement:
+    """The hottest share of every layer, and all of attention and the head."""
+    hot = []
+    for shares in firing:
+        mask = np.zeros(len(shares), bool)
+        mask[np.argsort(-shares, kind="stable")[: round(share * len(shares))]] = True
+        hot.append(mask)
+    return Placement(hot, range(len(hot)), True)
+
+
 @dataclass
 class Pass:
     """One prompt and a continuation; seconds of the steps of the latter, by the clock of who calls."""

@@ -1,11 +1,10 @@
-"""What the rows of benchmarks/gpu/compare.py say: goals, tables of 80 columns, a picture."""
+"""What the rows of benchmarks/gpu/compare.py say: goals, and tables of 80 columns."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
@@ -353,38 +352,3 @@ def _failures(rows: Sequence[Row]) -> list[str]:
         lines += [f"{titles[0]}{more}:", f"  {reason[:160]}"]
     notes = {row["note"] for row in rows if row.get("note")}
     return lines + [f"note: {note}" for note in sorted(notes)]
-
-
-def plot(rows: Sequence[Row], path: Path) -> bool:
-    """Tokens a second by budget, a panel for each model and type. False: no matplotlib, nothing to plot."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    found = slices_of(rows)
-    panels = list(dict.fromkeys(key[:2] for key in found))
-    if not panels:
-        return False
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(3.5 * len(panels), 3.5), squeeze=False)
-    for axis, (model, type) in zip(axes[0], panels, strict=True):
-        for name in ("layer split", "random", "frequency", "solver"):
-            speeds = {
-                100 * share: contestants[name]["full_tok_s"]
-                for (*own, share), contestants in found.items()
-                if own == [model, type] and name in contestants
-            }
-            shares = sorted(speeds)
-            if shares:
-                axis.plot(shares, [speeds[share] for share in shares], marker="o", label=name)
-        axis.set_title(f"{model} {type}", fontsize=9)
-        axis.set_xlabel("of the model on the GPU, %")
-        axis.set_ylim(bottom=0)
-    axes[0][0].set_ylabel("generation, tok/s")
-    axes[0][0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    return True

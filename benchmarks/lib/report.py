@@ -59,6 +59,14 @@ def interval(values: Sequence[float], rounds: int = 2000) -> tuple[float, float]
     return medians[rounds // 40], medians[-rounds // 40 - 1]
 
 
+def percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    """None where there are not two."""
+    cuts: Sequence[float | None] = [None] * 99
+    if len(values) > 1:
+        cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return {name: cuts[at] for name, at in (("p50", 49), ("p95", 94), ("p99", 98))}
+
+
 def spread(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,18 @@ class ServerProcess:
 
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process, self.url = process, url
+
+    def wait_until_ready(self, patience_s: float = 120) -> None:
+        """Until the model is loaded. SystemExit: it is not, in that time."""
+        end = time.monotonic() + patience_s
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                time.sleep(0.2)
+        raise SystemExit(f"the server at {self.url} is not ready")
 
     def resident_bytes(self) -> dict[int, int]:
         """Of each of its processes."""

@@ -34,6 +34,7 @@ from hotcold.server.settings import Settings, listening_sockets
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.client import COMPLETIONS, Connection, Server
+from lib.report import percentiles
 from serving.load import TEXT
 
 _REFUSED = 400
@@ -132,11 +133,10 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(found: list[list[float]], posts: int, options: argparse.Namespace) -> dict[str, Any]:
-    def percentiles(times: list[float]) -> dict[str, float]:
-        cuts = statistics.quantiles(times, n=100, method="inclusive")
-        return {"p50_ms": cuts[49] * 1e3, "p95_ms": cuts[94] * 1e3, "p99_ms": cuts[98] * 1e3}
+    def milliseconds(times: list[float]) -> dict[str, float]:
+        return {f"{name}_ms": 1e3 * (value or 0) for name, value in percentiles(times).items()}
 
-    each = [percentiles(times) for times in found]
+    each = [milliseconds(times) for times in found]
     sign = [1 if number % 2 == 0 else -1 for number in range(len(each) - 1)]  # busy less quiet
     pairs = list(zip(sign, pairwise(each), strict=True))
     delays = {
@@ -149,8 +149,8 @@ def summary(found: list[list[float]], posts: int, options: argparse.Namespace) -
         "bytes": options.bytes,
         "prompts": posts,
         "steps": sum(map(len, found)),
-        "quiet": percentiles([time for times in found[::2] for time in times]),
-        "busy": percentiles([time for times in found[1::2] for time in times]),
+        "quiet": milliseconds([time for times in found[::2] for time in times]),
+        "busy": milliseconds([time for times in found[1::2] for time in times]),
         "p50_delay_ms": delays["p50_ms"],
         "p99_delay_ms": delays["p99_ms"],
     }

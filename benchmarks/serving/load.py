@@ -38,6 +38,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.client import CHAT, COMPLETIONS, NATIVE, Answer, Ask, Connection, Server, ask
+from lib.report import percentiles
 from lib.server import ServerProcess, serving
 
 TEXT = Path(__file__).resolve().parents[2] / "tests" / "data" / "heidi.txt"
@@ -213,13 +214,6 @@ def growth(memory: list[dict[int, int]]) -> tuple[int, int]:
     if quarter == 0:
         return 0, 0
     return int(statistics.median(totals[quarter : 2 * quarter])), int(statistics.median(totals[-quarter:]))
-
-
-def percentiles(values: list[float]) -> dict[str, float | None]:
-    if len(values) < 2:
-        return {"p50": None, "p95": None, "p99": None}
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
-    return {name: round(cuts[at], 5) for name, at in (("p50", 49), ("p95", 94), ("p99", 98))}
 
 
 def report(load: Load, figures: dict[str, float], own: bool) -> dict[str, Any]:

@@ -20,14 +20,11 @@ import math
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +32,9 @@ from hotcold.demo import model_path
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer, score
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lib.server import serving
 
 HERE = Path(__file__).resolve().parent
 MODES = ("off", "exact", "predicted")
@@ -68,40 +68,6 @@ def passages(text: str, count: int, words: int) -> list[str]:
 def predictor_of(mode: str, predictor: Path | None) -> Path | None:
     """A sidecar is for one mode alone."""
     return predictor if mode == "predicted" else None
-
-
-@contextmanager
-def server(model: Path, mode: str, predictor: Path | None, context: int, log: Path) -> Iterator[str]:
-    """The address of a server of its own, ready."""
-    command = [sys.executable, "-m", "hotcold", "serve", "-m", str(model), "--sparsity", mode]
-    command += ["--predictor", str(predictor)] if predictor else []
-    command += ["--log-disable", "--port", "0", "-c", str(context), "-np", "4"]
-    with log.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            yield ready(process, log)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def ready(process: subprocess.Popen[bytes], log: Path, patience_s: float = 120) -> str:
-    end = time.monotonic() + patience_s
-    while time.monotonic() < end and process.poll() is None:
-        address = re.search(r"http://[\w.:]+\d", log.read_text(encoding="utf-8"))
-        if address:
-            try:
-                with urllib.request.urlopen(f"{address[0]}/health", timeout=5) as answer:
-                    if answer.status == 200:
-                        return address[0]
-            except OSError:
-                pass
-        time.sleep(0.2)
-    raise SystemExit(f"the server is not ready:\n{log.read_text(encoding='utf-8')}")
 
 
 def run_harness(program: str, folder: Path, address: str, context: int, concurrent: int) -> dict[str, Any]:
@@ -233,9 +199,12 @@ def main() -> int:
         (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
         for mode in args.modes:
             predictor = predictor_of(mode, args.predictor)
-            with server(args.model, mode, predictor, args.context, folder / f"{mode}.log") as address:
+            serve = ["-m", str(args.model), "--sparsity", mode, "-c", str(args.context), "-np", "4"]
+            serve += ["--predictor", str(predictor)] if predictor else []
+            with serving(serve, folder / f"{mode}.log") as process:
+                process.wait_until_ready()
                 harness = run_harness(
-                    str(Path(program).absolute()), folder, address, args.context, args.concurrent
+                    str(Path(program).absolute()), folder, process.url, args.context, args.concurrent
                 )
             own = own_scores(args.model, mode, predictor, args.context, texts)
             rows.append(compare(mode, harness, own, count_tokens(args.model, texts)))

@@ -1,6 +1,6 @@
 """Changes the code in one place at a time and asks whether a test notices.
 
-``python fuzz/mutants.py engine sparse.solver --count 200 -- --deselect tests/...::test_slow``
+``python tools/mutants.py engine sparse.solver --count 200 -- --deselect tests/...::test_slow``
 
 takes packages, modules or single mutants (``engine.sampler#17``) of hotcold, draws ``--count`` mutants of
 each, and prints those that survive: the place, the mutant's name, the lines before and after. What follows
@@ -44,7 +44,7 @@ from typing import Any
 
 import pytest
 
-TESTS = ("tests/engine", "tests/sparse", "tests/commands")
+TESTS = ("tests/engine", "tests/runtime", "tests/sparse", "tests/placement", "tests/tasks", "tests/commands")
 #: Imported before any fork, with all their modules, and the layers that each imports.
 BELOW = {"formats": (), "kernels": ("formats",), "model": ("formats", "kernels")}
 LIBRARIES = ("numpy", "hypothesis", "scipy.optimize", "rich.progress", "tokenizers", "gguf")

@@ -1,7 +1,7 @@
 """Pictures of the page, for docs/: starts a server with the built-in model, lets it write, and takes them
 with Chromium (Debian: chromium, chromium-driver; pip install selenium pillow).
 
-    python benchmarks/screenshots.py --output docs
+    python tools/screenshots.py --output docs
 
 The last line is one JSON object: the files, their sizes, and what the page showed."""
 
@@ -11,13 +11,10 @@ import argparse
 import base64
 import io
 import json
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,9 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from lib.server import serving
 
 MOST_BYTES = 300_000  # of a picture in a repository
 OPENING = "Once upon a time there was a little fox who"
@@ -55,28 +55,6 @@ def browser(profile: str) -> webdriver.Chrome:
     for flag in (*_CHROMIUM, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     return webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
-
-
-@contextmanager
-def served(model: str | None) -> Iterator[str]:
-    """The address of a server on a free port, ready to answer."""
-    command = [sys.executable, "-m", "hotcold", "serve", "--port", "0", "--log-disable"]
-    process = subprocess.Popen(
-        [*command, *(["-m", model] if model else [])], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        url = next(word for word in process.stdout.readline().split() if word.startswith("http://"))
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def shoot(
@@ -113,17 +91,21 @@ def main() -> int:
     parser.add_argument("--welcome", action="store_true", help="before anything was written, too")
     args = parser.parse_args()
     found: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as profile:
+    with ExitStack() as stack:
+        profile = stack.enter_context(tempfile.TemporaryDirectory())
+        url = args.url
+        if url is None:
+            more = ["-m", args.model] if args.model else []
+            url = stack.enter_context(serving(more, Path(profile) / "log")).url
         driver = browser(profile)
         try:
-            with contextmanager(lambda: iter([args.url]))() if args.url else served(args.model) as url:
-                for shot in SHOTS:
-                    if args.only and not shot[0].startswith(args.only):
-                        continue
-                    for stage in ("welcome", "writing") if args.welcome else ("writing",):
-                        path = shoot(driver, url, shot, stage, args.output)
-                        found[path.name] = path.stat().st_size
-                        print(f"{path}: {found[path.name]} bytes", file=sys.stderr)
+            for shot in SHOTS:
+                if args.only and not shot[0].startswith(args.only):
+                    continue
+                for stage in ("welcome", "writing") if args.welcome else ("writing",):
+                    path = shoot(driver, url, shot, stage, args.output)
+                    found[path.name] = path.stat().st_size
+                    print(f"{path}: {found[path.name]} bytes", file=sys.stderr)
         finally:
             driver.quit()
     print(json.dumps({"files": found, "largest": max(found.values()), "limit": MOST_BYTES}))

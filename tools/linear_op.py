@@ -1,7 +1,7 @@
 """The speed of one matrix times tokens, by block type and number of tokens, of one build or two in turns.
 
-    python benchmarks/cpu/linear_op.py old/src new/src            # folders with a built package
-    HOTCOLD_ISA=avx2 python benchmarks/cpu/linear_op.py src --types Q6_K F16 --tokens 16 128
+    python tools/linear_op.py old/src new/src            # folders with a built package
+    HOTCOLD_ISA=avx2 python tools/linear_op.py src --types Q6_K F16 --tokens 16 128
 
 Each build has a process of its own, which waits while the others run. A figure is the median over rounds, in
 billions of products of a weight and an activation per second; with two builds also the median of the paired
@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from lib.builds import build, serve
 
 TYPES = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_0", "Q4_0", "IQ4_NL")

@@ -1,4 +1,4 @@
-"""fuzz/mutants.py: what it changes, what it leaves alone, and that it tells a good test from a poor one."""
+"""tools/mutants.py: what it changes, what it leaves alone, and that it tells a good test from a poor one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_clamp():
 
 def changes(source: str, monkeypatch: pytest.MonkeyPatch, repository: Path) -> list[str]:
     """The new lines of each mutant."""
-    monkeypatch.syspath_prepend(repository / "fuzz")
+    monkeypatch.syspath_prepend(repository / "tools")
     found = importlib.import_module("mutants").mutants(source, "m")
     lines = [mutant.difference().splitlines() for mutant in found]
     return [" ".join(line.strip(" +") for line in each if line.startswith("    +")) for each in lines]
@@ -114,7 +114,7 @@ def test_a_good_test_kills_and_a_poor_one_does_not(
     tests: str, killed: int, toy: Path, repository: Path
 ) -> None:
     (toy / "test_clamp.py").write_text(tests)
-    command = (repository / "fuzz" / "mutants.py", "engine.clamp", "--tests", "test_clamp.py")
+    command = (repository / "tools" / "mutants.py", "engine.clamp", "--tests", "test_clamp.py")
     ran = python(toy, *command, addopts="--numprocesses 2")  # of a plugin that it does without
     *lines, last = ran.stdout.splitlines()
     assert json.loads(last) == {
@@ -134,5 +134,5 @@ def test_a_mutant_that_never_ends_is_killed(toy: Path, repository: Path) -> None
     code = "import mutants\n"
     code += "chosen = mutants.Chosen(['test_clamp.py::test_clamp'])\n"
     code += "print(mutants.fork_pytest(['test_clamp.py'], chosen, 1) is None)"
-    ran = python(toy, "-c", f"import sys; sys.path.insert(0, {str(repository / 'fuzz')!r})\n{code}")
+    ran = python(toy, "-c", f"import sys; sys.path.insert(0, {str(repository / 'tools')!r})\n{code}")
     assert ran.stdout == "False\n"
