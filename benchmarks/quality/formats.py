@@ -144,27 +144,18 @@ class Ours:
 
     def continuations(self, prompts: list[list[int]]) -> tuple[list[list[int]], Array]:
         """Greedy tokens, and the smallest difference of the two largest logits on the way, ``[prompts]``."""
-        engine, margins = Engine(self.session), np.full(len(prompts), np.inf)
-        inner = engine.sampler.sample
-
-        def sample(logits: Any, params: SamplingParams, position: int, recent: Any = ()) -> int:
-            allowed = (
-                logits + np.isin(np.arange(len(logits)), list(self.session.model.tokenizer.stop_ids)) * -1e9
-            )
-            second, first = np.partition(allowed, -2)[-2:]
-            margins[params.seed] = min(margins[params.seed], first - second)
-            return inner(logits, params, position, recent)
-
-        engine.sampler.sample = sample  # type: ignore[method-assign]
+        stops = self.session.model.tokenizer.stop_ids
+        greedy = SamplingParams(temperature=0)
         requests = [
-            Request(prompt, SamplingParams(temperature=0, seed=i), max_tokens=TOKENS, ignore_eos=True)
-            for i, prompt in enumerate(prompts)
+            Request(prompt, greedy, max_tokens=TOKENS, logprobs=2 + len(stops), ignore_eos=True)
+            for prompt in prompts
         ]
+        Engine(self.session).run(requests)
+        margins = []
         for request in requests:
-            engine.add(request)
-        while not all(request.finished for request in requests):
-            engine.step()
-        return [request.output for request in requests], margins
+            best = [[each for id, each in token.top if id not in stops] for token in request.output_logprobs]
+            margins.append(min(first - second for first, second, *_ in best))
+        return [request.output for request in requests], np.array(margins)
 
 
 class Theirs:
