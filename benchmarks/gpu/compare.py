@@ -33,10 +33,9 @@ from typing import Any
 from hotcold.kernels import BACKENDS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from gpu import cases as hybrid_slices
-from gpu import ops as hybrid_ops
-from gpu import report as hybrid_report
+from gpu import cases, ops
 from gpu.parts import MODELS, Part, planned
+from gpu.report import goals, key_of, line_of, rounded, text
 from lib.machine import commit
 
 Row = dict[str, Any]
@@ -59,14 +58,14 @@ def run_part(kind: str, task: dict[str, Any], emit: Callable[[Row], None]) -> No
     if kind == "device":
         emit({"part": "device", **device_facts(task["gpu"])})
     elif kind == "slices":
-        hybrid_slices.run(hybrid_slices.Task(**task), emit)
+        cases.run(cases.Task(**task), emit)
     else:
         measure = {
-            "matrices": hybrid_ops.matrices,
-            "experts": hybrid_ops.expert_layers,
-            "built-in model": hybrid_ops.built_in_model,
+            "matrices": ops.matrices,
+            "experts": ops.expert_layers,
+            "built-in model": ops.built_in_model,
         }[kind]
-        measure(hybrid_ops.OpsTask(**task), emit)
+        measure(ops.OpsTask(**task), emit)
 
 
 def device_facts(gpu: str | None) -> Row:
@@ -102,10 +101,10 @@ class Comparison:
 
     def add(self, row: Row) -> None:
         """A row with the key of an earlier one takes its place."""
-        rounded = hybrid_report.rounded(row)
-        self.rows[hybrid_report.key_of(row)] = rounded
+        short = rounded(row)
+        self.rows[key_of(row)] = short
         if not row.get("provisional"):
-            print(f"{self.seconds:5.0f} s  {hybrid_report.line_of(rounded)}"[:80], flush=True)
+            print(f"{self.seconds:5.0f} s  {line_of(short)}"[:80], flush=True)
         self.save()
 
     def save(self) -> None:
@@ -298,8 +297,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except KeyboardInterrupt:
             print("stopped: what was measured until now follows")
     report = comparison.report()
-    report["goals"] = [vars(goal) for goal in hybrid_report.goals(report)]
-    print("\n".join(hybrid_report.text(report)))
+    report["goals"] = [vars(goal) for goal in goals(report)]
+    print("\n".join(text(report)))
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({name: value for name, value in report.items() if name != "rows"}))

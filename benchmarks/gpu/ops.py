@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cpu import expert_layers as experts
+from cpu.expert_layers import Layer, Shape, random_tensor
 from gpu.placed import Placed, gpu_options, hottest, sizes_of
 from hotcold.demo import model_path
 from hotcold.engine.request import Request
@@ -50,8 +50,8 @@ PROMPTS = (
     "Once upon a time", "The king and the fox", "One day a little boy", "In the forest there was",
     "The old woman said",
 )  # fmt: skip
-EXPERTS = experts.Shape("Mixtral", 8, 14336, 4096, 2)
-SMALL_EXPERTS = experts.Shape("small", 4, 256, 256, 2)
+EXPERTS = Shape("Mixtral", 8, 14336, 4096, 2)
+SMALL_EXPERTS = Shape("small", 4, 256, 256, 2)
 MIXTRAL_LAYERS = 32
 
 
@@ -110,7 +110,7 @@ class MatrixProbe:
             data = np.resize(pool, (rows, pool.shape[1]))
             tensor = Tensor(kind, (rows, columns), data)
         else:
-            tensor = experts.random_tensor(random, kind, rows, columns)
+            tensor = random_tensor(random, kind, rows, columns)
         self.nbytes, self.rows, self.columns = tensor.nbytes, rows, columns
         self.backend = backend
         copies = min(MOST_MATRICES, max(1, -(-CACHES // tensor.nbytes)))
@@ -187,14 +187,14 @@ def expert_layers(task: OpsTask, emit: Emit) -> None:
             key = {"part": "experts", "case": f"{shape.name} Q4_0 {activation}", "side": side}
             try:
                 backend = open_backend("cpu", task.threads) if side == "CPU" else open_device(task.gpu, None)
-                layer = experts.Layer(backend, shape, block_type("Q4_0"), activation)
+                layer = Layer(backend, shape, block_type("Q4_0"), activation)
                 for decode, prompt in ((1, 0), (4, 0), (0, 128)):
                     emit(key | {"decode": decode, "prompt": prompt} | time_layer(layer, decode, prompt))
             except Exception as error:
                 emit(key | {"failed": f"{type_name(error)}: {error}"[:400]})
 
 
-def time_layer(layer: experts.Layer, decode: int, prompt: int) -> Row:
+def time_layer(layer: Layer, decode: int, prompt: int) -> Row:
     """Medians; of a token, the FFNs of all layers."""
     random = np.random.default_rng(0)
     layer.run(decode, prompt, random)

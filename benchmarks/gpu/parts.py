@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu import cases as hybrid_slices
-from gpu import ops as hybrid_ops
+from gpu import cases, ops
 from gpu.placed import CONTESTANTS
 from gpu.slices import Model, Slice
 from hotcold.placement.hardware import find_hardware
@@ -72,11 +71,11 @@ def planned(
     args: argparse.Namespace, gpu: str, small: bool, hardware: Path | None, folder: Path
 ) -> Iterator[Part]:
     """All parts after doctor, the most important ones first."""
-    ops = asdict(hybrid_ops.OpsTask(gpu, 0.0, small, args.threads))
-    yield Part("built-in model", "built-in model", ops, 25.0 if small else 40.0)
-    yield Part("matrices", "matrices", ops, 12.0 if args.quick else 25.0)
+    facts = asdict(ops.OpsTask(gpu, 0.0, small, args.threads))
+    yield Part("built-in model", "built-in model", facts, 25.0 if small else 40.0)
+    yield Part("matrices", "matrices", facts, 12.0 if args.quick else 25.0)
     yield from slice_parts(args, gpu, small, hardware, folder)
-    yield Part("Mixtral", "experts", ops, 30.0)
+    yield Part("Mixtral", "experts", facts, 30.0)
 
 
 def slice_parts(
@@ -89,7 +88,7 @@ def slice_parts(
         if args.published and name in SHAPES:
             model = replace(model, law=name)
         wanted = Slice(model, 2 if small else LAYERS[name], type)
-        task = hybrid_slices.Task(
+        task = cases.Task(
             model=asdict(model),
             type=type,
             taken=fitting(wanted, hardware).taken,
