@@ -27,7 +27,7 @@ def files(*tops: str, pattern: str = "*") -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-PYTHON = files("src", "tests", "benchmarks", pattern="*.py")
+PYTHON = files("src", "tests", "benchmarks", "tools", pattern="*.py")
 NATIVE = [
     path
     for path in files("csrc", "tests/native", pattern="*.[ch]*")

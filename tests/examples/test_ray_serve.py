@@ -58,12 +58,12 @@ def cluster(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def client() -> ModuleType:
-    return importlib.import_module("load_client")
+    return importlib.import_module("lib.client")
 
 
 def below(pid: int) -> list[int]:
     """The processes that one has started, and they."""
-    found: list[int] = importlib.import_module("serving").children(pid)
+    found: list[int] = importlib.import_module("lib.server").children(pid)
     return found
 
 

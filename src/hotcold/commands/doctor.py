@@ -36,7 +36,7 @@ from hotcold.version import __version__
 _EXTRAS = {
     "convert": (("ml_dtypes", "safetensors"), "hotcold convert"),
     "test": (("gguf", "hypothesis", "pytest", "scipy", "sentencepiece"), "the tests"),
-    "bench": (("llama_cpp", "matplotlib"), "benchmarks beside llama.cpp"),
+    "bench": (("llama_cpp",), "benchmarks beside llama.cpp"),
 }
 _UNMEASURED = ["GPU stream and masked rows", "link", "handshake"]  #: without a GPU
 _SECONDS = 6.0  # of reading in all

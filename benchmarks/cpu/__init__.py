@@ -1,0 +1,1 @@
+"""Speed on a processor, beside llama.cpp and between builds."""

@@ -1,0 +1,1 @@
+"""Speed and results on a card, and plans for one."""

@@ -1,0 +1,1 @@
+"""Contestants, models, builds, machine and reports that several benchmarks share."""

@@ -1,0 +1,1 @@
+"""Perplexity and greedy tokens, beside llama.cpp and the evaluation harness."""

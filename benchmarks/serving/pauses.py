@@ -1,0 +1,104 @@
+"""How long those who generate wait while long prompts are read beside them: a chunk of them, at most two.
+
+    python benchmarks/serving/pauses.py               # a synthetic Q4_0 model of 1 GB, made for it
+    python benchmarks/serving/pauses.py -m model.gguf --parallel 4 --prompt 1500 --seconds 60
+
+``--parallel`` texts are generated all the time by an :class:`Engine` in this process. A prompt of so many
+tokens is read beside them, then another one, and so on. A pause is the time between two tokens of one text; a
+chunk's step is one with as many prompt rows as a step can have. The last line of stdout is a JSON object: the
+percentiles of pauses, the median of a chunk's step, and ``p99_in_chunks``, one over the other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.events import Token
+from hotcold.engine.request import Request
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from lib.models import Recipe, write
+from serving.cost import SHAPE
+
+
+def pauses(model: LoadedModel, parallel: int, prompt: int, seconds: float) -> dict[str, Any]:
+    """What is measured, in seconds."""
+    engine, ids = Engine(model.session(), reuse=False), np.random.default_rng(0)
+    greedy, vocab = SamplingParams(temperature=0), model.config.vocab
+
+    def added(length: int, tokens: int) -> Request:
+        text = ids.integers(3, vocab, length).tolist()
+        request = Request(text, greedy, max_tokens=tokens, ignore_eos=True, cache=False)
+        engine.add(request)
+        return request
+
+    texts = {id(each): each for each in (added(8, model.context - 8) for _ in range(parallel))}
+    while not all(each.output for each in texts.values()):
+        engine.step()
+    last: dict[int, float] = {}
+    found: list[float] = []
+    chunks: list[float] = []
+    prompts, long = 0, added(prompt, 1)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        read = engine.scheduler.prompt_rows
+        start = time.perf_counter()
+        events = engine.step()
+        now = time.perf_counter()
+        if engine.scheduler.prompt_rows - read == model.chunk:
+            chunks.append(now - start)
+        for event in events:
+            if isinstance(event, Token) and id(event.request) in texts:
+                if id(event.request) in last:
+                    found.append(now - last[id(event.request)])
+                last[id(event.request)] = now
+        if long.finished:
+            prompts, long = prompts + 1, added(prompt, 1)
+        for each in [each for each in texts.values() if each.finished]:
+            del texts[id(each)]
+            last.pop(id(each), None)
+            new = added(8, model.context - 8)
+            texts[id(new)] = new
+    p50, p99, most = np.quantile(found, [0.5, 0.99, 1])
+    chunk = float(np.median(chunks))
+    return {
+        "parallel": parallel, "prompt": prompt, "chunk_rows": model.chunk, "prompts": prompts,
+        "pauses": len(found), "p50_s": p50, "p99_s": p99, "most_s": most, "chunk_step_s": chunk,
+        "p99_in_chunks": p99 / chunk,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("-m", "--model", type=Path, help="GGUF file (default: a synthetic one of 1 GB)")
+    add("--parallel", type=int, default=4, help="texts that are generated (4)")
+    add("--prompt", type=int, default=1500, help="tokens of each long prompt (1500)")
+    add("--seconds", type=float, default=60)
+    add("-c", "--ctx-size", type=int, default=2048)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.model
+        if path is None:
+            path = Path(folder) / "synthetic.gguf"
+            write(path, Recipe(SHAPE))
+        model = load(path, LoadOptions(context=options.ctx_size, sequences=options.parallel + 1))
+        print(json.dumps(pauses(model, options.parallel, options.prompt, options.seconds)))
+
+
+if __name__ == "__main__":
+    main()

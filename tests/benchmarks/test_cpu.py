@@ -1,0 +1,193 @@
+"""Scripts that measure a processor: their figures mean what they say, and each runs in its smallest form."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotcold.demo import model_path
+from hotcold.formats.blocks import BLOCK_TYPES
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels import fetching
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.model.config import Config
+from hotcold.placement.placement import read_placement
+from hotcold.placement.sizes import sizes_of_file
+
+Q4_0 = BLOCK_TYPES["Q4_0"]
+
+
+pytestmark = pytest.mark.usefixtures("benchmarks")
+
+
+@pytest.fixture(scope="module")
+def synthetic() -> ModuleType:
+    return importlib.import_module("lib.models")
+
+
+def test_a_sample_between_two_states_belongs_to_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_state = importlib.import_module("lib.machine")
+    barriers = iter([31.0, 32.0, 31.0, 150.0, 150.0, 140.0, 150.0, 5000.0, 5000.0, 5000.0, 450.0, 460.0])
+
+    class Scripted:
+        def measure(self, *seconds: float) -> float:
+            return 40.0 if seconds else next(barriers)
+
+    monkeypatch.setattr(machine_state, "BarrierProbe", Scripted)
+    monkeypatch.setattr(machine_state, "ReadProbe", lambda backend: Scripted())
+    machine = machine_state.MachineState(1)
+    states = [machine.around(lambda: None)[1].state for _ in range(6)]
+    assert states == ["smt", "mixed", "two_core", "mixed", "busy", "far"]
+
+
+def test_the_barrier_of_two_threads_is_timed() -> None:
+    machine_state = importlib.import_module("lib.machine")
+    try:
+        probe = machine_state.BarrierProbe()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    assert 1 < probe.measure() < 1e9
+
+
+def test_the_even_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hottest quarter of each layer of the built-in model, by the profile that comes with it."""
+    out = tmp_path / "quarter.gpuidx"
+    monkeypatch.setattr(sys, "argv", ["even_placement.py", str(out), "--share", "0.25"])
+    importlib.import_module("gpu.even_placement").main()
+    with open_gguf(model_path().with_suffix(".profile.gguf")) as file:
+        firing = [file.load(f"blk.{i}.profile").dequantise() for i in range(len(file.tensors))]
+    with open_gguf(model_path()) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        hot = read_placement(out, sizes_of_file(file, config, 512, "f16")).hot
+    for mask, shares in zip(hot, firing, strict=True):
+        assert mask.sum() == len(shares) // 4
+        assert shares[mask].min() >= shares[~mask].max()
+
+
+def test_loading_is_timed_beside_a_copy(
+    synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loading = importlib.import_module("cpu.loading")
+    path = tmp_path / "small.gguf"
+    synthetic.write(path, synthetic.Recipe(synthetic.Shape(512, 1408, 1, 8, 8, 500, 256), active=0.1))
+    copied = loading.PlainCopy(2)(path)
+    assert bytes(copied[:]) == path.read_bytes()
+    options = ["-m", str(path), "--rounds", "2", "--types", "Q4_K", "F16", "--megabytes", "1"]
+    monkeypatch.setattr(sys, "argv", ["loading.py", *options])
+    loading.main()
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (
+        {*figures["packing_gb_s"]["Q4_K"]}
+        == {"rows", "pairs", "by_neuron"}
+        == {*figures["packing_gb_s"]["F16"]}
+    )
+    (model,) = figures["loading"]
+    assert model["gb"] == round(path.stat().st_size / 1e9, 3)
+    assert {"copy", "hotcold", "ratio", "cpu_ratio", "best_ratio"} <= model.keys()
+
+
+def test_builds_take_turns_and_a_faster_one_is_told() -> None:
+    """Two builds without a machine: the new one takes 0.8 of the old one's time, beside noise of both."""
+    module = importlib.import_module("cpu.builds")
+    turns: list[str] = []
+
+    class Made:
+        def __init__(self, name: str, factor: float) -> None:
+            self.name, self.factor = name, factor
+
+        def seconds(self, figure: Any, seed: int) -> float:
+            turns.append(self.name)
+            return self.factor * (1 + seed % 3)
+
+    figures = list(module.FIGURES[:2])
+    report = module.compare([Made("old", 1.0), Made("new", 0.8)], figures, pairs=21)
+    assert [line["figure"] for line in report] == [figure.name for figure in figures]
+    for line in report:
+        assert [line["ratio"], line["ratio_low"], line["ratio_high"]] == pytest.approx([1.25] * 3)
+        assert line["old_tok_s"] == 1 / 2 and line["pairs"] == 21
+    rounds = [turns[i : i + 4] for i in range(0, len(turns), 4)]
+    assert all(round in (["old", "new"] * 2, ["new", "old"] * 2) for round in rounds)
+    assert all(a != b for a, b in pairwise(rounds))
+    low, high = importlib.import_module("lib.report").interval([0.9, 1.0, 1.1] * 7)
+    assert 0.9 <= low <= 1.0 <= high <= 1.1
+
+
+def test_numbers_of_threads_take_turns(
+    synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many_cores = importlib.import_module("cpu.threads")
+    path = tmp_path / "small.gguf"
+    synthetic.write(
+        path, synthetic.Recipe(synthetic.Shape(512, 1408, 1, 8, 8, 500, 256), "Q4_0", 0.1, "pwri")
+    )
+    lengths = ["--prompt", "8", "--generate", "4", "--rounds", "3"]
+    monkeypatch.setattr(sys, "argv", ["many_cores.py", "-m", str(path), "--threads", "3", "1", *lengths])
+    many_cores.main()
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
+    modes = ("off", "exact", "predicted")
+    assert [(line["threads"], line["sparsity"]) for line in figures] == [
+        (n, m) for n in (1, 3) for m in modes
+    ]
+    for line in figures:
+        assert len(line["rounds"]) == 3 and line["tok_s"] == sorted(r["tok_s"] for r in line["rounds"])[1]
+        base = next(b for b in figures if b["sparsity"] == line["sparsity"] and b["threads"] == 1)
+        times = [a["tok_s"] / b["tok_s"] for a, b in zip(line["rounds"], base["rounds"], strict=True)]
+        assert line["times"] == sorted(times)[1]
+
+
+def run_small(
+    script: str, options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    """What a script that takes compare.py's options of models ends with, on models that take no time."""
+    model = "--shape 256 1408 4 2 400 --layers 1 --threads 1 --rounds 2"
+    monkeypatch.setattr(sys, "argv", [script, *model.split(), *options.split()])
+    importlib.import_module(f"cpu.{script}").main()
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_settings_of_fetching_take_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = fetching.default_fetching()
+    options = "--settings 3K:1 8K:2 --tokens 1 --modes dense predicted"
+    try:
+        found = run_small("fetching", options, monkeypatch, capsys)
+    finally:
+        fetching.use_fetching(before)
+    assert found["default"] == str(before)
+    rows = [row for row in found["rows"] if row["state"] == "any"]  # none of a state that changed meanwhile
+    assert {row["setting"] for row in rows} <= {"3K:1", "8K:2"}
+    assert {row["mode"] for row in rows} <= {"dense", "predicted"}
+    assert all(row["ratio"] == 1 for row in rows if row["setting"] == "3K:1")
+
+
+def test_a_busy_neighbour_is_there_and_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run_small("neighbour", "--generate 2 --no-llama-cpp", monkeypatch, capsys)
+    assert {*found["busy_over_quiet"]} == {"dense", "exact", "predicted"}
+    assert all(sample["ratio"] == sample["busy"] / sample["quiet"] for sample in found["samples"])
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu"])
+def test_the_bytes_that_a_step_of_experts_must_read(activation: str) -> None:
+    """Two of four experts for one row; with relu, every gate and what then fires. All four for a prompt."""
+    experts = importlib.import_module("cpu.expert_layers")
+    layer = experts.Layer(CPUBackend(1), experts.Shape("small", 4, 256, 256, 2), Q4_0, activation)
+    matrix = Q4_0.row_bytes(256) * 256  # of one expert
+    _, read = layer.run(1, 0, np.random.default_rng(0))
+    if activation == "relu":
+        assert 2 * matrix < read < 2 * 3 * matrix
+    else:
+        assert read == 2 * 3 * matrix
+    _, read = layer.run(0, 64, np.random.default_rng(0))
+    assert read == 4 * 3 * matrix

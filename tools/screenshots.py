@@ -1,0 +1,116 @@
+"""Pictures of the page, for docs/: starts a server with the built-in model, lets it write, and takes them
+with Chromium (Debian: chromium, chromium-driver; pip install selenium pillow).
+
+    python tools/screenshots.py --output docs
+
+The last line is one JSON object: the files, their sizes, and what the page showed."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from lib.server import serving
+
+MOST_BYTES = 300_000  # of a picture in a repository
+OPENING = "Once upon a time there was a little fox who"
+#: name, width, height, colours
+SHOTS = [
+    ("page", 1440, 900, "dark"),
+    ("page-400", 400, 860, "light"),
+    ("page-1000", 1000, 760, "light"),
+    ("page-2000", 2000, 1200, "dark"),
+]
+_CHROMIUM = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
+
+
+def browser(profile: str) -> webdriver.Chrome:
+    options = webdriver.ChromeOptions()
+    for flag in (*_CHROMIUM, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
+
+
+def shoot(
+    driver: webdriver.Chrome, url: str, shot: tuple[str, int, int, str], stage: str, folder: Path
+) -> Path:
+    name, width, height, colours = shot
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    media = {"features": [{"name": "prefers-color-scheme", "value": colours}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    driver.get(url)
+    wait = WebDriverWait(driver, 60)
+    wait.until(lambda d: d.find_element(By.CSS_SELECTOR, "#dot.ready"))
+    if stage != "welcome":
+        driver.find_element(By.ID, "prompt").send_keys(OPENING + Keys.ENTER)
+        words = "return document.querySelectorAll('.turn.assistant [data-t]').length"
+        wait.until(lambda d: d.execute_script(words) > 70)
+    time.sleep(0.2)
+    taken: Any = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+    path = folder / f"{name}{'-welcome' if stage == 'welcome' else ''}.png"
+    image = Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")
+    image.save(path, optimize=True)
+    if path.stat().st_size > MOST_BYTES:  # with fewer colours
+        image.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-m", "--model", help="a GGUF file (the built-in model)")
+    parser.add_argument("--url", help="of a server that runs already, without a key")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--only", help="names that begin so")
+    parser.add_argument("--welcome", action="store_true", help="before anything was written, too")
+    args = parser.parse_args()
+    found: dict[str, int] = {}
+    with ExitStack() as stack:
+        profile = stack.enter_context(tempfile.TemporaryDirectory())
+        url = args.url
+        if url is None:
+            more = ["-m", args.model] if args.model else []
+            url = stack.enter_context(serving(more, Path(profile) / "log")).url
+        driver = browser(profile)
+        try:
+            for shot in SHOTS:
+                if args.only and not shot[0].startswith(args.only):
+                    continue
+                for stage in ("welcome", "writing") if args.welcome else ("writing",):
+                    path = shoot(driver, url, shot, stage, args.output)
+                    found[path.name] = path.stat().st_size
+                    print(f"{path}: {found[path.name]} bytes", file=sys.stderr)
+        finally:
+            driver.quit()
+    print(json.dumps({"files": found, "largest": max(found.values()), "limit": MOST_BYTES}))
+    return 0 if max(found.values()) <= MOST_BYTES else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
