@@ -79,6 +79,7 @@ ONLY_IN = {
     "jinja2": {"chat/renderer.py"},
     "llguidance": {"grammar"},
     "huggingface_hub": {"hub"},
+    "filelock": {"hub"},
     "ray": set(),
     "transformers": set(),
     "gguf": set(),

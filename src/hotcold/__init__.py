@@ -5,7 +5,8 @@
 >>> for piece in llm.stream("Once upon a time"):
 ...     print(piece, end="")
 
-The functions `bench`, `fit_predictor`, `plan` and `profile` do what the commands of these names do."""
+The functions `bench`, `doctor`, `fit_predictor`, `plan` and `profile` do what the commands of these names
+do."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hotcold.grammar.grammar import Grammar
     from hotcold.hosting.job import Job
     from hotcold.tasks.bench import bench
+    from hotcold.tasks.doctor import doctor
     from hotcold.tasks.fitting import fit_predictor
     from hotcold.tasks.planning import plan
     from hotcold.tasks.profiling import profile
@@ -35,6 +37,7 @@ __all__ = [
     "RequestError",
     "__version__",
     "bench",
+    "doctor",
     "fit_predictor",
     "plan",
     "profile",
@@ -50,6 +53,7 @@ _MODULES = {
     "LLM": "hotcold.api.llm",
     "RequestError": "hotcold.engine.request",
     "bench": "hotcold.tasks.bench",
+    "doctor": "hotcold.tasks.doctor",
     "fit_predictor": "hotcold.tasks.fitting",
     "plan": "hotcold.tasks.planning",
     "profile": "hotcold.tasks.profiling",

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from hotcold.commands import cli, doctor
+from hotcold.commands import cli
 from hotcold.kernels.cores import available_cores
 from hotcold.placement.hardware import find_hardware
 from hotcold.placement.measuring import SHAPES, buffer_bytes
+from hotcold.tasks import doctor
 
 GOOD = {"access": "memory", "run_bytes": 0, "threads": 1, "least_gb_s": 1, "gb_s": 1, "most_gb_s": 1}
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from support.made_up_gpus import made_up
 
-from hotcold.commands import cli, doctor
+from hotcold.commands import cli
 from hotcold.kernels import gpus
 from hotcold.kernels.gpu import GPU, GPUError, LinkSpeed
 from hotcold.placement.measuring import GPUSpeed
 from hotcold.runtime.machine import measured_hardware
+from hotcold.tasks import doctor
 
 CARD = made_up(0, "Radeon RX 7900 XTX", free_bytes=7 << 30)
 INTEGRATED = made_up(1, "Intel(R) Graphics", kind="integrated", unified=True)

@@ -15,11 +15,11 @@ import pytest
 from support.sidecars import with_sidecar
 from support.vulkan_devices import DRIVERS, FULL, device_index
 
-from hotcold.commands import doctor
 from hotcold.commands.cli import main
 from hotcold.kernels import _native
 from hotcold.placement.hardware import find_hardware
 from hotcold.runtime import placing
+from hotcold.tasks import doctor
 
 DEVICE_LOST = -4  # VK_ERROR_DEVICE_LOST
 

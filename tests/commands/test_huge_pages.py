@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hotcold.commands import cli, doctor
+from hotcold.commands import cli
+from hotcold.tasks import doctor
 
 
 @pytest.mark.parametrize(

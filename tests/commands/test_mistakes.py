@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 from support.golden import DATA
 
-from hotcold.commands import cli, doctor
+from hotcold.commands import cli
 from hotcold.demo import model_path
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.runtime import loading, memory
+from hotcold.tasks import doctor
 
 CHECKPOINT = str(DATA / "tiny-drelu")
 PROMPT = "Once upon a time"

@@ -37,8 +37,7 @@ def remote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOTCOLD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))  # where a token might lie
-    # What is lost with a connection, 10 MB of a real file.
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 14)
+    monkeypatch.setattr(hub, "_PAUSE_S", 0.0)
     with fake_hub() as made:
         monkeypatch.setenv("HF_ENDPOINT", made.url)
         yield made
@@ -149,6 +148,32 @@ def test_a_download_that_was_cut_goes_on(remote: FakeHub, tmp_path: Path) -> Non
     assert not partial.exists() and seen[-1] == len(DATA)
 
 
+def test_a_file_comes_in_pieces(remote: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer need be longer than a hub gives, however long the file is."""
+    remote.add("own/name", **{"m.gguf": DATA})
+    monkeypatch.setattr(hub, "_PIECE", 400_000)
+    seen: list[tuple[int, int]] = []
+    assert hub.pull(parse("own/name"), lambda *each: seen.append(each)).path.read_bytes() == DATA
+    assert remote.bodies == [("m.gguf", 0), ("m.gguf", 400_000), ("m.gguf", 800_000)]
+    assert seen == sorted(seen) and seen[-1] == (len(DATA), len(DATA))
+
+
+def test_a_connection_that_breaks_is_made_again(remote: FakeHub) -> None:
+    remote.add("own/name", **{"m.gguf": DATA})
+    remote.cut_after, remote.down_after_cut = 300_000, False
+    assert hub.pull(parse("own/name")).path.read_bytes() == DATA
+    (_, first), (_, second) = remote.bodies
+    assert first == 0 < second <= 300_000
+
+
+def test_connections_of_which_nothing_comes_are_given_up(remote: FakeHub) -> None:
+    remote.add("own/name", **{"m.gguf": DATA})
+    remote.cut_after, remote.cut_again = 0, True
+    with pytest.raises(HubError, match=r"cannot be downloaded .*: check the connection, then run"):
+        hub.pull(parse("own/name"))
+    assert remote.bodies == [("m.gguf", 0)] * 6
+
+
 def test_a_hub_that_sends_all_again(remote: FakeHub) -> None:
     remote.add("own/name", **{"m.gguf": DATA})
     remote.cut_after = 300_000
@@ -222,7 +247,7 @@ def test_two_processes_download_once(remote: FakeHub) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as first:
         assert remote.started.wait(60)
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"N": "2"}) as second:
-            while remote.requests < 5:  # it has asked for the list and for the file's size
+            while remote.requests < 4:  # the first has three; the second has asked for the list of files
                 assert second.poll() is None
                 time.sleep(0.01)
             remote.hold.set()

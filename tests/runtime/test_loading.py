@@ -83,7 +83,7 @@ def test_an_activation_without_zeros_runs_dense_and_says_so(folder: Path) -> Non
     assert session.sparsity == "off"
     assert session.notes == ["sparsity auto is off: activation silu gives no zeros"]
     for mode in ("exact", "predicted"):
-        with pytest.raises(LoadError, match=rf"--sparsity {mode}: activation silu .* use off or auto"):
+        with pytest.raises(LoadError, match=rf"`sparsity={mode}`: activation silu .* use off or auto"):
             reference(golden("tiny-llama", folder).path, sparsity=mode)
 
 

@@ -23,6 +23,8 @@ class FakeHub:
         self.private: set[str] = set()  #: need the token ``secret``
         self.gated: set[str] = set()
         self.cut_after: int | None = None  #: bytes of a body, and then the connection ends; once
+        self.down_after_cut = True
+        self.cut_again = False  #: not once, but every time
         self.down = False  #: answers 503 to everything from then on
         self.damage: set[str] = set()  #: paths of which another byte comes than was promised
         self.no_checksum = False
@@ -86,8 +88,17 @@ class _Answer(BaseHTTPRequestHandler):
         if self.hub.page is not None:
             self._send(200, self.hub.page)
             return
-        siblings = [{"rfilename": name} for name in self.hub.files[repo]]
+        siblings = [self._sibling(name, data) for name, data in self.hub.files[repo].items()]
         self._send(200, json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode())
+
+    def _sibling(self, name: str, data: bytes) -> dict[str, object]:
+        """As the hub describes a file where it is asked for more than names."""
+        about: dict[str, object] = {"rfilename": name, "size": len(data)}
+        if "blobs=" in self.path and not self.hub.no_checksum:
+            sha256 = hashlib.sha256(data).hexdigest()
+            about["blobId"] = hashlib.sha1(sha256.encode()).hexdigest()  # of a pointer in git
+            about["lfs"] = {"size": len(data), "sha256": sha256, "pointerSize": 134}
+        return about
 
     def _resolve(self, repo: str, revision: str, file: str) -> None:
         if self._refused(repo):
@@ -110,17 +121,22 @@ class _Answer(BaseHTTPRequestHandler):
         hub.tokens.append(self.headers.get("Authorization"))
         if file in hub.damage:
             data = data[:-1] + bytes([data[-1] ^ 1])
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        first = int(asked[1]) if asked and not hub.ignore_ranges else 0
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if hub.ignore_ranges:
+            asked = None
+        first, whole = int(asked[1]) if asked else 0, len(data)
+        if asked and asked[2]:
+            data = data[: int(asked[2]) + 1]
         hub.bodies.append((file, first))
-        self.send_response(206 if first else 200)
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
+        self.send_response(206 if asked else 200)
+        if asked:
+            self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{whole}")
         self.send_header("Content-Length", str(len(data) - first))
         self.end_headers()
         if hub.cut_after is not None:
             self.wfile.write(data[first : first + hub.cut_after])
-            hub.cut_after, hub.down = None, True
+            if not hub.cut_again:
+                hub.cut_after, hub.down = None, hub.down_after_cut
             self.close_connection = True
             return
         half = (first + len(data)) // 2

@@ -120,9 +120,10 @@ def _is_for_the_user(error: BaseException | None) -> bool:
 
 
 def _one_line(error: Exception) -> str:
+    from hotcold.commands.flags import in_flags
     from hotcold.values import printable
 
-    text = str(error)
+    text = in_flags(str(error))
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     elif isinstance(error, MemoryError):

@@ -10,18 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotcold.commands.flags import in_flags
 from hotcold.commands.progress import DOWNLOADING, LOADING, progress
 from hotcold.errors import UserError
 from hotcold.hub import names as hub_names
 from hotcold.hub.download import located
 from hotcold.kernels import BACKENDS
 from hotcold.model.kv_cache import CACHE_TYPES
-from hotcold.runtime.machine import processor as processor
 from hotcold.runtime.named_templates import TEMPLATES, template_text
 from hotcold.runtime.options import SPARSITY_MODES, LoadOptions, ModelOptions
 from hotcold.tasks import texts as files
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.texts import read_text as read_text
+from hotcold.values import printable
 from hotcold.values import scaled as scaled
 from hotcold.values import size as size
 
@@ -403,7 +404,7 @@ def load_session(args: argparse.Namespace, **more: Any) -> "Session":
 
 def print_notes(notes: Iterable[str]) -> None:
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {printable(in_flags(note), 4096)}", file=sys.stderr)
 
 
 def note_left_out(tokenizer: "Tokenizer", *texts: str) -> None:
@@ -420,5 +421,7 @@ def facts(session: "Session") -> dict[str, Any]:
 def end(args: argparse.Namespace, report: dict[str, Any]) -> int:
     """Prints the report where ``--json`` asks for it; the exit code."""
     if args.json:
+        if "notes" in report:
+            report = report | {"notes": [in_flags(note) for note in report["notes"]]}
         print(json.dumps(report, allow_nan=False))
     return 0

@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy.typing as npt
 
 from hotcold.convert.settings import ConvertError, Settings, read_settings
-from hotcold.formats.torch_entries import TorchFileError
-from hotcold.formats.torch_state import TorchState
+from hotcold.formats.torch_file import TorchFileError, TorchState
 from hotcold.values import printable, shown
 
 Array: TypeAlias = npt.NDArray[Any]

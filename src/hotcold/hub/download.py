@@ -9,10 +9,11 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 from hotcold.errors import UserError
 from hotcold.hub import cache as hub_cache
@@ -27,8 +28,10 @@ Say: TypeAlias = Callable[[str], None]
 
 _BLOCK = 1 << 20
 _SPARE = 64 << 20  # bytes of the disk that are left to others
-_MOST_BYTES = 50_000_000_000  # of one file; the hub serves larger ones through its own protocol alone
+_PIECE = 1 << 30  # bytes of a file that one request asks for: the hub's servers answer no request with 50 GB
 _TIMEOUT_S = 30
+_MOST_FAILURES, _PAUSE_S = 5, 1.0  # of connections, one after the other, between which nothing came
+_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore")
 _AGAIN = "run the command again: it goes on from there"
 
 
@@ -75,7 +78,7 @@ def pull(name: HubName, advance: Advance | None = None, say: Say | None = None) 
     with _errors(name):
         hub = _Hub()
         commit, files = hub.files(name)
-        remotes = [hub.describe(name, commit, file) for file in choose(name, files)]
+        remotes = [hub.describe(name, commit, files[file]) for file in choose(name, files)]
     folder = repository(name.repo)
     missing = [each for each in remotes if not (folder / "snapshots" / commit / each.file).is_file()]
     _check_room(folder, missing)
@@ -103,48 +106,59 @@ class _Progress:
 
 
 class _Hub:
-    """The library, its answers checked: nothing that a hub says is trusted to be a path or a number."""
+    """The library's public functions, their answers checked: no path or number of a hub is trusted."""
 
     def __init__(self) -> None:
         try:
+            import filelock
             import huggingface_hub
-            from huggingface_hub import file_download
+            from huggingface_hub import utils
         except ImportError:
             raise UserError("downloads need the extra: pip install 'hotcold[serve]'") from None
         self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
         self.library: Any = huggingface_hub
-        parts: Any = huggingface_hub.utils
-        parts.logging.set_verbosity_error()  # it says in several lines what is said in one here
-        self.get: Any = file_download.http_get
-        self.lock: Any = parts.WeakFileLock
-        self.headers: dict[str, str] = parts.build_hf_headers(library_name="hotcold")
+        self.parts: Any = utils
+        self.parts.logging.set_verbosity_error()  # it says in several lines what is said in one here
+        self.lock: Any = filelock.FileLock
+        self.headers: dict[str, str] = self.parts.build_hf_headers(library_name="hotcold")
         self.headers["Accept-Encoding"] = "identity"  # what is counted and resumed is the file itself
 
-    def files(self, name: HubName) -> tuple[str, list[str]]:
-        """The commit that the revision means, and the paths of all files of it."""
+    def files(self, name: HubName) -> tuple[str, dict[str, Any]]:
+        """The commit that the revision means, and all its files by their paths."""
         api = self.library.HfApi(endpoint=self.endpoint, library_name="hotcold")
         try:
-            info = api.model_info(name.repo, revision=name.revision, timeout=_TIMEOUT_S)
+            info = api.model_info(name.repo, revision=name.revision, timeout=_TIMEOUT_S, files_metadata=True)
         except (ValueError, KeyError, TypeError, AttributeError) as error:  # a network's login page, say
             seen = f"an answer that is none ({type(error).__name__})"
             raise HubError(f"asked for {name.repo}, the hub gave {seen}: check the connection") from error
         if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
             raise HubError(f"the hub says that {name.repo} is at commit {shown(info.sha)}: this is none")
-        return info.sha, [str(each.rfilename) for each in info.siblings or ()]
+        return info.sha, {str(each.rfilename): each for each in info.siblings or ()}
 
-    def describe(self, name: HubName, commit: str, file: str) -> _Remote:
-        url = self.library.hf_hub_url(name.repo, file, revision=commit, endpoint=self.endpoint)
-        found = self.library.get_hf_file_metadata(
-            url, headers=self.headers, timeout=_TIMEOUT_S, endpoint=self.endpoint
-        )
-        checksum = found.etag or ""
+    def describe(self, name: HubName, commit: str, found: Any) -> _Remote:
+        file = str(found.rfilename)
+        checksum = str(found.lfs.sha256 if found.lfs else found.blob_id)
         if not re.fullmatch(r"[0-9a-f]{64}|[0-9a-f]{40}", checksum):
-            raise HubError(f"the hub gives no checksum of {shown(file, 120)}, but {shown(found.etag)}")
-        if not isinstance(found.size, int) or not 0 < found.size <= _MOST_BYTES:
-            other = "fetch it with `hf download`, whose cache is read here"
-            seen = f"{shown(file, 120)} has {shown(found.size)} bytes"
-            raise HubError(f"{seen}: 1 to {_MOST_BYTES} can be downloaded; {other}")
+            raise HubError(f"the hub gives no checksum of {shown(file, 120)}, but {shown(checksum)}")
+        if not isinstance(found.size, int) or found.size <= 0:
+            raise HubError(
+                f"the hub says that {shown(file, 120)} has {shown(found.size)} bytes, not 1 or more"
+            )
+        url = self.library.hf_hub_url(name.repo, file, revision=commit, endpoint=self.endpoint)
         return _Remote(file, url, checksum, found.size)
+
+    def read(self, url: str, first: int, end: int) -> Iterator[bytes]:
+        """The bytes from ``first`` to before ``end``, as they come; perhaps more, perhaps fewer."""
+        wanted = self.headers | {"Range": f"bytes={first}-{end - 1}"}
+        answer = self.parts.http_stream_backoff(
+            "GET", url, headers=wanted, timeout=_TIMEOUT_S, retry_on_exceptions=(), retry_on_status_codes=429
+        )
+        with answer as response:
+            self.parts.hf_raise_for_status(response)
+            passed_over = first if response.status_code == 200 else 0  # it sends all, whatever is wanted
+            for block in response.iter_bytes():
+                yield block[passed_over:]
+                passed_over = max(0, passed_over - len(block))
 
 
 def _check_room(folder: Path, missing: list[_Remote]) -> None:
@@ -186,71 +200,50 @@ def _locked(hub: _Hub, path: Path, remote: _Remote, say: Say) -> Iterator[None]:
 
 
 def _download(hub: _Hub, path: Path, remote: _Remote, advance: Callable[[int], None]) -> None:
-    """Completes the partial file; on an error what is right so far stays."""
+    """Completes the partial file, in pieces; on an error what is right so far stays."""
     if _size(path) > remote.nbytes:
         path.unlink()
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-    with os.fdopen(fd, "r+b") as file:
-        growing = _Growing(file, remote, advance)
-        hub.get(
-            remote.url,
-            growing,
-            resume_size=growing.tell(),
-            headers=hub.headers,
-            expected_size=remote.nbytes,
-        )
+    large = len(remote.checksum) == 64
+    checksum = hashlib.sha256() if large else hashlib.sha1(b"blob %d\0" % remote.nbytes)
+    done = 0
+    with path.open("a+b") as file:
+        file.seek(0)
+        while block := file.read(_BLOCK):
+            checksum.update(block)
+            done += len(block)
+            advance(done)
+        for block in _rest(hub, remote, done):
+            file.write(block)
+            checksum.update(block)
+            done += len(block)
+            advance(done)
         file.flush()
-        os.fsync(fd)
-        done, seen = growing.tell(), growing.checksum()
-    if done < remote.nbytes:
-        raise HubError(f"{shown(remote.file, 120)} ended after {done} of {remote.nbytes} bytes: {_AGAIN}")
-    if seen != remote.checksum:
+        os.fsync(file.fileno())
+    if (seen := checksum.hexdigest()) != remote.checksum:
         path.unlink()
         differs = f"has checksum {seen[:16]}... and {remote.checksum[:16]}... is needed"
         raise HubError(f"{shown(remote.file, 120)}: what came {differs}; it was deleted: download it again")
 
 
-class _Growing:
-    """A partial file that its downloader appends to, or starts again: counted and hashed as it grows."""
-
-    def __init__(self, file: BinaryIO, remote: _Remote, advance: Callable[[int], None]) -> None:
-        self._file, self._remote, self._advance = file, remote, advance
-        self._restart()
-        while block := file.read(_BLOCK):
-            self._add(block)
-
-    def _restart(self) -> None:
-        self._done = 0
-        if len(self._remote.checksum) == 64:
-            self._hash = hashlib.sha256()
+def _rest(hub: _Hub, remote: _Remote, done: int) -> Iterator[bytes]:
+    """A file's bytes from ``done`` on. A connection that breaks is made again while something comes of it."""
+    failures = 0
+    while done < remote.nbytes:
+        before = done
+        try:
+            for block in hub.read(remote.url, done, min(done + _PIECE, remote.nbytes)):
+                yield block[: remote.nbytes - done]
+                done = min(done + len(block), remote.nbytes)
+        except Exception as error:
+            failures = 1 if done > before else failures + 1
+            if _library(error) not in _HTTP_LIBRARIES or failures > _MOST_FAILURES:
+                raise
+            time.sleep(_PAUSE_S)
         else:
-            self._hash = hashlib.sha1(b"blob %d\0" % self._remote.nbytes)
-
-    def _add(self, data: bytes) -> None:
-        self._hash.update(data)
-        self._done += len(data)
-        self._advance(self._done)
-
-    def write(self, data: bytes) -> int:
-        self._file.write(data)
-        self._add(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._done
-
-    def seek(self, position: int) -> int:
-        """To the start, where a hub sends all again though only the rest was asked for."""
-        if position:
-            raise ValueError(f"a download was to go on at {position}")
-        return self._file.seek(0)
-
-    def truncate(self) -> None:
-        self._file.truncate(0)
-        self._restart()
-
-    def checksum(self) -> str:
-        return self._hash.hexdigest()
+            failures = 0
+            if done == before:
+                ended = f"{shown(remote.file, 120)} ended after {done} of {remote.nbytes} bytes"
+                raise HubError(f"{ended}: {_AGAIN}")
 
 
 def _partial(folder: Path, remote: _Remote) -> Path:
@@ -297,7 +290,6 @@ def _errors(name: HubName) -> Iterator[None]:
 def _told(name: HubName, error: Exception) -> str | None:
     """What to do about an error; None for one that is not the hub's."""
     kind, status = type(error).__name__, getattr(getattr(error, "response", None), "status_code", None)
-    library = type(error).__module__.partition(".")[0]
     if kind == "GatedRepoError":
         return f"{name.repo} is gated: ask for access on its page, and set HF_TOKEN to your token"
     if kind == "RevisionNotFoundError":
@@ -315,8 +307,11 @@ def _told(name: HubName, error: Exception) -> str | None:
         return f"{name} is not on the hub: it was listed and is gone"
     if status is not None:
         return f"the hub answered {status} for {name.repo}: try again later, {_AGAIN}"
-    if isinstance(error, OSError) and error.errno is None and library in ("builtins", ""):
-        return f"the download of {name} ended early: {_AGAIN}"  # its check of the size
-    if library in ("huggingface_hub", "httpx", "httpx2", "httpcore", "requests"):
+    if _library(error) in ("huggingface_hub", *_HTTP_LIBRARIES):
         return f"{name} cannot be downloaded ({kind}): check the connection, then {_AGAIN}"
     return None
+
+
+def _library(error: Exception) -> str:
+    """The package that an error's class is of."""
+    return type(error).__module__.partition(".")[0]

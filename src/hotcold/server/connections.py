@@ -86,9 +86,6 @@ class _Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(APIError("this is no HTTP request that the server understands", code="invalid_http"))
 
-    def _should_upgrade(self) -> bool:
-        return False  # no WebSockets here
-
     def _watch(self) -> None:
         """A client that has the word must use it in time."""
         answered = self.cycle is None or self.cycle.response_complete

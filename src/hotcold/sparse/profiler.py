@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.torch_zip import read_vector
+from hotcold.formats.torch_file import read_vector
 from hotcold.kernels.backend import Backend, Chosen, equal_ends, mask_bits, mask_words
 from hotcold.sparse.sidecar import SidecarError
 

@@ -1,7 +1,10 @@
-"""State dicts of torch.save, by hand and by torch; whatever else a pickle says is refused, not executed."""
+"""Files of torch.save: read as torch and as Python's unpickler read them; what else a pickle says is refused,
+and never executed."""
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import struct
 import tracemalloc
@@ -15,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.torch_files import NUMBERS, STORED, integer, state, text, vector, write, write_state
 
-from hotcold.formats import torch_state
-from hotcold.formats.torch_entries import TorchFileError
-from hotcold.formats.torch_state import TorchState
+from hotcold.formats import torch_file
+from hotcold.formats.torch_file import TorchFileError, TorchState, read_vector
 
 MATRIX = np.arange(12, dtype="<f4").reshape(3, 4)
 
@@ -86,7 +88,7 @@ def pairs_of(value: bytes, levels: int) -> bytes:
 
 FLOATS = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + integer(300) + b"tQ"
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "a function": (pickle.dumps({"a": Evil()}, 2)[2:-1], "global '__builtin__ print': only a dict"),
+    "a function": (pickle.dumps({"a": Evil()}, 2)[2:-1], "global '__builtin__ print': only tensors"),
     "a function by name on the stack": (pickle.dumps({"a": Evil()}, 4)[2:-1], "global 'builtins print'"),
     "an object": (b"cos\nsystem\n", "global 'os system'"),
     "a list": (b"]", "not of a dict of tensors"),
@@ -140,6 +142,8 @@ def test_strides_that_nobody_follows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened.read("a"), NUMBERS[:4].reshape(4, 1))
     none = tensor_of(FLOATS, integer(4) + integer(0) + b"\x86", far + far + b"\x86")
     assert TorchState(write(tmp_path / "b.bin", none)).read("a").shape == (4, 0)
+    nowhere = none.replace(text("0"), text("9"))  # a storage that has no entry, and of which nothing is read
+    assert TorchState(write(tmp_path / "d.bin", nowhere)).read("a").shape == (4, 0)
     assert TorchState(write(tmp_path / "c.bin", tensor_of(FLOATS))).read("a").shape == ()
 
 
@@ -161,7 +165,7 @@ def test_every_shorter_file_is_refused(tmp_path: Path) -> None:
     assert len(TorchState(path).tensors) == 2
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(TorchFileError):
+        with pytest.raises(TorchFileError, match="is no zip, or cut short"):
             TorchState(path)
 
 
@@ -216,6 +220,125 @@ def test_a_pickle_that_claims_much_allocates_little(tmp_path: Path, monkeypatch:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    monkeypatch.setattr(torch_state, "MAX_PICKLE", 16)
-    with pytest.raises(TorchFileError, match=r"bytes of data\.pkl: 1 to 16 are allowed"):
-        TorchState(path)
+    for name, most, message in (
+        ("MAX_PICKLE", 16, r"bytes of data\.pkl: 1 to 16 are allowed"),
+        ("MAX_ENTRIES", 2, r"its zip lists 3 entries: 2 are allowed"),
+        ("MAX_LISTING", 64, r"its zip lists entries in \d+ bytes: 64 are allowed"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(TorchFileError, match=message):
+            patch.setattr(torch_file, name, most)
+            TorchState(path)
+
+
+class Unpickler(pickle.Unpickler):
+    """Python's own, with a NumPy array where torch makes a tensor: an independent truth."""
+
+    def persistent_load(self, pid: Any) -> Any:
+        assert pid[:2] == ("storage", "FloatStorage")
+        return NUMBERS[: pid[4]]
+
+    def find_class(self, module: str, name: str) -> Any:
+        def rebuild(storage: Any, offset: int, size: Any, stride: Any, grad: bool, hooks: Any) -> Any:
+            assert stride == (1,) and grad is False and hooks == {}
+            return storage[offset : offset + size[0]]
+
+        return {"_rebuild_tensor_v2": rebuild, "FloatStorage": "FloatStorage", "OrderedDict": dict}[name]
+
+
+@pytest.mark.parametrize(
+    "body", [vector(), vector(offset=7, size=20), b"]" + vector() + b"a", b"}" + text("x") + vector() + b"s"]
+)
+def test_as_python_reads_it(tmp_path: Path, body: bytes) -> None:
+    expected = Unpickler(io.BytesIO(b"\x80\x02" + body + b".")).load()
+    while isinstance(expected, list | dict):
+        (expected,) = expected.values() if isinstance(expected, dict) else expected
+    found = read_vector(write(tmp_path / "x.pt", body))
+    assert found.dtype == np.float32 and np.array_equal(found, expected)
+
+
+def test_files_that_torch_wrote(repository: Path) -> None:
+    folder = repository / "tests/corpus/torch_file"
+    a = np.arange(12)
+    for name, values in (("floats", a / 4), ("list", a), ("dict", a), ("slice", a[3:9])):
+        assert read_vector(folder / f"{name}.pt").tolist() == values.tolist()
+
+
+def test_all_types_of_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is in the extra test-full")
+    values = torch.randint(0, 100, (70000,))
+    for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8"):
+        tensor = values.to(getattr(torch, name))
+        for saved in (tensor, tensor[100:5000], [tensor], {"count": tensor}, tensor[::2]):
+            torch.save(saved, tmp_path / "x.pt")
+            kept = (
+                saved["count"] if isinstance(saved, dict) else saved[0] if isinstance(saved, list) else saved
+            )
+            found = read_vector(tmp_path / "x.pt")
+            assert found.dtype == np.dtype(name) and np.array_equal(found, kept.numpy())
+    for refused in (values.bfloat16(), [values, values], values.reshape(2, -1), {"n": 1}, values > 9):
+        torch.save(refused, tmp_path / "x.pt")
+        with pytest.raises(TorchFileError):
+            read_vector(tmp_path / "x.pt")
+
+
+class Malicious:
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_nothing_is_executed(tmp_path: Path, protocol: int) -> None:
+    harm = tmp_path / "harm"
+    body = pickle.dumps([Malicious(harm)], protocol)
+    with pytest.raises(TorchFileError, match=r"has the (global '\w+ mkdir'|opcode \w+): only tensors"):
+        read_vector(write(tmp_path / "x.pt", body.removeprefix(b"\x80\x02").removesuffix(b".")))
+    assert not harm.exists()
+    pickle.loads(body)
+    assert harm.exists(), "it would have been"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (vector().replace(b"ctorch._utils\n_rebuild", b"cbuiltins\neval"), "'builtins eval_tensor_v2'"),
+        (vector("torch\nBFloat16Storage"), "its tensor is of type BF16"), (b"N", "is not of one vector"),
+        (vector("collections\nOrderedDict"), "described in another way"), (b"", "pickle is damaged"),
+        (b"]", "is not of one vector"), (b"](" + vector() * 2 + b"e", "is not of one vector"),
+        (vector() + vector(), "pickle is damaged"), (vector() + b"0" + vector(), "opcode POP"),
+        (vector().replace(b"tQ", b"tP0\n"), "opcode PERSID"), (vector()[:-30], "pickle is damaged"),
+        (b"X\xff\xff\xff\x7f", "pickle is damaged"), (b"\xff", "pickle is damaged"),
+        (vector(size=301), "to element 301: its storage has 300"), (vector(offset=1), "to element 301: its"),
+        (vector(length=2**31 - 1, size=2**26), "to element 67108864: its storage has 300"),
+        (vector(length=2**31 - 1, size=2**30), "has 1073741824 elements: 1 to 67108864 are allowed"),
+        (vector(length=10), "its storage has 10"), (vector(length=-1), "its storage has -1"),
+        (vector(offset=-1, size=5), "pickle is damaged"), (vector(size=-5), "pickle is damaged"),
+        (vector(size=0), "has 0 elements"), (vector().replace(text("0"), text("1")), "storage has 0"),
+        (vector().replace(text("storage"), text("module")), "described in another way"),
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_vector(tmp_path: Path, body: bytes, message: str) -> None:
+    with pytest.raises(TorchFileError) as caught:
+        read_vector(write(tmp_path / "x.pt", body))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_zip_bomb(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.pt", vector(), bytes(100 << 20), zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(TorchFileError, match=r"entry 'archive/data\.pkl' is compressed or encrypted"):
+        read_vector(path)
+
+
+def test_an_entry_past_the_end_of_the_file(tmp_path: Path) -> None:
+    """The list of entries says more bytes than there are."""
+    path = write(tmp_path / "x.pt", vector(length=1 << 20, size=1 << 20))
+    data = bytearray(path.read_bytes())
+    size = NUMBERS.nbytes.to_bytes(4, "little") * 2
+    at = data.index(size, data.index(b"PK\1\2"))
+    data[at : at + 8] = (1 << 22).to_bytes(4, "little") * 2
+    path.write_bytes(data)
+    with pytest.raises(TorchFileError, match=r"entry 'archive/data/0' is damaged, or reaches past the end"):
+        read_vector(path)

@@ -1,13 +1,16 @@
-"""The tensors of a state dict that ``torch.save`` wrote. Its pickle is followed, never executed.
+"""The tensors of a file that ``torch.save`` wrote: a state dict, or one vector. Its pickle is followed, never
+executed.
 
-Such a file is a zip (``torch_entries``) of ``NAME/data.pkl``, a pickle, and ``NAME/data/KEY``, the numbers of
-one storage each, little-endian. Of the pickle's machine only what builds strings, numbers, tuples, lists and
-dicts is here; the few functions that a state dict names stand for what they make; any other is refused. No
-size is believed: entries lie inside the file, and a tensor inside its entry."""
+Such a file is a zip of ``NAME/data.pkl``, a pickle, and ``NAME/data/KEY``, the numbers of one storage each,
+little-endian; no entry is compressed. Of the pickle's machine only what builds strings, numbers, tuples,
+lists and dicts is here; the few functions that a state dict names stand for what they make; any other is
+refused. No size is believed: entries lie inside the file, and a tensor inside its entry."""
 
 import math
 import pickletools
+import struct
 import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.files import RegularFile, naming
-from hotcold.formats.torch_entries import TorchFileError, read_archive
+from hotcold.errors import UserError
+from hotcold.formats.files import FileError, RegularFile, naming
 from hotcold.values import shown
 
 MAX_ENTRIES = 1 << 18
+MAX_LISTING = 32 << 20  #: bytes of the zip's list of entries
 MAX_PICKLE = 64 << 20  #: bytes
+MAX_VECTOR = 256 << 20  #: bytes of a vector that is alone in its file
 MAX_DIMENSIONS, MAX_SIZE = 16, 1 << 48  #: of a tensor; its sizes multiplied, those of 0 left out
 
 #: PyTorch's storage -> the name that safetensors has for the type, and the type of the bytes
@@ -32,12 +37,19 @@ _STORAGES = {
     "torch DoubleStorage": ("F64", "<f8"),
     "torch LongStorage": ("I64", "<i8"),
     "torch IntStorage": ("I32", "<i4"),
+    "torch ShortStorage": ("I16", "<i2"),
+    "torch CharStorage": ("I8", "<i1"),
     "torch BoolStorage": ("BOOL", "<u1"),
     "torch ByteStorage": ("U8", "<u1"),
 }
 _TYPES = {name: np.dtype(code) for name, code in _STORAGES.values()}
 _REBUILD, _PARAMETER = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"
 _FUNCTIONS = (_REBUILD, _PARAMETER, "collections OrderedDict")
+_LOCAL = struct.Struct("<4s22x2H")  # what precedes an entry: PKWARE's APPNOTE.TXT, section 4.3.7
+
+
+class TorchFileError(UserError):
+    """A file that is not as ``torch.save`` writes it, or too large."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,7 @@ class _Storage:
 
     dtype: str
     key: str
+    count: int  #: values that it is said to have
 
 
 @dataclass(frozen=True)
@@ -63,26 +76,27 @@ class StoredArray:
 
     dtype: str
     shape: tuple[int, ...]
-    key: str  #: of its storage
+    storage: _Storage
     offset: int  #: and strides: in values
     strides: tuple[int, ...]
 
 
 class TorchState:
-    """An open file and its tensors by name; TorchFileError in one line for anything but a dict of tensors."""
+    """An open file and its tensors by name; TorchFileError in one line for anything but a dict of tensors.
+    ``named`` makes such a dict of what the pickle describes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, named: Callable[[Any], dict[str, StoredArray]] | None = None) -> None:
         self.path = path
         with naming(path, TorchFileError):
             self._file = RegularFile(path)
-            pickle, self._data = read_archive(self._file, MAX_ENTRIES, MAX_PICKLE)
-            self.tensors = _state_dict(_follow(pickle))
+            pickle, self._data = _read_archive(self._file)
+            self.tensors = (named or _state_dict)(_follow(pickle))
             for each, tensor in self.tensors.items():
-                self._check(each, tensor)
+                self._check(f"tensor {shown(each)}" if each else "its tensor", tensor)
 
     def read(self, name: str) -> npt.NDArray[Any]:
         tensor = self.tensors[name]
-        kind, (at, _) = _TYPES[tensor.dtype], self._data[tensor.key]
+        kind, (at, _) = _TYPES[tensor.dtype], self._data.get(tensor.storage.key, (0, 0))
         values = np.empty(_reach(tensor), kind)
         with naming(self.path, TorchFileError):
             self._file.read_into(values.view(np.uint8).data, at + tensor.offset * kind.itemsize)
@@ -92,13 +106,85 @@ class TorchState:
         view = np.lib.stride_tricks.as_strided(values, tensor.shape, steps, writeable=False)
         return np.asarray(view, order="C")
 
-    def _check(self, name: str, tensor: StoredArray) -> None:
-        held = self._data.get(tensor.key, (0, 0))[1] // _TYPES[tensor.dtype].itemsize
-        if not 0 <= tensor.offset <= tensor.offset + _reach(tensor) <= held:
-            seen = f"tensor {shown(name)} reaches to element {tensor.offset + _reach(tensor)}"
-            raise TorchFileError(f"{seen}: its storage has {held}")
+    def _check(self, what: str, tensor: StoredArray) -> None:
+        held = self._data.get(tensor.storage.key, (0, 0))[1] // _TYPES[tensor.dtype].itemsize
+        held = min(held, tensor.storage.count)
+        if (end := tensor.offset + _reach(tensor)) > held:
+            raise TorchFileError(f"{what} reaches to element {end}: its storage has {held}")
         if (size := math.prod(tensor.shape)) > held:
-            raise TorchFileError(f"tensor {shown(name)} has {size} elements: its storage has {held}")
+            raise TorchFileError(f"{what} has {size} elements: its storage has {held}")
+
+
+def read_vector(path: Path) -> npt.NDArray[Any]:
+    """The numbers ``[N]`` of a file that has one vector, bare or alone in a list or dict, in their type;
+    TorchFileError in one line for anything else."""
+    return TorchState(path, _one_vector).read("")
+
+
+class _Readable:
+    """As much of a file as the zip library reads of it; TorchFileError: more at once than a listing has."""
+
+    def __init__(self, file: RegularFile) -> None:
+        self._file = file
+        self._at = 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        at = offset + (0, self._at, self._file.size)[whence]
+        if at < 0:
+            raise OSError("before the start of the file")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, n: int = -1) -> bytes:
+        there = max(0, self._file.size - self._at)
+        n = there if n < 0 else min(n, there)
+        if n > MAX_LISTING:
+            raise TorchFileError(f"its zip lists entries in {n} bytes: {MAX_LISTING} are allowed")
+        data = self._file.read(self._at, n)
+        self._at += n
+        return data
+
+
+def _read_archive(file: RegularFile) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """The pickle; and, by the keys of the storages, where their bytes are, and how many."""
+    entries = _entries(file)
+    name = next((name for name in entries if name.endswith("/data.pkl")), "")
+    at, nbytes = entries.get(name, (0, 0))
+    if not 0 < nbytes <= MAX_PICKLE:
+        raise TorchFileError(f"has {nbytes} bytes of data.pkl: 1 to {MAX_PICKLE} are allowed")
+    folder = f"{name.removesuffix('.pkl')}/"
+    storages = {key.removeprefix(folder): place for key, place in entries.items() if key.startswith(folder)}
+    return file.read(at, nbytes), storages
+
+
+def _entries(file: RegularFile) -> dict[str, tuple[int, int]]:
+    """By name, where each entry's bytes are, and how many."""
+    try:
+        with zipfile.ZipFile(_Readable(file)) as archive:
+            listed = archive.infolist()
+    except (TorchFileError, FileError):
+        raise
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, OverflowError, struct.error):
+        wanted = "torch.save of version 1.6 or later is needed"
+        raise TorchFileError(f"is no zip, or cut short: {wanted}") from None
+    if len(listed) > MAX_ENTRIES:
+        raise TorchFileError(f"its zip lists {len(listed)} entries: {MAX_ENTRIES} are allowed")
+    found = {}
+    for entry in listed:
+        if entry.compress_type or entry.flag_bits & 1:
+            named = shown(entry.filename)
+            raise TorchFileError(f"entry {named} is compressed or encrypted: torch.save does neither")
+        at = entry.header_offset
+        local = _LOCAL.unpack(file.read(at, _LOCAL.size)) if 0 <= at <= file.size - _LOCAL.size else [b""]
+        data = at + _LOCAL.size + sum(local[1:])
+        if local[0] != b"PK\3\4" or data + entry.file_size > file.size:
+            named = shown(entry.filename)
+            raise TorchFileError(f"entry {named} is damaged, or reaches past the end of the file")
+        found[entry.filename] = (data, entry.file_size)
+    return found
 
 
 def _reach(tensor: StoredArray) -> int:
@@ -115,6 +201,19 @@ def _state_dict(made: Any) -> dict[str, StoredArray]:
         if not isinstance(name, str) or not isinstance(value, StoredArray):
             raise TorchFileError(f"its pickle has {shown(name)}: only a dict of tensors is read")
     return made
+
+
+def _one_vector(made: Any) -> dict[str, StoredArray]:
+    held = list(made.values()) if isinstance(made, dict) else made if isinstance(made, list) else [made]
+    match held:
+        case [StoredArray(dtype="BF16" | "BOOL" as dtype)]:
+            raise TorchFileError(f"its tensor is of type {dtype}: integers and float 16 to 64 are read")
+        case [StoredArray(dtype=dtype, shape=(size,)) as vector]:
+            if not 0 < size * (width := _TYPES[dtype].itemsize) <= MAX_VECTOR:
+                allowed = f"1 to {MAX_VECTOR // width} are allowed"
+                raise TorchFileError(f"its tensor has {size} elements: {allowed}")
+            return {"": vector}
+    raise TorchFileError("its pickle is not of one vector, bare or alone in a list or dict")
 
 
 class _Machine:
@@ -145,7 +244,7 @@ class _Machine:
 
     def name(self, value: str) -> None:
         if value not in (*_FUNCTIONS, *_STORAGES):
-            raise TorchFileError(f"its pickle has the global {shown(value)}: only a dict of tensors is read")
+            raise TorchFileError(f"its pickle has the global {shown(value)}: only tensors are read")
         self.push(_Global(value))
 
     def call(self) -> None:
@@ -178,8 +277,8 @@ class _Machine:
         """A storage is a tuple: the word, its class, its key, the device and how many values it has."""
         (id,) = self.pop()
         match id:
-            case ("storage", _Global(name), str(key), _, int()) if name in _STORAGES:
-                self.push(_Storage(_STORAGES[name][0], key))
+            case ("storage", _Global(name), str(key), _, int(count)) if name in _STORAGES:
+                self.push(_Storage(_STORAGES[name][0], key, count))
             case _:
                 raise ValueError("a storage is described in another way")
 
@@ -197,7 +296,7 @@ def _run(machine: _Machine, pickle: bytes) -> Any:
         for op, value, _ in pickletools.genops(pickle):
             step = _STEPS.get(op.name)
             if step is None:
-                raise TorchFileError(f"its pickle has the opcode {op.name}: only a dict of tensors is read")
+                raise TorchFileError(f"its pickle has the opcode {op.name}: only tensors are read")
             step(machine, value)
         (result,) = machine.stack
     except TorchFileError:
@@ -216,7 +315,7 @@ def _array(storage: Any, offset: Any, shape: Any, strides: Any) -> StoredArray:
         raise ValueError("a tensor's shape")
     if len(shape) > MAX_DIMENSIONS or math.prod(n or 1 for n in shape) > MAX_SIZE:
         raise ValueError("a tensor's shape")
-    return StoredArray(storage.dtype, shape, storage.key, offset, strides)
+    return StoredArray(storage.dtype, shape, storage, offset, strides)
 
 
 def _constant(machine: _Machine, value: Any) -> None:

@@ -1,0 +1,28 @@
+"""Turns the names of options in the library's messages into flags.
+
+The library is called from Python, too, so its errors and notes name options as Python does, between
+backticks: `vram_budget`, or `gpu=off` with a value. The command line says --vram-budget and --gpu off."""
+
+import re
+
+_NAME = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
+
+_SAME = (
+    "again cache_positions cache_type gpu hardware hot_backend hot_threads max_share method placement recall "
+    "sparsity timeline tokens type vram_budget"
+)
+#: By the option's name in Python.
+FLAGS = {name: f"--{name.replace('_', '-')}" for name in _SAME.split()}
+FLAGS |= {"context": "-c", "n_prompt": "-p", "n_gen": "-n"}
+
+
+def in_flags(text: str) -> str:
+    """The text with flags for the options that it names."""
+    return _NAME.sub(_flag, text)
+
+
+def _flag(found: re.Match[str]) -> str:
+    flag = FLAGS.get(found[1])
+    if flag is None:
+        return found[0]
+    return flag if found[2] is None else f"{flag} {found[2]}"

@@ -1,0 +1,158 @@
+"""What ``hotcold doctor`` found: this machine, its GPUs and their speeds, as a report and as text."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hotcold.kernels.gpu import GPU
+from hotcold.placement.hardware import Hardware
+from hotcold.placement.measuring import RUNS
+from hotcold.values import printable, size
+
+#: Modules of the optional extras, and what these are for.
+EXTRAS = {
+    "convert": (("ml_dtypes", "safetensors"), "hotcold convert"),
+    "test": (("gguf", "hypothesis", "pytest", "scipy", "sentencepiece"), "the tests"),
+    "bench": (("llama_cpp",), "benchmarks beside llama.cpp"),
+}
+_UNMEASURED = ["GPU stream and masked rows", "link", "handshake"]  #: without a GPU
+
+_TEXT = """\
+processor   {processor}
+ISA         {isa}
+fetching    {fetching} (bytes ahead and level of the cache)
+threads     {threads} (fast cores {fast_cores} of {physical_cores}, CPUs allowed {cpus}, CPU quota {quota})
+caches      {caches}
+memory      {memory} available
+huge pages  {huge_pages}
+versions    hotcold {hotcold}, Python {python}, NumPy {numpy}"""
+
+_HEADING = f"""\
+GB/s, median of {RUNS} runs (and their range)
+memory: plain reads; dense: an FFN of Q4_0 with all its neurons;
+N B: an FFN with one neuron in ten, read in pieces of N bytes
+"""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """This machine, and what was measured of it; ``str()`` gives the lines that ``hotcold doctor`` prints."""
+
+    machine: dict[str, Any]  #: processor, threads, caches, memory and versions
+    hardware: Hardware
+    from_cache: bool  #: whether the figures are of an earlier call
+    cache: Path  #: the file that keeps them
+    notes: tuple[str, ...]
+    gpus: tuple[GPU, ...]
+    gpu: GPU | None  #: the one that the figures are of
+    gpu_reason: str  #: why there is none
+
+    @property
+    def unmeasured(self) -> list[str]:
+        return [] if self.hardware.vram_bytes else _UNMEASURED
+
+    def report(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            "from_cache": self.from_cache,
+            "cache": str(self.cache),
+            "notes": list(self.notes),
+            "unmeasured": self.unmeasured,
+            **self.machine,
+            "gpus": [asdict(each) for each in self.gpus],
+            "gpu": self.gpu and self.gpu.index,
+            "gpu_reason": self.gpu_reason,
+            "hardware": asdict(self.hardware),
+        }
+
+    def __str__(self) -> str:
+        lines = _machine(self.machine)
+        for line in _list(self.gpus, self.gpu):
+            lines += textwrap.wrap(line, 80, subsequent_indent=12 * " ")
+        if self.gpu_reason:
+            lines += textwrap.wrap(f"{'GPU':<12}{self.gpu_reason}", 80, subsequent_indent=12 * " ")
+        for extra in self.machine["missing_extras"]:
+            lines.append(f"{'missing':<12}for {EXTRAS[extra][1]}: pip install '.[{extra}]'")
+        lines += ["", self.hardware.source, *_HEADING.split("\n"), *tables(self.hardware), ""]
+        if self.unmeasured:
+            lines.append(f"not measured: {', '.join(self.unmeasured)}")
+        return "\n".join(printable(line, 80) for line in lines)
+
+
+def tables(hardware: Hardware) -> list[str]:
+    """The lines of all figures; ArithmeticError, LookupError, TypeError or ValueError where one is missing or
+    of another kind, as in a damaged file."""
+    return [*_table(hardware), *_gpu_figures(hardware)]
+
+
+def _machine(machine: dict[str, Any]) -> list[str]:
+    free = machine["free_bytes"]
+    slow = "never, which is slow: let the system allow 'madvise'"
+    words = machine | {
+        "quota": machine["quota"] or "none",
+        "caches": size(machine["cache_bytes"]),
+        "memory": "unknown" if free is None else size(free),
+        "huge_pages": slow if machine["huge_pages"] == "never" else machine["huge_pages"],
+    }
+    return _TEXT.format(**words).splitlines()
+
+
+def _table(hardware: Hardware) -> list[str]:
+    """A line for each number of threads."""
+    rows: dict[int, dict[str, str]] = {}
+    for each in (hardware.machine or {})["bandwidths"]:
+        title = f"{each['run_bytes']:d} B" if each["run_bytes"] else f"{each['access']:s}"
+        spread = (each["most_gb_s"] - each["least_gb_s"]) / each["gb_s"]
+        rows.setdefault(each["threads"], {})[title] = f"{each['gb_s']:.1f} ({spread:.0%})"
+    titles = dict.fromkeys(title for row in rows.values() for title in row)
+    lines = [f"{'threads':<8}" + "".join(f"{title:>12}" for title in titles)]
+    for threads, row in rows.items():
+        lines.append(f"{threads:<8d}" + "".join(f"{row[title]:>12}" for title in titles))
+    return lines
+
+
+def _list(devices: Sequence[GPU], chosen: GPU | None) -> list[str]:
+    """A line for each device, with a star at the one that is measured, and one for what is wrong with it."""
+    lines = []
+    for gpu in devices:
+        mark = "*" if gpu == chosen else " "
+        lines.append(f"GPU {gpu.index:<3d}{mark}    {gpu.name}")
+        free = "" if gpu.free_bytes is None else f", {size(gpu.free_bytes)} free"
+        shared = ", the processor's" if gpu.shares_memory else ""
+        lines.append(f"{'':<12}{gpu.kind}, {size(gpu.memory_bytes)}{free}{shared}")
+        lines.append(f"{'':<12}{gpu.driver}, {gpu.api}")
+        if gpu.problem:
+            lines.append(f"{'':<12}not usable: {gpu.problem}")
+    return lines
+
+
+def _gpu_figures(hardware: Hardware) -> list[str]:
+    of_gpu = (hardware.machine or {}).get("gpu")
+    if not of_gpu:
+        return []
+    link = of_gpu["link"]
+    spin = link["handshake_spin_s"]
+    rows = [
+        ("stream", "GB/s", of_gpu["stream_gb_s"], "an FFN of Q4_0 that is read whole"),
+        ("rows", "GB/s", of_gpu["rows_gb_s"], "one of which a tenth of the neurons is read"),
+        ("to the GPU", "GB/s", link["to_gpu_gb_s"], "from the driver's memory"),
+        ("", "GB/s", link["pageable_gb_s"], "from any other"),
+        ("back", "GB/s", link["from_gpu_gb_s"], "to the driver's memory"),
+        ("layer", "us", 1e6 * of_gpu["layer_s"], "of the smallest one, whose kernels begin and end"),
+        ("step", "us", 1e6 * link["step_s"], "to submit next to nothing and wait for it"),
+        ("handshake", "us", 1e6 * link["handshake_submit_s"], "there and back, by submits"),
+    ]
+    if spin is not None:
+        rows.append(("", "us", 1e6 * spin, "by a shader that waits"))
+    lines = ["", f"GPU {of_gpu['index']:d}: {of_gpu['name']}"]
+    lines += [f"{title:<12}{_digits(value):>9} {unit:<5}{what}" for title, unit, value, what in rows]
+    if spin is None:
+        lines.append(f"{'':<12}{'-':>9} us   by a shader that waits: does not work on this driver")
+    return lines
+
+
+def _digits(value: float) -> str:
+    """Three of them, or those before the point."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

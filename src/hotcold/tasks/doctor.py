@@ -1,0 +1,186 @@
+"""Says what this machine has, and measures it once: figures are kept in a file, by machine and GPU."""
+
+import datetime
+import json
+import os
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotcold.errors import UserError
+from hotcold.formats.files import replacing
+from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
+from hotcold.kernels.cpu import default_isa
+from hotcold.kernels.fetching import default_fetching
+from hotcold.kernels.gpu import GPU, GPUError
+from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
+from hotcold.placement.hardware import Hardware, find_hardware
+from hotcold.placement.measuring import Bandwidth, GPUSpeed, buffer_bytes, measure, measure_gpu
+from hotcold.runtime.machine import cache_path, machine_name, processor
+from hotcold.runtime.memory import available_memory
+from hotcold.runtime.options import Progress
+from hotcold.tasks.diagnosis import EXTRAS, Diagnosis, tables
+from hotcold.tasks.texts import new_file
+from hotcold.values import size
+from hotcold.version import __version__
+
+_SECONDS = 6.0  # of reading in all
+_GPU_SECONDS = 1.0
+_GPU_BUFFER = 512 << 20  # more than a GPU's caches hold
+_SOFTWARE_BUFFER = 2 << 20
+
+
+def doctor(
+    *,
+    gpu: str | None = None,
+    again: bool = False,
+    output: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Says what this machine has, and how fast it and its GPU read memory: measured once, in about 10 s, and
+    kept for later calls, and for plans.
+
+    >>> print(hotcold.doctor())
+
+    Args:
+        gpu: a part of the GPU's name, or its number; ``off`` measures the CPU alone.
+        again: whether to measure even if there are figures of an earlier call.
+        output: a new file for the figures, which ``hotcold.plan(hardware=...)`` takes.
+        progress: is told of the phases ``measuring`` and ``measuring the GPU``.
+
+    UserError: a GPU that is not there, a file that exists, or too little memory."""
+    to_write = None if output is None else new_file(output)
+    notes: list[str] = []
+    devices, chosen, reason = _gpus(gpu, notes)
+    path = cache_path(chosen)
+    machine = _facts(chosen)
+    hardware = None if again else _cached(path, machine, notes)
+    from_cache = hardware is not None
+    if hardware is None:
+        hardware = _measure(machine, chosen, notes, progress or (lambda phase, done, total: None))
+        _keep(path, hardware, notes)
+    else:
+        notes.append(f"figures from {path}; `again` measures")
+    if to_write is not None:
+        _write(to_write, hardware)
+    return Diagnosis(machine, hardware, from_cache, path, tuple(notes), tuple(devices), chosen, reason)
+
+
+def _gpus(asked: str | None, notes: list[str]) -> tuple[list[GPU], GPU | None, str]:
+    """All devices, that which is to be measured, and why there is none."""
+    gpu, passed_over = choose_gpu(asked)
+    if passed_over:
+        notes.append(passed_over)
+    if wished(asked) == OFF:
+        return [], None, "not looked for (`gpu=off`)"
+    devices, reason = find_gpus()
+    if gpu is None and devices:
+        reason = "no GPU found but a software driver: `gpu=NAME` measures it" if not passed_over else ""
+    return devices, gpu, reason
+
+
+def _facts(gpu: GPU | None) -> dict[str, Any]:
+    """What the report says of this machine; ``name`` has all that the figures depend on."""
+    cores = find_cores()
+    missing = [name for name, (modules, _) in EXTRAS.items() if not all(map(find_spec, modules))]
+    huge_pages = re.findall(r"\[(\w+)\]", read_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
+    return {
+        "name": machine_name(gpu),
+        "processor": processor(),
+        "isa": default_isa(),
+        "fetching": str(default_fetching()),
+        "threads": available_cores(),
+        "physical_cores": cores.physical,
+        "fast_cores": cores.fast,
+        "cpus": len(cores.cpus),
+        "quota": cores.quota,
+        "cache_bytes": cache_bytes(cores.cpus),
+        "free_bytes": available_memory(),
+        "huge_pages": huge_pages[0] if huge_pages else "unknown",
+        "hotcold": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "missing_extras": missing,
+    }
+
+
+def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware | None:
+    """The figures of this machine; None, with a note, where they are another's or damaged."""
+    if not os.path.exists(path):
+        return None
+    try:
+        found = find_hardware(str(path))
+        if found.name != machine["name"]:
+            raise UserError(f"they are of {found.name!r}, and this is {machine['name']!r}")
+        json.dumps([asdict(found), tables(found)], allow_nan=False)  # what is printed later
+        return found
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        notes.append(f"measured anew, as the cached figures are of no use: {error}")
+        return None
+
+
+def _measure(machine: dict[str, Any], gpu: GPU | None, notes: list[str], progress: Progress) -> Hardware:
+    caches, all_threads = machine["cache_bytes"], machine["threads"]
+    nbytes = buffer_bytes(caches, machine["free_bytes"])
+    if nbytes < 2 * caches:
+        seen = f"only {size(nbytes)} were read by turns, as memory is short"
+        notes.append(f"{seen}: the caches ({size(caches)}) keep much of it, and figures are too high")
+    powers_of_two = [1 << i for i in range((all_threads - 1).bit_length())]
+    found = measure([*powers_of_two, all_threads], nbytes, _SECONDS, partial(progress, "measuring"))
+    speed = None if gpu is None else _measure_gpu(gpu, notes, partial(progress, "measuring the GPU"))
+    machine = machine | {"buffer_bytes": nbytes, "bandwidths": [asdict(each) for each in found]}
+    return _hardware(machine, [each for each in found if each.threads == all_threads], gpu, speed)
+
+
+def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]) -> GPUSpeed | None:
+    """None, with a note, where it fails."""
+    most = _SOFTWARE_BUFFER if gpu.kind == "software" else _GPU_BUFFER
+    try:
+        return measure_gpu(gpu, min(most, gpu.default_budget // 4), _GPU_SECONDS, advance)
+    except GPUError as error:
+        notes.append(f"GPU {gpu.title} was not measured: {error}")
+        return None
+
+
+def _hardware(
+    machine: dict[str, Any], on_all: list[Bandwidth], gpu: GPU | None, speed: GPUSpeed | None
+) -> Hardware:
+    link = speed.link if speed else None
+    of_gpu = None if gpu is None or speed is None else {**asdict(gpu), **asdict(speed)}
+    return Hardware(
+        name=machine["name"],
+        source=f"measured by hotcold doctor, {datetime.datetime.now():%Y-%m-%d %H:%M}",
+        cpu_stream_gb_s=next(each.gb_s for each in on_all if each.access == "dense"),
+        cpu_gather_gb_s=[[each.run_bytes, each.gb_s] for each in on_all if each.access == "rows"],
+        vram_bytes=gpu.memory_bytes if gpu and speed else 0,
+        gpu_stream_gb_s=speed.stream_gb_s if speed else 0,
+        gpu_rows_gb_s=speed.rows_gb_s if speed else 0,
+        link_pinned_gb_s=min(link.to_gpu_gb_s, link.from_gpu_gb_s) if link else 0,
+        link_pageable_gb_s=link.pageable_gb_s if link else 0,
+        handshake_s=link.handshake_s if link else 0,
+        spins=link is not None and link.spins,
+        step_s=link.step_s if link else 0,
+        layer_s=speed.layer_s if speed else 0,
+        machine=machine | {"gpu": of_gpu},
+    )
+
+
+def _keep(path: Path, hardware: Hardware, notes: list[str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, hardware)
+    except (ValueError, OSError) as error:
+        reason = getattr(error, "strerror", error)
+        notes.append(f"not cached, so the next call measures again: {path}: {reason}")
+
+
+def _write(path: Path, hardware: Hardware) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps(asdict(hardware), indent=1, allow_nan=False).encode() + b"\n")
