@@ -20,7 +20,8 @@ from hotcold.kernels.backend import Batch, BatchLimits, Chosen, Mailbox, Program
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.gpu import GPUError
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.kernels.vulkan.link import DeviceMailbox, handshake_seconds
+from hotcold.kernels.vulkan.link import DeviceMailbox
+from hotcold.kernels.vulkan.link_speed import handshake_seconds
 from hotcold.sparse.timeline import MOMENTS
 
 LAYERS = (3, 4, 7)
@@ -285,7 +286,7 @@ def test_a_device_that_is_lost_under_the_cold_side(spin: bool) -> None:
     """Whoever meets it, the hot side says so, and the model can be loaded again."""
     from support.vulkan_devices import DRIVERS, device_index
 
-    from hotcold.kernels.vulkan import VulkanBackend
+    from hotcold.kernels.vulkan.backend import VulkanBackend
 
     index = device_index(DRIVERS[0])
     for function, nth in (("vkQueueSubmit", 4), ("vkQueueSubmit", 3), ("vkWaitSemaphores", 6)):

@@ -19,7 +19,7 @@ from support.vulkan_devices import DRIVERS, device_index, need
 from hotcold.kernels import _native
 from hotcold.kernels._native import VulkanError, VulkanMemoryError
 from hotcold.kernels.backend import Batch, BatchLimits
-from hotcold.kernels.vulkan import VulkanBackend
+from hotcold.kernels.vulkan.backend import VulkanBackend
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMITS = BatchLimits(4, 1, 1, 1)
@@ -296,7 +296,7 @@ def test_steps_are_checked(index: int) -> None:
 
 
 def test_dispatches_are_checked(index: int) -> None:
-    from hotcold.kernels.vulkan import spirv
+    from hotcold.kernels.vulkan.shaders import spirv
 
     device = _native.VulkanDevice(index)
     memory = device.allocate(1024)
@@ -324,7 +324,7 @@ def test_dispatches_are_checked(index: int) -> None:
 
 def test_a_waiting_shader_looks_so_often(index: int) -> None:
     """For each layer, and for all layers of a step; if it gives up, no rows are left."""
-    from hotcold.kernels.vulkan import spirv
+    from hotcold.kernels.vulkan.shaders import spirv
 
     device, layer, step = _native.VulkanDevice(index), 1, 7
     memories = [device.allocate(16 * 4, "upload") for _ in range(3)]  # batch, answered, status

@@ -23,7 +23,7 @@ OPEN = """
 import sys
 from support.vulkan_devices import choose_drivers, device_index
 choose_drivers()
-from hotcold.kernels.vulkan import VulkanBackend
+from hotcold.kernels.vulkan.backend import VulkanBackend
 backend = VulkanBackend(device_index("{driver}"))
 """
 BARRIERS = """

@@ -35,7 +35,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def loaded(index: int, share: float = 0.5) -> Session:
-    from hotcold.kernels.vulkan import VulkanBackend
+    from hotcold.kernels.vulkan.backend import VulkanBackend
 
     return on_two(VulkanBackend(index), share)
 

@@ -28,7 +28,7 @@ from hotcold.engine.engine import Engine  # noqa: E402
 from hotcold.engine.request import Request  # noqa: E402
 from hotcold.engine.sampler import SamplingParams  # noqa: E402
 from hotcold.kernels import _native  # noqa: E402
-from hotcold.kernels.vulkan import VulkanBackend  # noqa: E402
+from hotcold.kernels.vulkan.backend import VulkanBackend  # noqa: E402
 from hotcold.runtime.session import Session  # noqa: E402
 
 HANG_SECONDS = 60

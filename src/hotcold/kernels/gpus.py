@@ -81,7 +81,7 @@ def open_gpu(gpu: GPU, budget: int | None, *, spin: bool = False) -> GPUBackend:
     ``spin``: shaders wait for the other side's answers, else each answer submits what follows it.
 
     GPUMemoryError, GPUError: no memory, or a driver that fails or does not compute what is relied on."""
-    from hotcold.kernels.vulkan import VulkanBackend
+    from hotcold.kernels.vulkan.backend import VulkanBackend
 
     return VulkanBackend(gpu.index, budget, spin=spin)
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.kernels.backend import Batch, Rows
+from hotcold.kernels.backend import Batch, Buffer, Rows
+from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, aligned
 
 if TYPE_CHECKING:
     from hotcold.kernels._native import VulkanMemory, VulkanRecorder
-    from hotcold.kernels.vulkan import VulkanBackend
 
 #: Rows of the programs that a step is recorded for, besides the most that there may be.
 PROGRAM_ROWS = (1, 2, 4, 8, 16)
@@ -85,8 +85,8 @@ class Recording:
     #: billion a second. Watchdogs end a submit after 2 s on Windows and on newer Linux kernels.
     MOST_WORK = 50_000_000_000
 
-    def __init__(self, backend: VulkanBackend, batch: Batch, rows: int) -> None:
-        self.backend, self.batch, self.rows = backend, batch, rows
+    def __init__(self, memory: DeviceMemory, batch: Batch, rows: int) -> None:
+        self.memory, self.batch, self.rows = memory, batch, rows
         #: Rows that may follow the decode rule, and rows whose logits are wanted.
         self.decode = min(rows, batch.limits.decode)
         self.logits = batch.limits.logits
@@ -113,7 +113,7 @@ class Recording:
 
     def status(self, check: Callable[[npt.NDArray[np.int32]], None]) -> Range:
         """Four words, 0 before every step, which ``check`` is given after it if the first is not 0 then."""
-        memory = self.backend.device.allocate(16, "download")
+        memory = self.memory.device.allocate(16, "download")
         words = memory.host
         assert words is not None
         self.statuses.append(Status(memory, words.view(np.int32), check))
@@ -122,6 +122,23 @@ class Recording:
     def rows_of(self, rows: Rows) -> int:
         """The most rows that an op covers."""
         return self.logits if rows == Rows.LOGITS else self.rows
+
+    def range_of(
+        self,
+        what: str,
+        buffer: Buffer,
+        width: int,
+        dtype: npt.DTypeLike = np.float32,
+        rows: Rows = Rows.TOKENS,
+    ) -> Range:
+        """The range of a buffer with at least as many rows as an op covers, of ``width`` values each."""
+        own, most = self.memory.own(buffer), self.rows_of(rows)
+        if own.dtype != dtype:
+            raise TypeError(f"{what} is {own.dtype}: {np.dtype(dtype)} is needed")
+        if own.shape[0] < most or own.width != width:
+            seen = f"{own.shape[0]} rows of {own.width}"
+            raise ValueError(f"{what}: expected at least {most} rows of {width}, got {seen}")
+        return own.range
 
     def work(self, multiplications: int) -> None:
         """Announces what the next dispatch does at most, which begins a new submit where that is too much."""
