@@ -8,8 +8,8 @@ same weights, in an order that is drawn for each round: a dense model, and a spa
 (benchmarks/machine_state.py) and for all: of the speed over the first setting's in the same round and state,
 and of the share of the read bandwidth that was probed just before.
 
-What a processor should have belongs in the table of csrc/simd/cpu_isa.cpp; until then ``HOTCOLD_FETCH=8K:2``
-tries one. The last line of stdout is a JSON object.
+What a processor should have belongs in the table of csrc/simd/cpu_isa.cpp. The last line of stdout is a JSON
+object.
 """
 
 from __future__ import annotations
@@ -28,9 +28,16 @@ from compare_cpu import Models, add_model_options, facts, model_folder, order, s
 from contestants import Lengths, Ours
 from machine_state import STATES, MachineState
 
-from hotcold.kernels.fetching import Fetching, default_fetching, use_fetching
+from hotcold.kernels import _native
+from hotcold.kernels.cpu import fetching
 
 SETTINGS = ("3K:1", "1K:1", "2K:1", "4K:1", "8K:1", "16K:1", "1K:2", "2K:2", "3K:2", "4K:2", "8K:2", "16K:2")
+
+
+def parsed(setting: str) -> tuple[int, int]:
+    """Bytes ahead and level: ``3K:1`` is 3072 bytes into L1."""
+    kilobytes, level = setting.split("K:")
+    return int(kilobytes) << 10, int(level)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -50,7 +57,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             next(phases)[1]()
             drawn = random.sample(args.settings, len(args.settings))
             for setting, (_, run) in zip(drawn, phases, strict=True):
-                use_fetching(Fetching.parse(setting))
+                _native.set_fetching(*parsed(setting))
                 seen, conditions = machine.around(run, args.probe)
                 sample = {"round": round, "mode": mode, "setting": setting, "tok_s": seen.tok_s}
                 share = (seen.gb_s or 0) / conditions.read_gb_s
@@ -92,7 +99,7 @@ def main() -> None:
     parser.add_argument("--probe", type=float, default=0.02, help="seconds of the read probe")
     args = parser.parse_args()
     args.generate = args.tokens * len(args.settings)
-    chosen = default_fetching()
+    chosen = fetching()
     with model_folder(args) as folder:
         rows = list(summary(measure(args, folder), args.settings))
     print(f"state     mode      setting   ratio            95 %   GB/s  share  pairs   (default {chosen})")
@@ -100,7 +107,7 @@ def main() -> None:
         interval = f"{row['low']:.3f} to {row['high']:.3f}"
         figures = f"{row['ratio']:6.3f}{interval:>16}{row['gb_s']:7.1f}{row['share']:7.2f}{row['pairs']:7}"
         print(f"{row['state']:<10}{row['mode']:<10}{row['setting']:<9}{figures}")
-    print(json.dumps({"facts": facts(args), "default": str(chosen), "rows": rows}))
+    print(json.dumps({"facts": facts(args), "default": chosen, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ from hotcold.kernels.backend import (
 )
 from hotcold.kernels.cores import find_cores, on_fast_cores
 from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
-from hotcold.kernels.fetching import default_fetching, use_fetching
 from hotcold.kernels.memory_nodes import memory_nodes
 
 ISAS = ("avx512", "avxvnni", "avx2", "i8mm", "dotprod", "neon", "scalar")
@@ -60,6 +59,12 @@ def default_isa() -> str:
     if forced not in supported_isas():
         raise UserError(f"{ISA_VARIABLE} is {forced!r}: this machine has {', '.join(supported_isas())}")
     return forced
+
+
+def fetching() -> str:
+    """How far ahead weights are fetched, and into which cache: ``3K:1`` is 3 KiB into L1."""
+    ahead, level = _native.fetching()
+    return f"{ahead / 1024:g}K:{level}"
 
 
 class _Recorder:
@@ -99,7 +104,6 @@ class CPUBackend:
         if isa is not None and isa not in supported_isas():
             raise UserError(f"ISA {isa!r}: this machine has {', '.join(supported_isas())}")
         self.isa = isa or default_isa()
-        use_fetching(default_fetching())
         try:
             with on_fast_cores(threads, cores):
                 self._pool = _native.Pool(threads)
