@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType
+from hotcold.formats.words import ACTIVATIONS
 from hotcold.kernels.backend import (
-    ACTIVATIONS,
     DECODE_ROWS,
     Buffer,
     Chosen,
