@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.kernels.backend import Batch
 from hotcold.kernels.gpu import GPUError, GPUMemoryError
 
 _F32 = npt.NDArray[np.float32]
@@ -63,7 +64,7 @@ class FfnWeights:
     ) -> None: ...  # fmt: skip
 
 class Program:
-    def __init__(self, isa: str, pool: Pool, batch: Sequence[_I32]) -> None: ...
+    def __init__(self, isa: str, pool: Pool, batch: Batch) -> None: ...
     @property
     def scratch_bytes(self) -> int: ...  # that the first run allocates for the ops; threads have their own
     def embed(self, table: WeightRows, out: _F32, by: int, accumulate: bool) -> None: ...
@@ -192,10 +193,7 @@ class VulkanLink(Link):  # csrc/vulkan/vulkan_link.h
     def counts(self) -> VulkanLinkCounts: ...
 
 class VulkanRecorder:
-    def batch(
-        self, memory: VulkanMemory, counts: _I32, header: _I32, arrays: Sequence[_I32], rows: int,
-        bounds: Mapping[str, int],
-    ) -> None: ...  # fmt: skip
+    def batch(self, memory: VulkanMemory, batch: Batch, rows: int, bounds: Mapping[str, int]) -> None: ...
     def dispatch(
         self, pipeline: VulkanPipeline, ranges: Sequence[tuple[VulkanMemory, int, int, bool]], push: bytes,
         x: int, y: int, z: int,

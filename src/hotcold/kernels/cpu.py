@@ -72,8 +72,7 @@ class _Recorder:
 
     def __init__(self, isa: str, pool: _native.Pool, batch: Batch) -> None:
         self.batch = batch
-        arrays = [batch.counts, batch.tokens, batch.positions, batch.sequence, batch.slots]
-        self.native = _native.Program(isa, pool, [*arrays, batch.pages, batch.lengths, batch.logits_rows])
+        self.native = _native.Program(isa, pool, batch)
         self.kept: list[object] = [pool, batch]
 
     def run(self) -> None:

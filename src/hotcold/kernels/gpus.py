@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from hotcold.kernels.backend import Batch, BatchLimits
+from hotcold.kernels.backend import BatchLimits
 from hotcold.kernels.gpu import ALIGNMENT, GPU, GPUBackend, GPUError, StepShape
 
 OFF = "off"  #: instead of a name: no GPU
@@ -105,6 +105,6 @@ def slack_bytes(nbytes: int) -> int:
 
 def batch_bytes(limits: BatchLimits) -> int:
     """What a GPU is given of a step's numbers (:class:`~hotcold.kernels.backend.Batch`)."""
-    from hotcold.kernels.vulkan.recording import batch_words
+    from hotcold.kernels.vulkan import recording
 
-    return 4 * batch_words(Batch(limits))
+    return recording.batch_bytes(limits)

@@ -44,14 +44,12 @@ from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor, device_
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.probe import rounds_exactly
 from hotcold.kernels.vulkan.recording import (
-    ARRAYS,
     PROGRAM_ROWS,
     Dispatch,
     Recording,
     Status,
     Written,
-    batch_header,
-    batch_words,
+    batch_bytes,
 )
 from hotcold.kernels.vulkan.shaders import spirv
 
@@ -274,14 +272,7 @@ class VulkanBackend(DeviceMemory):
             self._scratch = self.allocate(recording.scratch_bytes)  # programs recorded before keep theirs
         batch, device_batch = recording.batch, self._batch(recording.batch)
         recorder = self.device.recorder()
-        recorder.batch(
-            device_batch.held,
-            batch.counts,
-            batch_header(batch),
-            [getattr(batch, name) for name in ARRAYS],
-            recording.rows,
-            recording.bounds,
-        )
+        recorder.batch(device_batch.held, batch, recording.rows, recording.bounds)
         for step in recording.steps:
             if isinstance(step, Dispatch):
                 self._dispatch(recorder, step, device_batch)
@@ -313,7 +304,7 @@ class VulkanBackend(DeviceMemory):
 
     def _batch(self, batch: Batch) -> Range:
         if batch not in self._batches:
-            self._batches[batch] = self.allocate(4 * batch_words(batch))
+            self._batches[batch] = self.allocate(batch_bytes(batch.limits))
         return self._batches[batch]
 
 

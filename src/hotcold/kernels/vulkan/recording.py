@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.kernels.backend import Batch, Buffer, Rows
+from hotcold.kernels.backend import Batch, BatchLimits, Buffer, Rows
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, aligned
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 #: Rows of the programs that a step is recorded for, besides the most that there may be.
 PROGRAM_ROWS = (1, 2, 4, 8, 16)
-#: 32-bit words before the batch's arrays: csrc/shaders/batch.glsl names them.
-HEADER = 16
-#: In the order in which they follow the header, whose words 5 to 11 say where each begins.
-ARRAYS = ("tokens", "positions", "sequence", "slots", "pages", "lengths", "logits_rows")
 
 
 @dataclass(frozen=True)
@@ -63,19 +59,10 @@ class Cut:
         recorder.cut()
 
 
-def batch_header(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """What does not change from step to step: the first five words are the step's own."""
-    header = np.zeros(HEADER, np.int32)
-    at = HEADER
-    for i, name in enumerate(ARRAYS):
-        header[5 + i] = at
-        at += getattr(batch, name).size
-    header[12] = batch.limits.pages_per_sequence
-    return header
-
-
-def batch_words(batch: Batch) -> int:
-    return HEADER + sum(int(getattr(batch, name).size) for name in ARRAYS)
+def batch_bytes(limits: BatchLimits) -> int:
+    """What a device is given of a batch: a header of 16 words, and its arrays (csrc/shaders/batch.glsl)."""
+    pages = limits.sequences * limits.pages_per_sequence
+    return 4 * (16 + 4 * limits.tokens + pages + limits.sequences + limits.logits)
 
 
 class Recording:
