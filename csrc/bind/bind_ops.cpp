@@ -3,6 +3,7 @@
 
 #include "bind/bind.h"
 #include "program/scratch.h"
+#include "program/step_scratch.h"
 
 namespace hc {
 namespace {
@@ -140,6 +141,15 @@ void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
     p.program.gather(from, data_of(out, "gather: out", p.rows(kLogits), dim), dim);
 }
 
+int64_t bind_scratch(int64_t tokens, int64_t logits, int64_t pages_per_sequence, int64_t dim, int64_t heads,
+                     int64_t kv_heads, int64_t head_dim, int64_t neurons, int64_t experts, int64_t chosen,
+                     int64_t shared, bool by_output) {
+    for (const int64_t each : {tokens, dim, kv_heads, head_dim, neurons, experts, chosen})
+        if (each < 1) refuse("scratch of a step: at least one of everything is needed");
+    return int64_t(step_scratch_bytes({tokens, logits, pages_per_sequence, dim, heads, kv_heads, head_dim,
+                                       neurons, experts, chosen, shared, by_output}));
+}
+
 // Without the GIL.
 void bind_run(BoundProgram& p) {
     const std::function<void()> check = check_signals();
@@ -195,6 +205,9 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
         .def("run", &bind_run);
+    m.def("step_scratch_bytes", &bind_scratch, nb::kw_only(), "tokens"_a, "logits"_a, "pages_per_sequence"_a,
+          "dim"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "neurons"_a, "experts"_a, "chosen"_a, "shared"_a,
+          "by_output"_a);
     return program;
 }
 

@@ -14,6 +14,7 @@ from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import _native, checks, host_memory
 from hotcold.kernels.backend import (
     DECODE_ROWS,
+    SPARSE_ACTIVATIONS,
     Backend,
     Batch,
     BatchLimits,
@@ -37,6 +38,7 @@ from hotcold.kernels.backend import (
 )
 from hotcold.kernels.cores import find_cores, on_fast_cores
 from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
+from hotcold.kernels.gpu import StepShape
 from hotcold.kernels.memory_nodes import memory_nodes
 
 ISAS = ("avx512", "avxvnni", "avx2", "i8mm", "dotprod", "neon", "scalar")
@@ -65,6 +67,24 @@ def fetching() -> str:
     """How far ahead weights are fetched, and into which cache: ``3K:1`` is 3 KiB into L1."""
     ahead, level = _native.fetching()
     return f"{ahead / 1024:g}K:{level}"
+
+
+def scratch_bytes(shape: StepShape) -> int:
+    """What all ops of a step share on a CPU: the scratch of the largest one, as the ops themselves say."""
+    return _native.step_scratch_bytes(
+        tokens=shape.limits.tokens,
+        logits=shape.limits.logits,
+        pages_per_sequence=shape.limits.pages_per_sequence,
+        dim=shape.dim,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        neurons=shape.neurons // shape.experts,
+        experts=shape.experts,
+        chosen=shape.chosen,
+        shared=shape.shared,
+        by_output=shape.down_layout == "by_output" and shape.activation not in SPARSE_ACTIVATIONS,
+    )
 
 
 class _Recorder:
