@@ -268,20 +268,15 @@ void bind_vulkan(nb::module_& m) {
         .def("recorder", [](OpenDevice& self) { return BoundRecorder{Recorder(self.heap), {}}; })
         .def("write", &bind_write, "memory"_a, "offset"_a, "data"_exact)
         .def("read", &bind_read, "memory"_a, "offset"_a, "data"_exact)
-        .def("clear", &bind_clear, "memory"_a)
-        .def(
-            "set_patience", [](OpenDevice& self, double seconds) { self.device->set_patience(seconds); },
-            "seconds"_a)
-        .def(
-            "leave_out_barrier", [](OpenDevice& self, int nth) { self.device->leave_out_barrier(nth); },
-            "nth"_a);
-    m.def("vulkan_fail", &fail_call, "function"_a, "nth"_a, "result"_a);
-    m.def("vulkan_calls", [] {
-        std::map<std::string, int64_t> found;
-        for (const auto& [name, count] : calls()) found[name] = count;
-        return found;
-    });
-    m.def("vulkan_forget_calls", &forget_calls);
+        .def("clear", &bind_clear, "memory"_a);
+#ifdef HOTCOLD_FAULTS
+    nb::module_ faults = m.def_submodule("vulkan_faults");  // tests/support/vulkan_faults.py
+    faults.def("fail", &fail_call, "function"_a, "nth"_a, "result"_a);
+    faults.def("skip", &skip_call, "function"_a, "nth"_a);
+    faults.def("calls", &calls);
+    faults.def("forget_calls", &forget_calls);
+    faults.def("set_patience", [](OpenDevice& open, double seconds) { open.device->set_patience(seconds); });
+#endif
 }
 
 }  // namespace hc

@@ -113,7 +113,7 @@ class Program {
     void make_sets();
     void make_times(Recorded&);
     void record(Recorded&);
-    void record_rounds(Recorded&, int left_out);
+    void record_rounds(Recorded&);
     void record_whole(Recorded&);
     void run_once(const CheckInterrupt&);
     void run_linked(const CheckInterrupt&);
