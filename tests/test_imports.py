@@ -240,3 +240,9 @@ def test_help_of_a_verb_imports_that_verb_alone() -> None:
     modules = loaded_by("from hotcold.commands.cli import main\nassert main(['tokenize', '--help']) == 0")
     assert "hotcold.commands.tokenize" in modules
     assert not modules & {"hotcold.commands.generate", "hotcold.commands.convert"}
+
+
+def test_listing_gpus_imports_no_backend() -> None:
+    modules = loaded_by("from hotcold.kernels.gpus import find_gpus\nfind_gpus()")
+    vulkan = {name for name in modules if name.startswith("hotcold.kernels.vulkan")}
+    assert vulkan == {"hotcold.kernels.vulkan", "hotcold.kernels.vulkan.devices"}

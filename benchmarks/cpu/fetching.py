@@ -8,8 +8,8 @@ same weights, in an order that is drawn for each round: a dense model, and a spa
 (benchmarks/lib/machine.py) and for all: of the speed over the first setting's in the same round and state,
 and of the share of the read bandwidth that was probed just before.
 
-What a processor should have belongs in the table of csrc/simd/cpu_isa.cpp; until then ``HOTCOLD_FETCH=8K:2``
-tries one. The last line of stdout is a JSON object.
+What a processor should have belongs in the table of csrc/simd/cpu_isa.cpp. The last line of stdout is a JSON
+object.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hotcold.kernels.fetching import Fetching, default_fetching, use_fetching
+from hotcold.kernels import _native
+from hotcold.kernels.cpu import fetching
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cpu.compare import Clock, Files, add_model_options, contestants, facts, model_folder
@@ -33,6 +34,12 @@ from lib.machine import STATES, MachineState
 from lib.report import Sample, interval, ratios
 
 SETTINGS = ("3K:1", "1K:1", "2K:1", "4K:1", "8K:1", "16K:1", "1K:2", "2K:2", "3K:2", "4K:2", "8K:2", "16K:2")
+
+
+def parsed(setting: str) -> tuple[int, int]:
+    """Bytes ahead and level: ``3K:1`` is 3072 bytes into L1."""
+    kilobytes, level = setting.split("K:")
+    return int(kilobytes) << 10, int(level)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> list[Sample]:
@@ -44,7 +51,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[Sample]:
         for mode in order([mode for mode in modes if mode in args.modes], max(round, 0)):
             for setting in random.sample(args.settings, len(args.settings)):
                 run = modes[mode].prepare(DECODE, round + 1)
-                use_fetching(Fetching.parse(setting))
+                _native.set_fetching(*parsed(setting))
                 measured, seen = machine.around(run, 0.02)
                 speeds = measured.tok_s, measured.gb_s, seen.read_gb_s
                 samples.append(Sample(args.type, mode, setting, round, *speeds, seen.state))
@@ -80,7 +87,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4, help="generated with one setting in a round")
     parser.set_defaults(shape=[4096, 11008, 32, 32, 32000], layers=8, rounds=10, no_llama_cpp=True)
     args = parser.parse_args()
-    chosen = default_fetching()
+    chosen = fetching()
     with model_folder(args) as folder:
         rows = list(summary(measure(args, folder), args.settings))
     print(f"state     mode      setting   ratio            95 %   GB/s  share  pairs   (default {chosen})")
@@ -88,7 +95,7 @@ def main() -> None:
         interval = f"{row['low']:.3f} to {row['high']:.3f}"
         figures = f"{row['ratio']:6.3f}{interval:>16}{row['gb_s']:7.1f}{row['share']:7.2f}{row['pairs']:7}"
         print(f"{row['state']:<10}{row['mode']:<10}{row['setting']:<9}{figures}")
-    print(json.dumps({"facts": facts(args), "default": str(chosen), "rows": rows}))
+    print(json.dumps({"facts": facts(args), "default": chosen, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ namespace hc {
 template <class T> using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 template <class T> using Maybe = std::optional<Array<T>>;
 using Floats = Array<float>;
+using Index = Array<const int32_t>;
 
 // Arguments that are taken exactly as they are, nothing is converted or copied; and those that may be None.
 inline auto operator""_exact(const char* name, size_t) { return nb::arg(name).noconvert(); }
@@ -83,10 +84,22 @@ inline const Rows& plain_rows(const WeightRows& weights, const char* op) {
     return weights.rows;
 }
 
+// The arrays of a hotcold.kernels.backend.Batch, by their names there, held while a program reads them.
+struct BatchArrays {
+    // std::invalid_argument for arrays that disagree about the batch's limits.
+    explicit BatchArrays(const nb::handle& batch);
+    Index counts, tokens, positions, sequence, slots, pages, lengths, logits_rows;
+    Batch view() const;
+    BatchBounds bounds() const {
+        return {int64_t(tokens.size()), axis(pages, 0), int64_t(logits_rows.size())};
+    }
+};
+
 // A program and the sizes that its arguments are checked against.
 struct BoundProgram {
     Program program;
     BatchBounds bounds;
+    BatchArrays arrays;
     int64_t rows(RowsOf of) const { return of == kTokens ? bounds.tokens : bounds.logits; }
 };
 

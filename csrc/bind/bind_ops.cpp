@@ -3,29 +3,23 @@
 
 #include "bind/bind.h"
 #include "program/scratch.h"
+#include "program/step_scratch.h"
 
 namespace hc {
 namespace {
 
-using Index = Array<const int32_t>;
+Index array_of(const nb::handle& batch, const char* name) {
+    Index found;
+    if (!nb::try_cast(nb::object(batch.attr(name)), found, false))
+        throw nb::type_error((std::string("a batch's ") + name + " must be an array of int32").c_str());
+    return found;
+}
 
 void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Pool> pool,
-                  const std::vector<Index>& arrays) {
-    if (arrays.size() != 8) refuse("a batch has eight arrays");
-    const Index& pages = arrays[5];
-    if (pages.ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
-    const int64_t tokens = int64_t(arrays[1].size()), sequences = axis(pages, 0);
-    const int64_t logits = int64_t(arrays[7].size());
-    if (tokens < 1) refuse("a batch has room for 0 tokens: at least 1 is needed");
-    const int64_t sizes[] = {4, tokens, tokens, tokens, tokens, int64_t(pages.size()), sequences, logits};
-    const int32_t* p[8];
-    for (size_t i = 0; i < 8; ++i) {
-        if (int64_t(arrays[i].size()) != sizes[i]) refuse("a batch's arrays disagree about its limits");
-        p[i] = arrays[i].data();
-    }
-    const Batch batch{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], axis(pages, 1)};
-    const BatchBounds bounds{tokens, sequences, logits};
-    new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), batch, bounds), bounds};
+                  const nb::object& batch) {
+    const BatchArrays arrays(batch);
+    const BatchBounds bounds = arrays.bounds();
+    new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), arrays.view(), bounds), bounds, arrays};
 }
 
 void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<const float>& weight,
@@ -147,6 +141,15 @@ void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
     p.program.gather(from, data_of(out, "gather: out", p.rows(kLogits), dim), dim);
 }
 
+int64_t bind_scratch(int64_t tokens, int64_t logits, int64_t pages_per_sequence, int64_t dim, int64_t heads,
+                     int64_t kv_heads, int64_t head_dim, int64_t neurons, int64_t experts, int64_t chosen,
+                     int64_t shared, bool by_output) {
+    for (const int64_t each : {tokens, dim, kv_heads, head_dim, neurons, experts, chosen})
+        if (each < 1) refuse("scratch of a step: at least one of everything is needed");
+    return int64_t(step_scratch_bytes({tokens, logits, pages_per_sequence, dim, heads, kv_heads, head_dim,
+                                       neurons, experts, chosen, shared, by_output}));
+}
+
 // Without the GIL.
 void bind_run(BoundProgram& p) {
     const std::function<void()> check = check_signals();
@@ -156,9 +159,39 @@ void bind_run(BoundProgram& p) {
 
 }  // namespace
 
+BatchArrays::BatchArrays(const nb::handle& batch)
+    : counts(array_of(batch, "counts")),
+      tokens(array_of(batch, "tokens")),
+      positions(array_of(batch, "positions")),
+      sequence(array_of(batch, "sequence")),
+      slots(array_of(batch, "slots")),
+      pages(array_of(batch, "pages")),
+      lengths(array_of(batch, "lengths")),
+      logits_rows(array_of(batch, "logits_rows")) {
+    if (pages.ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
+    if (!tokens.size()) refuse("a batch has room for 0 tokens: at least 1 is needed");
+    bool agree = counts.size() == 4 && lengths.size() == pages.shape(0);
+    for (const Index* each : {&positions, &sequence, &slots}) agree &= each->size() == tokens.size();
+    if (!agree) refuse("a batch's arrays disagree about its limits");
+}
+
+Batch BatchArrays::view() const {
+    Batch b{};
+    b.counts = counts.data();
+    b.tokens = tokens.data();
+    b.positions = positions.data();
+    b.sequence = sequence.data();
+    b.slots = slots.data();
+    b.pages = pages.data();
+    b.lengths = lengths.data();
+    b.logits_rows = logits_rows.data();
+    b.pages_per_sequence = axis(pages, 1);
+    return b;
+}
+
 nb::class_<BoundProgram> bind_ops(nb::module_& m) {
     nb::class_<BoundProgram> program(m, "Program");
-    program.def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_exact)
+    program.def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_a)
         .def("embed", &bind_embed, "table"_a, "out"_exact, "by"_a, "accumulate"_a)
         .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_exact, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)
@@ -172,6 +205,9 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
         .def("run", &bind_run);
+    m.def("step_scratch_bytes", &bind_scratch, nb::kw_only(), "tokens"_a, "logits"_a, "pages_per_sequence"_a,
+          "dim"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "neurons"_a, "experts"_a, "chosen"_a, "shared"_a,
+          "by_output"_a);
     return program;
 }
 

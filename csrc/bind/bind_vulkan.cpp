@@ -12,7 +12,6 @@ namespace vulkan {
 namespace {
 
 using Bytes = Array<const uint8_t>;
-using Index = Array<const int32_t>;
 
 // A device, its memory, and the way there.
 struct OpenDevice {
@@ -78,7 +77,7 @@ std::shared_ptr<Pipeline> bind_pipeline(OpenDevice& self, const nb::bytes& spirv
 // With the arrays that it reads in every run.
 struct BoundRecorder {
     Recorder recorder;
-    std::vector<Index> arrays;
+    std::optional<BatchArrays> arrays;
     bool finished = false;
     Recorder& open() {
         if (finished) refuse("this recorder has finished: take another one");
@@ -88,23 +87,18 @@ struct BoundRecorder {
 
 struct BoundVulkanProgram {
     std::shared_ptr<Program> program;
-    std::vector<Index> arrays;
+    std::optional<BatchArrays> arrays;
 };
 
-// Tokens, positions, sequence, slots, pages, lengths, logits_rows.
-void bind_batch(BoundRecorder& r, std::shared_ptr<Memory> memory, const Index& counts, const Index& header,
-                const std::vector<Index>& arrays, int64_t rows,
+void bind_batch(BoundRecorder& r, std::shared_ptr<Memory> memory, const nb::object& batch, int64_t rows,
                 const std::map<std::string, int64_t>& bounds) {
-    if (arrays.size() != 7 || counts.size() != 4 || header.size() != BatchPlace::kHeader)
-        refuse("a batch has four counts, a header of 16 words and seven arrays");
-    for (size_t i = 0; i < 4; ++i)
-        if (int64_t(arrays[i].size()) < rows) refuse("a batch's arrays are shorter than its rows");
-    if (arrays[4].ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
+    const BatchArrays arrays(batch);
     BatchPlace place;
     place.memory = std::move(memory);
-    place.batch = {counts.data(),    arrays[0].data(), arrays[1].data(), arrays[2].data(),  arrays[3].data(),
-                   arrays[4].data(), arrays[5].data(), arrays[6].data(), axis(arrays[4], 1)};
-    place.bounds = {rows, axis(arrays[4], 0), int64_t(arrays[6].size())};
+    place.batch = arrays.view();
+    place.bounds = arrays.bounds();
+    if (place.bounds.tokens < rows) refuse("a batch's arrays are shorter than its rows");
+    place.bounds.tokens = rows;
     for (const auto& [name, most] : bounds) {
         if (name == "tokens")
             place.bounds.vocab = most;
@@ -115,11 +109,12 @@ void bind_batch(BoundRecorder& r, std::shared_ptr<Memory> memory, const Index& c
         else
             refuse("a bound of '" + name + "': choose tokens, positions or pages");
     }
-    std::copy_n(header.data(), BatchPlace::kHeader, place.header.begin());
-    for (const Index& each : arrays) place.arrays.push_back({each.data(), each.size()});
+    // In the order of csrc/shaders/batch.glsl.
+    for (const Index* each : {&arrays.tokens, &arrays.positions, &arrays.sequence, &arrays.slots,
+                              &arrays.pages, &arrays.lengths, &arrays.logits_rows})
+        place.add(each->data(), each->size());
     r.open().batch(std::move(place));
     r.arrays = arrays;
-    r.arrays.push_back(counts);
 }
 
 using RangeOf = std::tuple<std::shared_ptr<Memory>, uint64_t, uint64_t, bool>;
@@ -222,8 +217,7 @@ void bind_vulkan(nb::module_& m) {
         self.program->run(check);
     });
     nb::class_<BoundRecorder>(m, "VulkanRecorder")
-        .def("batch", &bind_batch, "memory"_a, "counts"_exact, "header"_exact, "arrays"_exact, "rows"_a,
-             "bounds"_a)
+        .def("batch", &bind_batch, "memory"_a, "batch"_a, "rows"_a, "bounds"_a)
         .def("dispatch", &bind_dispatch, "pipeline"_a, "ranges"_a, "push"_a, "x"_a, "y"_a, "z"_a)
         .def(
             "copy",
@@ -274,20 +268,15 @@ void bind_vulkan(nb::module_& m) {
         .def("recorder", [](OpenDevice& self) { return BoundRecorder{Recorder(self.heap), {}}; })
         .def("write", &bind_write, "memory"_a, "offset"_a, "data"_exact)
         .def("read", &bind_read, "memory"_a, "offset"_a, "data"_exact)
-        .def("clear", &bind_clear, "memory"_a)
-        .def(
-            "set_patience", [](OpenDevice& self, double seconds) { self.device->set_patience(seconds); },
-            "seconds"_a)
-        .def(
-            "leave_out_barrier", [](OpenDevice& self, int nth) { self.device->leave_out_barrier(nth); },
-            "nth"_a);
-    m.def("vulkan_fail", &fail_call, "function"_a, "nth"_a, "result"_a);
-    m.def("vulkan_calls", [] {
-        std::map<std::string, int64_t> found;
-        for (const auto& [name, count] : calls()) found[name] = count;
-        return found;
-    });
-    m.def("vulkan_forget_calls", &forget_calls);
+        .def("clear", &bind_clear, "memory"_a);
+#ifdef HOTCOLD_FAULTS
+    nb::module_ faults = m.def_submodule("vulkan_faults");  // tests/support/vulkan_faults.py
+    faults.def("fail", &fail_call, "function"_a, "nth"_a, "result"_a);
+    faults.def("skip", &skip_call, "function"_a, "nth"_a);
+    faults.def("calls", &calls);
+    faults.def("forget_calls", &forget_calls);
+    faults.def("set_patience", [](OpenDevice& open, double seconds) { open.device->set_patience(seconds); });
+#endif
 }
 
 }  // namespace hc

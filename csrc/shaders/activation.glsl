@@ -1,7 +1,7 @@
 // Activations and the exponential they need: csrc/ops/activation.h with every fused step as two roundings. A
 // comparison with NaN is false, and what it then chooses keeps NaN.
 
-// In the order of hotcold/kernels/backend.py ACTIVATIONS.
+// In the order of hotcold/formats/words.py ACTIVATIONS.
 const uint RELU = 0, DRELU = 1, RELU2 = 2, SILU = 3, GELU = 4, GELU_ERF = 5, SWIGLU_OAI = 6;
 
 // exp(x) = scale (1 + slope r), to about 2 ulp: x = n ln 2 + r, scale = 2^n, |r| <= ln 2 / 2.

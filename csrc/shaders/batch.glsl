@@ -1,4 +1,4 @@
-// The step's numbers, binding 0 of every shader: hotcold/kernels/vulkan/recording.py lays them out.
+// The step's numbers, binding 0 of every shader: vulkan/program.h (BatchPlace) lays them out.
 layout(std430, set = 0, binding = 0) readonly buffer BatchBuffer { uint batch[]; };
 
 const uint TOKENS = 5, POSITIONS = 6, SEQUENCE = 7, SLOTS = 8, PAGES = 9, LENGTHS = 10, LOGITS_ROWS = 11;

@@ -88,18 +88,15 @@ class Device {
     // VulkanError if what was submitted makes no progress for long: asked while waiting. The device is then
     // lost.
     void check_progress();
-    // For tests; a minute unless told, ten of a software driver.
+#ifdef HOTCOLD_FAULTS
     void set_patience(double seconds) { patience_ = seconds; }
+#endif
     int32_t next_step() { return steps_.fetch_add(1) + 1; }  // 1, 2, ...
 
     // Whether timestamps of the device can be told in the host's time.
     bool has_clock() const { return has_clock_; }
     // Nanoseconds of std::chrono::steady_clock.
     std::vector<int64_t> host_times(const std::vector<uint64_t>& timestamps);
-
-    // For tests: the nth barrier of the next program (1: its first) is left out.
-    void leave_out_barrier(int nth) { left_out_ = nth; }
-    int take_left_out() { return left_out_.exchange(0); }
 
   private:
     [[noreturn]] void raise(FunctionId, VkResult);
@@ -125,9 +122,8 @@ class Device {
     // When work was last submitted or done, and how much was done then.
     std::chrono::steady_clock::time_point progress_at_;
     uint64_t progress_ = 0;
-    std::atomic<double> patience_{60};  // seconds
+    std::atomic<double> patience_{60};  // seconds; ten minutes of a software driver
     std::atomic<bool> lost_{false}, hung_{false};
-    std::atomic<int> left_out_{0};
     std::atomic<int32_t> steps_{0};
 };
 

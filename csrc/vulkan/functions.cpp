@@ -1,6 +1,5 @@
 #include "vulkan/functions.h"
 
-#include <atomic>
 #if defined(_WIN32)
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
@@ -17,21 +16,6 @@ constexpr const char* kNames[] = {
     HC_VULKAN_ALL(HC_NAME)
 #undef HC_NAME
 };
-
-template <class F> struct Fails;
-template <class R, class... A> struct Fails<R(VKAPI_PTR*)(A...)>
-    : std::bool_constant<std::is_same_v<R, VkResult>> {};
-constexpr bool kFails[] = {
-#define HC_FAILS(name) Fails<PFN_##name>::value,
-    HC_VULKAN_ALL(HC_FAILS)
-#undef HC_FAILS
-};
-
-struct Watched {
-    std::atomic<int64_t> calls{0}, fails_in{0};
-    std::atomic<int> result{0};
-};
-Watched watched[kFunctions];
 
 #if defined(_WIN32)
 constexpr const char* kLoader = "vulkan-1.dll";
@@ -91,36 +75,6 @@ const char* advice(VkResult result) {
 }
 
 }  // namespace
-
-void count_call(FunctionId id) { watched[id].calls.fetch_add(1, std::memory_order_relaxed); }
-
-VkResult counted_call(FunctionId id) {
-    count_call(id);
-    Watched& w = watched[id];
-    if (!w.fails_in.load(std::memory_order_relaxed) || w.fails_in.fetch_sub(1) != 1) return VK_SUCCESS;
-    return VkResult(w.result.load());
-}
-
-std::vector<std::pair<std::string, int64_t>> calls() {
-    std::vector<std::pair<std::string, int64_t>> found;
-    for (int i = 0; i < kFunctions; ++i) found.push_back({kNames[i], watched[i].calls.load()});
-    return found;
-}
-
-void forget_calls() {
-    for (Watched& w : watched) w.calls.store(0);
-}
-
-void fail_call(const std::string& function, int64_t nth, int result) {
-    for (int i = 0; i < kFunctions; ++i) {
-        if (function != kNames[i]) continue;
-        if (!kFails[i]) throw std::invalid_argument(function + " returns no result: it cannot fail");
-        watched[i].result.store(result);
-        watched[i].fails_in.store(nth);
-        return;
-    }
-    throw std::invalid_argument(function + " is none of the functions that are used");
-}
 
 Functions::Functions() : get_(loader()) {
 #define HC_FIND(name) set(name, get_(nullptr, #name));

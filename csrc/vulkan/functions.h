@@ -4,11 +4,11 @@
 #include <vulkan/vulkan_core.h>
 
 #include <cstdint>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace hc::vulkan {
 
@@ -103,14 +103,17 @@ enum FunctionId : int {
         kFunctions
 };
 
-// For tests: how often each function was called, and which call shall fail.
-void count_call(FunctionId);
-VkResult counted_call(FunctionId);  // VK_SUCCESS: go on
-std::vector<std::pair<std::string, int64_t>> calls();
+#ifdef HOTCOLD_FAULTS
+// For tests (faults.cpp): counts a call, and says whether it shall fail, and how; VK_SUCCESS: go on.
+VkResult watched_call(FunctionId);
+std::map<std::string, int64_t> calls();  // of each function, how often
 void forget_calls();
 // The nth call of the function from now on (1: the next) returns `result` and does nothing; nth 0: none does.
 // std::invalid_argument: no such function, or it returns no VkResult.
 void fail_call(const std::string& function, int64_t nth, int result);
+// The same of a function that returns nothing.
+void skip_call(const std::string& function, int64_t nth);
+#endif
 
 template <class F> class Function;
 template <class R, class... A> class Function<R(VKAPI_PTR*)(A...)> {
@@ -118,11 +121,14 @@ template <class R, class... A> class Function<R(VKAPI_PTR*)(A...)> {
     using Pointer = R(VKAPI_PTR*)(A...);
     explicit Function(FunctionId id) : id_(id) {}
     R operator()(A... arguments) const {
+#ifdef HOTCOLD_FAULTS
+        const VkResult injected = watched_call(id_);
         if constexpr (std::is_same_v<R, VkResult>) {
-            if (const VkResult injected = counted_call(id_)) return injected;
-        } else {
-            count_call(id_);
+            if (injected) return injected;
+        } else if constexpr (std::is_void_v<R>) {
+            if (injected) return;
         }
+#endif
         return at_(arguments...);
     }
     void set(PFN_vkVoidFunction at) { at_ = reinterpret_cast<Pointer>(at); }

@@ -35,6 +35,7 @@ void Recorder::check_range(const Range& r) const {
 void Recorder::batch(BatchPlace place) {
     check_range({place.memory, 0, place.words() * 4, true});
     if (batch_.memory) refuse("a program has one batch");
+    place.header[12] = int32_t(place.batch.pages_per_sequence);
     batch_ = std::move(place);
 }
 
@@ -124,8 +125,7 @@ const Recorder::Dispatch* Recorder::dispatch_of(const Step& step) {
 // Writes command buffers, with barriers where they are needed.
 class Program::Writer {
   public:
-    Writer(Program& program, VkQueryPool times, int left_out)
-        : p_(program), f_(program.device_->f()), times_(times), left_out_(left_out) {}
+    Writer(Program& program, VkQueryPool times) : p_(program), f_(program.device_->f()), times_(times) {}
 
     void begin() {
         commands_ = p_.commands_.make();
@@ -174,16 +174,12 @@ class Program::Writer {
 
   private:
     void note(const std::vector<Range>& reads, const std::vector<Range>& writes) {
-        if (!hazards_.add(spans(reads, false), spans(writes, true))) return;
-        ++barriers_;
-        if (barriers_ != left_out_) put_barrier(f_, commands_);
+        if (hazards_.add(spans(reads, false), spans(writes, true))) put_barrier(f_, commands_);
     }
 
     Program& p_;
     const Functions& f_;
     const VkQueryPool times_;
-    const int left_out_;
-    int barriers_ = 0;
     Hazards hazards_;
     VkCommandBuffer commands_ = VK_NULL_HANDLE;
 };
@@ -196,7 +192,7 @@ Program::Program(Recorder recorder)
     if (recorded_.batch_.memory)
         upload_ = recorded_.heap_->allocate(recorded_.batch_.words() * 4, Where::kUpload);
     make_sets();
-    record_rounds(step_, device_->take_left_out());
+    record_rounds(step_);
     if (recorded_.link_ && recorded_.link_->spins() && step_.step.is_balanced()) record_whole(step_);
 }
 
@@ -258,8 +254,8 @@ void Program::make_times(Recorded& to) {
     device_->call(device_->f().vkCreateQueryPool, device_->handle(), &create, nullptr, to.times.put());
 }
 
-void Program::record_rounds(Recorded& to, int left_out) {
-    Writer writer(*this, to.times.get(), left_out);
+void Program::record_rounds(Recorded& to) {
+    Writer writer(*this, to.times.get());
     LinkedStep& made = to.step;
     Round round;
     std::vector<VkCommandBuffer> batches;
@@ -309,7 +305,7 @@ void Program::record_rounds(Recorded& to, int left_out) {
 }
 
 void Program::record_whole(Recorded& to) {
-    Writer writer(*this, to.times.get(), 0);
+    Writer writer(*this, to.times.get());
     LinkedStep& made = to.step;
     const size_t all = kTimes * made.collects.size();
     writer.begin();
@@ -396,7 +392,7 @@ void Program::run_linked(const CheckInterrupt& check) {
     if (timed && !timed_) {
         auto made = std::make_unique<Recorded>();
         make_times(*made);
-        record_rounds(*made, 0);
+        record_rounds(*made);
         if (!step_.step.whole.empty()) record_whole(*made);
         timed_ = std::move(made);
     }

@@ -29,6 +29,11 @@ struct BatchPlace {
     std::array<int32_t, kHeader> header{};
     std::vector<std::pair<const int32_t*, size_t>> arrays;  // in their order behind the header
     uint64_t words() const;
+    // The header's words from the sixth on say where each array begins.
+    void add(const int32_t* values, size_t size) {
+        header[5 + arrays.size()] = int32_t(words());
+        arrays.emplace_back(values, size);
+    }
 };
 
 class Program;
@@ -108,7 +113,7 @@ class Program {
     void make_sets();
     void make_times(Recorded&);
     void record(Recorded&);
-    void record_rounds(Recorded&, int left_out);
+    void record_rounds(Recorded&);
     void record_whole(Recorded&);
     void run_once(const CheckInterrupt&);
     void run_linked(const CheckInterrupt&);

@@ -16,8 +16,8 @@ import pytest
 from hotcold.demo import model_path
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels import fetching
-from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels import _native
+from hotcold.kernels.cpu import CPUBackend, fetching
 from hotcold.model.config import Config
 from hotcold.placement.placement import read_placement
 from hotcold.placement.sizes import sizes_of_file
@@ -157,13 +157,13 @@ def run_small(
 def test_settings_of_fetching_take_turns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = fetching.default_fetching()
+    before = _native.fetching()
     options = "--settings 3K:1 8K:2 --tokens 1 --modes dense predicted"
     try:
         found = run_small("fetching", options, monkeypatch, capsys)
     finally:
-        fetching.use_fetching(before)
-    assert found["default"] == str(before)
+        _native.set_fetching(*before)
+    assert found["default"] == fetching()
     rows = [row for row in found["rows"] if row["state"] == "any"]  # none of a state that changed meanwhile
     assert {row["setting"] for row in rows} <= {"3K:1", "8K:2"}
     assert {row["mode"] for row in rows} <= {"dense", "predicted"}

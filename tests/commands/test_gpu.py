@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import vulkan_faults as faults
 from support.sidecars import with_sidecar
 from support.vulkan_devices import DRIVERS, FULL, device_index
 
 from hotcold.commands.cli import main
-from hotcold.kernels import _native
 from hotcold.placement.hardware import find_hardware
 from hotcold.runtime import placing
 from hotcold.tasks import doctor
@@ -106,14 +106,14 @@ def test_a_device_that_is_lost(
     inner = Session.run
 
     def run(session: Session) -> None:
-        _native.vulkan_fail("vkQueueSubmit", 4, DEVICE_LOST)
+        faults.fail("vkQueueSubmit", 4, DEVICE_LOST)
         inner(session)
 
     monkeypatch.setattr(Session, "run", run)
     assert main(args) == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith("hotcold: error: ") and "load the model again" in last
-    _native.vulkan_fail("vkQueueSubmit", 0, 0)
+    faults.fail("vkQueueSubmit", 0, 0)
     monkeypatch.setattr(Session, "run", inner)
     assert main(args) == 0
 

@@ -24,7 +24,7 @@ from support.op_truth import (
 )
 
 from hotcold.kernels import _native
-from hotcold.kernels.backend import PAGE, SPLIT, Backend, Batch, Floats
+from hotcold.kernels.backend import PAGE, SPLIT, Backend, Batch, BatchLimits, Floats
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.kv_cache import CACHE_TYPES
 
@@ -271,7 +271,7 @@ def test_options_that_ask_for_nothing_change_no_bit(open_exact: OpenBackend) -> 
 
 def test_partial_results_take_no_more_scratch_than_the_window_needs() -> None:
     """Those of 3 heads, for each of 5 decode rows and 2 kv heads: 10 numbers a split."""
-    batch = [np.zeros(n, np.int32) for n in (4, 5, 5, 5, 5, (1, 800), 1, 1)]
+    batch = Batch(BatchLimits(5, 1, 800, 1))
     q, cache = np.zeros((5, 6, 8), np.float32), np.zeros((1, 2, PAGE, 8), np.float32)
     for window, splits in ((None, 100), (1, 1), (2, 2), (257, 2), (258, 3), (10**6, 100)):
         program = _native.Program("scalar", _native.Pool(1), batch)

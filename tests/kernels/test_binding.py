@@ -10,7 +10,7 @@ from support.op_truth import page_count, plain_batch, random_ffn, random_tensor,
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels import _native, open_backend
-from hotcold.kernels.backend import PAGE, FFNTensors
+from hotcold.kernels.backend import PAGE, Batch, BatchLimits, FFNTensors
 from hotcold.kernels.cpu import CPUBackend
 
 LOCAL_BYTES = 2 << 20  #: scratch of one thread (kLocalBytes in csrc/simd/kernels.h)
@@ -24,14 +24,9 @@ def floats(*shape: int) -> np.ndarray:
     return np.zeros(shape, np.float32)
 
 
-def arrays(tokens: int = ROWS, sequences: int = 1, pages: int = 1, logits: int = 1) -> list[np.ndarray]:
-    """A batch as the extension takes it: counts, four by token, pages, lengths, logits rows."""
-    shapes = [(4,), *[(tokens,)] * 4, (sequences, pages), (sequences,), (logits,)]
-    return [np.zeros(shape, np.int32) for shape in shapes]
-
-
-def program(**limits: int) -> _native.Program:
-    return _native.Program("scalar", _native.Pool(1), arrays(**limits))
+def program(tokens: int = ROWS, sequences: int = 1, pages: int = 1, logits: int = 1) -> _native.Program:
+    batch = Batch(BatchLimits(tokens, sequences, pages, logits))
+    return _native.Program("scalar", _native.Pool(1), batch)
 
 
 def matrix(type: str, rows: int, columns: int) -> Any:
@@ -175,29 +170,36 @@ def test_arrays_with_too_few_rows_are_refused(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({1: floats(0)}, "at least 1 is needed"),
-        ({5: floats(3)}, r"pages must be \[sequences, pages per sequence\]"),
-        ({5: floats()}, r"pages must be \[sequences, pages per sequence\]"),
-        ({6: floats(2)}, "disagree"),
-        ({2: floats(ROWS - 1)}, "disagree"),
-        ({0: floats(3)}, "disagree"),
+        ({"tokens": floats(0)}, "at least 1 is needed"),
+        ({"pages": floats(3)}, r"pages must be \[sequences, pages per sequence\]"),
+        ({"pages": floats()}, r"pages must be \[sequences, pages per sequence\]"),
+        ({"lengths": floats(2)}, "disagree"),
+        ({"positions": floats(ROWS - 1)}, "disagree"),
+        ({"counts": floats(3)}, "disagree"),
     ],
 )
-def test_batches_that_do_not_fit_are_refused(changes: dict[int, np.ndarray], message: str) -> None:
-    batch = arrays()
-    for i, array in changes.items():
-        batch[i] = array.astype(np.int32)
+def test_batches_that_do_not_fit_are_refused(changes: dict[str, np.ndarray], message: str) -> None:
+    batch = Batch(BatchLimits(ROWS, 1, 1, 1))
+    for name, array in changes.items():
+        setattr(batch, name, array.astype(np.int32))
     with pytest.raises(ValueError, match=message):
         _native.Program("scalar", _native.Pool(1), batch)
 
 
+def test_arrays_of_another_type_are_refused() -> None:
+    batch = Batch(BatchLimits(ROWS, 1, 1, 1))
+    batch.slots = np.zeros(ROWS, np.int64)  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="a batch's slots must be an array of int32"):
+        _native.Program("scalar", _native.Pool(1), batch)
+
+
 def test_a_batch_without_sequences_holds_no_row() -> None:
-    batch = arrays(sequences=0)
+    batch = Batch(BatchLimits(ROWS, 0, 1, 1))
     p = _native.Program("scalar", _native.Pool(1), batch)
     x = floats(ROWS, 8)
     p.add(x, x, 1.0, 1.0)
     p.run()
-    batch[0][0] = 1
+    batch.counts[0] = 1
     with pytest.raises(ValueError, match="sequence 0 is out of range"):
         p.run()
 

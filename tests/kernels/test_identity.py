@@ -23,6 +23,7 @@ from support.op_truth import (
 )
 
 from hotcold.formats.blocks import BLOCK_TYPES
+from hotcold.kernels import _native
 from hotcold.kernels.backend import (
     PAGE,
     SPARSE_ACTIVATIONS,
@@ -34,7 +35,6 @@ from hotcold.kernels.backend import (
     RopeTable,
 )
 from hotcold.kernels.cpu import CPUBackend, supported_isas
-from hotcold.kernels.fetching import Fetching, default_fetching, use_fetching
 
 OpenBackend = Callable[..., Backend]
 
@@ -259,12 +259,12 @@ def test_how_far_weights_are_fetched_changes_nothing(isa: str) -> None:
     weights = [backend.ffn_weights(tensors_of("Q4_0", "relu", layout)) for layout in LAYOUTS]
     mask = rng("masks").random((5, shape_of("Q4_0")[0])) < 0.2
     runs = [(each, some) for each in weights for some in (None, mask)]
-    seen = []
+    seen, own = [], _native.fetching()
     try:
-        for fetching in (default_fetching(), (0, 1), (64, 2), (1000, 1), (1 << 20, 2)):
-            use_fetching(Fetching(*fetching))
+        for fetching in (own, (0, 1), (64, 2), (1000, 1), (1 << 20, 2)):
+            _native.set_fetching(*fetching)
             seen.append(np.vstack([run_ffn(backend, each, x, 2, some, skip=True) for each, some in runs]))
     finally:
-        use_fetching(default_fetching())
+        _native.set_fetching(*own)
     for other in seen[1:]:
         same_bits(other, seen[0])

@@ -25,7 +25,8 @@ from support.vulkan_model import OrderedReference
 
 from hotcold.kernels.backend import PAGE, SPLIT, Batch, BatchLimits, Floats, RopeTable
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.kernels.vulkan import VulkanBackend, attention
+from hotcold.kernels.vulkan import attention
+from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.kernels.vulkan.recording import Cut, Dispatch, Recording
 from hotcold.model.kv_cache import CACHE_TYPES
 
@@ -156,7 +157,7 @@ def test_scratch_is_what_is_said(vulkan: VulkanBackend, window: int | None) -> N
         q = vulkan.zeros((272, heads, head_dim))
         cache = vulkan.zeros((2, kv_heads, PAGE, head_dim), np.float16)
         recording = Recording(vulkan, Batch(limits), rows)
-        attention.attention(vulkan, recording, q, cache, cache, q, 1.0, window, None, None)
+        attention.attention(recording, q, cache, cache, q, 1.0, window, None, None)
         said = attention.attention_scratch_bytes(limits, rows, heads, kv_heads, head_dim, window)
         assert said == recording.scratch_bytes
         row_bytes = heads * {None: 64, 1: 1, 300: 3}[window] * (head_dim + 2) * 4
@@ -172,7 +173,7 @@ def test_long_prompts_are_cut_into_submits(vulkan: VulkanBackend) -> None:
     q = vulkan.zeros((512, 64, 128))
     cache = vulkan.zeros((2, 1, PAGE, 128), np.float16)
     recording = Recording(vulkan, Batch(BatchLimits(512, 1, 1024, 1)), 512)
-    attention.attention(vulkan, recording, q, cache, cache, q, 1.0, None, None, None)
+    attention.attention(recording, q, cache, cache, q, 1.0, None, None, None)
     cuts = [step for step in recording.steps if isinstance(step, Cut)]
     assert len(cuts) >= 274_877_906_944 // Recording.MOST_WORK
 

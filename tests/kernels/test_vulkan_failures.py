@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import vulkan_faults as faults
 from support.golden import golden
 from support.vulkan_devices import FULL, SOFTWARE, device_index
 
@@ -27,6 +28,7 @@ CASES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 
 def run(driver: str, model: Path, form: str, functions: tuple[str, ...]) -> list[dict[str, Any]]:
     device_index(driver)  # skips where there is none
+    faults.need_faults()
     script = Path(__file__).resolve().parent.parent / "support/vulkan_failing.py"
     command = [sys.executable, str(script), driver, str(model), form, *functions]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ})

@@ -17,7 +17,7 @@ from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import Batch, BatchLimits, Chosen, FFNStats, FFNTensors
 from hotcold.kernels.gpu import StepShape
 from hotcold.kernels.reference_ffn import ReferenceFFN
-from hotcold.kernels.vulkan import VulkanBackend
+from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.kernels.vulkan.ffn import PASS_BYTES, PROMPT_TILE, FFNOptions, ffn_scratch_bytes
 from hotcold.kernels.vulkan.ffn import ffn as record_ffn
 from hotcold.kernels.vulkan.ffn_weights import (
@@ -227,7 +227,7 @@ def test_scratch_is_what_its_formula_says(vulkan: VulkanBackend, rows: int) -> N
             accumulate=False,
             chosen=chosen if tensors is experts else None,
         )
-        record_ffn(vulkan, recording, x, ffn_weights(vulkan, tensors), out, options)
+        record_ffn(recording, x, ffn_weights(vulkan, tensors), out, options)
         expected = ffn_scratch_bytes(FFNShape.of(tensors), rows, min(rows, 16))
         assert recording.scratch_bytes == aligned(expected) and len(recording.steps) > 3
 

@@ -134,12 +134,12 @@ def test_long_work_is_cut_into_submits(vulkan: Any, monkeypatch: pytest.MonkeyPa
     product = Product(vulkan, random_tensor(rng("cut"), "Q8_0", 200, 96), random_rows(rng("cut"), MOST, 96))
     recording = Recording(vulkan, product.batch, MOST)
     args = product.x, [product.matrix] * 2, [product.out] * 2
-    linear.linear(vulkan, recording, *args, accumulate=False, rows=Rows.TOKENS)
+    linear.linear(recording, *args, accumulate=False, rows=Rows.TOKENS)
     assert sum(isinstance(step, Cut) for step in recording.steps) == 2 * 4 - 1
     product.check(product.program(None), MOST, 0)
 
     few = Recording(vulkan, product.batch, 1)
-    linear.linear(vulkan, few, *args, accumulate=False, rows=Rows.TOKENS)
+    linear.linear(few, *args, accumulate=False, rows=Rows.TOKENS)
     assert not any(isinstance(step, Cut) for step in few.steps)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import vulkan_faults as faults
 
 from hotcold.errors import UserError
 from hotcold.kernels import _native
@@ -20,7 +21,8 @@ from hotcold.kernels.backend import Batch, BatchLimits, Chosen, Mailbox, Program
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.gpu import GPUError
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.kernels.vulkan.link import DeviceMailbox, handshake_seconds
+from hotcold.kernels.vulkan.link import DeviceMailbox
+from hotcold.kernels.vulkan.link_speed import handshake_seconds
 from hotcold.sparse.timeline import MOMENTS
 
 LAYERS = (3, 4, 7)
@@ -285,17 +287,17 @@ def test_a_device_that_is_lost_under_the_cold_side(spin: bool) -> None:
     """Whoever meets it, the hot side says so, and the model can be loaded again."""
     from support.vulkan_devices import DRIVERS, device_index
 
-    from hotcold.kernels.vulkan import VulkanBackend
+    from hotcold.kernels.vulkan.backend import VulkanBackend
 
     index = device_index(DRIVERS[0])
     for function, nth in (("vkQueueSubmit", 4), ("vkQueueSubmit", 3), ("vkWaitSemaphores", 6)):
         own = VulkanBackend(index)
         sides = Sides(own, spin, lambda layer: time.sleep(0.05))
-        _native.vulkan_fail(function, nth, DEVICE_LOST)
+        faults.fail(function, nth, DEVICE_LOST)
         with pytest.raises(VulkanError, match=f"{function}: VK_ERROR_DEVICE_LOST|was lost before"):
             for _ in range(20):
                 sides.step(2)
-        _native.vulkan_fail(function, 0, 0)
+        faults.fail(function, 0, 0)
         with pytest.raises((VulkanError, LinkError)):
             sides.step(2)
         sides.close()
@@ -380,8 +382,8 @@ def test_the_hot_part_does_not_wait_for_the_flag(vulkan: Any) -> None:
                 vulkan.add(other, x, batch)
             vulkan.collect(box, batch, out)
 
-        _native.vulkan_forget_calls()
+        faults.forget_calls()
         vulkan.record(step)
-        return _native.vulkan_calls()["vkCmdPipelineBarrier"]
+        return faults.calls()["vkCmdPipelineBarrier"]
 
     assert barriers(True) == barriers(False) > 0

@@ -13,9 +13,10 @@ from support.ordered_ffn import exponential
 
 from hotcold.kernels import _native
 from hotcold.kernels.gpu import GPUError
-from hotcold.kernels.vulkan import VulkanBackend, spirv
+from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.kernels.vulkan.probe import GROUP, MAY_ERR, OPERATIONS, Check, check_results, checks
 from hotcold.kernels.vulkan.probe import exponential as own_exponential
+from hotcold.kernels.vulkan.shaders import spirv
 
 CHECKS = {check.name: check for check in checks()}
 
@@ -81,7 +82,7 @@ def test_a_device_that_computes_otherwise_is_refused(
     old, new, name = MUTANTS[mutant]
     module = changed(spirv("probe"), old, new)
     assert module != spirv("probe")
-    monkeypatch.setattr("hotcold.kernels.vulkan.probe.spirv_of_probe", lambda: module)
+    monkeypatch.setattr("hotcold.kernels.vulkan.probe.spirv", lambda name: module)
     monkeypatch.setattr("hotcold.kernels.vulkan.probe._probed", {})
     with pytest.raises(GPUError, match=f"^{re.escape(vulkan.info.name)} .*: {name} gives .* instead of "):
         VulkanBackend(vulkan.info.index)
@@ -211,6 +212,6 @@ def test_a_driver_that_fails_in_the_probe_says_so(
     vulkan: VulkanBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotcold.kernels.vulkan.probe._probed", {})
-    monkeypatch.setattr("hotcold.kernels.vulkan.probe.spirv_of_probe", lambda: b"")
+    monkeypatch.setattr("hotcold.kernels.vulkan.probe.spirv", lambda name: b"")
     with pytest.raises((ValueError, _native.VulkanError)):
         VulkanBackend(vulkan.info.index)

@@ -14,7 +14,7 @@ from support.vulkan_model import OrderedReference
 
 from hotcold.kernels.backend import Norm, Rows
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.kernels.vulkan import VulkanBackend
+from hotcold.kernels.vulkan.backend import VulkanBackend
 from tests.kernels import test_router
 
 

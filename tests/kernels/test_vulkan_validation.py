@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import vulkan_faults as faults
 from support.golden import golden
 from support.vulkan_devices import need
 from support.vulkan_layers import LAYERS, environment, messages
@@ -37,5 +38,6 @@ def test_nothing_is_reported(layer: str, driver: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_missing_barrier_is_reported(layer: str, tmp_path: Path) -> None:
+    faults.need_faults()
     reported = validated(layer, "lavapipe", tmp_path, "without_barrier")
     assert "SYNC-HAZARD-READ-AFTER-WRITE" in reported or "SYNC-HAZARD-READ_AFTER_WRITE" in reported

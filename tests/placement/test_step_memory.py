@@ -64,6 +64,7 @@ def test_long_contexts_and_many_heads() -> None:
         head_dim=128,
         vocab=32000,
         neurons=(16,),
+        gated=True,
         experts=None,
         down_layout="by_neuron",
         activation="relu",

@@ -26,7 +26,7 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.kernels.gpus import slack_bytes
-from hotcold.kernels.vulkan import VulkanBackend
+from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.model.config import Config
 from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import find_hardware

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import vulkan_faults as faults
 from support.golden import golden
 from support.sidecars import with_sidecar
 from support.vulkan_devices import DRIVERS, FULL, device_index
@@ -14,7 +15,7 @@ from support.vulkan_devices import DRIVERS, FULL, device_index
 from hotcold import LLM
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
-from hotcold.kernels import _native, gpus
+from hotcold.kernels import gpus
 from hotcold.kernels.gpu import GPU, GPUBackend, GPUMemoryError
 from hotcold.kernels.gpus import slack_bytes
 from hotcold.runtime import placing
@@ -79,7 +80,7 @@ def test_everything_comes_back(gpu: str) -> None:
 
     def held() -> int:
         gc.collect()
-        calls = _native.vulkan_calls()
+        calls = faults.calls()
         devices = calls["vkCreateDevice"] - calls["vkDestroyDevice"]
         return 1000 * devices + calls["vkAllocateMemory"] - calls["vkFreeMemory"]
 

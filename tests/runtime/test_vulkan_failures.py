@@ -8,12 +8,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from support import vulkan_faults as faults
 from support.placed import on_two
 from support.vulkan_devices import DRIVERS, device_index
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
-from hotcold.kernels import _native
 from hotcold.kernels._native import LinkError, VulkanError
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
@@ -35,7 +35,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def loaded(index: int, share: float = 0.5) -> Session:
-    from hotcold.kernels.vulkan import VulkanBackend
+    from hotcold.kernels.vulkan.backend import VulkanBackend
 
     return on_two(VulkanBackend(index), share)
 
@@ -48,15 +48,10 @@ def generate(session: Session) -> list[int]:
 
 def fallible(calls: dict[str, int]) -> dict[str, int]:
     """Those that were called, and return whether they failed."""
-    found = {}
-    for name, count in calls.items():
-        try:
-            _native.vulkan_fail(name, 0, 0)
-        except ValueError:
-            continue
-        if count and name != "vkDeviceWaitIdle":  # of what is destroyed, where nobody can be told
-            found[name] = count
-    return found
+    silent = "vkDeviceWaitIdle"  # of what is destroyed, where nobody can be told
+    return {
+        name: count for name, count in calls.items() if count and name != silent and faults.can_fail(name)
+    }
 
 
 def memories(calls: dict[str, int]) -> int:
@@ -65,20 +60,20 @@ def memories(calls: dict[str, int]) -> int:
 
 def test_every_call_of_a_load_fails_once(index: int) -> None:
     gc.collect()
-    _native.vulkan_forget_calls()
+    faults.forget_calls()
     loaded(index).close()
-    counts = fallible(_native.vulkan_calls())
+    counts = fallible(faults.calls())
     assert len(counts) > 20
     for name, count in counts.items():
         gc.collect()
-        _native.vulkan_forget_calls()
-        _native.vulkan_fail(name, (count + 1) // 2, UNKNOWN)
+        faults.forget_calls()
+        faults.fail(name, (count + 1) // 2, UNKNOWN)
         # What goes wrong while devices are listed is a reason not to use that one.
         said = rf"^(.* cannot be used: )?{name}: VK_ERROR_UNKNOWN: update the GPU's driver"
         with pytest.raises(VulkanError, match=said):
             loaded(index)
         gc.collect()
-        assert memories(_native.vulkan_calls()) == (name == "vkAllocateMemory"), name
+        assert memories(faults.calls()) == (name == "vkAllocateMemory"), name
     session = loaded(index)
     assert len(generate(session)) == 4
     session.close()
@@ -88,9 +83,9 @@ def test_every_call_of_a_load_fails_once(index: int) -> None:
 def test_every_call_of_a_step_fails_once(index: int, share: float) -> None:
     session = loaded(index, share)
     wanted = generate(session)
-    _native.vulkan_forget_calls()
+    faults.forget_calls()
     assert generate(session) == wanted
-    counts = fallible(_native.vulkan_calls())
+    counts = fallible(faults.calls())
     session.close()
     assert {"vkQueueSubmit", "vkWaitSemaphores"} <= set(counts)
     if share == 1:
@@ -98,7 +93,7 @@ def test_every_call_of_a_step_fails_once(index: int, share: float) -> None:
     for name, count in counts.items():
         session = loaded(index, share)
         generate(session)
-        _native.vulkan_fail(name, (count + 1) // 2, DEVICE_LOST)
+        faults.fail(name, (count + 1) // 2, DEVICE_LOST)
         with pytest.raises(VulkanError, match=r"DEVICE_LOST|was lost before"):
             for _ in range(20):  # how often a side asks whether the other one is done is its own affair
                 generate(session)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.kernels.backend import Backend, Program
-from hotcold.kernels.vulkan import VulkanBackend
+from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.kernels.vulkan.memory import DeviceBuffer
 
 Array = npt.NDArray[Any]

@@ -19,7 +19,7 @@ import pytest
 from support.vulkan_layers import LAYERS
 
 if TYPE_CHECKING:
-    from hotcold.kernels.vulkan import VulkanBackend
+    from hotcold.kernels.vulkan.backend import VulkanBackend
 
 #: What a device's name contains, and where distributions put the driver's manifest.
 SOFTWARE = {
@@ -120,6 +120,6 @@ def absent(reason: str, piece: str = "") -> NoReturn:
 @cache
 def open_vulkan(driver: str) -> VulkanBackend:
     """One backend a process and driver, whose pipelines all tests share."""
-    from hotcold.kernels.vulkan import VulkanBackend
+    from hotcold.kernels.vulkan.backend import VulkanBackend
 
     return VulkanBackend(device_index(driver))

@@ -21,14 +21,14 @@ from support.vulkan_devices import choose_drivers  # noqa: E402
 
 choose_drivers()
 
+from support import vulkan_faults as faults  # noqa: E402
 from support.placed import on_two  # noqa: E402
 from support.vulkan_devices import device_index  # noqa: E402
 
 from hotcold.engine.engine import Engine  # noqa: E402
 from hotcold.engine.request import Request  # noqa: E402
 from hotcold.engine.sampler import SamplingParams  # noqa: E402
-from hotcold.kernels import _native  # noqa: E402
-from hotcold.kernels.vulkan import VulkanBackend  # noqa: E402
+from hotcold.kernels.vulkan.backend import VulkanBackend  # noqa: E402
 from hotcold.runtime.session import Session  # noqa: E402
 
 HANG_SECONDS = 60
@@ -65,13 +65,13 @@ class Model:
 
 
 def counts() -> dict[str, int]:
-    return {name: count for name, count in _native.vulkan_calls().items() if count}
+    return {name: count for name, count in faults.calls().items() if count}
 
 
 def leaked(failed: str = "") -> dict[str, int]:
     """What was made and not destroyed, by the function that makes it, less what failed to be made."""
     gc.collect()
-    seen, found = _native.vulkan_calls(), {}
+    seen, found = faults.calls(), {}
     for name, made in seen.items():
         freed = "vkFreeMemory" if name == "vkAllocateMemory" else name.replace("vkCreate", "vkDestroy")
         freed = freed.replace("ComputePipelines", "Pipeline")
@@ -83,7 +83,7 @@ def leaked(failed: str = "") -> dict[str, int]:
 def failures(model: Model, only: list[str]) -> Iterator[dict[str, Any]]:
     model.load().close()  # the first one probes the device, which is done once
     gc.collect()
-    _native.vulkan_forget_calls()
+    faults.forget_calls()
     session = model.load()
     while_loading = counts()
     wanted = model.step(session)
@@ -93,7 +93,7 @@ def failures(model: Model, only: list[str]) -> Iterator[dict[str, Any]]:
     yield {"stage": "none", "leaked": leaked(), "tokens": wanted, "wanted": wanted}
     for stage, called in (("load", while_loading), ("step", in_step)):
         for function, calls in called.items():
-            if calls <= 0 or (only and function not in only) or not _can_fail(function):
+            if calls <= 0 or (only and function not in only) or not faults.can_fail(function):
                 continue
             for nth in dict.fromkeys((1, calls // 2 + 1)) if stage == "load" else (1,):
                 faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
@@ -101,24 +101,16 @@ def failures(model: Model, only: list[str]) -> Iterator[dict[str, Any]]:
                 faulthandler.cancel_dump_traceback_later()
 
 
-def _can_fail(function: str) -> bool:
-    try:
-        _native.vulkan_fail(function, 0, 0)
-    except ValueError:
-        return False
-    return True
-
-
 def failure(model: Model, stage: str, function: str, nth: int) -> dict[str, Any]:
     """What one failure came to, and what the model gives when it is loaded again."""
-    _native.vulkan_forget_calls()
+    faults.forget_calls()
     said, kind, before = "", "", 0
     session = None
     try:
         if stage == "step":
             session = model.load()
         before = counts().get(function, 0)
-        _native.vulkan_fail(function, nth, RESULTS.get(function, OUT_OF_HOST_MEMORY))
+        faults.fail(function, nth, RESULTS.get(function, OUT_OF_HOST_MEMORY))
         if stage == "step":
             assert session is not None
             model.step(session)
@@ -127,13 +119,13 @@ def failure(model: Model, stage: str, function: str, nth: int) -> dict[str, Any]
     except Exception as error:
         said, kind = str(error), type(error).__name__
     finally:
-        _native.vulkan_fail(function, 0, 0)
+        faults.fail(function, 0, 0)
     reached = counts().get(function, 0) - before >= nth
     if session is not None:
         session.close()
     session = None
     first = leaked(function if reached else "")
-    _native.vulkan_forget_calls()
+    faults.forget_calls()
     again = model.load()
     tokens = model.step(again)
     again.close()

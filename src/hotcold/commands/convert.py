@@ -9,7 +9,7 @@ from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.convert import ConvertOptions, convert
 from hotcold.convert.conversion import FILE_TYPES
-from hotcold.kernels.checks import DOWN_LAYOUTS
+from hotcold.formats.words import DOWN_LAYOUTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

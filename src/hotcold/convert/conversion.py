@@ -22,7 +22,7 @@ from hotcold.convert.tensors import sources
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
 from hotcold.formats.gguf import write_gguf
-from hotcold.model.config import DOWN_LAYOUTS
+from hotcold.formats.words import DOWN_LAYOUTS
 from hotcold.values import shown
 
 #: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.

@@ -10,8 +10,8 @@ from typing import Any
 
 from hotcold.convert import adapting
 from hotcold.convert.settings import ConvertError, Settings
+from hotcold.formats.words import MAX_EXPERTS
 from hotcold.model.config import MAX_LAYERS, MAX_VOCAB
-from hotcold.model.experts import MAX_EXPERTS
 
 
 @dataclass(frozen=True)

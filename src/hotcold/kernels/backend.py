@@ -36,17 +36,12 @@ PAGE = 32  #: positions in one page of the KV cache
 SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
 DECODE_ROWS = 16  #: rows of one step that follow the decode rule, which every backend takes; some take more
 
-#: ``gelu`` is its tanh form, as ggml's is, ``gelu_erf`` the exact one, PyTorch's default. ``swiglu_oai``
-#: (gpt-oss; ggml's name) is ``g sigmoid(alpha g) (u + 1)`` with ``g = min(gate, limit)`` and u, which is up
-#: clamped to +-limit.
-ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_erf", "swiglu_oai")
 #: Activations of two values, gate and up: they need a gate.
 GATED_ACTIVATIONS = ("drelu", "swiglu_oai")
 #: Activations under which a neuron can be exactly zero, so that skipping it is lossless.
 SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
 
 ROUTER_SCORES = ("softmax", "sigmoid")
-MAX_EXPERTS = 1024  #: of a layer
 MAX_CHOSEN = 32  #: experts of one token
 
 
@@ -490,7 +485,7 @@ class Backend(Protocol):
     ) -> None:
         """Chooses k experts for each row, prompt rows too: ``ids`` ``[T, k]`` int32, ascending in each row,
         and ``factors`` ``[T, k]`` float32 in the same order. x ``[T, D]``; weights ``(E, D)``, E up to
-        :data:`MAX_EXPERTS`, k up to :data:`MAX_CHOSEN`.
+        :data:`~hotcold.formats.words.MAX_EXPERTS`, k up to :data:`MAX_CHOSEN`.
 
         Scores are ``score`` (:data:`ROUTER_SCORES`) of all E logits ``weights @ x[t] + bias``, these as
         in :meth:`linear`. Chosen are the experts with the largest ``score + selection_bias`` (``[E]``

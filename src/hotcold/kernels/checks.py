@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.stored import AnyTensor
+from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS, MAX_EXPERTS
 from hotcold.kernels.backend import (
-    ACTIVATIONS,
     GATED_ACTIVATIONS,
     MAX_CHOSEN,
-    MAX_EXPERTS,
     ROUTER_SCORES,
     SPARSE_ACTIVATIONS,
     Buffer,
@@ -24,8 +23,6 @@ from hotcold.kernels.backend import (
 )
 
 _W = TypeVar("_W")
-
-DOWN_LAYOUTS = ("by_neuron", "by_output")
 
 
 def own_weights(weights: object, kind: type[_W]) -> _W:

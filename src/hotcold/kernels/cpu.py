@@ -14,6 +14,7 @@ from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import _native, checks, host_memory
 from hotcold.kernels.backend import (
     DECODE_ROWS,
+    SPARSE_ACTIVATIONS,
     Backend,
     Batch,
     BatchLimits,
@@ -37,7 +38,7 @@ from hotcold.kernels.backend import (
 )
 from hotcold.kernels.cores import find_cores, on_fast_cores
 from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
-from hotcold.kernels.fetching import default_fetching, use_fetching
+from hotcold.kernels.gpu import StepShape
 from hotcold.kernels.memory_nodes import memory_nodes
 
 ISAS = ("avx512", "avxvnni", "avx2", "i8mm", "dotprod", "neon", "scalar")
@@ -62,13 +63,36 @@ def default_isa() -> str:
     return forced
 
 
+def fetching() -> str:
+    """How far ahead weights are fetched, and into which cache: ``3K:1`` is 3 KiB into L1."""
+    ahead, level = _native.fetching()
+    return f"{ahead / 1024:g}K:{level}"
+
+
+def scratch_bytes(shape: StepShape) -> int:
+    """What all ops of a step share on a CPU: the scratch of the largest one, as the ops themselves say."""
+    return _native.step_scratch_bytes(
+        tokens=shape.limits.tokens,
+        logits=shape.limits.logits,
+        pages_per_sequence=shape.limits.pages_per_sequence,
+        dim=shape.dim,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        neurons=shape.neurons // shape.experts,
+        experts=shape.experts,
+        chosen=shape.chosen,
+        shared=shape.shared,
+        by_output=shape.down_layout == "by_output" and shape.activation not in SPARSE_ACTIVATIONS,
+    )
+
+
 class _Recorder:
     """A program under construction, with the arrays and weights that its pointers lead to."""
 
     def __init__(self, isa: str, pool: _native.Pool, batch: Batch) -> None:
         self.batch = batch
-        arrays = [batch.counts, batch.tokens, batch.positions, batch.sequence, batch.slots]
-        self.native = _native.Program(isa, pool, [*arrays, batch.pages, batch.lengths, batch.logits_rows])
+        self.native = _native.Program(isa, pool, batch)
         self.kept: list[object] = [pool, batch]
 
     def run(self) -> None:
@@ -99,7 +123,6 @@ class CPUBackend:
         if isa is not None and isa not in supported_isas():
             raise UserError(f"ISA {isa!r}: this machine has {', '.join(supported_isas())}")
         self.isa = isa or default_isa()
-        use_fetching(default_fetching())
         try:
             with on_fast_cores(threads, cores):
                 self._pool = _native.Pool(threads)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hotcold.formats.stored import AnyTensor, StoredTensor
+from hotcold.formats.words import ACTIVATIONS
 from hotcold.kernels import _native
 from hotcold.kernels.backend import (
-    ACTIVATIONS,
     SPARSE_ACTIVATIONS,
     FFNTensors,
     Floats,

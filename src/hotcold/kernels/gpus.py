@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from hotcold.kernels.backend import Batch, BatchLimits
+from hotcold.kernels.backend import BatchLimits
 from hotcold.kernels.gpu import ALIGNMENT, GPU, GPUBackend, GPUError, StepShape
 
 OFF = "off"  #: instead of a name: no GPU
@@ -81,7 +81,7 @@ def open_gpu(gpu: GPU, budget: int | None, *, spin: bool = False) -> GPUBackend:
     ``spin``: shaders wait for the other side's answers, else each answer submits what follows it.
 
     GPUMemoryError, GPUError: no memory, or a driver that fails or does not compute what is relied on."""
-    from hotcold.kernels.vulkan import VulkanBackend
+    from hotcold.kernels.vulkan.backend import VulkanBackend
 
     return VulkanBackend(gpu.index, budget, spin=spin)
 
@@ -105,6 +105,6 @@ def slack_bytes(nbytes: int) -> int:
 
 def batch_bytes(limits: BatchLimits) -> int:
     """What a GPU is given of a step's numbers (:class:`~hotcold.kernels.backend.Batch`)."""
-    from hotcold.kernels.vulkan.recording import batch_words
+    from hotcold.kernels.vulkan import recording
 
-    return 4 * batch_words(Batch(limits))
+    return recording.batch_bytes(limits)

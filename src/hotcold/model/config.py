@@ -7,8 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from hotcold.formats.gguf import TensorInfo
-from hotcold.kernels.backend import ACTIVATIONS
-from hotcold.kernels.checks import DOWN_LAYOUTS as DOWN_LAYOUTS  # convert, too, has it from here
+from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS
 from hotcold.kernels.checks import check_activation
 from hotcold.model.experts import Experts, read_experts
 from hotcold.model.families import FAMILIES, Family, Scales

@@ -12,6 +12,7 @@ import numpy as np
 
 from hotcold.formats.gguf import GGUFFile, TensorInfo
 from hotcold.formats.stored import StoredTensor
+from hotcold.formats.words import MAX_EXPERTS
 from hotcold.kernels.backend import (
     MAX_CHOSEN,
     Backend,
@@ -23,9 +24,6 @@ from hotcold.kernels.backend import (
     Floats,
     Matrix,
     equal_ends,
-)
-from hotcold.kernels.backend import (
-    MAX_EXPERTS as MAX_EXPERTS,  # for those who may not ask the kernels
 )
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError

@@ -3,25 +3,11 @@ allocated."""
 
 from dataclasses import dataclass
 
-from hotcold.formats.blocks import BlockType
-from hotcold.kernels import gpus
-from hotcold.kernels.backend import (
-    FFN_COUNTS,
-    PAGE,
-    SPARSE_ACTIVATIONS,
-    SPLIT,
-    BatchLimits,
-    mask_words,
-)
+from hotcold.formats.blocks import BLOCK_TYPES, BlockType
+from hotcold.kernels import cpu, gpus
+from hotcold.kernels.backend import FFN_COUNTS, PAGE, BatchLimits, mask_words
 from hotcold.kernels.gpu import ALIGNMENT, StepShape
 from hotcold.model.config import Config
-from hotcold.model.experts import Experts
-
-# Of the cpu backend's packed layouts (csrc/simd/kernels.h); others take no more.
-_BLOCK = 32
-_GROUP = 512
-_SUMS = 528  # floats that sums of a group take
-_LEAVES = 64  # the most that the neurons of a layer are cut into, 128 or more in each, with sums of its own
 
 
 def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) -> int:
@@ -50,43 +36,8 @@ def _mask_words(config: Config, *, split: bool) -> int:
 
 
 def scratch_bytes(config: Config, limits: BatchLimits) -> int:
-    """Of the largest op: all ops of a program share one buffer, which the first run allocates."""
-    tokens = limits.tokens
-    decode = min(tokens, limits.decode)
-    inner = config.heads * config.head_dim
-    splits = -(-limits.pages_per_sequence * PAGE // SPLIT)
-    attention = decode * config.heads * splits * (config.head_dim + 2) * 4
-    linear = max(tokens, limits.logits) * _quantised_bytes(max(config.dim, inner))
-    ops = [attention, linear]
-    if config.experts is None:
-        ops.append(
-            tokens * _quantised_bytes(config.dim) + _ffn_bytes(config, max(config.neurons), tokens, decode)
-        )
-    else:
-        ops += _expert_bytes(config, config.experts, tokens, decode)
-    return max(ops) + 9 * 64  # each part begins at a multiple of 64
-
-
-def _ffn_bytes(
-    config: Config, neurons: int, rows: int, decode: int, parts: int = 1, most: int = _LEAVES
-) -> int:
-    """Of so many rows, but for their quantised input; ``most`` leaves of each of so many experts."""
-    values = 4 * rows * neurons
-    if config.down_layout == "by_output" and config.activation not in SPARSE_ACTIVATIONS:
-        return values + rows * _quantised_bytes(neurons)
-    leaves = min(most, max(-(-neurons // 64) // 2, 1))
-    return values + leaves * (decode * -(-config.dim // _GROUP) * _SUMS * 4 + parts * (5 * 8 + 4))
-
-
-def _expert_bytes(config: Config, experts: Experts, tokens: int, decode: int) -> list[int]:
-    """Of the router, of the experts' FFN (csrc/program/program_experts.cpp), and of a shared expert's."""
-    k, count, dim = experts.chosen, experts.count, config.dim
-    leaves = -(-_LEAVES // k)
-    ffn = tokens * (1 + k) * _quantised_bytes(dim) + 8 * tokens * k * dim
-    ffn += _ffn_bytes(config, experts.neurons, tokens * k, decode * k, min(decode * k, count), leaves)
-    router = tokens * (_quantised_bytes(dim) + 4 * count)
-    shared = tokens * _quantised_bytes(dim) + _ffn_bytes(config, experts.shared, tokens, decode)
-    return [router, ffn, shared]
+    """What all ops of a step share on a CPU, which the first run allocates. Weights count as quantised."""
+    return cpu.scratch_bytes(_shape(config, limits, (BLOCK_TYPES["Q8_0"],) * 3))
 
 
 #: What a layer takes on a GPU beyond its weights, keys and values: every range of it begins at a multiple.
@@ -120,7 +71,9 @@ class GPUStep:
             buffers.append(8 * len(FFN_COUNTS) * config.layers)
         if hot is not None and self.rank:
             buffers += self._masks()
-        return gpus.allocated_bytes(*buffers, gpus.scratch_bytes(self._shape(hot)))
+        return gpus.allocated_bytes(
+            *buffers, gpus.scratch_bytes(_shape(config, limits, self.types, hot, self.rank))
+        )
 
     def _masks(self) -> list[int]:
         """Each half of a layer begins with a whole word, so layers of one width may differ by a word; of
@@ -131,28 +84,28 @@ class GPUStep:
         words = {-(-n // 64) + more for n in set(self.config.neurons) for more in (0, 1)}
         return [8 * self.limits.tokens * n for n in words]
 
-    def _shape(self, hot: int | None) -> StepShape:
-        config = self.config
-        return StepShape(
-            limits=self.limits,
-            dim=config.dim,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            neurons=max(config.neurons),
-            hot=hot,
-            types=self.types,
-            gated=config.gated,
-            down_layout=config.down_layout,
-            activation=config.activation,
-            rank=self.rank,
-            experts=config.experts.count if config.experts else 1,
-            chosen=config.experts.chosen if config.experts else 1,
-            shared=config.experts.shared if config.experts else 0,
-        )
 
-
-def _quantised_bytes(columns: int) -> int:
-    """One row as int8 codes, with a scale and two sums of each block."""
-    padded = -(-columns // _GROUP) * _GROUP
-    return padded + padded // _BLOCK * 12
+def _shape(
+    config: Config,
+    limits: BatchLimits,
+    types: tuple[BlockType, BlockType, BlockType],
+    hot: int | None = None,
+    rank: int = 0,
+) -> StepShape:
+    return StepShape(
+        limits=limits,
+        dim=config.dim,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        neurons=max(config.neurons),
+        hot=hot,
+        types=types,
+        gated=config.gated,
+        down_layout=config.down_layout,
+        activation=config.activation,
+        rank=rank,
+        experts=config.experts.count if config.experts else 1,
+        chosen=config.experts.chosen if config.experts else 1,
+        shared=config.experts.shared if config.experts else 0,
+    )

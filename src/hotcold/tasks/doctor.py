@@ -17,8 +17,7 @@ import numpy as np
 from hotcold.errors import UserError
 from hotcold.formats.files import replacing
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
-from hotcold.kernels.cpu import default_isa
-from hotcold.kernels.fetching import default_fetching
+from hotcold.kernels.cpu import default_isa, fetching
 from hotcold.kernels.gpu import GPU, GPUError
 from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
 from hotcold.placement.hardware import Hardware, find_hardware
@@ -95,7 +94,7 @@ def _facts(gpu: GPU | None) -> dict[str, Any]:
         "name": machine_name(gpu),
         "processor": processor(),
         "isa": default_isa(),
-        "fetching": str(default_fetching()),
+        "fetching": fetching(),
         "threads": available_cores(),
         "physical_cores": cores.physical,
         "fast_cores": cores.fast,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels import checks
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPLIT, BatchLimits, Buffer, RopeTable
+from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, aligned, shape_of
 from hotcold.kernels.vulkan.recording import Recording, Written
-
-if TYPE_CHECKING:
-    from hotcold.kernels.vulkan import VulkanBackend
 
 #: Partial results of one pass over rows of a step; more rows take more passes.
 PASS_BYTES = 8 << 20
@@ -34,8 +31,8 @@ class _Caches:
     head_dim: int
 
 
-def _caches(backend: VulkanBackend, k_cache: Buffer, v_cache: Buffer) -> _Caches:
-    k, v = backend.own(k_cache), backend.own(v_cache)
+def _caches(memory: DeviceMemory, k_cache: Buffer, v_cache: Buffer) -> _Caches:
+    k, v = memory.own(k_cache), memory.own(v_cache)
     if k.dtype != v.dtype or k.dtype not in _CACHE_TYPES:
         raise TypeError(f"KV caches are {k.dtype} and {v.dtype}: both float16, float32 or uint8 are needed")
     if k.shape != v.shape or len(k.shape) != 4 or k.shape[2] != PAGE or 0 in k.shape:
@@ -48,25 +45,26 @@ def _caches(backend: VulkanBackend, k_cache: Buffer, v_cache: Buffer) -> _Caches
             raise ValueError(f"KV cache with rows of {head_dim} bytes: blocks of {block.nbytes} are needed")
         head_dim = head_dim // block.nbytes * block.weights
     for cache in (k, v):
-        if cache.range.nbytes > backend.info.max_range:
-            seen = f"a KV cache of {cache.range.nbytes} bytes: {backend.info.name} allows"
-            raise ValueError(f"{seen} {backend.info.max_range} for a layer's keys; use a shorter context")
+        if cache.range.nbytes > memory.info.max_range:
+            seen = f"a KV cache of {cache.range.nbytes} bytes: {memory.info.name} allows"
+            raise ValueError(f"{seen} {memory.info.max_range} for a layer's keys; use a shorter context")
     if head_dim > MOST_HEAD_DIM:
         raise ValueError(f"KV cache with a head_dim of {head_dim}: up to {MOST_HEAD_DIM} are allowed")
     return _Caches(k.range, v.range, _CACHE_TYPES[k.dtype], pages, kv_heads, head_dim)
 
 
-def rope(backend: VulkanBackend, recording: Recording, x: Buffer, table: RopeTable) -> None:
-    shape, cos, sin = (backend.own(each).shape for each in (x, table.cos, table.sin))
+def rope(recording: Recording, x: Buffer, table: RopeTable) -> None:
+    shape, cos, sin = (recording.memory.own(each).shape for each in (x, table.cos, table.sin))
     if len(cos) != 2 or cos != sin:
         raise ValueError(f"cos of shape {cos}, sin of {sin}: both [P, rotary_dim / 2] are needed")
     positions, half = cos
     if len(shape) != 3 or 2 * half > shape[2]:
         raise ValueError(f"x of shape {shape}: [T, H, head_dim of {2 * half} or more] is needed")
     _, heads, head_dim = shape
-    turned = backend.rows("x", x, recording, heads * head_dim)
+    turned = recording.range_of("x", x, heads * head_dim)
     angles = [
-        backend.vector(name, each, positions, half) for name, each in (("cos", table.cos), ("sin", table.sin))
+        recording.memory.vector(name, each, positions, half)
+        for name, each in (("cos", table.cos), ("sin", table.sin))
     ]
     recording.bound("positions", positions)
     groups = -(-heads * half // 64), recording.rows, 1
@@ -74,12 +72,10 @@ def rope(backend: VulkanBackend, recording: Recording, x: Buffer, table: RopeTab
     recording.run("rope", [Written(turned), *angles], push, groups, [int(table.interleaved)])
 
 
-def store_kv(
-    backend: VulkanBackend, recording: Recording, k: Buffer, v: Buffer, k_cache: Buffer, v_cache: Buffer
-) -> None:
-    caches = _caches(backend, k_cache, v_cache)
+def store_kv(recording: Recording, k: Buffer, v: Buffer, k_cache: Buffer, v_cache: Buffer) -> None:
+    caches = _caches(recording.memory, k_cache, v_cache)
     heads, head_dim = caches.kv_heads, caches.head_dim
-    new = [backend.rows(name, each, recording, heads * head_dim) for name, each in (("k", k), ("v", v))]
+    new = [recording.range_of(name, each, heads * head_dim) for name, each in (("k", k), ("v", v))]
     recording.bound("pages", caches.pages)
     elements = heads * -(-head_dim // (1, 2, 32)[caches.type])
     recording.run(
@@ -122,7 +118,6 @@ def attention_scratch_bytes(
 
 
 def attention(
-    backend: VulkanBackend,
     recording: Recording,
     q: Buffer,
     k_cache: Buffer,
@@ -133,14 +128,14 @@ def attention(
     sinks: Buffer | None,
     softcap: float | None,
 ) -> None:
-    shape, caches = backend.own(q).shape, _caches(backend, k_cache, v_cache)
+    shape, caches = recording.memory.own(q).shape, _caches(recording.memory, k_cache, v_cache)
     checks.check_attention(shape_of(q), window, None if sinks is None else shape_of(sinks), softcap)
     if len(shape) != 3 or shape[2] != caches.head_dim or shape[1] < 1 or shape[1] % caches.kv_heads:
         needed = f"[T, H, {caches.head_dim}] with H a multiple of {caches.kv_heads}"
         raise ValueError(f"q of shape {shape}: {needed} is needed")
     heads, head_dim, limits = shape[1], shape[2], recording.batch.limits
-    queries = backend.rows("q", q, recording, heads * head_dim)
-    target = backend.rows("out", out, recording, heads * head_dim)
+    queries = recording.range_of("q", q, heads * head_dim)
+    target = recording.range_of("out", out, heads * head_dim)
     recording.bound("pages", caches.pages)
     splits, window = _most_splits(limits, window), min(window or 0, 2**31)
     together = _together(heads, caches.kv_heads)
@@ -162,7 +157,7 @@ def attention(
         )
         recording.run(
             "attention_merge",
-            [partials, partials if sinks is None else backend.own(sinks).range, Written(target)],
+            [partials, partials if sinks is None else recording.memory.own(sinks).range, Written(target)],
             [first, heads, head_dim, splits, window],
             (math.ceil(heads * head_dim / 64), end - first, 1),
             [int(sinks is not None)],

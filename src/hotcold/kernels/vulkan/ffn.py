@@ -8,28 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType
+from hotcold.formats.words import ACTIVATIONS
 from hotcold.kernels.backend import (
-    ACTIVATIONS,
     DECODE_ROWS,
     Buffer,
     Chosen,
     FFNStats,
     scale_run,
 )
+from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, FFNShape
 from hotcold.kernels.vulkan.linear import Count, gemv_lanes
 from hotcold.kernels.vulkan.matrix import Part
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.recording import Recording, Written
-
-if TYPE_CHECKING:
-    from hotcold.kernels.vulkan import VulkanBackend
 
 #: Values of neurons and outputs of prompt rows that lie in scratch at a time; more rows take more passes.
 PASS_BYTES = 16 << 20
@@ -148,29 +145,27 @@ class FFNOptions:
     chosen: Chosen | None
 
 
-def ffn(
-    backend: VulkanBackend, recording: Recording, x: Buffer, w: DeviceFFN, out: Buffer, options: FFNOptions
-) -> None:
+def ffn(recording: Recording, x: Buffer, w: DeviceFFN, out: Buffer, options: FFNOptions) -> None:
     shape, mask, fired, stats, chosen = w.shape, options.mask, options.fired, options.stats, options.chosen
     _Op(
         recording=recording,
         w=w,
-        x=backend.rows("x", x, recording, shape.dim),
-        out=backend.rows("out", out, recording, shape.dim),
+        x=recording.range_of("x", x, shape.dim),
+        out=recording.range_of("out", out, shape.dim),
         skip=options.skip,
-        mask=None if mask is None else _mask(backend, recording, mask, w.words),
-        mask_words=0 if mask is None else 2 * backend.own(mask).width,
-        fired=None if fired is None else backend.rows("fired", fired, recording, w.words, np.uint64),
-        counts=None if stats is None else _counts(backend, stats),
+        mask=None if mask is None else _mask(recording, mask, w.words),
+        mask_words=0 if mask is None else 2 * recording.memory.own(mask).width,
+        fired=None if fired is None else recording.range_of("fired", fired, w.words, np.uint64),
+        counts=None if stats is None else _counts(recording.memory, stats),
         counts_row=0 if stats is None else stats.row,
         accumulate=options.accumulate,
-        ids=None if chosen is None else backend.rows("ids", chosen.ids, recording, shape.chosen, np.int32),
-        factors=None if chosen is None else backend.rows("factors", chosen.factors, recording, shape.chosen),
+        ids=None if chosen is None else recording.range_of("ids", chosen.ids, shape.chosen, np.int32),
+        factors=None if chosen is None else recording.range_of("factors", chosen.factors, shape.chosen),
     ).record()
 
 
-def _mask(backend: VulkanBackend, recording: Recording, mask: Buffer, words: int) -> Range:
-    own = backend.own(mask)
+def _mask(recording: Recording, mask: Buffer, words: int) -> Range:
+    own = recording.memory.own(mask)
     if own.dtype != np.uint64:
         raise TypeError(f"mask is {own.dtype}: uint64 is needed")
     if own.shape[0] < recording.rows or own.width < words:
@@ -190,8 +185,8 @@ def _check_ids(seen: npt.NDArray[np.int32], experts: int) -> None:
         raise ValueError(f"{what}: a row's experts must ascend")
 
 
-def _counts(backend: VulkanBackend, stats: FFNStats) -> Range:
-    own = backend.own(stats.counts)
+def _counts(memory: DeviceMemory, stats: FFNStats) -> Range:
+    own = memory.own(stats.counts)
     if own.dtype != np.int64:
         raise TypeError(f"counts are {own.dtype}: int64 is needed")
     if own.width != 5 or not 0 <= stats.row < own.shape[0]:

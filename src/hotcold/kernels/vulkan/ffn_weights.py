@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +25,9 @@ from hotcold.kernels.backend import (
     scale_run,
 )
 from hotcold.kernels.vulkan import packing
+from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.matrix import Part
 from hotcold.kernels.vulkan.memory import Range, aligned
-
-if TYPE_CHECKING:
-    from hotcold.kernels.vulkan import VulkanBackend
 
 LEAVES = 64  #: the most of a row's down sums, of all experts that it chooses
 
@@ -133,31 +130,31 @@ class DeviceFFN:
         return self.neurons // scale_run(self.shape.down) if self.shape.panels else 0
 
 
-def ffn_weights(backend: VulkanBackend, tensors: FFNTensors) -> DeviceFFN:
+def ffn_weights(memory: DeviceMemory, tensors: FFNTensors) -> DeviceFFN:
     checks.check_ffn(tensors)
     shape = FFNShape.of(tensors)
     dim, down = shape.dim, tensors.down
-    largest = backend.info.max_range
+    largest = memory.info.max_range
     together, cuts = _cuts(shape, largest)
-    gate = () if tensors.gate is None else _rows(backend, tensors.gate, cuts)
-    up = _rows(backend, tensors.up, cuts)
+    gate = () if tensors.gate is None else _rows(memory, tensors.gate, cuts)
+    up = _rows(memory, tensors.up, cuts)
     if shape.dense:
         per_range = max(1, largest // _row_bytes(shape.down, down.shape[1]))
         edges = [*range(0, down.shape[0], per_range), down.shape[0]]
-        held = _rows(backend, down, list(pairwise(edges)))
+        held = _rows(memory, down, list(pairwise(edges)))
     elif shape.panels:
-        held = tuple(_panels(backend, shape, down, *cut) for cut in cuts)
+        held = tuple(_panels(memory, shape, down, *cut) for cut in cuts)
     elif shape.down_layout == "by_output":
-        held = tuple(_transposed(backend, shape, down, *cut) for cut in cuts)
+        held = tuple(_transposed(memory, shape, down, *cut) for cut in cuts)
     else:
-        held = _rows(backend, down, cuts)
+        held = _rows(memory, down, cuts)
     biases = tensors.gate_bias, tensors.up_bias, tensors.down_bias
     table, places = _table(shape, biases)
     sizes = [t.nbytes // shape.neurons if t is not None else 0 for t in (tensors.gate, tensors.up, down)]
     last = panel_bytes(down.type, dim) if shape.panels else (sizes[2], 0)
     return DeviceFFN(
         shape=shape,
-        table=backend.upload(table),
+        table=memory.upload(table),
         gate=gate,
         up=up,
         down=held,
@@ -234,17 +231,17 @@ def _cuts(shape: FFNShape, most_bytes: int) -> tuple[int, list[tuple[int, int]]]
 # --- rows ---
 
 
-def _rows(backend: VulkanBackend, tensor: AnyTensor, cuts: Sequence[tuple[int, int]]) -> tuple[Part, ...]:
-    return tuple(_part(backend, tensor, first, end) for first, end in cuts)
+def _rows(memory: DeviceMemory, tensor: AnyTensor, cuts: Sequence[tuple[int, int]]) -> tuple[Part, ...]:
+    return tuple(_part(memory, tensor, first, end) for first, end in cuts)
 
 
-def _part(backend: VulkanBackend, tensor: AnyTensor, first: int, end: int) -> Part:
+def _part(memory: DeviceMemory, tensor: AnyTensor, first: int, end: int) -> Part:
     chunks = packing.row_chunks(tensor, first, end)
-    return _store(backend, tensor.type, tensor.shape[1], first, end, chunks)
+    return _store(memory, tensor.type, tensor.shape[1], first, end, chunks)
 
 
 def _store(
-    backend: VulkanBackend,
+    memory: DeviceMemory,
     type: BlockType,
     columns: int,
     first: int,
@@ -254,15 +251,15 @@ def _store(
     """Rows of a file, a chunk at a time, as sections."""
     sizes = packing.section_bytes(type, columns)
     begins = np.cumsum([0, *(size * (end - first) for size in sizes)])
-    held = backend.allocate(aligned(int(begins[-1]), 16))
+    held = memory.allocate(aligned(int(begins[-1]), 16))
     for start, data in chunks:
         for section, size, begin in zip(packing.pack(type, data, columns), sizes, begins, strict=False):
             to = held.offset + int(begin) + (start - first) * size
-            backend.device.write(held.held, to, np.ascontiguousarray(section).reshape(-1))
+            memory.device.write(held.held, to, np.ascontiguousarray(section).reshape(-1))
     return Part(first, end - first, held)
 
 
-def _transposed(backend: VulkanBackend, shape: FFNShape, down: AnyTensor, first: int, end: int) -> Part:
+def _transposed(memory: DeviceMemory, shape: FFNShape, down: AnyTensor, first: int, end: int) -> Part:
     """Of a float type by output, without any change of a value."""
     size, dim = down.type.nbytes, shape.dim
 
@@ -274,7 +271,7 @@ def _transposed(backend: VulkanBackend, shape: FFNShape, down: AnyTensor, first:
                 rows = np.ascontiguousarray(values[:, start : start + step].T)
                 yield max(first, begin) + start, rows.view(np.uint8).reshape(len(rows), -1)
 
-    return _store(backend, down.type, dim, first, end, chunks())
+    return _store(memory, down.type, dim, first, end, chunks())
 
 
 def _outputs(shape: FFNShape, down: AnyTensor, first: int, end: int) -> Iterator[tuple[int, int, Bytes]]:
@@ -293,12 +290,12 @@ def _outputs(shape: FFNShape, down: AnyTensor, first: int, end: int) -> Iterator
 # --- panels ---
 
 
-def _panels(backend: VulkanBackend, shape: FFNShape, down: AnyTensor, first: int, end: int) -> Part:
+def _panels(memory: DeviceMemory, shape: FFNShape, down: AnyTensor, first: int, end: int) -> Part:
     """Whole ones, which may have neurons before the first and after the last."""
     type, size = down.type, down.type.weights
     begin, last = first // size * size, -(-end // size) * size
     nbytes = 4 * panel_words(type, shape.dim)
-    held = backend.allocate((last - begin) // size * nbytes)
+    held = memory.allocate((last - begin) // size * nbytes)
     for own, own_end, outputs in _outputs(shape, down, begin, last):
         blocks = outputs.reshape(shape.dim, -1, type.nbytes)
         start = max(own, begin)
@@ -306,7 +303,7 @@ def _panels(backend: VulkanBackend, shape: FFNShape, down: AnyTensor, first: int
         for at in range(start, own_end, step):
             stop = min(at + step, own_end)
             packed = pack_panels(type, blocks[:, (at - own) // size : (stop - own) // size])
-            backend.device.write(held.held, held.offset + (at - begin) // size * nbytes, packed.reshape(-1))
+            memory.device.write(held.held, held.offset + (at - begin) // size * nbytes, packed.reshape(-1))
     return Part(first, end - first, held)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.packing import BLOCK, RowLayout
 from hotcold.kernels.vulkan.recording import Recording, Written
-
-if TYPE_CHECKING:
-    from hotcold.kernels.vulkan import VulkanBackend
 
 FEW_ROWS = 16  #: of input, which gemv.comp takes in one pass
 _TILE, _TILE_INPUTS = 64, 32  # outputs and rows of input of one group of gemm.comp
@@ -117,7 +113,6 @@ def _many_rows(
 
 
 def linear(
-    backend: VulkanBackend,
     recording: Recording,
     x: Buffer,
     weights: Sequence[Matrix],
@@ -126,10 +121,8 @@ def linear(
     rows: Rows,
 ) -> None:
     own = [checks.own_weights(each, DeviceMatrix) for each in weights]
-    inputs = [backend.rows("x", x, recording, w.shape[1], rows=rows) for w in own]
-    ranges = [
-        backend.rows("out", out, recording, w.shape[0], rows=rows) for w, out in zip(own, outs, strict=True)
-    ]
+    inputs = [recording.range_of("x", x, w.shape[1], rows=rows) for w in own]
+    ranges = [recording.range_of("out", out, w.shape[0], rows=rows) for w, out in zip(own, outs, strict=True)]
     if not own:
         return
     most = recording.rows_of(rows)
@@ -139,7 +132,6 @@ def linear(
 
 
 def embed(
-    backend: VulkanBackend,
     recording: Recording,
     table: Matrix,
     out: Buffer,
@@ -148,7 +140,7 @@ def embed(
 ) -> None:
     w = checks.own_weights(table, DeviceMatrix)
     rows, columns = w.shape
-    target = backend.rows("out", out, recording, columns)
+    target = recording.range_of("out", out, columns)
     recording.bound("tokens" if by == IndexedBy.TOKENS else "positions", rows)
     numbers = _TOKENS if by == IndexedBy.TOKENS else _POSITIONS
     groups = -(-columns // 256), recording.rows, 1
@@ -169,7 +161,6 @@ def predict_scratch_bytes(rows: int, dim: int, rank: int, neurons: int) -> int:
 
 
 def predict(
-    backend: VulkanBackend,
     recording: Recording,
     x: Buffer,
     weights: PredictorWeights,
@@ -179,9 +170,9 @@ def predict(
     w = checks.own_weights(weights, DevicePredictor)
     checks.check_chosen(chosen, w.experts)
     (rank, dim), (neurons, _) = w.first.shape, w.second.shape
-    values = backend.rows("x", x, recording, dim)
-    target = backend.rows("mask", mask, recording, w.words, np.uint64)
-    ids = backend.rows("ids", chosen.ids, recording, w.chosen, np.int32) if chosen else None
+    values = recording.range_of("x", x, dim)
+    target = recording.range_of("mask", mask, w.words, np.uint64)
+    ids = recording.range_of("ids", chosen.ids, w.chosen, np.int32) if chosen else None
     rows = recording.decode
     hidden, scores = recording.scratch(4 * rows * rank), recording.scratch(4 * rows * neurons)
     x_rows = dot_input(recording, values, dim, rows, Count.DECODE, [w.first])

@@ -4,26 +4,18 @@ csrc/vulkan/vulkan_link.h says how the two sides hear of each other."""
 
 from __future__ import annotations
 
-import statistics
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.kernels import _native
 from hotcold.kernels.backend import Batch, BatchLimits, Buffer, Chosen, Mailbox
-from hotcold.kernels.cpu import CPUBackend
-from hotcold.kernels.gpu import GPUError
+from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, bytes_of
 from hotcold.kernels.vulkan.recording import Recording, Written
-
-if TYPE_CHECKING:
-    from hotcold.kernels.vulkan import VulkanBackend
 
 _GROUP = 256  #: values of a row that one workgroup moves
 
@@ -32,7 +24,7 @@ _GROUP = 256  #: values of a row that one workgroup moves
 class DeviceMailbox(Mailbox):
     """With the same arrays as the device sees them."""
 
-    owner: VulkanBackend
+    owner: DeviceMemory
     counts: Range
     x_range: Range
     y_range: Range
@@ -56,7 +48,7 @@ class _Shared:
 
 
 def mailboxes(
-    backend: VulkanBackend,
+    memory: DeviceMemory,
     link: _native.VulkanLink,
     limits: BatchLimits,
     dim: int,
@@ -67,12 +59,12 @@ def mailboxes(
     x, y and chosen, and those of one width a mask."""
 
     def filled(*shape: int, dtype: npt.DTypeLike = np.float32) -> _Shared:
-        return _Shared(backend.device, shape, dtype, "download")
+        return _Shared(memory.device, shape, dtype, "download")
 
     rows = limits.tokens
     batch, counts, x = Batch(limits), filled(4, dtype=np.int32), filled(rows, dim)
     batch.counts = counts.array
-    y = _Shared(backend.device, (rows, dim), np.float32, "upload")
+    y = _Shared(memory.device, (rows, dim), np.float32, "upload")
     masks = {width: filled(rows, width, dtype=np.uint64) for width in {*words.values()} if width}
     ids = filled(rows, experts, dtype=np.int32) if experts else None
     factors = filled(rows, experts) if experts else None
@@ -87,7 +79,7 @@ def mailboxes(
             mask.array if mask else None,
             y.array,
             Chosen(ids.array, factors.array) if ids and factors else None,
-            owner=backend,
+            owner=memory,
             counts=counts.range,
             x_range=x.range,
             y_range=y.range,
@@ -98,9 +90,9 @@ def mailboxes(
     return boxes
 
 
-def own_mailbox(backend: VulkanBackend, box: Mailbox) -> DeviceMailbox:
+def own_mailbox(memory: DeviceMemory, box: Mailbox) -> DeviceMailbox:
     """TypeError: another backend's."""
-    if not isinstance(box, DeviceMailbox) or box.owner is not backend:
+    if not isinstance(box, DeviceMailbox) or box.owner is not memory:
         raise TypeError(f"a mailbox with a {type(box.link).__name__}: this device's own are needed")
     return box
 
@@ -128,32 +120,31 @@ class _Collect:
 
 
 def post(
-    backend: VulkanBackend,
     recording: Recording,
     box: Mailbox,
     x: Buffer,
     mask: Buffer | None,
     chosen: Chosen | None,
 ) -> None:
-    own = own_mailbox(backend, box)
+    own = own_mailbox(recording.memory, box)
     dim, rows = own.x.shape[1], recording.rows
-    source = backend.rows("post: x", x, recording, dim)
+    source = recording.range_of("post: x", x, dim)
     unread, unwritten = source, Written(own.counts)  # bindings that the shader leaves alone
     masks, box_mask, mask_words, box_words = unread, unwritten, 0, 0
     if (mask is None) != (own.mask_range is None):
         raise ValueError("post: a mask, and a mailbox without one, or the other way round")
     if mask is not None and own.mask is not None and own.mask_range is not None:
-        mask_words, box_words = backend.own(mask).width, own.mask.shape[1]
+        mask_words, box_words = recording.memory.own(mask).width, own.mask.shape[1]
         if mask_words < box_words:
             raise ValueError(f"post: a mask of {mask_words} words, and the mailbox has {box_words}")
-        masks, box_mask = _decode_masks(backend, mask, recording), Written(own.mask_range)
+        masks, box_mask = _decode_masks(recording, mask), Written(own.mask_range)
     ids, factors, box_ids, box_factors, experts = unread, unread, unwritten, unwritten, 0
     if (chosen is None) != (own.ids is None):
         raise ValueError("post: chosen experts, and a mailbox without room for them, or the other way round")
     if chosen is not None and own.ids is not None and own.factors is not None and own.chosen is not None:
         experts = own.chosen.ids.shape[1]
-        ids = backend.rows("post: ids", chosen.ids, recording, experts, np.int32)
-        factors = backend.rows("post: factors", chosen.factors, recording, experts)
+        ids = recording.range_of("post: ids", chosen.ids, experts, np.int32)
+        factors = recording.range_of("post: factors", chosen.factors, experts)
         box_ids, box_factors = Written(own.ids), Written(own.factors)
     read = source, masks, ids, factors
     written = Written(own.counts), Written(own.x_range), box_mask, box_ids, box_factors
@@ -168,8 +159,8 @@ def post(
     recording.steps.append(_Post(own))
 
 
-def _decode_masks(backend: VulkanBackend, mask: Buffer, recording: Recording) -> Range:
-    own = backend.own(mask)
+def _decode_masks(recording: Recording, mask: Buffer) -> Range:
+    own = recording.memory.own(mask)
     if own.dtype != np.uint64:
         raise TypeError(f"post: mask is {own.dtype}: uint64 is needed")
     if own.shape[0] < recording.decode:
@@ -177,63 +168,10 @@ def _decode_masks(backend: VulkanBackend, mask: Buffer, recording: Recording) ->
     return own.range
 
 
-def collect(backend: VulkanBackend, recording: Recording, box: Mailbox, out: Buffer) -> None:
-    own = own_mailbox(backend, box)
+def collect(recording: Recording, box: Mailbox, out: Buffer) -> None:
+    own = own_mailbox(recording.memory, box)
     dim = own.y.shape[1]
-    target = backend.rows("collect: out", out, recording, dim)
+    target = recording.range_of("collect: out", out, dim)
     recording.steps.append(_Collect(own))
     groups = -(-dim // _GROUP), recording.rows, 1
     recording.run("collect", [own.y_range, Written(target)], [dim], groups)
-
-
-def handshake_seconds(backend: VulkanBackend, spin: bool, runs: int = 30) -> float | None:
-    """What a split layer adds to a step where the cold side has next to nothing to compute: the median of so
-    many runs. None: the device's shaders do not hear of the host's answers, or do not see what the host wrote
-    before (``spin`` alone). GPUError: the device fails, or gives wrong results without ``spin``."""
-    few, many = (_step_seconds(backend, spin, layers, runs) for layers in (1, 9))
-    if few is None or many is None:
-        return None
-    return max(many - few, 0.0) / 8
-
-
-def _step_seconds(backend: VulkanBackend, spin: bool, layers: int, runs: int) -> float | None:
-    """The median step of so many split layers, in each of which the cold side adds x to y, and the device
-    y to x: every layer of every run has its own values, so that an old one is noticed."""
-    limits = BatchLimits(1, 1, 1, 1)
-    link = backend.link(10.0, spin)
-    boxes = backend.mailboxes(link, limits, _GROUP, dict.fromkeys(range(layers), 0))
-    batch, x = Batch(limits), backend.zeros((1, _GROUP))
-    batch.counts[:] = 1, 1, 0, 1
-    cpu = CPUBackend(1)
-    cold = [(i, cpu.record(partial(cpu.add, box.y, box.x, box.batch))) for i, box in boxes.items()]
-
-    def step() -> None:
-        for box in boxes.values():
-            backend.post(box, x, None, batch)
-            backend.collect(box, batch, x)
-
-    program = backend.record(step)
-    thread = threading.Thread(target=cpu.serve, args=(link, cold), daemon=True)
-    thread.start()
-    right, seconds = True, []
-    try:
-        for run in range(runs + 1):
-            own = np.arange(run, run + _GROUP, dtype=np.float32).reshape(1, _GROUP)
-            answer = np.full_like(own, run)  # all values stay integers that a float holds
-            backend.write(x, own)
-            boxes[0].y[:] = answer
-            start = time.perf_counter()
-            program.run()
-            seconds.append(time.perf_counter() - start)
-            for _ in range(layers):
-                answer += own
-                own += answer
-            right = right and np.array_equal(backend.read(x), own)
-        counts = link.counts
-        heard = not spin or (counts.spins and counts.answered > counts.gave_up)
-    finally:
-        link.stop()
-        thread.join()
-    if not right and not spin:
-        raise GPUError(f"{backend.info.name}: steps with split layers gave wrong results: update its driver")
-    return statistics.median(seconds[1:]) if right and heard else None

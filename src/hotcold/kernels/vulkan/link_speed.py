@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from hotcold.kernels import _native
-from hotcold.kernels.gpu import LinkSpeed
-from hotcold.kernels.vulkan.link import handshake_seconds
-
-if TYPE_CHECKING:
-    from hotcold.kernels.vulkan import VulkanBackend
+from hotcold.kernels.backend import Batch, BatchLimits
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels.gpu import GPUBackend, GPUError, LinkSpeed
 
 _LEAST = 1e-7  # seconds of a handshake: a difference of two measurements may come out as nothing
 _CALLS = 20  # in a run, of what takes microseconds
+_WIDTH = 256  # values of a row that the two sides exchange
 
 
-def link_speed(backend: VulkanBackend, nbytes: int, runs: int) -> LinkSpeed:
+class _Linked(GPUBackend, Protocol):
+    """A backend of :mod:`~hotcold.kernels.vulkan.backend`, which imports this file."""
+
+    device: _native.VulkanDevice
+
+    def link(self, timeout_seconds: float, spin: bool | None = None) -> _native.VulkanLink: ...
+
+
+def link_speed(backend: _Linked, nbytes: int, runs: int) -> LinkSpeed:
     """Medians of so many runs, with copies of ``nbytes``. GPUError: the device fails."""
     device = backend.device
     own = device.allocate(nbytes)
@@ -51,6 +60,61 @@ def link_speed(backend: VulkanBackend, nbytes: int, runs: int) -> LinkSpeed:
         handshake_submit_s=_at_least(handshake_seconds(backend, spin=False)) or _LEAST,
         handshake_spin_s=_at_least(handshake_seconds(backend, spin=True)),
     )
+
+
+def handshake_seconds(backend: _Linked, spin: bool, runs: int = 30) -> float | None:
+    """What a split layer adds to a step where the cold side has next to nothing to compute: the median of so
+    many runs. None: the device's shaders do not hear of the host's answers, or do not see what the host wrote
+    before (``spin`` alone). GPUError: the device fails, or gives wrong results without ``spin``."""
+    few, many = (_step_seconds(backend, spin, layers, runs) for layers in (1, 9))
+    if few is None or many is None:
+        return None
+    return max(many - few, 0.0) / 8
+
+
+def _step_seconds(backend: _Linked, spin: bool, layers: int, runs: int) -> float | None:
+    """The median step of so many split layers, in each of which the cold side adds x to y, and the device
+    y to x: every layer of every run has its own values, so that an old one is noticed."""
+    limits = BatchLimits(1, 1, 1, 1)
+    link = backend.link(10.0, spin)
+    boxes = backend.mailboxes(link, limits, _WIDTH, dict.fromkeys(range(layers), 0))
+    batch, x = Batch(limits), backend.zeros((1, _WIDTH))
+    batch.counts[:] = 1, 1, 0, 1
+    cpu = CPUBackend(1)
+    cold = [(i, cpu.record(partial(cpu.add, box.y, box.x, box.batch))) for i, box in boxes.items()]
+
+    def step() -> None:
+        for box in boxes.values():
+            backend.post(box, x, None, batch)
+            backend.collect(box, batch, x)
+
+    program = backend.record(step)
+    thread = threading.Thread(target=cpu.serve, args=(link, cold), daemon=True)
+    thread.start()
+    right, seconds = True, []
+    try:
+        for run in range(runs + 1):
+            own = np.arange(run, run + _WIDTH, dtype=np.float32).reshape(1, _WIDTH)
+            answer = np.full_like(own, run)  # all values stay integers that a float holds
+            backend.write(x, own)
+            boxes[0].y[:] = answer
+            start = time.perf_counter()
+            program.run()
+            seconds.append(time.perf_counter() - start)
+            for _ in range(layers):
+                answer += own
+                own += answer
+            right = right and np.array_equal(backend.read(x), own)
+        counts = link.counts
+        heard = not spin or (counts.spins and counts.answered > counts.gave_up)
+    finally:
+        link.stop()
+        thread.join()
+    if not right and not spin:
+        raise GPUError(
+            f"{backend.device.info.name}: steps with split layers gave wrong results: update its driver"
+        )
+    return statistics.median(seconds[1:]) if right and heard else None
 
 
 def _at_least(seconds: float | None) -> float | None:

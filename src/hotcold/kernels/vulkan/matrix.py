@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,10 +12,8 @@ from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import checks
 from hotcold.kernels.backend import Floats, PredictorTensors, mask_words
 from hotcold.kernels.vulkan import packing
+from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, aligned
-
-if TYPE_CHECKING:
-    from hotcold.kernels.vulkan import VulkanBackend
 
 #: Of a part: a dispatch has at most 65535 groups in a dimension, and gemv.comp gives each 8 rows.
 MOST_ROWS = 8 * 65535
@@ -61,44 +58,44 @@ class DevicePredictor:
     nbytes: int
 
 
-def device_matrix(backend: VulkanBackend, tensor: AnyTensor, bias: Floats | None = None) -> DeviceMatrix:
+def device_matrix(memory: DeviceMemory, tensor: AnyTensor, bias: Floats | None = None) -> DeviceMatrix:
     checks.check_matrix(tensor, bias)
     rows, columns = tensor.shape
     nbytes = tensor.nbytes + (0 if bias is None else bias.nbytes)
-    own = None if bias is None else backend.upload(bias)
-    return DeviceMatrix(tensor.type, (rows, columns), upload_parts(backend, tensor), own, nbytes)
+    own = None if bias is None else memory.upload(bias)
+    return DeviceMatrix(tensor.type, (rows, columns), upload_parts(memory, tensor), own, nbytes)
 
 
-def upload_parts(backend: VulkanBackend, tensor: AnyTensor) -> tuple[Part, ...]:
+def upload_parts(memory: DeviceMemory, tensor: AnyTensor) -> tuple[Part, ...]:
     """Packs a tensor ``(O, I)`` into device memory, a chunk of rows at a time."""
     rows, columns = tensor.shape
     row_bytes = sum(packing.section_bytes(tensor.type, columns))
-    largest = backend.info.max_range
+    largest = memory.info.max_range
     most = largest // row_bytes
     if not most:
         seen = f"rows of {columns} columns in {tensor.type.name} take {row_bytes} bytes"
-        raise UserError(f"{seen}: {backend.info.name} allows ranges of {largest}")
+        raise UserError(f"{seen}: {memory.info.name} allows ranges of {largest}")
     most = min(most, MOST_ROWS)
     firsts = range(0, rows, most - most % 64 if most > 64 else most)
-    return tuple(_upload_part(backend, tensor, first, min(first + firsts.step, rows)) for first in firsts)
+    return tuple(_upload_part(memory, tensor, first, min(first + firsts.step, rows)) for first in firsts)
 
 
-def _upload_part(backend: VulkanBackend, tensor: AnyTensor, first: int, last: int) -> Part:
+def _upload_part(memory: DeviceMemory, tensor: AnyTensor, first: int, last: int) -> Part:
     rows, columns = last - first, tensor.shape[1]
     sizes = packing.section_bytes(tensor.type, columns)
-    taken = backend.allocate(aligned(rows * sum(sizes), 4))
+    taken = memory.allocate(aligned(rows * sum(sizes), 4))
     for start, data in packing.row_chunks(tensor, first, last):
         begin = 0
         for section, size in zip(packing.pack(tensor.type, data, columns), sizes, strict=True):
             offset = taken.offset + begin + (start - first) * size
-            backend.device.write(taken.held, offset, section.reshape(-1))
+            memory.device.write(taken.held, offset, section.reshape(-1))
             begin += rows * size
     return Part(first, rows, taken)
 
 
-def device_predictor(backend: VulkanBackend, tensors: PredictorTensors) -> DevicePredictor:
+def device_predictor(memory: DeviceMemory, tensors: PredictorTensors) -> DevicePredictor:
     checks.check_predictor(tensors)
-    first, second = device_matrix(backend, tensors.first), device_matrix(backend, tensors.second)
+    first, second = device_matrix(memory, tensors.first), device_matrix(memory, tensors.second)
     begins, numbers, start = mask_words(tensors.ends), [], 0
     for expert, end in enumerate(tensors.ends):
         for half in range(2 * (begins[expert + 1] - begins[expert])):
@@ -107,11 +104,11 @@ def device_predictor(backend: VulkanBackend, tensors: PredictorTensors) -> Devic
     return DevicePredictor(
         first,
         second,
-        threshold=backend.upload(tensors.threshold),
+        threshold=memory.upload(tensors.threshold),
         relu=tensors.relu,
         experts=len(tensors.ends),
         chosen=tensors.chosen,
         words=begins[-1],
-        neurons=backend.upload(np.array(numbers, np.uint32)),
+        neurons=memory.upload(np.array(numbers, np.uint32)),
         nbytes=first.nbytes + second.nbytes + tensors.threshold.nbytes,
     )

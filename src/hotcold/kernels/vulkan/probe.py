@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from hotcold.kernels import _native
 from hotcold.kernels.backend import Floats
 from hotcold.kernels.gpu import GPUError
+from hotcold.kernels.vulkan.shaders import spirv
 
 Words = npt.NDArray[np.uint32]
 
@@ -216,10 +216,6 @@ def _shown(check: Check, word: np.uint32) -> str:
     return repr(float(word.view(np.float32))) if check.floats else str(word)
 
 
-def spirv_of_probe() -> bytes:
-    return files("hotcold.kernels.vulkan").joinpath("spirv/probe.spv").read_bytes()
-
-
 _probed: dict[tuple[str, str, str], bool] = {}  # by device and driver
 
 
@@ -229,7 +225,7 @@ def rounds_exactly(device: _native.VulkanDevice) -> bool:
     info = device.info
     key = info.uuid, info.name, info.driver
     if key not in _probed:
-        _probed[key] = check_results(info, results(device, spirv_of_probe()))
+        _probed[key] = check_results(info, results(device, spirv("probe")))
     return _probed[key]
 
 

@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.kernels.backend import Batch, Rows
+from hotcold.kernels.backend import Batch, BatchLimits, Buffer, Rows
+from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, aligned
 
 if TYPE_CHECKING:
     from hotcold.kernels._native import VulkanMemory, VulkanRecorder
-    from hotcold.kernels.vulkan import VulkanBackend
 
 #: Rows of the programs that a step is recorded for, besides the most that there may be.
 PROGRAM_ROWS = (1, 2, 4, 8, 16)
-#: 32-bit words before the batch's arrays: csrc/shaders/batch.glsl names them.
-HEADER = 16
-#: In the order in which they follow the header, whose words 5 to 11 say where each begins.
-ARRAYS = ("tokens", "positions", "sequence", "slots", "pages", "lengths", "logits_rows")
 
 
 @dataclass(frozen=True)
@@ -63,19 +59,10 @@ class Cut:
         recorder.cut()
 
 
-def batch_header(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """What does not change from step to step: the first five words are the step's own."""
-    header = np.zeros(HEADER, np.int32)
-    at = HEADER
-    for i, name in enumerate(ARRAYS):
-        header[5 + i] = at
-        at += getattr(batch, name).size
-    header[12] = batch.limits.pages_per_sequence
-    return header
-
-
-def batch_words(batch: Batch) -> int:
-    return HEADER + sum(int(getattr(batch, name).size) for name in ARRAYS)
+def batch_bytes(limits: BatchLimits) -> int:
+    """What a device is given of a batch: a header of 16 words, and its arrays (csrc/shaders/batch.glsl)."""
+    pages = limits.sequences * limits.pages_per_sequence
+    return 4 * (16 + 4 * limits.tokens + pages + limits.sequences + limits.logits)
 
 
 class Recording:
@@ -85,8 +72,8 @@ class Recording:
     #: billion a second. Watchdogs end a submit after 2 s on Windows and on newer Linux kernels.
     MOST_WORK = 50_000_000_000
 
-    def __init__(self, backend: VulkanBackend, batch: Batch, rows: int) -> None:
-        self.backend, self.batch, self.rows = backend, batch, rows
+    def __init__(self, memory: DeviceMemory, batch: Batch, rows: int) -> None:
+        self.memory, self.batch, self.rows = memory, batch, rows
         #: Rows that may follow the decode rule, and rows whose logits are wanted.
         self.decode = min(rows, batch.limits.decode)
         self.logits = batch.limits.logits
@@ -113,7 +100,7 @@ class Recording:
 
     def status(self, check: Callable[[npt.NDArray[np.int32]], None]) -> Range:
         """Four words, 0 before every step, which ``check`` is given after it if the first is not 0 then."""
-        memory = self.backend.device.allocate(16, "download")
+        memory = self.memory.device.allocate(16, "download")
         words = memory.host
         assert words is not None
         self.statuses.append(Status(memory, words.view(np.int32), check))
@@ -122,6 +109,23 @@ class Recording:
     def rows_of(self, rows: Rows) -> int:
         """The most rows that an op covers."""
         return self.logits if rows == Rows.LOGITS else self.rows
+
+    def range_of(
+        self,
+        what: str,
+        buffer: Buffer,
+        width: int,
+        dtype: npt.DTypeLike = np.float32,
+        rows: Rows = Rows.TOKENS,
+    ) -> Range:
+        """The range of a buffer with at least as many rows as an op covers, of ``width`` values each."""
+        own, most = self.memory.own(buffer), self.rows_of(rows)
+        if own.dtype != dtype:
+            raise TypeError(f"{what} is {own.dtype}: {np.dtype(dtype)} is needed")
+        if own.shape[0] < most or own.width != width:
+            seen = f"{own.shape[0]} rows of {own.width}"
+            raise ValueError(f"{what}: expected at least {most} rows of {width}, got {seen}")
+        return own.range
 
     def work(self, multiplications: int) -> None:
         """Announces what the next dispatch does at most, which begins a new submit where that is too much."""

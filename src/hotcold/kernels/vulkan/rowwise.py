@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hotcold.kernels import _native, checks
 from hotcold.kernels.backend import Buffer, Floats, Ints, Masks, Matrix, Norm, Rows
+from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.linear import Count, dot_input, product
 from hotcold.kernels.vulkan.matrix import DeviceMatrix
 from hotcold.kernels.vulkan.memory import shape_of
 from hotcold.kernels.vulkan.recording import Recording, Written
 
-if TYPE_CHECKING:
-    from hotcold.kernels.vulkan import VulkanBackend
 
-
-def norm(
-    backend: VulkanBackend, recording: Recording, x: Buffer, norm: Norm, out: Buffer, rows: Rows
-) -> None:
-    shape = backend.own(x).shape
+def norm(recording: Recording, x: Buffer, norm: Norm, out: Buffer, rows: Rows) -> None:
+    shape = recording.memory.own(x).shape
     width = shape[-1]
     if len(shape) < 2 or width < 1:
         raise ValueError(f"x of shape {shape}: rows of at least one value are needed")
-    if backend.own(norm.weight).shape != (width,):
-        width = backend.own(x).width  # of all heads
-    vectors = [backend.vector("norm weight", norm.weight, width)]
-    vectors.append(vectors[0] if norm.bias is None else backend.vector("norm bias", norm.bias, width))
-    values = backend.own(x).width
+    if recording.memory.own(norm.weight).shape != (width,):
+        width = recording.memory.own(x).width  # of all heads
+    vectors = [recording.memory.vector("norm weight", norm.weight, width)]
+    vectors.append(
+        vectors[0] if norm.bias is None else recording.memory.vector("norm bias", norm.bias, width)
+    )
+    values = recording.memory.own(x).width
     source, target = (
-        backend.rows(name, each, recording, values, rows=rows) for name, each in (("x", x), ("out", out))
+        recording.range_of(name, each, values, rows=rows) for name, each in (("x", x), ("out", out))
     )
     recording.run(
         "norm",
@@ -42,11 +39,9 @@ def norm(
     )
 
 
-def add(
-    backend: VulkanBackend, recording: Recording, x: Buffer, y: Buffer, keep: float, scale: float
-) -> None:
-    width = backend.own(x).width
-    total, more = (backend.rows(name, each, recording, width) for name, each in (("x", x), ("y", y)))
+def add(recording: Recording, x: Buffer, y: Buffer, keep: float, scale: float) -> None:
+    width = recording.memory.own(x).width
+    total, more = (recording.range_of(name, each, width) for name, each in (("x", x), ("y", y)))
     recording.run(
         "add",
         [Written(total), more],
@@ -55,10 +50,10 @@ def add(
     )
 
 
-def gather(backend: VulkanBackend, recording: Recording, x: Buffer, out: Buffer) -> None:
-    width = backend.own(x).width
-    source = backend.rows("x", x, recording, width)
-    target = backend.rows("out", out, recording, width, rows=Rows.LOGITS)
+def gather(recording: Recording, x: Buffer, out: Buffer) -> None:
+    width = recording.memory.own(x).width
+    source = recording.range_of("x", x, width)
+    target = recording.range_of("out", out, width, rows=Rows.LOGITS)
     groups = -(-width // 256), recording.rows_of(Rows.LOGITS), 1
     recording.run("gather", [source, Written(target)], [width], groups)
 
@@ -75,7 +70,6 @@ class Choice:
 
 
 def router(
-    backend: VulkanBackend,
     recording: Recording,
     x: Buffer,
     weights: Matrix,
@@ -85,10 +79,10 @@ def router(
 ) -> None:
     w, k = checks.own_weights(weights, DeviceMatrix), choice.k
     experts, columns = w.shape
-    more = None if choice.selection_bias is None else backend.own(choice.selection_bias)
+    more = None if choice.selection_bias is None else recording.memory.own(choice.selection_bias)
     checks.check_router(experts, k, choice.score, None if more is None else shape_of(more))
-    values = backend.rows("x", x, recording, columns)
-    chosen = backend.rows("ids", ids, recording, k, np.int32), backend.rows("factors", factors, recording, k)
+    values = recording.range_of("x", x, columns)
+    chosen = recording.range_of("ids", ids, k, np.int32), recording.range_of("factors", factors, k)
     given = dot_input(recording, values, columns, recording.rows, Count.TOKENS, [w])
     logits = recording.scratch(4 * recording.rows * experts)
     product(recording, w, given, logits)
@@ -102,7 +96,7 @@ def router(
 
 
 def top_k(
-    backend: VulkanBackend,
+    memory: DeviceMemory,
     logits: Buffer,
     row: int,
     k: int,
@@ -110,8 +104,8 @@ def top_k(
     allowed: Masks | None,
 ) -> tuple[Ints, Floats]:
     """On the host: a sampler looks at few of a row's logits, and a copy of the row takes microseconds."""
-    checks.check_top_k(shape_of(backend.own(logits)), row, k, bias)
-    values = backend.read(logits, row, row + 1)[0]
+    checks.check_top_k(shape_of(memory.own(logits)), row, k, bias)
+    values = memory.read(logits, row, row + 1)[0]
     k = min(k, len(values))
     ids, largest = np.empty(k, np.int32), np.empty(k, np.float32)
     bias_ids, biases = bias or (None, None)

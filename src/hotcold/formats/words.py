@@ -1,0 +1,9 @@
+"""Words and bounds of model files that those who write, read and compute models share."""
+
+#: ``gelu`` is its tanh form, as ggml's is, ``gelu_erf`` the exact one, PyTorch's default. ``swiglu_oai``
+#: (gpt-oss; ggml's name) is ``g sigmoid(alpha g) (u + 1)`` with ``g = min(gate, limit)`` and u, which is up
+#: clamped to +-limit.
+ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_erf", "swiglu_oai")
+#: A row of the stored down matrix belongs to a neuron, or to an output.
+DOWN_LAYOUTS = ("by_neuron", "by_output")
+MAX_EXPERTS = 1024  #: of a layer

@@ -1,0 +1,324 @@
+"""The ``vulkan`` backend: compute shaders on a GPU, by any vendor's driver.
+
+Ops become dispatches (recording.py) of shaders (csrc/shaders, compiled in spirv/); what is recorded is one
+list of commands that a step submits. docs/design/gpu.md says in which order every op sums."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+from hotcold.errors import UserError
+from hotcold.formats.stored import AnyTensor
+from hotcold.kernels import _native, checks
+from hotcold.kernels.backend import (
+    DECODE_ROWS,
+    Batch,
+    BatchLimits,
+    Buffer,
+    Chosen,
+    FFNStats,
+    FFNTensors,
+    FFNWeights,
+    Floats,
+    IndexedBy,
+    Ints,
+    Mailbox,
+    Masks,
+    Matrix,
+    Norm,
+    PredictorTensors,
+    PredictorWeights,
+    Program,
+    RopeTable,
+    Rows,
+)
+from hotcold.kernels.gpu import LinkSpeed
+from hotcold.kernels.vulkan import attention, ffn, linear, rowwise
+from hotcold.kernels.vulkan import link as mailbox
+from hotcold.kernels.vulkan.buffers import DeviceMemory
+from hotcold.kernels.vulkan.ffn import FFNOptions
+from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, ffn_weights
+from hotcold.kernels.vulkan.link_speed import link_speed
+from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor, device_matrix, device_predictor
+from hotcold.kernels.vulkan.memory import Range, aligned
+from hotcold.kernels.vulkan.probe import rounds_exactly
+from hotcold.kernels.vulkan.recording import (
+    PROGRAM_ROWS,
+    Dispatch,
+    Recording,
+    Status,
+    Written,
+    batch_bytes,
+)
+from hotcold.kernels.vulkan.shaders import spirv
+
+
+class VulkanBackend(DeviceMemory):
+    """One device. ``budget``: the most bytes of its memory to allocate, scratch included. ``spin``: the form
+    of the handshake that :meth:`link` uses: shaders wait for answers, else answers submit what follows."""
+
+    name = "vulkan"
+    decode_rows = DECODE_ROWS
+    step_rows = 1 << 14
+    threads = None
+    program_rows: tuple[int, ...] = PROGRAM_ROWS
+
+    def __init__(self, device: int, budget: int | None = None, *, spin: bool = False) -> None:
+        super().__init__(_native.VulkanDevice(device, budget))
+        self.spin = spin
+        self.exact = rounds_exactly(self.device)  #: results are every such device's, to the last bit
+        self._pipelines: dict[tuple[str, tuple[int, ...], int, int], _native.VulkanPipeline] = {}
+        self._batches: weakref.WeakKeyDictionary[Batch, Range] = weakref.WeakKeyDictionary()
+        self._scratch: Range | None = None
+        self._recording: Recording | None = None
+        self._recorded_rows: int | None = None
+        self._in_record = False
+
+    def link_speed(self, nbytes: int, runs: int) -> LinkSpeed:
+        return link_speed(self, nbytes, runs)
+
+    # Weights
+
+    def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> DeviceMatrix:
+        return device_matrix(self, tensor, bias)
+
+    def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
+        return ffn_weights(self, tensors)
+
+    def predictor_weights(self, tensors: PredictorTensors) -> DevicePredictor:
+        return device_predictor(self, tensors)
+
+    # Ops
+
+    def embed(
+        self,
+        table: Matrix,
+        batch: Batch,
+        out: Buffer,
+        *,
+        by: IndexedBy = IndexedBy.TOKENS,
+        accumulate: bool = False,
+    ) -> None:
+        self.op(batch, lambda r: linear.embed(r, table, out, by, accumulate), table, out)
+
+    def linear(
+        self,
+        x: Buffer,
+        weights: Sequence[Matrix],
+        batch: Batch,
+        outs: Sequence[Buffer],
+        *,
+        accumulate: bool = False,
+        rows: Rows = Rows.TOKENS,
+    ) -> None:
+        args = x, weights, outs, accumulate, rows
+        self.op(batch, lambda r: linear.linear(r, *args), x, *weights, *outs)
+
+    def predict(
+        self,
+        x: Buffer,
+        weights: PredictorWeights,
+        batch: Batch,
+        mask: Buffer,
+        chosen: Chosen | None = None,
+    ) -> None:
+        args = x, weights, mask, chosen
+        self.op(batch, lambda r: linear.predict(r, *args), *args)
+
+    def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
+        self.op(batch, lambda r: rowwise.norm(r, x, norm, out, rows), x, norm, out)
+
+    def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
+        self.op(batch, lambda r: attention.rope(r, x, table), x, table)
+
+    def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
+        args = k, v, k_cache, v_cache
+        self.op(batch, lambda r: attention.store_kv(r, *args), *args)
+
+    def attention(
+        self,
+        q: Buffer,
+        k_cache: Buffer,
+        v_cache: Buffer,
+        batch: Batch,
+        out: Buffer,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Buffer | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        buffers, options = (q, k_cache, v_cache, out), (scale, window, sinks, softcap)
+        self.op(batch, lambda r: attention.attention(r, *buffers, *options), *buffers, sinks)
+
+    def router(
+        self,
+        x: Buffer,
+        weights: Matrix,
+        batch: Batch,
+        ids: Buffer,
+        factors: Buffer,
+        *,
+        k: int,
+        score: str,
+        selection_bias: Buffer | None = None,
+        normalise: bool,
+        scale: float,
+    ) -> None:
+        choice = rowwise.Choice(k, score, selection_bias, normalise, scale)
+        args = x, weights, ids, factors
+        self.op(batch, lambda r: rowwise.router(r, *args, choice), *args, selection_bias)
+
+    def ffn(
+        self,
+        x: Buffer,
+        weights: FFNWeights,
+        batch: Batch,
+        out: Buffer,
+        *,
+        skip: bool,
+        mask: Buffer | None = None,
+        fired: Buffer | None = None,
+        stats: FFNStats | None = None,
+        accumulate: bool = False,
+        chosen: Chosen | None = None,
+    ) -> None:
+        w = checks.own_weights(weights, DeviceFFN)
+        checks.check_skip(skip, w.shape.activation)
+        checks.check_chosen(chosen, w.shape.experts)
+        options = FFNOptions(skip, mask, fired, stats, accumulate, chosen)
+        self.op(batch, lambda r: ffn.ffn(r, x, w, out, options), x, w, out, options)
+
+    def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
+        self.op(batch, lambda r: rowwise.add(r, x, y, keep, scale), x, y)
+
+    def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
+        self.op(batch, lambda r: rowwise.gather(r, x, out), x, out)
+
+    def top_k(
+        self,
+        logits: Buffer,
+        row: int,
+        k: int,
+        bias: tuple[Ints, Floats] | None = None,
+        allowed: Masks | None = None,
+    ) -> tuple[Ints, Floats]:
+        return rowwise.top_k(self, logits, row, k, bias, allowed)
+
+    # The hot side of a hybrid model
+
+    def link(
+        self, timeout_seconds: float, spin: bool | None = None, looks: tuple[int, ...] = ()
+    ) -> _native.VulkanLink:
+        """``spin``: another form of the handshake than the backend's. ``looks``: how often a waiting shader
+        looks, for a layer and in a step, where the shader's own numbers do not suit."""
+        shaders = self._pipeline("post_flag", (), 3, 4), self._pipeline("await_answer", looks, 3, 4)
+        return self.device.link(timeout_seconds, self.spin if spin is None else spin, *shaders)
+
+    def mailboxes(
+        self, link: _native.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
+    ) -> dict[int, Mailbox]:
+        if not isinstance(link, _native.VulkanLink):
+            raise TypeError(f"a {type(link).__name__}: a link of this device is needed")
+        return mailbox.mailboxes(self, link, limits, dim, words, experts)
+
+    def post(
+        self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
+    ) -> None:
+        self.op(batch, lambda r: mailbox.post(r, box, x, mask, chosen), box, x, mask, chosen)
+
+    def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
+        self.op(batch, lambda r: mailbox.collect(r, box, out), box, out)
+
+    def serve(self, link: _native.Link, layers: Sequence[tuple[int, Program]]) -> None:
+        """UserError: a GPU computes hot neurons alone."""
+        raise UserError("a GPU is never the cold side of a model: choose cpu for that")
+
+    # Programs
+
+    def record(self, fn: Callable[[], None], rows: int | None = None) -> Program:
+        if self._in_record:
+            raise RuntimeError("record inside record: one program is recorded at a time")
+        self._in_record, self._recording, self._recorded_rows = True, None, rows
+        try:
+            fn()
+            recording = self._recording
+        finally:
+            self._in_record, self._recording = False, None
+        return _Empty() if recording is None else self._finish(recording)
+
+    def op(self, batch: Batch, append: Callable[[Recording], None], *kept: object) -> None:
+        """Appends one op to the program being recorded, or runs it at once."""
+        recording = self._recording_of(batch)
+        recording.new_op()
+        append(recording)
+        recording.kept.extend(kept)
+        if not self._in_record:
+            self._finish(recording).run()
+
+    def _recording_of(self, batch: Batch) -> Recording:
+        if not self._in_record:
+            return Recording(self, batch, batch.limits.tokens)
+        if self._recording is None:
+            rows = self._recorded_rows or batch.limits.tokens
+            self._recording = Recording(self, batch, min(rows, batch.limits.tokens))
+        if self._recording.batch is not batch:
+            raise ValueError("a program reads one batch: record a second program for another")
+        return self._recording
+
+    def _finish(self, recording: Recording) -> Program:
+        if self._scratch is None or self._scratch.nbytes < recording.scratch_bytes:
+            self._scratch = self.allocate(recording.scratch_bytes)  # programs recorded before keep theirs
+        batch, device_batch = recording.batch, self._batch(recording.batch)
+        recorder = self.device.recorder()
+        recorder.batch(device_batch.held, batch, recording.rows, recording.bounds)
+        for step in recording.steps:
+            if isinstance(step, Dispatch):
+                self._dispatch(recorder, step, device_batch)
+            else:
+                step.record(recorder)  # type: ignore[attr-defined]
+        kept = [recording, self._scratch, device_batch]
+        for status in recording.statuses:
+            recorder.clear(status.memory)
+        return _Program(recorder.finish(), recording.statuses, kept)
+
+    def _dispatch(self, recorder: _native.VulkanRecorder, step: Dispatch, batch: Range) -> None:
+        ranges = [(batch.held, batch.offset, batch.nbytes, False)]
+        for each in step.ranges:
+            of = each.range if isinstance(each, Written) else each
+            place = self._scratch if of.memory is None else of
+            assert place is not None
+            offset = of.offset + (place.offset if of.memory is None else 0)
+            ranges.append((place.held, offset, aligned(of.nbytes, 4), isinstance(each, Written)))
+        pipeline = self._pipeline(step.shader, step.constants, len(ranges), len(step.push))
+        recorder.dispatch(pipeline, ranges, step.push, *step.groups)
+
+    def _pipeline(
+        self, shader: str, constants: tuple[int, ...], ranges: int, push: int
+    ) -> _native.VulkanPipeline:
+        key = shader, constants, ranges, push
+        if key not in self._pipelines:
+            self._pipelines[key] = self.device.pipeline(spirv(shader), ranges, push, list(constants))
+        return self._pipelines[key]
+
+    def _batch(self, batch: Batch) -> Range:
+        if batch not in self._batches:
+            self._batches[batch] = self.allocate(batch_bytes(batch.limits))
+        return self._batches[batch]
+
+
+class _Program:
+    def __init__(self, native: _native.VulkanProgram, statuses: list[Status], kept: list[object]) -> None:
+        self._native, self._statuses, self._kept = native, statuses, kept
+
+    def run(self) -> None:
+        """One native call: takes the batch to the device, submits, and waits."""
+        self._native.run()
+        for status in self._statuses:
+            status.raise_if_set()
+
+
+class _Empty:
+    def run(self) -> None:
+        """No op was recorded."""
