@@ -45,7 +45,7 @@ def serve(threads: int, head_dim: int) -> None:
 
     from hotcold.kernels.backend import PAGE, Batch, BatchLimits
     from hotcold.kernels.cpu import CPUBackend
-    from hotcold.model.kv_cache import CACHE_TYPES
+    from hotcold.model.attention import CACHE_TYPES
 
     backend = CPUBackend(threads=threads)
     random = np.random.default_rng(1)

@@ -22,7 +22,7 @@ from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PAGE, Backend, BatchLimits, FFNStats, PredictorTensors
 from hotcold.kernels.reference_ffn import unpack_mask
 from hotcold.model.config import Config
-from hotcold.model.transformer import FFN
+from hotcold.model.layer import FFN
 from hotcold.model.weights import Weights
 from hotcold.placement.placement import Placement
 from hotcold.placement.split import ColdSide, SplitDevices, split_predictor, take_neurons

@@ -46,7 +46,7 @@ def computed(session: Session, tokens: list[int], rows: int, *, decode: bool) ->
         session.run()
         logits.append(np.array(session.transformer.read_logits(0, n)))
     kept = []
-    for backend, both in zip(session.model.devices.layers, cache.layers, strict=True):
+    for backend, both in zip(session.model.devices.layers, session.state.layers, strict=True):
         for each in both:
             values = np.moveaxis(np.asarray(backend.read(each))[pages], 2, 1)  # [pages, PAGE, heads, row]
             kept.append(values.reshape(-1, *values.shape[2:])[:n_tokens].view(np.uint8))

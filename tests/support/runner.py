@@ -10,8 +10,9 @@ import numpy as np
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, Backend, BatchLimits
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import KVCache
-from hotcold.model.transformer import FFN, DenseFFN, Transformer
+from hotcold.model.kv_cache import SequenceState
+from hotcold.model.layer import FFN
+from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights, load_weights
 from hotcold.sparse.hybrid_ffn import hybrid_ffns
 from hotcold.sparse.predictor import load_predictors, predictor_names
@@ -22,7 +23,7 @@ MakeFFNs = Callable[[Backend, Config, Weights], Sequence[FFN]]
 
 
 def dense(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
-    return [DenseFFN(backend, layer.ffn) for layer in weights.layers]
+    return hybrid_ffns(backend, [layer.ffn for layer in weights.layers], ROWS, skip=False, count=False)
 
 
 def exact(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
@@ -62,12 +63,12 @@ class Runner:
             self.config = Config.from_metadata(file.metadata, file.magic, file.tensors)
             self.weights = load_weights(file, self.config, backend, others=predictor_names(file))
         pages = -(-self.config.context // PAGE)
-        cache = KVCache(backend, self.config, pages + 3, cache_type)
-        cache.allocate("nobody", 3)  # so that no page has the number of its place in the sequence
-        self._pages = np.array(cache.allocate("sequence", pages)[::-1], np.int32)
+        state = SequenceState(backend, self.config, pages + 3, cache_type)
+        state.pages.allocate("nobody", 3)  # so that no page has the number of its place in the sequence
+        self._pages = np.array(state.pages.allocate("sequence", pages)[::-1], np.int32)
         self.ffns = make_ffns(backend, self.config, self.weights)
         limits = BatchLimits(ROWS, 1, pages, ROWS)
-        self.transformer = Transformer(self.config, self.weights, backend, self.ffns, limits, cache)
+        self.transformer = Transformer(self.config, self.weights, backend, self.ffns, limits, state)
         self.length = 0
 
     def run(self, tokens: Sequence[int], *, decode: bool = False) -> np.ndarray:

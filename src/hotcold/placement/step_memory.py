@@ -1,6 +1,7 @@
 """What steps take of a backend's memory besides weights, keys and values, counted before anything is
 allocated."""
 
+import math
 from dataclasses import dataclass
 
 from hotcold.formats.blocks import BlockType
@@ -9,7 +10,6 @@ from hotcold.kernels.backend import (
     FFN_COUNTS,
     PAGE,
     SPARSE_ACTIVATIONS,
-    SPLIT,
     BatchLimits,
     mask_words,
 )
@@ -28,9 +28,7 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     """Of the batch, activations, logits, rope tables and masks of neurons, on one backend; ``split``: with
     the two mailboxes between the sides of a layer."""
     positions = limits.pages_per_sequence * PAGE
-    row = ((7 if split else 3) + config.branches) * config.dim + 2 * (
-        config.heads + config.kv_heads
-    ) * config.head_dim
+    row = ((7 if split else 3) + config.branches) * config.dim + sum(_room_floats(config))
     masks = (3 if split else 1) * _mask_words(config, split=split) * 8
     if config.experts:
         chosen = config.layers * config.experts.chosen + (1 if config.experts.shared else 0)
@@ -39,6 +37,11 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     floats = limits.tokens * row + limits.logits * (config.dim + config.vocab)
     floats += positions * sum(rope.dim for rope in config.ropes)
     return 4 * floats + limits.tokens * masks + batch
+
+
+def _room_floats(config: Config) -> list[int]:
+    """Of a row, in each buffer that mixers share."""
+    return [math.prod(shape) for _, shape in config.rooms]
 
 
 def _mask_words(config: Config, *, split: bool) -> int:
@@ -53,11 +56,9 @@ def scratch_bytes(config: Config, limits: BatchLimits) -> int:
     """Of the largest op: all ops of a program share one buffer, which the first run allocates."""
     tokens = limits.tokens
     decode = min(tokens, limits.decode)
-    inner = config.heads * config.head_dim
-    splits = -(-limits.pages_per_sequence * PAGE // SPLIT)
-    attention = decode * config.heads * splits * (config.head_dim + 2) * 4
-    linear = max(tokens, limits.logits) * _quantised_bytes(max(config.dim, inner))
-    ops = [attention, linear]
+    positions = limits.pages_per_sequence * PAGE
+    linear = max(tokens, limits.logits) * _quantised_bytes(max(config.dim, *_room_floats(config)))
+    ops = [linear, *(4 * decode * mixer.scratch_floats(positions) for mixer in config.mixers)]
     if config.experts is None:
         ops.append(
             tokens * _quantised_bytes(config.dim) + _ffn_bytes(config, max(config.neurons), tokens, decode)
@@ -106,8 +107,7 @@ class GPUStep:
         """Of all buffers and scratch, with at most so many hot neurons in a layer (None: with no layer)."""
         config, limits = self.config, self.limits
         rows, positions = limits.tokens, limits.pages_per_sequence * PAGE
-        q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        widths = [config.dim] * (2 + config.family.parallel + config.branches) + [q, kv, kv, q]
+        widths = [config.dim] * (2 + config.family.parallel + config.branches) + _room_floats(config)
         buffers = [4 * rows * width for width in widths]
         buffers += [2 * positions * rope.dim for rope in config.ropes for _ in range(2)]  # cosines and sines
         buffers += [4 * limits.logits * config.dim, gpus.batch_bytes(limits)]
@@ -120,7 +120,9 @@ class GPUStep:
             buffers.append(8 * len(FFN_COUNTS) * config.layers)
         if hot is not None and self.rank:
             buffers += self._masks()
-        return gpus.allocated_bytes(*buffers, gpus.scratch_bytes(self._shape(hot)))
+        shapes = {(each.heads, each.kv_heads, each.head_dim) for each in config.mixers}
+        scratch = max(gpus.scratch_bytes(self._shape(hot, *each)) for each in shapes)
+        return gpus.allocated_bytes(*buffers, scratch)
 
     def _masks(self) -> list[int]:
         """Each half of a layer begins with a whole word, so layers of one width may differ by a word; of
@@ -131,14 +133,14 @@ class GPUStep:
         words = {-(-n // 64) + more for n in set(self.config.neurons) for more in (0, 1)}
         return [8 * self.limits.tokens * n for n in words]
 
-    def _shape(self, hot: int | None) -> StepShape:
+    def _shape(self, hot: int | None, heads: int, kv_heads: int, head_dim: int) -> StepShape:
         config = self.config
         return StepShape(
             limits=self.limits,
             dim=config.dim,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
             neurons=max(config.neurons),
             hot=hot,
             types=self.types,

@@ -19,14 +19,14 @@ from hotcold.kernels.backend import (
     Backend,
     BatchLimits,
     Matrix,
-    Norm,
     PredictorWeights,
 )
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.model.kv_cache import KVCache
+from hotcold.model.kv_cache import SequenceState
+from hotcold.model.layer import FFN
 from hotcold.model.tokenizer import Tokenizer
-from hotcold.model.transformer import FFN, Transformer
+from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights
 from hotcold.placement.split import ColdSide
 from hotcold.runtime.counters import Counters, Footprint
@@ -66,7 +66,8 @@ class Session:
         predictors = self._load_predictors(mode)
         self._counters = Counters(np.zeros((config.layers, len(FFN_COUNTS)), np.int64))
         self.footprint = self._footprint(mode, predictors)
-        self.cache = KVCache(devices, config, model.pages, model.cache_type)
+        self.state = SequenceState(devices, config, model.pages, model.cache_type)
+        self.cache = self.state.pages  #: whose pages lie where
         self._user: weakref.ref[User] | None = None
         self._mode = mode
         self.predictors = predictors  #: of each layer; None where none is used
@@ -75,7 +76,7 @@ class Session:
         self._watched: Watched | None = None
         self._cold_side = _cold_side(self, model, self._ffns)
         ffns = wrap([*self._ffns])
-        self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.cache)
+        self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.state)
         # What a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
         if mode.name == "off" and config.experts is None:
@@ -193,7 +194,7 @@ class Session:
         for layer in weights.layers:
             read += layer.matrices
         shared = [layer.shared.ffn for layer in weights.layers if layer.shared]
-        norms = _norm_values(weights, config)
+        norms = weights.norm_values
         read_predictors = [each for each in predictors if each is not None]
         params = int(np.dot(mode.predictors.params, mode.used)) if mode.predictors else 0
         row_bytes = (layer.ffn.row_bytes for layer in weights.layers)
@@ -211,7 +212,7 @@ class Session:
             dim=config.dim,
             # As in FFNStats: without a gate the up rows count as gate rows.
             row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
-            kv_bytes=KVCache.page_bytes(config, self.model.cache_type) // PAGE,
+            kv_bytes=config.page_bytes(self.model.cache_type) // PAGE,
         )
 
 
@@ -264,23 +265,6 @@ def _cold_side(owner: object, model: "LoadedModel", ffns: list[HybridFFN]) -> Co
     side = ColdSide(model.backend, model.hot, ffns, model.limits, model.config.dim, chosen)
     weakref.finalize(owner, side.close)
     return side
-
-
-def _norm_values(weights: Weights, config: Config) -> int:
-    """How many values the weights and biases of all norms are."""
-
-    def values(norm: Norm | None, width: int) -> int:
-        return 0 if norm is None else width * (1 if norm.bias is None else 2)
-
-    each_head = config.family.qk_norm == "head"
-    heads, kv_heads = (1, 1) if each_head else (config.heads, config.kv_heads)
-    total = values(weights.norm, config.dim)
-    for layer in weights.layers:
-        total += values(layer.attn_norm, config.dim) + values(layer.ffn_norm, config.dim)
-        total += values(layer.attn_post_norm, config.dim) + values(layer.ffn_post_norm, config.dim)
-        total += values(layer.q_norm, heads * config.head_dim)
-        total += values(layer.k_norm, kv_heads * config.head_dim)
-    return total
 
 
 @dataclass(frozen=True, eq=False)

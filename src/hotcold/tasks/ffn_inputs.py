@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen
-from hotcold.model.transformer import FFN
+from hotcold.model.layer import FFN
 from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.scoring import Scorer
 

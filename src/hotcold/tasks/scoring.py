@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import PAGE, Floats
-from hotcold.model.kv_cache import KVCache
+from hotcold.model.kv_cache import PagePool
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.session import Session
 
@@ -38,7 +38,7 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
 class _Scoring:
     """One window that is being scored: the session is in use until its iterator ends or is closed."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: PagePool) -> None:
         self._cache = cache
 
     @property

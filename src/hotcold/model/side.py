@@ -1,0 +1,33 @@
+"""What the layers of one backend share while they compute a step."""
+
+from collections.abc import Mapping
+
+from hotcold.kernels.backend import Backend, BatchLimits, Buffer, Floats, RopeTable
+from hotcold.model.reading import upload
+from hotcold.model.rope import Rope
+
+
+class Side:
+    """A backend, its tables of rotations, and room for what a step computes."""
+
+    def __init__(
+        self, ops: Backend, limits: BatchLimits, tables: Mapping[Rope, tuple[Floats, Floats]]
+    ) -> None:
+        """``tables`` are cosines and sines."""
+        if limits.decode > ops.decode_rows or limits.tokens > ops.step_rows:
+            most = f"{ops.decode_rows} decode rows and {ops.step_rows} in all"
+            raise ValueError(f"steps of {limits}: backend {ops.name!r} takes {most}")
+        self.ops = ops
+        self.ropes = {
+            rope: RopeTable(upload(ops, cos), upload(ops, sin), rope.interleaved)
+            for rope, (cos, sin) in tables.items()
+        }
+        self._rows = limits.tokens
+        self._rooms: dict[tuple[str, tuple[int, ...]], Buffer] = {}
+
+    def room(self, name: str, *shape: int) -> Buffer:
+        """A buffer of this shape for each row of a step. Layers that ask for the same name and shape share
+        it."""
+        if (name, shape) not in self._rooms:
+            self._rooms[name, shape] = self.ops.zeros((self._rows, *shape))
+        return self._rooms[name, shape]
