@@ -65,7 +65,7 @@ class Runner:
         pages = -(-self.config.context // PAGE)
         state = SequenceState(backend, self.config, pages + 3, cache_type)
         state.pages.allocate("nobody", 3)  # so that no page has the number of its place in the sequence
-        self._pages = np.array(state.pages.allocate("sequence", pages)[::-1], np.int32)
+        self._pages = state.pages.allocate("sequence", pages)[::-1]
         self.ffns = make_ffns(backend, self.config, self.weights)
         limits = BatchLimits(ROWS, 1, pages, ROWS)
         self.transformer = Transformer(self.config, self.weights, backend, self.ffns, limits, state)
@@ -84,13 +84,9 @@ class Runner:
         return tokens
 
     def _step(self, tokens: Sequence[int], decode: bool) -> np.ndarray:
-        batch, n = self.transformer.batch, len(tokens)
-        positions = np.arange(self.length, self.length + n)
-        batch.tokens[:n], batch.positions[:n], batch.sequence[:n] = tokens, positions, 0
-        batch.pages[0] = self._pages
-        batch.slots[:n] = self._pages[positions // PAGE] * PAGE + positions % PAGE
+        batch = self.transformer.batch
+        n = batch.put(0, 0, self.length, tokens, self._pages)
         self.length += n
-        batch.lengths[0] = self.length
         batch.logits_rows[:n] = np.arange(n)
         batch.counts[:] = (n, n if decode else 0, n, 1)
         self.transformer.run()

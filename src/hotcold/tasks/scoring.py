@@ -67,14 +67,10 @@ class Scorer:
         session.claim(use)
         pages = session.cache.allocate(use, -(-len(window) // PAGE))
         try:
-            batch.pages[0, : len(pages)] = pages
-            slots = np.add.outer(np.multiply(pages, PAGE), np.arange(PAGE)).ravel()
             for start in range(0, len(window) - 1, batch.limits.decode):
                 stop = min(start + batch.limits.decode, len(window) - 1)
-                rows, positions = stop - start, np.arange(start, stop)
-                batch.tokens[:rows], batch.positions[:rows] = window[start:stop], positions
-                batch.sequence[:rows], batch.slots[:rows] = 0, slots[start:stop]
-                batch.lengths[0], batch.logits_rows[:rows] = stop, positions - start
+                rows = batch.put(0, 0, start, window[start:stop], pages)
+                batch.logits_rows[:rows] = range(rows)
                 batch.counts[:] = (rows, rows, rows, 1)
                 session.run()
                 yield session.transformer.read_logits(0, rows)
