@@ -35,7 +35,7 @@ from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
-from hotcold.sparse.hybrid_ffn import SplitWeights
+from hotcold.sparse.ffn import SplitWeights
 from hotcold.sparse.sidecar import SidecarError
 from hotcold.sparse.timeline import Timeline
 from hotcold.tasks.scoring import Scorer, compare

@@ -11,33 +11,33 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, Backend, BatchLimits
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.layer import FFN
+from hotcold.model.layer import AnyFFN
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights, load_weights
-from hotcold.sparse.hybrid_ffn import hybrid_ffns
+from hotcold.sparse.ffn import make_ffns
 from hotcold.sparse.predictor import load_predictors, predictor_names
 
 ROWS = 64  #: the most rows of a step
 
-MakeFFNs = Callable[[Backend, Config, Weights], Sequence[FFN]]
+MakeFFNs = Callable[[Backend, Config, Weights], Sequence[AnyFFN]]
 
 
-def dense(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
-    return hybrid_ffns(backend, [layer.ffn for layer in weights.layers], ROWS, skip=False, count=False)
+def dense(backend: Backend, config: Config, weights: Weights) -> Sequence[AnyFFN]:
+    return make_ffns(backend, [layer.ffn for layer in weights.layers], ROWS, mode="off", count=False)
 
 
-def exact(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
-    return hybrid_ffns(backend, [layer.ffn for layer in weights.layers], ROWS, skip=True)
+def exact(backend: Backend, config: Config, weights: Weights) -> Sequence[AnyFFN]:
+    return make_ffns(backend, [layer.ffn for layer in weights.layers], ROWS, mode="exact")
 
 
 def predicted(path: Path) -> MakeFFNs:
     """With the predictors in the file."""
 
-    def make(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
+    def make(backend: Backend, config: Config, weights: Weights) -> Sequence[AnyFFN]:
         with open_gguf(path) as file:
             predictors = load_predictors(file, config, backend)
         ffns = [layer.ffn for layer in weights.layers]
-        return hybrid_ffns(backend, ffns, ROWS, skip=True, predictors=predictors)
+        return make_ffns(backend, ffns, ROWS, mode="predicted", predictors=predictors)
 
     return make
 

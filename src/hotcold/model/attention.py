@@ -13,7 +13,7 @@ from hotcold.kernels.backend import PAGE, SPLIT, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import ModelError
 from hotcold.model.reading import Shape, TensorReader
 from hotcold.model.rope import Rope
-from hotcold.model.side import Side
+from hotcold.model.side import Mixer, Side
 
 #: What keys and values are rounded to, by the name of its block type, and what arrays hold it.
 CACHE_TYPES = {"f16": np.float16, "q8_0": np.uint8, "f32": np.float32}
@@ -81,44 +81,36 @@ class AttentionWeights:
     def matrices(self) -> list[Matrix]:
         return [self.q, self.k, self.v, self.o]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> "Attention":
+    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
         """On a backend, with the layer's part of :class:`SequenceState`."""
-        return Attention(self, side, state)
+        ops, shape, (k_cache, v_cache) = side.ops, self.shape, state
+        q, k, v, mixed = (side.room(name, *row) for name, row in shape.rooms.items())
+        rope = side.ropes[shape.rope] if shape.rope else None
 
+        def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+            ops.linear(read, [self.q, self.k, self.v], batch, [q, k, v])
+            if self.q_norm is not None:
+                ops.norm(q, self.q_norm, batch, q)
+            if self.k_norm is not None:
+                ops.norm(k, self.k_norm, batch, k)
+            if rope is not None:
+                ops.rope(q, rope, batch)
+                ops.rope(k, rope, batch)
+            ops.store_kv(k, v, batch, k_cache, v_cache)
+            ops.attention(
+                q,
+                k_cache,
+                v_cache,
+                batch,
+                mixed,
+                shape.scale,
+                window=shape.window,
+                sinks=self.sinks,
+                softcap=shape.softcap,
+            )
+            ops.linear(mixed, [self.o], batch, [out], accumulate=add)
 
-class Attention:
-    """One layer's, of which :class:`Mixer` says what a call does."""
-
-    def __init__(self, weights: AttentionWeights, side: Side, state: Sequence[Buffer]) -> None:
-        self._weights, self._ops = weights, side.ops
-        self._k_cache, self._v_cache = state
-        self._rooms = [side.room(name, *shape) for name, shape in weights.shape.rooms.items()]
-        self._rope = side.ropes[weights.shape.rope] if weights.shape.rope else None
-
-    def __call__(self, read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-        ops, weights, shape = self._ops, self._weights, self._weights.shape
-        q, k, v, mixed = self._rooms
-        ops.linear(read, [weights.q, weights.k, weights.v], batch, [q, k, v])
-        if weights.q_norm is not None:
-            ops.norm(q, weights.q_norm, batch, q)
-        if weights.k_norm is not None:
-            ops.norm(k, weights.k_norm, batch, k)
-        if self._rope is not None:
-            ops.rope(q, self._rope, batch)
-            ops.rope(k, self._rope, batch)
-        ops.store_kv(k, v, batch, self._k_cache, self._v_cache)
-        ops.attention(
-            q,
-            self._k_cache,
-            self._v_cache,
-            batch,
-            mixed,
-            shape.scale,
-            window=shape.window,
-            sinks=weights.sinks,
-            softcap=shape.softcap,
-        )
-        ops.linear(mixed, [weights.o], batch, [out], accumulate=add)
+        return mix
 
 
 def attention_shapes(

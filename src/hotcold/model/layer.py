@@ -10,16 +10,9 @@ from hotcold.model.attention import AttentionWeights
 from hotcold.model.experts import Router, SharedExpert
 
 
-class Mixer(Protocol):
-    """What lets rows see earlier rows of their sequence: attention. It is made for one layer, whose weights,
-    state and buffers it knows; several layers have buffers in common."""
+class AnyFFN(Protocol):
+    """An FFN that a layer is given when the model is loaded."""
 
-    def __call__(self, read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-        """Computes the rows ``read`` and their state. ``out`` is set, or with ``add`` added to; both are
-        ``[T, D]``."""
-
-
-class FFN(Protocol):
     def __call__(
         self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
     ) -> None:

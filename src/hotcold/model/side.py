@@ -1,10 +1,20 @@
-"""What the layers of one backend share while they compute a step."""
+"""What the layers of one backend share while they compute a step, and how they are called."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
-from hotcold.kernels.backend import Backend, BatchLimits, Buffer, Floats, RopeTable
+from hotcold.kernels.backend import Backend, Batch, BatchLimits, Buffer, Floats, RopeTable
 from hotcold.model.reading import upload
 from hotcold.model.rope import Rope
+
+
+class Mixer(Protocol):
+    """What lets rows see earlier rows of their sequence: attention. It is made for one layer, whose weights,
+    state and buffers it knows; several layers have buffers in common."""
+
+    def __call__(self, read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+        """Computes the rows ``read`` and their state. ``out`` is set, or with ``add`` added to; both are
+        ``[T, D]``."""
 
 
 class Side:

@@ -1,7 +1,6 @@
 """The forward pass of a decoder-only Transformer (arXiv 1706.03762), recorded once and replayed per step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -22,17 +21,17 @@ from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.experts import room_for
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.layer import FFN, Block, FeedForward, Mixer, side_by_side
+from hotcold.model.layer import AnyFFN, Block, FeedForward, side_by_side
 from hotcold.model.rope import Rope, chosen_factors, rope_table
-from hotcold.model.side import Side
+from hotcold.model.side import Mixer, Side
 from hotcold.model.weights import Weights
 
 #: Of a step's stages, in order, by the most rows that they are for.
 Programs: TypeAlias = dict[int, list[Program]]
 #: Cosines and sines.
 Tables: TypeAlias = dict[Rope, tuple[Floats, Floats]]
-#: What a block computes with.
-Part: TypeAlias = "Mixer | _BoundFFN"
+#: A layer's blocks on its backend, those that are side by side together. An FFN is called as a mixer is.
+Layer: TypeAlias = list[list[Block[Mixer]]]
 
 
 class _Stream(Side):
@@ -48,26 +47,6 @@ class _Stream(Side):
         self.last = ops.zeros((limits.logits, config.dim))
         shared = config.experts and config.experts.shared
         self.factor = room_for(ops, limits.tokens, 1) if shared else None  #: of the shared expert
-
-
-@dataclass(frozen=True)
-class _BoundFFN:
-    """A layer's FFN, called as a mixer is."""
-
-    side: _Stream
-    weights: FeedForward
-    ffn: FFN
-    chosen: Chosen | None
-
-    def __call__(self, read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-        ops, weights = self.side.ops, self.weights
-        if not add:
-            ops.add(out, self.side.x, batch, keep=0, scale=0)
-        if weights.router and self.chosen:
-            weights.router.choose(ops, read, batch, self.chosen)
-        self.ffn(read, self.side.x, batch, out, self.chosen)
-        if weights.shared and self.side.factor:
-            weights.shared.add(ops, read, batch, out, self.side.factor)
 
 
 class Transformer:
@@ -88,7 +67,7 @@ class Transformer:
         config: Config,
         weights: Weights,
         backend: Backend | Devices,
-        ffns: Sequence[FFN],
+        ffns: Sequence[AnyFFN],
         limits: BatchLimits,
         state: SequenceState,
     ) -> None:
@@ -118,7 +97,7 @@ class Transformer:
         self._stages = [(self._sides[devices.parts[parts.start]], parts) for parts in devices.stages]
         self._programs = self.record(ffns)
 
-    def record(self, ffns: Sequence[FFN]) -> Programs:
+    def record(self, ffns: Sequence[AnyFFN]) -> Programs:
         """Programs with other FFNs, of the same weights, on the same buffers, for :meth:`run`."""
         limits, layers = self.batch.limits, [self._layer(i, ffn) for i, ffn in enumerate(ffns)]
         smaller = {size for ops in self._sides for size in ops.program_rows if size < limits.tokens}
@@ -158,21 +137,32 @@ class Transformer:
         """Rows of :attr:`logits`, ``[stop - start, V]``, valid until the next :meth:`run`."""
         return self.head.read(self.logits, start, stop)
 
-    def _layer(self, index: int, ffn: FFN) -> list[list[Block[Part]]]:
-        """A layer's blocks on its backend, those that are side by side together."""
+    def _layer(self, index: int, ffn: AnyFFN) -> Layer:
         layer, side = self._weights.layers[index], self._sides[self._backends[index]]
-        chosen = self.chosen[index] if self.chosen else None
-
-        def part(of: AttentionWeights | FeedForward) -> Part:
-            if isinstance(of, FeedForward):
-                return _BoundFFN(side, of, ffn, chosen)
-            return of.mixer(side, self._state.layers[index])
-
         return side_by_side(
-            [Block(each.norm, part(each.part), each.post_norm, each.beside) for each in layer.blocks]
+            [
+                Block(each.norm, self._part(each.part, side, index, ffn), each.post_norm, each.beside)
+                for each in layer.blocks
+            ]
         )
 
-    def _forward(self, side: _Stream, parts: range, layers: Sequence[list[list[Block[Part]]]]) -> None:
+    def _part(self, of: AttentionWeights | FeedForward, side: _Stream, index: int, ffn: AnyFFN) -> Mixer:
+        ops, chosen = side.ops, self.chosen[index] if self.chosen else None
+        if not isinstance(of, FeedForward):
+            return of.mixer(side, self._state.layers[index])
+
+        def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+            if not add:
+                ops.add(out, side.x, batch, keep=0, scale=0)
+            if of.router and chosen:
+                of.router.choose(ops, read, batch, chosen)
+            ffn(read, side.x, batch, out, chosen)
+            if of.shared and side.factor:
+                of.shared.add(ops, read, batch, out, side.factor)
+
+        return feed_forward
+
+    def _forward(self, side: _Stream, parts: range, layers: Sequence[Layer]) -> None:
         ops, batch, weights, x = side.ops, self.batch, self._weights, side.x
         if parts.start == 0:
             self._embed(ops, x)
@@ -194,7 +184,7 @@ class Transformer:
         if weights.positions is not None:
             ops.embed(weights.positions, batch, x, by=IndexedBy.POSITIONS, accumulate=True)
 
-    def _add(self, side: _Stream, blocks: Sequence[Block[Part]]) -> None:
+    def _add(self, side: _Stream, blocks: Sequence[Block[Mixer]]) -> None:
         """Adds to x what blocks side by side compute of it."""
         ops, batch, x, scale = side.ops, self.batch, side.x, self.config.scales.residual
         reads: list[Buffer] = []

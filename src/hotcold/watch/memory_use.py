@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hotcold.kernels.backend import Backend
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.session import Session
-from hotcold.sparse.hybrid_ffn import SplitWeights
+from hotcold.sparse.ffn import SplitWeights
 
 #: In the order in which they are shown.
 KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers")
