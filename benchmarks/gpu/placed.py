@@ -33,7 +33,7 @@ from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
-from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN
+from hotcold.sparse.ffn import FFN, SplitFFN
 from hotcold.sparse.timeline import Timeline
 from lib.contestants import random_tokens
 
@@ -189,7 +189,7 @@ class Placed:
     logits: npt.NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
-        self.ffns: list[HybridFFN] = []
+        self.ffns: list[FFN] = []
         self.session = self.model.session(self.mode, wrap=self._keep)
         self.engine = Engine(self.session)
         #: On the device, with the first session's buffers and programs; None where the backend does not say.
@@ -261,7 +261,7 @@ class Placed:
             counted = int(ffn.counts()[3])
             every += counted
             if isinstance(ffn, SplitFFN):
-                hot += int(HybridFFN.counts(ffn)[3])
+                hot += int(FFN.counts(ffn)[3])
             elif ffn.backend is self.model.hot:
                 hot += counted
         return hot, every

@@ -158,7 +158,7 @@ class Ours:
         self._engine = Engine(session)
         self._running: list[Request] = []
         rng = np.random.default_rng(0)
-        for buffers in session.cache.layers:
+        for buffers in session.state.layers:
             for buffer in buffers:  # fresh memory is one page of zeros, which is read from L1
                 flat = np.asarray(buffer).reshape(-1).view(np.float16)
                 flat[:] = np.resize(rng.standard_normal(1 << 16).astype(np.float16), len(flat))

@@ -80,7 +80,7 @@ def test_ours_reads_prompts_and_goes_on_from_a_cache_that_was_written(
     # After 512 tokens and one that does not count, steps of 514 to 517 positions.
     assert positions["decode at 512"] == sum(range(514, 518))
     assert positions["decode at 0"] == sum(range(18, 22))
-    keys = np.asarray(session.cache.layers[0][0])
+    keys = np.asarray(session.state.layers[0][0])
     assert keys.reshape(len(keys), -1).any(axis=1).all()
 
 

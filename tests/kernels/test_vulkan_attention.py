@@ -28,7 +28,7 @@ from hotcold.kernels.reference import ReferenceBackend
 from hotcold.kernels.vulkan import attention
 from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.kernels.vulkan.recording import Cut, Dispatch, Recording
-from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.model.attention import CACHE_TYPES
 
 DECODE = [Row(n - 1, s) for s, n in enumerate((1, 2, 33, 255, 256, 257, 512, 700))]
 #: More than 16 rows: those of a prompt then read keys together; some see other splits than their neighbours.

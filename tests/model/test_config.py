@@ -41,7 +41,8 @@ def test_a_llama() -> None:
     config = read(metadata())
     assert (config.architecture, config.family) == ("llama", FAMILIES["llama"])
     assert (config.layers, config.dim, config.vocab, config.context) == (2, 48, 61, 96)
-    assert (config.heads, config.kv_heads, config.head_dim) == (6, 2, 10)
+    mixer = config.mixers[0]
+    assert (mixer.heads, mixer.kv_heads, mixer.head_dim) == (6, 2, 10)
     assert config.neurons == (70, 90)
     assert (config.activation, config.threshold, config.gated) == ("silu", 0.0, True)
     assert config.down_layout == "by_output"
@@ -60,7 +61,8 @@ def test_what_a_file_may_leave_out() -> None:
             feed_forward_length=np.uint32(100),
         )
     )
-    assert (config.kv_heads, config.head_dim, config.ropes[0].dim, config.ropes[0].base) == (6, 8, 8, 10000.0)
+    mixer, rope = config.mixers[0], config.ropes[0]
+    assert (mixer.kv_heads, mixer.head_dim, rope.dim, rope.base) == (6, 8, 8, 10000.0)
     assert config.neurons == (100, 100)
 
 
@@ -140,7 +142,7 @@ def test_a_number_for_each_layer(key: str, value: int, form: type) -> None:
 
 
 def windows(**changes: Any) -> list[int | None]:
-    return [layer.window for layer in read(metadata(**changes)).positions]
+    return [layer.window for layer in read(metadata(**changes)).mixers]
 
 
 def test_windows_are_the_familys_unless_the_file_says_which_layers_have_them() -> None:
@@ -182,7 +184,7 @@ def of(architecture: str, **changes: Any) -> Config:
 
 def test_layers_with_a_window_have_a_rotation_of_their_own() -> None:
     scaled = {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0, "attention__sliding_window": 8}
-    seen = of("gemma3", block_count=7, feed_forward_length=9, **scaled).positions
+    seen = of("gemma3", block_count=7, feed_forward_length=9, **scaled).mixers
     assert [layer.window for layer in seen] == [8, 8, 8, 8, 8, None, 8]
     kinds = {(layer.rope.base, layer.rope.linear_factor) for layer in seen if layer.rope}
     assert kinds == {(5000.0, 8.0), (10000.0, 1.0)}
@@ -206,16 +208,16 @@ def test_rotations_go_by_the_kind_of_layer_also_where_windows_reach_the_context(
 ) -> None:
     facts: dict[str, Any] = {"block_count": 8, "feed_forward_length": 9}
     facts |= {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
-    seen = of(architecture, **facts, attention__sliding_window=window).positions
+    seen = of(architecture, **facts, attention__sliding_window=window).mixers
     rotations = [layer.rope and (layer.rope.base, layer.rope.yarn is not None) for layer in seen]
     assert rotations == ROTATIONS[architecture]
     assert {layer.window for layer in seen} == ({95, None} if window < 96 else {None})
     without = of(architecture, **facts, attention__sliding_window=0)
-    assert {layer.rope and layer.rope.base for layer in without.positions} == {5000.0}
+    assert {layer.rope and layer.rope.base for layer in without.mixers} == {5000.0}
 
 
 def test_layers_without_positions() -> None:
-    seen = of("smollm3", block_count=5, feed_forward_length=9).positions
+    seen = of("smollm3", block_count=5, feed_forward_length=9).mixers
     assert [layer.rope is None for layer in seen] == [False, False, False, True, False]
     assert of("opt").ropes == ()
 

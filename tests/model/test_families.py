@@ -18,7 +18,7 @@ from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PAGE, SPARSE_ACTIVATIONS, Backend, BatchLimits
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import KVCache
+from hotcold.model.kv_cache import PagePool, SequenceState
 from hotcold.model.transformer import Transformer
 
 
@@ -69,10 +69,10 @@ def test_a_batch_of_sequences_gives_what_each_gives_alone(tiny: Golden, backend:
         lengths = until
 
 
-def three_sequences(runner: Runner, backend: Backend) -> tuple[Transformer, KVCache]:
-    cache = KVCache(backend, runner.config, 6, "f32")
+def three_sequences(runner: Runner, backend: Backend) -> tuple[Transformer, PagePool]:
+    state = SequenceState(backend, runner.config, 6, "f32")
     limits = BatchLimits(ROWS, 3, 2, ROWS)
-    return Transformer(runner.config, runner.weights, backend, runner.ffns, limits, cache), cache
+    return Transformer(runner.config, runner.weights, backend, runner.ffns, limits, state), state.pages
 
 
 @pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-olmo3", "tiny-smallthinker", "tiny-gpt-oss"])
@@ -87,7 +87,7 @@ def test_a_window_of_all_positions_leaves_layers_their_rotations(
         metadata = file.metadata | {f"{arch}.context_length": window}
         write_gguf(tmp_path / "short.gguf", metadata, {name: file.load(name) for name in file.tensors})
     runner = Runner(tmp_path / "short.gguf", backend, cache_type="f32")
-    assert {layer.window for layer in runner.config.positions} == {None}
+    assert {mixer.window for mixer in runner.config.mixers} == {None}
     logits = runner.run(made.prompt[:window])
     np.testing.assert_allclose(logits, made.prompt_logits[:window], atol=1e-4, rtol=0)
 

@@ -11,49 +11,49 @@ from hypothesis import strategies as st
 
 from hotcold.kernels.backend import PAGE
 from hotcold.kernels.reference import ReferenceBackend
+from hotcold.model.attention import AttentionShape
 from hotcold.model.config import Config, ModelError
 from hotcold.model.families import FAMILIES
-from hotcold.model.kv_cache import KVCache, KVCacheFull
-from hotcold.model.positions import LayerPositions
+from hotcold.model.kv_cache import KVCacheFull, PagePool, SequenceState
 from hotcold.model.rope import Rope
 
 CONFIG = Config(
-    family=FAMILIES["llama"], layers=3, dim=16, heads=4, kv_heads=2, head_dim=4,
-    neurons=(8,) * 3, vocab=10, context=64, norm_eps=1e-5,
-    positions=(LayerPositions(Rope(4, 1e4, True), None),) * 3, activation="silu",
+    family=FAMILIES["llama"], layers=3, dim=16,
+    mixers=(AttentionShape(4, 2, 4, rope=Rope(4, 1e4, True)),) * 3,
+    neurons=(8,) * 3, vocab=10, context=64, norm_eps=1e-5, activation="silu",
     threshold=0.0, gated=True, down_layout="by_output",
 )  # fmt: skip
 
 
-def cache(pages: int) -> KVCache:
-    return KVCache(ReferenceBackend(), CONFIG, pages)
+def cache(pages: int) -> PagePool:
+    return SequenceState(ReferenceBackend(), CONFIG, pages).pages
 
 
 def test_shapes_and_bytes() -> None:
-    layers = cache(5).layers
+    layers = SequenceState(ReferenceBackend(), CONFIG, 5).layers
     assert len(layers) == 3
     for k, v in layers:
         assert k.shape == v.shape == (5, 2, PAGE, 4) and k.dtype == v.dtype == np.float16
         assert k is not v
-    assert sum(k.nbytes + v.nbytes for k, v in layers) == 5 * KVCache.page_bytes(CONFIG)
+    assert sum(k.nbytes + v.nbytes for k, v in layers) == 5 * CONFIG.page_bytes("f16")
 
 
 @pytest.mark.parametrize(("type", "dtype", "row"), [("f32", np.float32, 64), ("q8_0", np.uint8, 68)])
 def test_other_types(type: str, dtype: type, row: int) -> None:
-    config = replace(CONFIG, head_dim=64)
-    layers = KVCache(ReferenceBackend(), config, 5, type).layers
+    config = replace(CONFIG, mixers=(AttentionShape(4, 2, 64),) * 3)
+    layers = SequenceState(ReferenceBackend(), config, 5, type).layers
     assert all(each.shape == (5, 2, PAGE, row) and each.dtype == dtype for kv in layers for each in kv)
-    assert sum(k.nbytes + v.nbytes for k, v in layers) == 5 * KVCache.page_bytes(config, type)
+    assert sum(k.nbytes + v.nbytes for k, v in layers) == 5 * config.page_bytes(type)
 
 
 @pytest.mark.parametrize("head_dim", [4, 48, 80])
 def test_heads_that_blocks_do_not_fit_are_refused(head_dim: int) -> None:
-    config = replace(CONFIG, head_dim=head_dim)
+    config = replace(CONFIG, mixers=(AttentionShape(4, 2, head_dim),) * 3)
     message = rf"type q8_0 \(`cache_type`\): its blocks of 32 do not fit heads of {head_dim}: use f16"
     with pytest.raises(ModelError, match=message):
-        KVCache.page_bytes(config, "q8_0")
+        config.page_bytes("q8_0")
     with pytest.raises(ModelError, match=message):
-        KVCache(ReferenceBackend(), config, 1, "q8_0")
+        SequenceState(ReferenceBackend(), config, 1, "q8_0")
 
 
 def test_pages_are_taken_all_or_none() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ from hotcold.kernels.backend import Backend, Batch, Buffer
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.kernels.reference_matrix import ReferenceMatrix, quantise_input
 from hotcold.model.families import FAMILIES, Family
+from hotcold.model.kv_cache import SequenceState
+from hotcold.model.layer import LayerWeights
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.model.transformer import Transformer
 
 TOKENS = [int(t) for t in rng("tokens").integers(0, 61, 45)]
 
@@ -193,7 +198,7 @@ def test_an_ffn_gets_the_residual_that_its_input_was_made_from(
 
     backend = open_backend("reference")
 
-    def spy(normed: Buffer, residual: Buffer, batch: Batch, out: Buffer) -> None:
+    def spy(normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: None) -> None:
         rows = [backend.read(each, 0, batch.n_tokens).copy() for each in (normed, residual)]
         seen.append((rows[0], rows[1]))
 
@@ -206,6 +211,26 @@ def test_an_ffn_gets_the_residual_that_its_input_was_made_from(
         centred = residual - residual.mean(axis=1, keepdims=True)
         expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5) * weight + bias
         np.testing.assert_allclose(normed, expected, atol=1e-5)
+
+
+def test_a_layer_may_be_one_block(tmp_path: Path, backend: Backend) -> None:
+    """A model whose blocks are made layers of their own computes the same bits."""
+    runner = Runner(Model().write(tmp_path / "model.gguf"), backend)
+    expected = [runner.run(TOKENS[:9]), runner.run(TOKENS[9:12], decode=True)]
+
+    def twice(of_layers: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(each for each in of_layers for _ in range(2))
+
+    config, weights = runner.config, runner.weights
+    config = replace(config, layers=4, mixers=twice(config.mixers), neurons=twice(config.neurons))
+    blocks = [block for layer in weights.layers for block in layer.blocks]
+    weights = replace(weights, layers=tuple(LayerWeights((block,)) for block in blocks))
+    limits = runner.transformer.batch.limits
+    state = SequenceState(backend, config, limits.pages_per_sequence + 3)
+    runner.transformer = Transformer(config, weights, backend, twice(runner.ffns), limits, state)
+    runner.length = 0
+    np.testing.assert_array_equal(runner.run(TOKENS[:9]), expected[0])
+    np.testing.assert_array_equal(runner.run(TOKENS[9:12], decode=True), expected[1])
 
 
 @pytest.mark.parametrize("type", [name for name, type in BLOCK_TYPES.items() if type.weights > 1])

@@ -150,12 +150,12 @@ def test_vectors_may_have_dimensions_of_one(
 
     plain, changed = load(model), load(model, change)
     backend = ReferenceBackend()
-    for one, other in ((plain, changed), (plain.layers[0], changed.layers[0])):
-        norms = [each.norm if isinstance(each, Weights) else each.attn_norm for each in (one, other)]
+    for one, other in ((plain, changed), (plain.layers[0].blocks[0], changed.layers[0].blocks[0])):
+        norms = [one.norm, other.norm]
         values = [backend.read(norm.weight) for norm in norms if norm is not None]
         np.testing.assert_array_equal(*values)
         assert values[0].shape == (48,)
-    np.testing.assert_array_equal(*(each.layers[1].q.bias for each in (plain, changed)))
+    np.testing.assert_array_equal(*(each.layers[1].blocks[0].part.q.bias for each in (plain, changed)))
 
 
 @pytest.mark.parametrize("shape", [(24, 2), (49, 1), (1, 47), (2, 24, 1)])
@@ -257,7 +257,7 @@ def test_a_fused_matrix_is_split_as_it_is(load: Callable[..., Weights]) -> None:
     load(model, backend=backend)
     seen, backend.seen = backend.seen, []
     weights = load(model, fuse_qkv, backend=backend)
-    assert weights.layers[0].q.shape == (96, 96) and len(seen) == len(backend.seen)
+    assert weights.layers[0].blocks[1].part.q.shape == (96, 96) and len(seen) == len(backend.seen)
     for (tensor, bias), (other, other_bias) in zip(seen, backend.seen, strict=True):
         np.testing.assert_array_equal(tensor.data, other.data)
         np.testing.assert_array_equal(bias, other_bias)
@@ -281,5 +281,7 @@ def test_falcon_40b_names_the_norm_of_attention_second(load: Callable[..., Weigh
             tensors[f"blk.0.attn_norm_2.{part}"] = zeros(48)
 
     first, other = load(FALCON, second).layers
-    assert not first.attn_norm.weight.any() and first.ffn_norm is not None and first.ffn_norm.weight.all()
-    assert other.attn_norm.weight.all() and other.ffn_norm is None
+    ffn, attention = first.blocks
+    assert not attention.norm.weight.any() and ffn.norm.weight.all()
+    ffn, attention = other.blocks
+    assert attention.norm.weight.all() and ffn.norm is attention.norm

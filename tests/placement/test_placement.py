@@ -17,7 +17,6 @@ from hotcold.demo import model_path
 from hotcold.formats.blocks import GGML_TYPES, Tensor
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import KVCache
 from hotcold.placement.placement import INDEX_BYTES, Placement, read_placement, write_placement
 from hotcold.placement.profiles import read_profile, write_profile
 from hotcold.placement.sizes import SHAPES, power_law, sizes_of_file
@@ -182,7 +181,7 @@ def test_every_byte_of_a_file_is_somewhere(tied: bool, tmp_path: Path) -> None:
         total = sum(row["gpu_bytes"] + row["cpu_bytes"] for row in rows)
         listed = INDEX_BYTES * sum(int(hot.sum()) for hot in placement.hot)
         again = found.embedding * (found.tied and placement.head)  # a tied head is on both sides
-        assert total == weights + 7 * KVCache.page_bytes(config, "q8_0") + listed + again
+        assert total == weights + 7 * config.page_bytes("q8_0") + listed + again
 
 
 @pytest.mark.parametrize("name", SHAPES)

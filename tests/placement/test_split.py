@@ -19,14 +19,13 @@ from support.runner import ROWS, Runner, dense, exact, predicted
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
-from hotcold.kernels.backend import PAGE, Backend, BatchLimits, FFNStats, PredictorTensors
+from hotcold.kernels.backend import PAGE, Backend, BatchLimits, FFNStats, PredictorTensors, PredictorWeights
 from hotcold.kernels.reference_ffn import unpack_mask
 from hotcold.model.config import Config
-from hotcold.model.transformer import FFN
 from hotcold.model.weights import Weights
 from hotcold.placement.placement import Placement
 from hotcold.placement.split import ColdSide, SplitDevices, split_predictor, take_neurons
-from hotcold.sparse.hybrid_ffn import HybridFFN, hybrid_ffns
+from hotcold.sparse.ffn import FFN, make_ffns
 from hotcold.sparse.predictor import load_predictors
 
 PAIRS = ("cpu, reference", "reference, cpu", "cpu, cpu again")
@@ -60,15 +59,16 @@ def split_runner(path: Path, placement: Placement, pair: str, mode: str) -> Iter
     devices = SplitDevices.place(placement, cold, hot)
 
     def make(_: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
-        predictors = None
+        predictors: Sequence[PredictorWeights | None] = [None] * config.layers
         if mode == "predicted":
             with open_gguf(path) as file:
                 predictors = load_predictors(file, config, devices)
-        ffns = hybrid_ffns(
-            devices, [layer.ffn for layer in weights.layers], ROWS, skip=mode != "off", predictors=predictors
-        )
         limits = BatchLimits(ROWS, 1, config.context // PAGE, ROWS)
-        sides.append(ColdSide(cold, hot, ffns, limits, config.dim))
+        layers = [layer.ffn for layer in weights.layers]
+        side = ColdSide(cold, hot, layers, predictors, limits, config.dim)
+        ffns = make_ffns(devices, layers, ROWS, mode=mode, predictors=predictors, cold=(cold, side.boxes))
+        side.serve(ffns)
+        sides.append(side)
         return ffns
 
     try:
@@ -101,7 +101,7 @@ def compare(path: Path, placement: Placement, pair: str, mode: str) -> None:
         np.testing.assert_allclose(rows, expected, **CLOSE)
         for one, other in zip(split.ffns, whole.ffns, strict=True):
             if mode != "off":
-                assert isinstance(one, HybridFFN) and isinstance(other, HybridFFN)
+                assert isinstance(one, FFN) and isinstance(other, FFN)
                 np.testing.assert_array_equal(one.counts(), other.counts())
         whole.length = split.length = 0
         assert split.greedy(TOKENS[:3], 50) == whole.greedy(TOKENS[:3], 50)

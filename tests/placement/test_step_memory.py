@@ -12,6 +12,7 @@ from support.buffers import allocations, cache_bytes
 from support.golden import FAMILIES, golden
 
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
+from hotcold.model.attention import AttentionShape
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -59,9 +60,8 @@ def test_long_contexts_and_many_heads() -> None:
     """16 decode rows, 64 heads of 128 and 512 splits of 256 positions, each with a maximum and a sum."""
     dims = SimpleNamespace(
         dim=8192,
-        heads=64,
-        kv_heads=8,
-        head_dim=128,
+        mixers=(AttentionShape(64, 8, 128),),
+        rooms=(("q", (64, 128)),),
         vocab=32000,
         neurons=(16,),
         gated=True,

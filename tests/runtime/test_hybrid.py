@@ -35,7 +35,7 @@ from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
-from hotcold.sparse.hybrid_ffn import SplitWeights
+from hotcold.sparse.ffn import SplitWeights
 from hotcold.sparse.sidecar import SidecarError
 from hotcold.sparse.timeline import Timeline
 from hotcold.tasks.scoring import Scorer, compare
@@ -177,8 +177,7 @@ def test_bytes_are_those_of_the_bill(tmp_path: Path, sizes: Sizes, share: float)
         parts = (layer.ffn.hot, layer.ffn.cold) if isinstance(layer.ffn, SplitWeights) else (layer.ffn, None)
         taken += [part.nbytes if part else 0 for part in parts]
     np.testing.assert_allclose(taken, kinds["neurons"], rtol=0.02)
-    weights = session.model.weights.layers[0]
-    attention = [part.nbytes for part in (weights.q, weights.k, weights.v, weights.o)]
+    attention = [part.nbytes for part in session.model.weights.layers[0].matrices]
     assert 6 * sum(attention) == pytest.approx(kinds["attention"][0], rel=0.02)
     assert cache_bytes(session) == kinds["kv"][0]
     assert session.model.weights.head.nbytes == pytest.approx(kinds["head"][0], rel=0.02)

@@ -34,19 +34,15 @@ def computed(session: Session, tokens: list[int], rows: int, *, decode: bool) ->
     batch, cache, n_tokens = session.transformer.batch, session.cache, len(tokens)
     cache.clear()
     pages = np.array(cache.allocate("test", -(-n_tokens // PAGE)))
-    batch.pages[0, : len(pages)] = pages
     logits = []
     for start in range(0, n_tokens, rows):
-        positions = np.arange(start, min(start + rows, n_tokens))
-        n = len(positions)
-        batch.tokens[:n], batch.positions[:n], batch.sequence[:n] = tokens[start : start + n], positions, 0
-        batch.slots[:n] = pages[positions // PAGE] * PAGE + positions % PAGE
-        batch.lengths[0], batch.logits_rows[:n] = start + n, positions - start
+        n = batch.put(0, 0, start, tokens[start : start + rows], pages)
+        batch.logits_rows[:n] = range(n)
         batch.counts[:] = (n, n if decode else 0, n, 1)
         session.run()
         logits.append(np.array(session.transformer.read_logits(0, n)))
     kept = []
-    for backend, both in zip(session.model.devices.layers, cache.layers, strict=True):
+    for backend, both in zip(session.model.devices.layers, session.state.layers, strict=True):
         for each in both:
             values = np.moveaxis(np.asarray(backend.read(each))[pages], 2, 1)  # [pages, PAGE, heads, row]
             kept.append(values.reshape(-1, *values.shape[2:])[:n_tokens].view(np.uint8))

@@ -18,7 +18,6 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.request import Request
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import KVCache
 from hotcold.placement.placement import Placement, write_placement
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
@@ -63,7 +62,7 @@ def test_sessions_share_weights_and_nothing_else() -> None:
     first, second = (session.counters for session in sessions)
     assert first.decode_tokens == second.decode_tokens == 5 and first.prompt_tokens == 3
     assert first.rows[:, 1].sum() > second.rows[:, 1].sum() > 0
-    assert sessions[0].cache.layers[0][0] is not sessions[1].cache.layers[0][0]
+    assert sessions[0].state.layers[0][0] is not sessions[1].state.layers[0][0]
 
 
 def test_a_mode_that_does_not_exist_is_refused() -> None:
@@ -91,7 +90,7 @@ def test_the_predictors_of_a_session_count(tmp_path: Path, monkeypatch: pytest.M
         predictors = sum(info.nbytes for info in file.tensors.values())
     steps = buffer_bytes(model.config, model.limits) + scratch_bytes(model.config, model.limits)
     pages = model.limits.sequences * model.limits.pages_per_sequence
-    cache = pages * KVCache.page_bytes(model.config, model.cache_type)
+    cache = pages * model.config.page_bytes(model.cache_type)
     monkeypatch.setattr(memory, "available_memory", lambda: steps + cache + predictors)
     assert model.session("predicted").sparsity == "predicted"
     monkeypatch.setattr(memory, "available_memory", lambda: steps + cache + predictors - 1)
@@ -126,7 +125,7 @@ def test_a_session_that_nobody_has_any_more_ends(half: LoadedModel) -> None:
 def test_loading_alone_allocates_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     from hotcold.runtime import session
 
-    monkeypatch.setattr(session, "KVCache", lambda *_: pytest.fail("a cache was made"))
+    monkeypatch.setattr(session, "SequenceState", lambda *_: pytest.fail("a cache was made"))
     load(None, LoadOptions())
 
 

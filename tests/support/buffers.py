@@ -12,7 +12,7 @@ from hotcold.runtime.session import Session
 
 def cache_bytes(session: Session) -> int:
     """Of the keys and values of all layers."""
-    layers = zip(session.model.devices.layers, session.cache.layers, strict=True)
+    layers = zip(session.model.devices.layers, session.state.layers, strict=True)
     return sum(ops.read(buffer).nbytes for ops, layer in layers for buffer in layer)
 
 

@@ -14,7 +14,7 @@ from support.random_blocks import random_blocks
 
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import PAGE, Backend, Batch, BatchLimits, FFNTensors, PredictorTensors
-from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.model.attention import CACHE_TYPES
 
 Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]

@@ -10,33 +10,34 @@ import numpy as np
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, Backend, BatchLimits
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import KVCache
-from hotcold.model.transformer import FFN, DenseFFN, Transformer
+from hotcold.model.kv_cache import SequenceState
+from hotcold.model.layer import AnyFFN
+from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights, load_weights
-from hotcold.sparse.hybrid_ffn import hybrid_ffns
+from hotcold.sparse.ffn import make_ffns
 from hotcold.sparse.predictor import load_predictors, predictor_names
 
 ROWS = 64  #: the most rows of a step
 
-MakeFFNs = Callable[[Backend, Config, Weights], Sequence[FFN]]
+MakeFFNs = Callable[[Backend, Config, Weights], Sequence[AnyFFN]]
 
 
-def dense(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
-    return [DenseFFN(backend, layer.ffn) for layer in weights.layers]
+def dense(backend: Backend, config: Config, weights: Weights) -> Sequence[AnyFFN]:
+    return make_ffns(backend, [layer.ffn for layer in weights.layers], ROWS, mode="off", count=False)
 
 
-def exact(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
-    return hybrid_ffns(backend, [layer.ffn for layer in weights.layers], ROWS, skip=True)
+def exact(backend: Backend, config: Config, weights: Weights) -> Sequence[AnyFFN]:
+    return make_ffns(backend, [layer.ffn for layer in weights.layers], ROWS, mode="exact")
 
 
 def predicted(path: Path) -> MakeFFNs:
     """With the predictors in the file."""
 
-    def make(backend: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
+    def make(backend: Backend, config: Config, weights: Weights) -> Sequence[AnyFFN]:
         with open_gguf(path) as file:
             predictors = load_predictors(file, config, backend)
         ffns = [layer.ffn for layer in weights.layers]
-        return hybrid_ffns(backend, ffns, ROWS, skip=True, predictors=predictors)
+        return make_ffns(backend, ffns, ROWS, mode="predicted", predictors=predictors)
 
     return make
 
@@ -62,12 +63,12 @@ class Runner:
             self.config = Config.from_metadata(file.metadata, file.magic, file.tensors)
             self.weights = load_weights(file, self.config, backend, others=predictor_names(file))
         pages = -(-self.config.context // PAGE)
-        cache = KVCache(backend, self.config, pages + 3, cache_type)
-        cache.allocate("nobody", 3)  # so that no page has the number of its place in the sequence
-        self._pages = np.array(cache.allocate("sequence", pages)[::-1], np.int32)
+        state = SequenceState(backend, self.config, pages + 3, cache_type)
+        state.pages.allocate("nobody", 3)  # so that no page has the number of its place in the sequence
+        self._pages = state.pages.allocate("sequence", pages)[::-1]
         self.ffns = make_ffns(backend, self.config, self.weights)
         limits = BatchLimits(ROWS, 1, pages, ROWS)
-        self.transformer = Transformer(self.config, self.weights, backend, self.ffns, limits, cache)
+        self.transformer = Transformer(self.config, self.weights, backend, self.ffns, limits, state)
         self.length = 0
 
     def run(self, tokens: Sequence[int], *, decode: bool = False) -> np.ndarray:
@@ -83,13 +84,9 @@ class Runner:
         return tokens
 
     def _step(self, tokens: Sequence[int], decode: bool) -> np.ndarray:
-        batch, n = self.transformer.batch, len(tokens)
-        positions = np.arange(self.length, self.length + n)
-        batch.tokens[:n], batch.positions[:n], batch.sequence[:n] = tokens, positions, 0
-        batch.pages[0] = self._pages
-        batch.slots[:n] = self._pages[positions // PAGE] * PAGE + positions % PAGE
+        batch = self.transformer.batch
+        n = batch.put(0, 0, self.length, tokens, self._pages)
         self.length += n
-        batch.lengths[0] = self.length
         batch.logits_rows[:n] = np.arange(n)
         batch.counts[:] = (n, n if decode else 0, n, 1)
         self.transformer.run()

@@ -32,7 +32,7 @@ from hotcold.kernels.backend import (
     RopeTable,
     Rows,
 )
-from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.model.attention import CACHE_TYPES
 
 
 def cases() -> list[Case]:

@@ -242,7 +242,7 @@ def test_the_kv_cache_holds_what_its_type_can() -> None:
             pass
         sizes[type] = cache_bytes(session)
         read = session.model.backend.read
-        found[type] = [stored(read(each), len(window) - 1) for each in session.cache.layers[0]]
+        found[type] = [stored(read(each), len(window) - 1) for each in session.state.layers[0]]
     assert sizes["f16"] * 2 == sizes["f32"] and sizes["q8_0"] * 64 == sizes["f16"] * 34
     for exact, half, eighth in zip(found["f32"], found["f16"], found["q8_0"], strict=True):
         assert (np.abs(half - exact) <= np.abs(exact) * 2.0**-11 + 2.0**-25).all()

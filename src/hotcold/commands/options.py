@@ -16,7 +16,7 @@ from hotcold.errors import UserError
 from hotcold.hub import names as hub_names
 from hotcold.hub.download import located
 from hotcold.kernels import BACKENDS
-from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.model.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
 from hotcold.runtime.options import SPARSITY_MODES, LoadOptions, ModelOptions
 from hotcold.tasks import texts as files

@@ -25,8 +25,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-import numpy as np
-
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import Request, RequestError
 from hotcold.kernels.backend import PAGE, Batch
@@ -90,7 +88,6 @@ class Scheduler:
         self._deadlines = False  # whether any request has had one
         self._ended_at = 0.0
         self._seconds_per_end = 1.0
-        self._steps_of_one = np.arange(chunk, dtype=np.int32)
 
     @property
     def unfinished(self) -> int:
@@ -296,30 +293,20 @@ class Scheduler:
             wanted = [each.length - 1 - each.computed for each in more]
             extra = dict(zip(more, divided(max(spare, 0), wanted), strict=True))
         for request in requests[: limits.decode]:
-            position, last, prompt = request.computed, request.length - 1, len(request.prompt)
-            for _ in range(1 + extra.get(request, 0) if more else 1):
-                page = request.pages[position // PAGE]
-                batch.tokens[row] = (
-                    request.output[position - prompt] if position >= prompt else request.prompt[position]
-                )
-                batch.positions[row] = position
-                batch.sequence[row] = request.row
-                if position % PAGE == 0:
-                    batch.pages[request.row, position // PAGE] = page
-                batch.slots[row] = page * PAGE + position % PAGE
+            start, last, prompt = request.computed, request.length - 1, len(request.prompt)
+            end = start + 1 + extra.get(request, 0)
+            for position in range(start, end):
                 if position == last:
-                    batch.logits_rows[logits] = row
+                    batch.logits_rows[logits] = row + position - start
                     step.sampled.append((request, logits))
                     logits += 1
                 elif len(request.prompt_logprobs) <= position + 1 < prompt:
-                    batch.logits_rows[logits] = row
+                    batch.logits_rows[logits] = row + position - start
                     step.scored.append((request, position + 1, logits))
                     logits += 1
                 step.rows.append(request)
-                row += 1
-                position += 1
-            batch.lengths[request.row] = position
-            step.decode.append((request, position))
+            row = batch.put(row, request.row, start, request.tokens(start, end), request.pages)
+            step.decode.append((request, end))
         return row
 
     def _put_prompts(self, row: int, requests: Sequence[Request], step: Step) -> int:
@@ -335,16 +322,8 @@ class Scheduler:
             if not rows:
                 continue
             start, end = request.computed, request.computed + rows
-            span, first, last = slice(row, row + rows), start // PAGE, -(-end // PAGE)
-            batch.pages[request.row, first:last] = request.pages[first:last]
-            positions = batch.positions[span]
-            np.add(self._steps_of_one[:rows], start, out=positions)
-            batch.tokens[span] = request.tokens(start, end)
-            batch.sequence[span] = request.row
-            batch.slots[span] = batch.pages[request.row, positions // PAGE] * PAGE + positions % PAGE
-            batch.lengths[request.row] = end
+            row = batch.put(row, request.row, start, request.tokens(start, end), request.pages)
             step.prompts.append((request, end))
-            row += rows
             if end == request.length:
                 batch.logits_rows[logits] = row - 1
                 step.sampled.append((request, logits))

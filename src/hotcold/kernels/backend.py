@@ -74,8 +74,7 @@ class Batch:
     """One step's inputs, int32, filled in place. Decode rows come first, then prompt rows.
 
     All of it is host memory, and one batch serves all backends of a model: :meth:`Program.run` takes what it
-    needs to its device. The last three are for layers whose state is not a list of positions (state space
-    models, convolutions); no layer reads them yet, and nobody fills them."""
+    needs to its device."""
 
     def __init__(self, limits: BatchLimits) -> None:
         def zeros(*shape: int) -> Ints:
@@ -90,9 +89,22 @@ class Batch:
         self.pages = zeros(limits.sequences, limits.pages_per_sequence)  #: of each sequence, in order
         self.lengths = zeros(limits.sequences)  #: positions of each sequence after this step
         self.logits_rows = zeros(limits.logits)  #: rows of the step whose logits are wanted
-        self.starts = zeros(limits.sequences)  #: the first row of each sequence in this step
-        self.state_slots = zeros(limits.sequences)  #: where each sequence keeps its state
-        self.reset = zeros(limits.sequences)  #: 1: the sequence's state is cleared before this step
+
+    def put(
+        self, row: int, sequence: int, start: int, tokens: Sequence[int] | Ints, pages: Sequence[int]
+    ) -> int:
+        """Fills rows from ``row`` on with a sequence's tokens from its position ``start`` on, and returns the
+        row after them. ``pages`` are all that the sequence has. The caller fills the rest of the batch."""
+        for position, token in enumerate(tokens, start):  # for a row or two faster than arrays
+            at, offset = divmod(position, PAGE)
+            page = self.pages[sequence, at] = pages[at]
+            self.tokens[row] = token
+            self.positions[row] = position
+            self.sequence[row] = sequence
+            self.slots[row] = page * PAGE + offset
+            row += 1
+        self.lengths[sequence] = start + len(tokens)
+        return row
 
     @property
     def n_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """A model's shape and arithmetic, read from GGUF metadata that nobody has vouched for."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -9,11 +10,12 @@ import numpy as np
 from hotcold.formats.gguf import TensorInfo
 from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS
 from hotcold.kernels.checks import check_activation
+from hotcold.model.attention import AttentionShape
 from hotcold.model.experts import Experts, read_experts
 from hotcold.model.families import FAMILIES, Family, Scales
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
-from hotcold.model.positions import LayerPositions, read_positions, scaling_notes
+from hotcold.model.positions import read_positions, scaling_notes
 from hotcold.model.rope import Rope
 from hotcold.values import shown
 
@@ -30,25 +32,21 @@ _NOT_COMPUTED = {
 
 @dataclass(frozen=True)
 class Config:
-    """Shapes: D ``dim``, H ``heads``, K ``kv_heads``, V ``vocab``."""
+    """Shapes: D ``dim``, V ``vocab``."""
 
     family: Family
     layers: int
     dim: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    mixers: tuple[AttentionShape, ...]  #: of each layer
     neurons: tuple[int, ...]  #: N of each layer
     vocab: int
     context: int  #: positions that the model was trained for
     norm_eps: float
-    positions: tuple[LayerPositions, ...]  #: of each layer
     activation: str
     threshold: float  #: a gate fires when it is greater than this (FATReLU)
     gated: bool
     down_layout: str  #: of ``ffn_down``: ``by_output`` (D, N), or ``by_neuron`` as ``ffn_down_t`` always is
     scales: Scales = field(default_factory=Scales)
-    softcap: float | None = None  #: of the scores of attention
     experts: Experts | None = None  #: of each layer, whose ``neurons`` are those of all of them
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
@@ -59,7 +57,16 @@ class Config:
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ones that layers have."""
-        return tuple(dict.fromkeys(layer.rope for layer in self.positions if layer.rope is not None))
+        return tuple(dict.fromkeys(mixer.rope for mixer in self.mixers if mixer.rope is not None))
+
+    @property
+    def rooms(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """What mixers share of :meth:`Side.room`, by name and shape of a row."""
+        return tuple(dict.fromkeys(room for mixer in self.mixers for room in mixer.rooms.items()))
+
+    def page_bytes(self, cache_type: str) -> int:
+        """Of a page in all layers; ModelError: the type's blocks do not fit the model's heads."""
+        return sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
 
     @property
     def branches(self) -> bool:
@@ -80,8 +87,9 @@ class Config:
                 raise ModelError(f"{keys.name(key)} is {shown(value)}: this is not supported yet")
         layers = keys.whole("block_count", 1, MAX_LAYERS)
         dim = keys.whole("embedding_length", 1, MAX_DIM)
-        heads, kv_heads, head_dim = _heads(keys, dim, layers)
+        heads = _heads(keys, dim, layers)
         context = _context(keys, family, tensors)
+        scales = _scales(keys, family.scales(layers, dim, heads[0]))
         gated = family.fused_gate or any(f"blk.0.ffn_gate{part}.weight" in tensors for part in ("", "_exps"))
         experts = read_experts(keys, family, layers, MAX_NEURONS, tensors)
         if experts is None:
@@ -94,22 +102,18 @@ class Config:
             family=family,
             layers=layers,
             dim=dim,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
+            mixers=_attention(keys, family, layers, heads, context, scales),
             neurons=neurons,
             vocab=_vocab(metadata, tensors),
             context=context,
             norm_eps=keys.number(eps, 0, 0.1, default=family.norm_eps),
-            positions=read_positions(keys, family, layers, head_dim, context),
             activation=activation,
             threshold=threshold,
             gated=gated,
             down_layout=Keys(metadata, "hotcold").choice(
                 "ffn.down_layout", DOWN_LAYOUTS, _implied_layout(family, tensors)
             ),
-            scales=_scales(keys, family.scales(layers, dim, heads)),
-            softcap=keys.factor("attn_logit_softcapping", 0.0) or None,
+            scales=scales,
             experts=experts,
             notes=scaling_notes(keys) if family.learned_positions is None else (),
         )
@@ -125,6 +129,7 @@ def _family(metadata: Mapping[str, Any]) -> Family:
 
 
 def _heads(keys: Keys, dim: int, layers: int) -> tuple[int, int, int]:
+    """H, K and the length of a head."""
     heads = keys.alike("attention.head_count", 1, MAX_HEADS, layers)
     kv_heads = keys.alike("attention.head_count_kv", 1, MAX_HEADS, layers, default=heads)
     if heads % kv_heads:
@@ -136,6 +141,21 @@ def _heads(keys: Keys, dim: int, layers: int) -> tuple[int, int, int]:
     if keys.whole("attention.value_length", 1, MAX_HEAD_DIM, default=head_dim) != head_dim:
         raise ModelError(f"{keys.name('attention.value_length')} differs from the keys' length {head_dim}")
     return heads, kv_heads, head_dim
+
+
+def _attention(
+    keys: Keys, family: Family, layers: int, heads: tuple[int, int, int], context: int, scales: Scales
+) -> tuple[AttentionShape, ...]:
+    """Of each layer; ``heads`` are those of :func:`_heads`."""
+    head_dim = heads[-1]
+    alike = AttentionShape(
+        *heads,
+        scale=scales.attention or 1 / math.sqrt(head_dim),
+        softcap=keys.factor("attn_logit_softcapping", 0.0) or None,
+        qk_norm=family.qk_norm,
+    )
+    positions = read_positions(keys, family, layers, head_dim, context)
+    return tuple(replace(alike, rope=each.rope, window=each.window) for each in positions)
 
 
 def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:

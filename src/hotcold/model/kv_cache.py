@@ -1,19 +1,14 @@
-"""Keys and values of every layer, in pages of 32 positions that sequences take and give back."""
+"""What sequences keep between steps: keys and values of every layer, in pages of 32 positions that sequences
+take and give back."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 
-import numpy as np
-
 from hotcold.errors import UserError
-from hotcold.formats.blocks import BLOCK_TYPES
-from hotcold.kernels.backend import PAGE, Backend, Buffer
-from hotcold.model.config import Config, ModelError
+from hotcold.kernels.backend import Backend, Buffer
+from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-
-#: What keys and values are rounded to, by the name of its block type, and what arrays hold it.
-CACHE_TYPES = {"f16": np.float16, "q8_0": np.uint8, "f32": np.float32}
 
 
 class KVCacheFull(UserError):
@@ -189,26 +184,18 @@ class _Derived:
             heappush(self.blank, page)
 
 
-class KVCache(PagePool):
-    """A fixed number of pages (PagedAttention, arXiv 2309.06180), of a type in :data:`CACHE_TYPES`.
+class SequenceState:
+    """What sequences keep from one step to the next (PagedAttention, arXiv 2309.06180).
 
-    Position p of a sequence lies in the sequence's page ``p // PAGE``. ``layers`` are (K, V) of each layer,
-    as ``Backend.store_kv`` has them. ModelError: the type's blocks do not fit the model's heads."""
+    Position p of a sequence lies in the sequence's page ``p // PAGE`` of :attr:`pages`. ``layers`` has the
+    arrays of all pages for each layer (:meth:`AttentionShape.page_arrays`). A mixer whose state is not a list
+    of positions will have slots here, from a pool beside :attr:`pages`. ModelError: the type's blocks do not
+    fit the model's heads."""
 
     def __init__(self, backend: Backend | Devices, config: Config, pages: int, type: str = "f16") -> None:
-        super().__init__(pages)
-        dtype = np.dtype(CACHE_TYPES[type])
-        row = self.page_bytes(config, type) // (config.layers * 2 * config.kv_heads * PAGE)
-        shape = (pages, config.kv_heads, PAGE, row // dtype.itemsize)
-        self.layers: list[tuple[Buffer, Buffer]] = [
-            (each.zeros(shape, dtype), each.zeros(shape, dtype))
-            for each in Devices.of(backend, config.layers).layers
+        self.pages = PagePool(pages)
+        layers = zip(Devices.of(backend, config.layers).layers, config.mixers, strict=True)
+        self.layers: list[list[Buffer]] = [
+            [ops.zeros((pages, *shape), dtype) for shape, dtype in mixer.page_arrays(type)]
+            for ops, mixer in layers
         ]
-
-    @staticmethod
-    def page_bytes(config: Config, type: str = "f16") -> int:
-        block = BLOCK_TYPES[type.upper()]
-        if config.head_dim % block.weights:
-            seen = f"its blocks of {block.weights} do not fit heads of {config.head_dim}"
-            raise ModelError(f"KV cache of type {type} (`cache_type`): {seen}: use f16")
-        return config.layers * 2 * config.kv_heads * PAGE * block.row_bytes(config.head_dim)

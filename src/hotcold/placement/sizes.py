@@ -6,19 +6,18 @@ figure 5) and 2406.05955 publish it. The power law ``min(1, scale * rank ** -exp
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import BLOCK_TYPES, BlockType, block_type
+from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
+from hotcold.model.attention import AttentionShape
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import KVCache
 from hotcold.model.weights import check_tensors
 from hotcold.placement.step_memory import GPU_LAYER_BYTES, GPUStep, buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import check_predictors, predictor_names
@@ -31,25 +30,6 @@ _CHUNK = 128  # prompt rows that the buffers of a step hold, if nobody says othe
 _FFN_TENSOR = re.compile(r"ffn_(gate|up)(_exps)?\.|ffn_down(_t)?\.weight|ffn_down_exps\.")
 _FIRST = re.compile(r"predictor\.first|fc1\.")
 _PREDICTOR_TENSOR = re.compile(r"predictor\.|fc[12]\.")
-
-
-class Dimensions(Protocol):
-    """What a :class:`Shape` and a :class:`~hotcold.model.config.Config` both state."""
-
-    @property
-    def layers(self) -> int: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def neurons(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -79,6 +59,10 @@ class Shape:
     @property
     def neurons(self) -> tuple[int, ...]:
         return (self.ffn * self.experts,) * self.layers
+
+    @property
+    def mixers(self) -> tuple[AttentionShape, ...]:
+        return (AttentionShape(self.heads, self.kv_heads, self.head_dim),) * self.layers
 
     @property
     def expert_share(self) -> float:
@@ -143,7 +127,7 @@ def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Size
         expert_share=shape.expert_share,
         dim=shape.dim,
         attention=np.full(shape.layers, attention),
-        kv=_kv_bytes(shape, context, cache),
+        kv=_kv_bytes(shape.mixers, context, cache),
         predictor=np.full(shape.layers, predictor),
         neuron_bytes=np.full(shape.layers, ffn // shape.neurons[0]),
         neurons=np.array(shape.neurons, np.int64),
@@ -175,7 +159,8 @@ def sizes_of_file(
     one.
     Without ``gpu`` another backend plays its part, whose steps take what they take on the CPU. Errors as in
     loading."""
-    KVCache.page_bytes(config, cache)  # ModelError: the type's blocks do not fit the model's heads
+    pages = sequences * -(-context // PAGE) if positions is None else -(-positions // PAGE)
+    kv = _kv_bytes(config.mixers, pages * PAGE, cache)
     powerinfer = predictor_names(file)
     check_tensors(file, config, powerinfer)
     fingerprint = file.fingerprint()
@@ -202,7 +187,7 @@ def sizes_of_file(
         expert_share=1.0 if config.experts is None else config.experts.chosen / config.experts.count,
         dim=config.dim,
         attention=layers.attention,
-        kv=sessions * _kv_bytes(config, positions or sequences * limits.pages_per_sequence * PAGE, cache),
+        kv=sessions * kv,
         predictor=layers.predictor,
         neuron_bytes=-(-layers.ffn // neurons),
         neurons=neurons,
@@ -276,10 +261,9 @@ def placed_by(config: Config) -> str:
     return "experts" + (zeros or ": their down lies by output")
 
 
-def _kv_bytes(dims: Dimensions, positions: int, cache: str) -> Ints:
-    """Of whole pages, by layer."""
-    row = 2 * dims.kv_heads * BLOCK_TYPES[cache.upper()].row_bytes(dims.head_dim)
-    return np.full(dims.layers, -(-positions // PAGE) * PAGE * row)
+def _kv_bytes(mixers: Sequence[AttentionShape], positions: int, cache: str) -> Ints:
+    """Of whole pages, by layer; ModelError: the type's blocks do not fit the model's heads."""
+    return -(-positions // PAGE) * np.array([mixer.page_bytes(cache) for mixer in mixers], np.int64)
 
 
 def _published_buffer_bytes(shape: Shape) -> int:

@@ -22,7 +22,7 @@ from hotcold.kernels.backend import (
 )
 from hotcold.model.devices import Devices
 from hotcold.placement.placement import Placement
-from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN, SplitPredictor, SplitWeights
+from hotcold.sparse.ffn import FFN, SplitFFN, SplitPredictor, SplitWeights
 
 Bools = npt.NDArray[np.bool_]
 
@@ -148,26 +148,43 @@ class ColdSide:
         self,
         cold: Backend,
         hot: Backend,
-        ffns: Sequence[HybridFFN],
+        weights: Sequence[FFNWeights],
+        predictors: Sequence[object | None],
         limits: BatchLimits,
         dim: int,
         chosen: int = 0,
     ) -> None:
-        """``chosen``: experts of each row, 0 where there are none."""
-        split = {i: ffn for i, ffn in enumerate(ffns) if isinstance(ffn, SplitFFN)}
+        """``weights`` and ``predictors`` are those of all layers; ``chosen``: experts of each row, 0 where
+        there are none."""
+        self.backend = cold
         self.link = hot.link(ANSWER_TIMEOUT_S)
-        words = {layer: ffn.cold_words for layer, ffn in split.items()}
-        boxes = hot.mailboxes(self.link, limits, dim, words, chosen)
-        programs = [(layer, ffn.connect(cold, boxes[layer])) for layer, ffn in split.items()]
-        # As a daemon, it does not keep a process that forgot to close from ending.
-        serving = (self.link, programs)
-        self._thread = threading.Thread(target=cold.serve, args=serving, name="cold side", daemon=True)
+        #: Of cold neurons a mailbox has the mask, where there are candidates.
+        words = {
+            i: layer.cold.words if predictors[i] else 0
+            for i, layer in enumerate(weights)
+            if isinstance(layer, SplitWeights)
+        }
+        self.boxes = hot.mailboxes(self.link, limits, dim, words, chosen)
+        self._thread: threading.Thread | None = None
+
+    def serve(self, ffns: Sequence[FFN]) -> None:
+        """Computes from now on what the split ones post."""
+        programs = [
+            (i, self.backend.record(ffn.compute_cold))
+            for i, ffn in enumerate(ffns)
+            if isinstance(ffn, SplitFFN)
+        ]
         if programs:
+            # As a daemon, it does not keep a process that forgot to close from ending.
+            serving = (self.link, programs)
+            self._thread = threading.Thread(
+                target=self.backend.serve, args=serving, name="cold side", daemon=True
+            )
             self._thread.start()
 
     def close(self) -> None:
         """Ends the cold side; harmless when it has ended."""
         self.link.stop()
         # The garbage collector may call this on any thread.
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

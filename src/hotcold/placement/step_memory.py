@@ -1,6 +1,7 @@
 """What steps take of a backend's memory besides weights, keys and values, counted before anything is
 allocated."""
 
+import math
 from dataclasses import dataclass
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType
@@ -14,17 +15,20 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     """Of the batch, activations, logits, rope tables and masks of neurons, on one backend; ``split``: with
     the two mailboxes between the sides of a layer."""
     positions = limits.pages_per_sequence * PAGE
-    row = ((7 if split else 3) + config.branches) * config.dim + 2 * (
-        config.heads + config.kv_heads
-    ) * config.head_dim
+    row = ((7 if split else 3) + config.branches) * config.dim + sum(_room_floats(config))
     masks = (3 if split else 1) * _mask_words(config, split=split) * 8
     if config.experts:
         chosen = config.layers * config.experts.chosen + (1 if config.experts.shared else 0)
         masks += 8 * (chosen + (config.experts.chosen if split else 0))
-    batch = 4 * (4 * limits.tokens + limits.sequences * (limits.pages_per_sequence + 4) + limits.logits + 4)
+    batch = 4 * (4 * limits.tokens + limits.sequences * (limits.pages_per_sequence + 1) + limits.logits + 4)
     floats = limits.tokens * row + limits.logits * (config.dim + config.vocab)
     floats += positions * sum(rope.dim for rope in config.ropes)
     return 4 * floats + limits.tokens * masks + batch
+
+
+def _room_floats(config: Config) -> list[int]:
+    """Of a row, in each buffer that mixers share."""
+    return [math.prod(shape) for _, shape in config.rooms]
 
 
 def _mask_words(config: Config, *, split: bool) -> int:
@@ -37,7 +41,8 @@ def _mask_words(config: Config, *, split: bool) -> int:
 
 def scratch_bytes(config: Config, limits: BatchLimits) -> int:
     """What all ops of a step share on a CPU, which the first run allocates. Weights count as quantised."""
-    return cpu.scratch_bytes(_shape(config, limits, (BLOCK_TYPES["Q8_0"],) * 3))
+    types = (BLOCK_TYPES["Q8_0"],) * 3
+    return max(cpu.scratch_bytes(shape) for shape in _shapes(config, limits, types))
 
 
 #: What a layer takes on a GPU beyond its weights, keys and values: every range of it begins at a multiple.
@@ -57,8 +62,7 @@ class GPUStep:
         """Of all buffers and scratch, with at most so many hot neurons in a layer (None: with no layer)."""
         config, limits = self.config, self.limits
         rows, positions = limits.tokens, limits.pages_per_sequence * PAGE
-        q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        widths = [config.dim] * (2 + config.family.parallel + config.branches) + [q, kv, kv, q]
+        widths = [config.dim] * (2 + config.family.parallel + config.branches) + _room_floats(config)
         buffers = [4 * rows * width for width in widths]
         buffers += [2 * positions * rope.dim for rope in config.ropes for _ in range(2)]  # cosines and sines
         buffers += [4 * limits.logits * config.dim, gpus.batch_bytes(limits)]
@@ -71,9 +75,8 @@ class GPUStep:
             buffers.append(8 * len(FFN_COUNTS) * config.layers)
         if hot is not None and self.rank:
             buffers += self._masks()
-        return gpus.allocated_bytes(
-            *buffers, gpus.scratch_bytes(_shape(config, limits, self.types, hot, self.rank))
-        )
+        shapes = _shapes(config, limits, self.types, hot, self.rank)
+        return gpus.allocated_bytes(*buffers, max(gpus.scratch_bytes(shape) for shape in shapes))
 
     def _masks(self) -> list[int]:
         """Each half of a layer begins with a whole word, so layers of one width may differ by a word; of
@@ -85,27 +88,31 @@ class GPUStep:
         return [8 * self.limits.tokens * n for n in words]
 
 
-def _shape(
+def _shapes(
     config: Config,
     limits: BatchLimits,
     types: tuple[BlockType, BlockType, BlockType],
     hot: int | None = None,
     rank: int = 0,
-) -> StepShape:
-    return StepShape(
-        limits=limits,
-        dim=config.dim,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        neurons=max(config.neurons),
-        hot=hot,
-        types=types,
-        gated=config.gated,
-        down_layout=config.down_layout,
-        activation=config.activation,
-        rank=rank,
-        experts=config.experts.count if config.experts else 1,
-        chosen=config.experts.chosen if config.experts else 1,
-        shared=config.experts.shared if config.experts else 0,
-    )
+) -> list[StepShape]:
+    """The shapes of steps, one for each kind of mixer."""
+    return [
+        StepShape(
+            limits=limits,
+            dim=config.dim,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            neurons=max(config.neurons),
+            hot=hot,
+            types=types,
+            gated=config.gated,
+            down_layout=config.down_layout,
+            activation=config.activation,
+            rank=rank,
+            experts=config.experts.count if config.experts else 1,
+            chosen=config.experts.chosen if config.experts else 1,
+            shared=config.experts.shared if config.experts else 0,
+        )
+        for heads, kv_heads, head_dim in {(each.heads, each.kv_heads, each.head_dim) for each in config.mixers}
+    ]

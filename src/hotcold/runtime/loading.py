@@ -13,8 +13,9 @@ from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.gpu import GPUError, GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
-from hotcold.model.weights import Progress, Weights, check_tensors, load_weights
+from hotcold.model.weights import Weights, check_tensors, load_weights
 from hotcold.runtime.memory import affordable_pages, check_memory
 from hotcold.runtime.mode import choose_mode
 from hotcold.runtime.named_templates import with_template

@@ -7,7 +7,6 @@ from hotcold.kernels.cores import cgroups, read_text
 from hotcold.kernels.gpus import STAGING_BYTES
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.model.kv_cache import KVCache
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.options import LoadError
 from hotcold.runtime.placing import OnGPU
@@ -53,7 +52,7 @@ def affordable_pages(weight_bytes: int, cache_type: str, config: Config, limits:
     if free is None:
         return None
     left = free - weight_bytes - buffer_bytes(config, limits) - scratch_bytes(config, limits)
-    return max(0, left * 9 // 10) // KVCache.page_bytes(config, cache_type)
+    return max(0, left * 9 // 10) // config.page_bytes(cache_type)
 
 
 def check_memory(
@@ -69,7 +68,7 @@ def check_memory(
     """Raises LoadError when weights, KV cache, buffers and scratch are more than this process may still
     take; ``what`` begins the sentence that says what needs the weights. What lies in a GPU's own memory does
     not count; ``weight_bytes`` may hold the weights there, or none of them."""
-    cache_bytes = pages * KVCache.page_bytes(config, cache_type)
+    cache_bytes = pages * config.page_bytes(cache_type)
     backends = set(devices.parts)
     step_bytes = buffer_bytes(config, limits, split=len(backends) > 1) + scratch_bytes(config, limits)
     if on_gpu is not None and not on_gpu.gpu.shares_memory:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, TypedDict, get_type_hints
 
 from hotcold.errors import UserError
-from hotcold.model.kv_cache import CACHE_TYPES
+from hotcold.model.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import template_text
 from hotcold.values import integer
 

@@ -19,14 +19,14 @@ from hotcold.kernels.backend import (
     Backend,
     BatchLimits,
     Matrix,
-    Norm,
     PredictorWeights,
 )
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.model.kv_cache import KVCache
+from hotcold.model.kv_cache import SequenceState
+from hotcold.model.layer import AnyFFN
 from hotcold.model.tokenizer import Tokenizer
-from hotcold.model.transformer import FFN, Transformer
+from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights
 from hotcold.placement.split import ColdSide
 from hotcold.runtime.counters import Counters, Footprint
@@ -34,12 +34,12 @@ from hotcold.runtime.memory import check_memory
 from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.placing import OnGPU
 from hotcold.runtime.sampling import SamplingParams
-from hotcold.sparse.hybrid_ffn import HybridFFN, SplitFFN, hybrid_ffns
+from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns
 from hotcold.sparse.predictor import load_predictors
 from hotcold.sparse.timeline import Timeline
 
 #: Is given the layers' FFNs, and gives those to run.
-Wrap = Callable[[list[FFN]], list[FFN]]
+Wrap = Callable[[list[AnyFFN]], list[AnyFFN]]
 
 
 class User(Protocol):
@@ -66,16 +66,16 @@ class Session:
         predictors = self._load_predictors(mode)
         self._counters = Counters(np.zeros((config.layers, len(FFN_COUNTS)), np.int64))
         self.footprint = self._footprint(mode, predictors)
-        self.cache = KVCache(devices, config, model.pages, model.cache_type)
+        self.state = SequenceState(devices, config, model.pages, model.cache_type)
+        self.cache = self.state.pages  #: whose pages lie where
         self._user: weakref.ref[User] | None = None
-        self._mode = mode
         self.predictors = predictors  #: of each layer; None where none is used
         # Which experts a step reads, and so how many rows, is known to the FFNs alone.
-        self._ffns = self._make_ffns(count=mode.name != "off" or config.experts is not None)
+        self._ffns, self._cold_side = self._make_ffns(count=mode.name != "off" or config.experts is not None)
         self._watched: Watched | None = None
-        self._cold_side = _cold_side(self, model, self._ffns)
+        _serve(self, self._cold_side, self._ffns)
         ffns = wrap([*self._ffns])
-        self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.cache)
+        self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.state)
         # What a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
         if mode.name == "off" and config.experts is None:
@@ -99,7 +99,7 @@ class Session:
         """The same FFNs once more, which also report what fired; made when first asked for. GPUMemoryError:
         a GPU has no room for them."""
         if self._watched is None:
-            self._watched = Watched(self.model, self._make_ffns(count=True), self.transformer)
+            self._watched = Watched(self.model, *self._make_ffns(count=True), self.transformer)
         return self._watched
 
     def run(self, watched: "Watched | None" = None) -> None:
@@ -175,17 +175,27 @@ class Session:
             loaded = load_predictors(file, model.config, model.devices, model.fingerprint)
         return [each if use else None for each, use in zip(loaded, mode.used, strict=True)]
 
-    def _make_ffns(self, *, count: bool) -> list[HybridFFN]:
+    def _make_ffns(self, *, count: bool) -> tuple[list[FFN], ColdSide | None]:
+        """With the cold side of a split model, which does not serve yet."""
         model, mode = self.model, self._mode
-        return hybrid_ffns(
+        weights, experts = [layer.ffn for layer in model.weights.layers], model.config.experts
+        side = None
+        if model.hot is not None:
+            chosen = experts.chosen if experts else 0
+            side = ColdSide(
+                model.backend, model.hot, weights, self.predictors, model.limits, model.config.dim, chosen
+            )
+        ffns = make_ffns(
             model.devices,
-            [layer.ffn for layer in model.weights.layers],
+            weights,
             model.limits.tokens,
-            skip=mode.name != "off",
+            mode=mode.name,
             count=count,
             predictors=self.predictors,
             predictor_input=mode.predictors.input if mode.predictors else "normed",
+            cold=None if side is None else (side.backend, side.boxes),
         )
+        return ffns, side
 
     def _footprint(self, mode: SparsityMode, predictors: list[PredictorWeights | None]) -> Footprint:
         weights, config = self.model.weights, self.model.config
@@ -193,7 +203,7 @@ class Session:
         for layer in weights.layers:
             read += layer.matrices
         shared = [layer.shared.ffn for layer in weights.layers if layer.shared]
-        norms = _norm_values(weights, config)
+        norms = weights.norm_values
         read_predictors = [each for each in predictors if each is not None]
         params = int(np.dot(mode.predictors.params, mode.used)) if mode.predictors else 0
         row_bytes = (layer.ffn.row_bytes for layer in weights.layers)
@@ -211,7 +221,7 @@ class Session:
             dim=config.dim,
             # As in FFNStats: without a gate the up rows count as gate rows.
             row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
-            kv_bytes=KVCache.page_bytes(config, self.model.cache_type) // PAGE,
+            kv_bytes=config.page_bytes(self.model.cache_type) // PAGE,
         )
 
 
@@ -219,7 +229,9 @@ class Watched:
     """FFNs that report what fired, and a model's programs with them. They share the session's weights, masks
     of candidates excepted, its buffers and its cache, and give the same bits."""
 
-    def __init__(self, model: "LoadedModel", ffns: list[HybridFFN], transformer: Transformer) -> None:
+    def __init__(
+        self, model: "LoadedModel", ffns: list[FFN], side: ColdSide | None, transformer: Transformer
+    ) -> None:
         rows = model.limits.tokens
         self.steps = 0  #: without prompt rows, that these ran
         self._ffns = ffns
@@ -231,7 +243,8 @@ class Watched:
                     ffn.fired = ffn.backend.zeros((rows, ffn.weights.hot.words), np.uint64)
             else:
                 ffn.fired = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
-        self._cold_side = _cold_side(self, model, ffns)
+        self._cold_side = side
+        _serve(self, side, ffns)
         self.programs = transformer.record([*ffns])
 
     def fired(self, rows: int) -> list[npt.NDArray[np.uint64]]:
@@ -249,38 +262,18 @@ class Watched:
         if self._cold_side is not None:
             self._cold_side.close()
 
-    def _masks(self, ffn: HybridFFN, rows: int) -> npt.NDArray[np.uint64]:
+    def _masks(self, ffn: FFN, rows: int) -> npt.NDArray[np.uint64]:
         parts = [] if ffn.fired is None else [ffn.backend.read(ffn.fired, 0, rows)]
         if isinstance(ffn, SplitFFN):
             parts.append(self._cold.read(ffn.cold_fired, 0, rows))
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
 
-def _cold_side(owner: object, model: "LoadedModel", ffns: list[HybridFFN]) -> ColdSide | None:
-    """Of a split model; it ends with its owner."""
-    if model.hot is None:
-        return None
-    chosen = model.config.experts.chosen if model.config.experts else 0
-    side = ColdSide(model.backend, model.hot, ffns, model.limits, model.config.dim, chosen)
-    weakref.finalize(owner, side.close)
-    return side
-
-
-def _norm_values(weights: Weights, config: Config) -> int:
-    """How many values the weights and biases of all norms are."""
-
-    def values(norm: Norm | None, width: int) -> int:
-        return 0 if norm is None else width * (1 if norm.bias is None else 2)
-
-    each_head = config.family.qk_norm == "head"
-    heads, kv_heads = (1, 1) if each_head else (config.heads, config.kv_heads)
-    total = values(weights.norm, config.dim)
-    for layer in weights.layers:
-        total += values(layer.attn_norm, config.dim) + values(layer.ffn_norm, config.dim)
-        total += values(layer.attn_post_norm, config.dim) + values(layer.ffn_post_norm, config.dim)
-        total += values(layer.q_norm, heads * config.head_dim)
-        total += values(layer.k_norm, kv_heads * config.head_dim)
-    return total
+def _serve(owner: object, side: ColdSide | None, ffns: list[FFN]) -> None:
+    """Starts a cold side, which ends with its owner."""
+    if side is not None:
+        side.serve(ffns)
+        weakref.finalize(owner, side.close)
 
 
 @dataclass(frozen=True, eq=False)

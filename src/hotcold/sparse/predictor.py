@@ -21,7 +21,7 @@ from hotcold.formats.gguf import GGUFFile, TensorInfo, write_gguf
 from hotcold.kernels.backend import Backend, PredictorTensors, PredictorWeights
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.sparse.hybrid_ffn import PREDICTOR_INPUTS
+from hotcold.sparse.ffn import PREDICTOR_INPUTS
 from hotcold.values import printable, shown
 
 THRESHOLD_KEY = "powerinfer.sparse_threshold"

@@ -43,7 +43,7 @@ class Firings:
         self._unions = np.zeros((len(SPANS), len(words)), np.int64)  # neurons in these, by layer
 
     def watch(self, backend: Backend, ffns: list[Any], rows: int) -> list[Any]:
-        """Gives each :class:`HybridFFN` a mask for ``rows`` rows, which :meth:`step` then reads."""
+        """Gives each :class:`FFN` a mask for ``rows`` rows, which :meth:`step` then reads."""
         for ffn, words in zip(ffns, self._words.tolist(), strict=True):
             ffn.fired = backend.zeros((rows, words), np.uint64)
         self._backend = backend

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen
-from hotcold.model.transformer import FFN
+from hotcold.model.layer import AnyFFN
 from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.scoring import Scorer
 
@@ -75,7 +75,7 @@ def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Coll
     backends = model.devices.layers
     buffers: list[dict[str, Buffer]] = []
 
-    def watched(ops: Backend, ffn: FFN) -> FFN:
+    def watched(ops: Backend, ffn: AnyFFN) -> AnyFFN:
         own = {name: ops.zeros((rows, dim)) for name in names}
         buffers.append(own)
 

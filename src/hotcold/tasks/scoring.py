@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import PAGE, Floats
-from hotcold.model.kv_cache import KVCache
+from hotcold.model.kv_cache import PagePool
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.session import Session
 
@@ -38,7 +38,7 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
 class _Scoring:
     """One window that is being scored: the session is in use until its iterator ends or is closed."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: PagePool) -> None:
         self._cache = cache
 
     @property
@@ -67,14 +67,10 @@ class Scorer:
         session.claim(use)
         pages = session.cache.allocate(use, -(-len(window) // PAGE))
         try:
-            batch.pages[0, : len(pages)] = pages
-            slots = np.add.outer(np.multiply(pages, PAGE), np.arange(PAGE)).ravel()
             for start in range(0, len(window) - 1, batch.limits.decode):
                 stop = min(start + batch.limits.decode, len(window) - 1)
-                rows, positions = stop - start, np.arange(start, stop)
-                batch.tokens[:rows], batch.positions[:rows] = window[start:stop], positions
-                batch.sequence[:rows], batch.slots[:rows] = 0, slots[start:stop]
-                batch.lengths[0], batch.logits_rows[:rows] = stop, positions - start
+                rows = batch.put(0, 0, start, window[start:stop], pages)
+                batch.logits_rows[:rows] = range(rows)
                 batch.counts[:] = (rows, rows, rows, 1)
                 session.run()
                 yield session.transformer.read_logits(0, rows)

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from hotcold.kernels.backend import Backend
-from hotcold.model.kv_cache import KVCache
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.session import Session
-from hotcold.sparse.hybrid_ffn import SplitWeights
+from hotcold.sparse.ffn import SplitWeights
 
 #: In the order in which they are shown.
 KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers")
@@ -32,10 +31,9 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
         side = hot if backend is model.hot else cold
         side[kind] = side.get(kind, 0) + nbytes
 
-    page = KVCache.page_bytes(config, model.cache_type) // config.layers
     for i, (layer, backend) in enumerate(zip(weights.layers, devices.layers, strict=True)):
         add("attention", backend, layer.dense_bytes)
-        add("kv", backend, session.cache.pages * page)
+        add("kv", backend, session.cache.pages * config.mixers[i].page_bytes(model.cache_type))
         predictor = session.predictors[i]
         add("predictor", backend, predictor.nbytes if predictor else 0)
         if isinstance(layer.ffn, SplitWeights):

@@ -15,7 +15,7 @@ from hotcold.placement.profiles import read_profile
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.placement.split import SplitDevices
 from hotcold.runtime.session import LoadedModel
-from hotcold.sparse.hybrid_ffn import SplitWeights
+from hotcold.sparse.ffn import SplitWeights
 from hotcold.sparse.sidecar import SidecarError
 
 MOST_CELLS = 8192  #: of a whole model

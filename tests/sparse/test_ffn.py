@@ -15,7 +15,7 @@ from support.runner import Runner, dense, exact, predicted
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Backend, FFNStats, PredictorTensors
-from hotcold.sparse.hybrid_ffn import HybridFFN, Prediction, hybrid_ffns
+from hotcold.sparse.ffn import FFN, Prediction, make_ffns
 
 TOKENS = [int(t) for t in rng("tokens").integers(3, 61, 40)]
 STEPS = 24
@@ -58,8 +58,8 @@ def test_exact_changes_no_bit_of_the_logits(
     model = Model(activation=activation, threshold=threshold, type=type, **shape)
     path = model.write(tmp_path / "model.gguf")
     results, tokens = [], []
-    for make_ffns in (dense, exact):
-        runner = Runner(path, open_backend("cpu"), make_ffns)
+    for how in (dense, exact):
+        runner = Runner(path, open_backend("cpu"), how)
         results.append(np.vstack([runner.run(TOKENS[:20]), runner.run(TOKENS[20:], decode=True)]))
         tokens.append(runner.greedy([TOKENS[0]], STEPS))
     np.testing.assert_array_equal(results[0].view(np.uint32), results[1].view(np.uint32))
@@ -110,8 +110,8 @@ def test_a_real_predictor_leaves_out_some(tmp_path: Path, backend: Backend) -> N
     """About half, as half of the gates are positive; and most of those that fire are among the rest."""
     path = pwri(tmp_path, None)
     counts = []
-    for make_ffns in (predicted(path), exact):
-        runner = Runner(path, backend, make_ffns)
+    for how in (predicted(path), exact):
+        runner = Runner(path, backend, how)
         for token in TOKENS:
             runner.run([token], decode=True)
         counts.append(np.array([ffn.counts() for ffn in runner.ffns]))
@@ -140,7 +140,7 @@ def test_the_predictor_reads_what_it_was_made_for(backend: Backend, source: str)
         for size, dtype in ((2, np.uint64), (d, np.float32), (d, np.float32))
     )
     stats, expected_stats = (FFNStats(backend.zeros((2, 5), np.int64), 1) for _ in range(2))
-    ffn = HybridFFN(backend, weights, skip=True, prediction=Prediction(predictor, mask, source), stats=stats)
+    ffn = FFN(backend, weights, "predicted", prediction=Prediction(predictor, mask, source), stats=stats)
     backend.write(out, values[1])
     backend.write(expected, values[1])
     ffn(normed, residual, batch, out)
@@ -178,13 +178,13 @@ def test_layers_of_one_width_share_a_mask(backend: Backend) -> None:
             allocated.append(shape)
             return backend.zeros(shape, dtype)
 
-    ffns = hybrid_ffns(Counting(), weights, 20, skip=True, predictors=predictors)
+    ffns = make_ffns(Counting(), weights, 20, mode="predicted", predictors=predictors)
     assert sorted(allocated) == [(3, 5), (20, 2), (20, 4)]
     assert [ffn.stats.row for ffn in ffns] == [0, 1, 2]
     with pytest.raises(ValueError, match=r"shorter|longer"):
-        hybrid_ffns(backend, weights, 20, skip=True, predictors=predictors[:2])
+        make_ffns(backend, weights, 20, mode="predicted", predictors=predictors[:2])
     with pytest.raises(ValueError, match="predictor input 'logits': choose from residual, normed"):
-        hybrid_ffns(backend, weights, 20, skip=True, predictors=predictors, predictor_input="logits")
+        make_ffns(backend, weights, 20, mode="predicted", predictors=predictors, predictor_input="logits")
 
 
 def test_exact_is_refused_where_nothing_is_zero(tmp_path: Path, backend: Backend) -> None:

@@ -1,7 +1,7 @@
 """An FFN that computes the neurons a token needs: all whose gate fires, or the predicted ones of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from hotcold.kernels.backend import (
     FFNWeights,
     Mailbox,
     PredictorWeights,
-    Program,
 )
 from hotcold.model.devices import Devices
 
@@ -47,16 +46,14 @@ class Prediction:
 
 
 @dataclass(eq=False)
-class HybridFFN:
-    """One layer's FFN. Mode ``exact`` is ``skip`` alone, ``predicted`` is ``skip`` with a prediction.
-
-    ``skip`` leaves out neurons whose gate does not fire: only for activations that then give exact zeros; the
-    FFN op refuses the others."""
+class FFN:
+    """One layer's FFN. ``off`` computes all neurons. ``exact`` and ``predicted`` leave out those whose gate
+    does not fire: only for activations that then give exact zeros; the FFN op refuses the others."""
 
     backend: Backend
     weights: FFNWeights
-    skip: bool
-    prediction: Prediction | None = None  #: names the candidates; None means all
+    mode: str  #: ``off``, ``exact`` or ``predicted``
+    prediction: Prediction | None = None  #: names the candidates, in mode ``predicted``; None means all
     stats: FFNStats | None = None  #: counts what decode rows read
     fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
 
@@ -97,7 +94,7 @@ class HybridFFN:
             weights,
             batch,
             out,
-            skip=self.skip,
+            skip=self.mode != "off",
             mask=mask,
             fired=self.fired,
             stats=self.stats,
@@ -157,52 +154,49 @@ class SplitPredictor:
         return self.hot.nbytes + self.cold.nbytes
 
 
-class SplitFFN(HybridFFN):
+@dataclass(eq=False)
+class SplitFFN(FFN):
     """Hot neurons on this backend and, at the same time, cold ones on another (arXiv 2312.12456, section 5).
 
-    ``out`` gets the hot part, then the cold one, whichever is first. :meth:`connect` is called before."""
+    ``out`` gets the hot part, then the cold one, whichever is first."""
 
     weights: SplitWeights
+    _: KW_ONLY
+    cold: Backend
+    box: Mailbox  #: where the hot side posts what the cold one reads and answers
     cold_fired: Buffer | None = None  #: as ``fired``, which is the hot neurons'; a buffer of the cold side
 
-    @property
-    def cold_words(self) -> int:
-        """Of the mask of cold neurons in the mailbox: the last of the prediction's; 0 without one."""
-        return self.weights.cold.words if self.prediction else 0
-
-    def connect(self, cold: Backend, box: Mailbox) -> Program:
-        """The cold side's program, which is given the mailbox that this layer posts to."""
-        self._cold, self._box = cold, box
-        self._cold_stats = FFNStats(cold.zeros((1, len(FFN_COUNTS)), np.int64)) if self.stats else None
-        return cold.record(self._compute_cold)
+    def __post_init__(self) -> None:
+        self._cold_stats = FFNStats(self.cold.zeros((1, len(FFN_COUNTS)), np.int64)) if self.stats else None
 
     def counts(self) -> npt.NDArray[np.int64]:
         """Of both sides together."""
         return super().counts() + self.cold_counts()
 
     def cold_counts(self) -> npt.NDArray[np.int64]:
-        return _read_counts(self._cold, self._cold_stats)
+        return _read_counts(self.cold, self._cold_stats)
 
     def __call__(
         self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
     ) -> None:
-        """As in :class:`HybridFFN`; belongs to the hot side's program."""
+        """As in :class:`FFN`; belongs to the hot side's program."""
         self._predict(normed, residual, batch, chosen)
         mask = self.prediction and self.prediction.mask
         cold_mask = self.prediction and self.prediction.cold_mask
-        self.backend.post(self._box, normed, cold_mask, batch, chosen)
+        self.backend.post(self.box, normed, cold_mask, batch, chosen)
         if self.weights.hot is not None:
             self._compute(normed, self.weights.hot, batch, out, mask, chosen)
-        self.backend.collect(self._box, batch, out)
+        self.backend.collect(self.box, batch, out)
 
-    def _compute_cold(self) -> None:
-        box = self._box
-        self._cold.ffn(
+    def compute_cold(self) -> None:
+        """Answers what was posted; belongs to the cold side's program."""
+        box = self.box
+        self.cold.ffn(
             box.x,
             self.weights.cold,
             box.batch,
             box.y,
-            skip=self.skip,
+            skip=self.mode != "off",
             mask=box.mask,
             fired=self.cold_fired,
             stats=self._cold_stats,
@@ -210,18 +204,19 @@ class SplitFFN(HybridFFN):
         )
 
 
-def hybrid_ffns(
+def make_ffns(
     backend: Backend | Devices,
     weights: Sequence[FFNWeights],
     rows: int,
     *,
-    skip: bool,
+    mode: str,
     count: bool = True,
     predictors: Sequence[PredictorWeights | None] = (),
     predictor_input: str = "residual",
-) -> list[HybridFFN]:
-    """One FFN per layer, each with counts of its own, if any; layers of the same width share one mask. Those
-    with :class:`SplitWeights` still have to be connected.
+    cold: tuple[Backend, Mapping[int, Mailbox]] | None = None,
+) -> list[FFN]:
+    """One FFN per layer, each with counts of its own, if any; layers of the same width share one mask.
+    ``cold``: for layers with :class:`SplitWeights`, the other backend and the mailbox of each.
 
     ``rows`` are the most of a step (``BatchLimits.tokens``). A layer without a predictor computes every gate.
     ValueError: there are predictors, but not one per layer; or the input has no such name."""
@@ -240,12 +235,17 @@ def hybrid_ffns(
             return Prediction(predictor.hot, mask(ops, layer.hot.words), predictor_input, cold)
         return Prediction(predictor, mask(ops, layer.words), predictor_input)
 
-    ffns: list[HybridFFN] = []
+    ffns: list[FFN] = []
     backends = Devices.of(backend, len(weights)).layers
     shape = (len(weights), len(FFN_COUNTS))
     counts = {ops: ops.zeros(shape, np.int64) for ops in dict.fromkeys(backends)} if count else {}
     for ops, layer, predictor in zip(backends, weights, predictors or [None] * len(weights), strict=True):
-        kind = SplitFFN if isinstance(layer, SplitWeights) else HybridFFN
         stats = FFNStats(counts[ops], len(ffns)) if count else None
-        ffns.append(kind(ops, layer, skip, prediction(ops, layer, predictor), stats))
+        named = prediction(ops, layer, predictor)
+        if isinstance(layer, SplitWeights):
+            assert cold is not None
+            other, boxes = cold
+            ffns.append(SplitFFN(ops, layer, mode, named, stats, cold=other, box=boxes[len(ffns)]))
+        else:
+            ffns.append(FFN(ops, layer, mode, named, stats))
     return ffns

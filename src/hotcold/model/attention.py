@@ -1,0 +1,162 @@
+"""Attention (arXiv 1706.03762): its shape, its tensors in a GGUF file, and its ops in a step.
+
+Any mixer has these three. The shape is known before weights are read; whoever counts bytes asks it."""
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import numpy as np
+
+from hotcold.formats.blocks import BLOCK_TYPES
+from hotcold.kernels.backend import PAGE, SPLIT, Batch, Buffer, Matrix, Norm
+from hotcold.model.keys import ModelError
+from hotcold.model.reading import Shape, TensorReader
+from hotcold.model.rope import Rope
+from hotcold.model.side import Mixer, Side
+
+#: What keys and values are rounded to, by the name of its block type, and what arrays hold it.
+CACHE_TYPES = {"f16": np.float16, "q8_0": np.uint8, "f32": np.float32}
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """One layer's attention: H ``heads``, K ``kv_heads``."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    _: KW_ONLY
+    scale: float = 1.0  #: of scores
+    softcap: float | None = None  #: of scores
+    rope: Rope | None = None  #: None: queries and keys are not rotated
+    window: int | None = None  #: positions that a row sees, its own among them; None: all up to its own
+    qk_norm: str = "head"  #: as :attr:`Family.qk_norm`
+
+    @property
+    def q_dim(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def rooms(self) -> dict[str, Shape]:
+        """What a row of a step takes between ops, by the names of :meth:`Side.room`."""
+        q, kv = (self.heads, self.head_dim), (self.kv_heads, self.head_dim)
+        return {"q": q, "k": kv, "v": kv, "mixed": q}
+
+    def page_arrays(self, type: str) -> list[tuple[Shape, np.dtype[np.generic]]]:
+        """Shape and type of the arrays that hold the state of a page's positions: K and V, as
+        ``Backend.store_kv`` has them, of a type in :data:`CACHE_TYPES`. ModelError: its blocks do not fit the
+        heads."""
+        block, dtype = BLOCK_TYPES[type.upper()], np.dtype(CACHE_TYPES[type])
+        if self.head_dim % block.weights:
+            seen = f"its blocks of {block.weights} do not fit heads of {self.head_dim}"
+            raise ModelError(f"KV cache of type {type} (`cache_type`): {seen}: use f16")
+        return [((self.kv_heads, PAGE, block.row_bytes(self.head_dim) // dtype.itemsize), dtype)] * 2
+
+    def page_bytes(self, type: str) -> int:
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.page_arrays(type))
+
+    def scratch_floats(self, positions: int) -> int:
+        """What a decode row needs within an op for sequences of so many positions: each split of these gives
+        every head a maximum, a sum and values."""
+        return self.heads * -(-positions // SPLIT) * (self.head_dim + 2)
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    shape: AttentionShape
+    q: Matrix  # (H * head_dim, D)
+    k: Matrix  # (K * head_dim, D)
+    v: Matrix  # (K * head_dim, D)
+    o: Matrix  # (D, H * head_dim)
+    q_norm: Norm | None  # over head_dim, or over H * head_dim
+    k_norm: Norm | None
+    sinks: Buffer | None  # [H] float32
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [self.q, self.k, self.v, self.o]
+
+    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+        """On a backend, with the layer's part of :class:`SequenceState`."""
+        ops, shape, (k_cache, v_cache) = side.ops, self.shape, state
+        q, k, v, mixed = (side.room(name, *row) for name, row in shape.rooms.items())
+        rope = side.ropes[shape.rope] if shape.rope else None
+
+        def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+            ops.linear(read, [self.q, self.k, self.v], batch, [q, k, v])
+            if self.q_norm is not None:
+                ops.norm(q, self.q_norm, batch, q)
+            if self.k_norm is not None:
+                ops.norm(k, self.k_norm, batch, k)
+            if rope is not None:
+                ops.rope(q, rope, batch)
+                ops.rope(k, rope, batch)
+            ops.store_kv(k, v, batch, k_cache, v_cache)
+            ops.attention(
+                q,
+                k_cache,
+                v_cache,
+                batch,
+                mixed,
+                shape.scale,
+                window=shape.window,
+                sinks=self.sinks,
+                softcap=shape.softcap,
+            )
+            ops.linear(mixed, [self.o], batch, [out], accumulate=add)
+
+        return mix
+
+
+def attention_shapes(
+    shape: AttentionShape, dim: int, blk: str, present: Container[str]
+) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Shapes by name of the tensors that a layer needs, and of those that it may have."""
+    matrices = {f"{blk}attn_{part}": (rows, dim) for part, rows in _inputs(shape, blk, present)}
+    matrices[f"{blk}attn_output"] = dim, shape.q_dim
+    q, k = (shape.head_dim,) * 2 if shape.qk_norm == "head" else (shape.q_dim, shape.kv_dim)
+    optional: dict[str, Shape] = {f"{name}.bias": rows[:1] for name, rows in matrices.items()}
+    optional |= {f"{blk}attn_q_norm.weight": (q,), f"{blk}attn_k_norm.weight": (k,)}
+    optional[f"{blk}attn_sinks.weight"] = (shape.heads,)
+    return {f"{name}.weight": each for name, each in matrices.items()}, optional
+
+
+def _inputs(shape: AttentionShape, blk: str, present: Container[str]) -> list[tuple[str, int]]:
+    """The matrices that q, k and v come from, and their rows: one each, or one for all (Falcon)."""
+    if f"{blk}attn_qkv.weight" in present:
+        return [("qkv", shape.q_dim + 2 * shape.kv_dim)]
+    return [("q", shape.q_dim), ("k", shape.kv_dim), ("v", shape.kv_dim)]
+
+
+def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> AttentionWeights:
+    """A layer's; errors as in :func:`load_weights`."""
+    q, k, v = _read_inputs(reader, shape, blk)
+    return AttentionWeights(
+        shape=shape,
+        q=q,
+        k=k,
+        v=v,
+        o=reader.matrix(f"{blk}attn_output"),
+        q_norm=reader.own_norm(f"{blk}attn_q_norm"),
+        k_norm=reader.own_norm(f"{blk}attn_k_norm"),
+        sinks=reader.buffer(f"{blk}attn_sinks.weight"),
+    )
+
+
+def _read_inputs(reader: TensorReader, shape: AttentionShape, blk: str) -> list[Matrix]:
+    names = [name for name, _ in _inputs(shape, blk, reader.file.tensors)]
+    if len(names) == 3:
+        return [reader.matrix(f"{blk}attn_{name}") for name in names]
+    fused, bias = reader.file.stored(f"{blk}attn_qkv.weight"), reader.vector(f"{blk}attn_qkv.bias")
+    kv = shape.kv_dim
+    parts = (slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None))
+    tensors = [fused.take_rows(part) for part in parts]
+    biases = (None if bias is None else bias[part] for part in parts)
+    matrices = [*map(reader.backend.matrix, tensors, biases)]
+    reader.count(fused)
+    return matrices

@@ -1,0 +1,92 @@
+"""A layer is a tuple of blocks, each of which adds to the residual stream."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
+
+from hotcold.kernels.backend import Batch, Buffer, Chosen, FFNWeights, Matrix, Norm
+from hotcold.model.attention import AttentionWeights
+from hotcold.model.experts import Router, SharedExpert
+
+
+class AnyFFN(Protocol):
+    """An FFN that a layer is given when the model is loaded."""
+
+    def __call__(
+        self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
+    ) -> None:
+        """Adds ``ffn(normed)`` to ``out``; all ``[T, D]``. ``residual`` is what ``normed`` was made from, or
+        the same buffer; ``out`` may be ``residual``: read it before writing. ``chosen``, of experts, is there
+        where the layer has any."""
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """The weights of an FFN. Where its neurons are experts', it has a router, and perhaps a shared expert."""
+
+    neurons: FFNWeights
+    router: Router | None = None
+    shared: SharedExpert | None = None
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """Those that a step reads whole."""
+        router = self.router.weights if self.router else None
+        gate = self.shared.gate if self.shared else None
+        return [each for each in (router, gate) if each is not None]
+
+
+P = TypeVar("P", covariant=True)
+
+
+@dataclass(frozen=True)
+class Block(Generic[P]):
+    """``x += post_norm(part(norm(x)))``, where either norm may be missing; x is the residual stream. The part
+    is the weights of a mixer or of an FFN, or what computes with them."""
+
+    norm: Norm | None
+    part: P
+    post_norm: Norm | None = None
+    #: reads x as the block before it did, not what that made of it: attention and FFN side by side
+    beside: bool = False
+
+
+def side_by_side(blocks: Sequence[Block[P]]) -> list[list[Block[P]]]:
+    """The blocks in order; those that read the same x are together."""
+    groups: list[list[Block[P]]] = []
+    for block in blocks:
+        if block.beside:
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return groups
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    blocks: tuple[Block[AttentionWeights | FeedForward], ...]
+    early_router: Router | None = None  #: reads the layer's input, before its blocks
+
+    @cached_property
+    def feed_forward(self) -> FeedForward:
+        return next(block.part for block in self.blocks if isinstance(block.part, FeedForward))
+
+    @property
+    def ffn(self) -> FFNWeights:
+        return self.feed_forward.neurons
+
+    @property
+    def shared(self) -> SharedExpert | None:
+        return self.feed_forward.shared
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """Those that a step reads whole, beside a shared expert's FFN."""
+        early = [self.early_router.weights] if self.early_router else []
+        return [*early, *(matrix for block in self.blocks for matrix in block.part.matrices)]
+
+    @property
+    def dense_bytes(self) -> int:
+        """Of what a step reads whole."""
+        return sum(each.nbytes for each in self.matrices) + (self.shared.ffn.nbytes if self.shared else 0)

@@ -1,0 +1,43 @@
+"""What the layers of one backend share while they compute a step, and how they are called."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from hotcold.kernels.backend import Backend, Batch, BatchLimits, Buffer, Floats, RopeTable
+from hotcold.model.reading import upload
+from hotcold.model.rope import Rope
+
+
+class Mixer(Protocol):
+    """What lets rows see earlier rows of their sequence: attention. It is made for one layer, whose weights,
+    state and buffers it knows; several layers have buffers in common."""
+
+    def __call__(self, read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+        """Computes the rows ``read`` and their state. ``out`` is set, or with ``add`` added to; both are
+        ``[T, D]``."""
+
+
+class Side:
+    """A backend, its tables of rotations, and room for what a step computes."""
+
+    def __init__(
+        self, ops: Backend, limits: BatchLimits, tables: Mapping[Rope, tuple[Floats, Floats]]
+    ) -> None:
+        """``tables`` are cosines and sines."""
+        if limits.decode > ops.decode_rows or limits.tokens > ops.step_rows:
+            most = f"{ops.decode_rows} decode rows and {ops.step_rows} in all"
+            raise ValueError(f"steps of {limits}: backend {ops.name!r} takes {most}")
+        self.ops = ops
+        self.ropes = {
+            rope: RopeTable(upload(ops, cos), upload(ops, sin), rope.interleaved)
+            for rope, (cos, sin) in tables.items()
+        }
+        self._rows = limits.tokens
+        self._rooms: dict[tuple[str, tuple[int, ...]], Buffer] = {}
+
+    def room(self, name: str, *shape: int) -> Buffer:
+        """A buffer of this shape for each row of a step. Layers that ask for the same name and shape share
+        it."""
+        if (name, shape) not in self._rooms:
+            self._rooms[name, shape] = self.ops.zeros((self._rows, *shape))
+        return self._rooms[name, shape]
