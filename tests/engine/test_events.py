@@ -78,7 +78,7 @@ def test_an_end_comes_in_the_step_of_the_last_token() -> None:
 
 
 def test_a_request_that_was_complete_before_the_step_is_told_too() -> None:
-    """As after an interrupt that came between its last token and its end."""
+    """One may ask for fewer tokens between two steps."""
     engine = Engine(history_model(sequences=2))
     first, second = (Request([i], GREEDY, max_tokens=5, ignore_eos=True) for i in (1, 2))
     for request in (first, second):

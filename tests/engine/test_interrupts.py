@@ -1,57 +1,119 @@
-"""Ctrl-C before each instruction of the engine: no page is lost, and no token is another than it would be."""
+"""Exceptions out of the engine, Ctrl-C at any instruction: what ran ends, and what comes next is right."""
 
 from __future__ import annotations
 
-import os
+import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 from support.history_model import VOCAB, follow, history_model
+from support.opaque_backend import OpaqueBackend
+from support.page_count import assert_no_page_is_lost
+from support.vulkan_devices import DRIVERS, device_index
 
+import hotcold
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import generate, stream
-from hotcold.engine.request import Request
-from hotcold.engine.sampler import Allowed, Logprobs
+from hotcold.engine.request import Request, RequestError
+from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PAGE
+from hotcold.runtime import placing
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel
 
-#: Every how many instructions an interrupt comes; all of them take minutes.
-STRIDE = int(os.environ.get("HOTCOLD_INTERRUPT_STRIDE", "61"))
-Ending = tuple[list[int], str | None, bool, list[Logprobs]]
-FILES = (
-    "engine/engine.py",
-    "engine/scheduler.py",
-    "engine/prefix_cache.py",
-    "engine/request.py",
-    "api/llm.py",
-    "model/kv_cache.py",
-)
+GREEDY = SamplingParams(temperature=0, seed=1)
+PACKAGE = str(Path(hotcold.__file__).parent)
+VULKAN = DRIVERS[0]  #: lavapipe, or a GPU that was named
 
 
-def watch(session: Any) -> None:
-    """From now on a row that is written to a page of several owners, or to one that may be found, fails."""
-    inner = session.transformer.run
+def greedy(prompt: list[int], n: int) -> Request:
+    return Request(prompt, GREEDY, max_tokens=n, ignore_eos=True)
 
-    def run() -> None:
-        batch, pool = session.transformer.batch, session.cache
-        for page in set((batch.slots[: int(batch.counts[0])] // PAGE).tolist()):
-            assert sum(page in pages for pages in pool._owned.values()) == 1, "a shared page was written"
-            assert page not in pool._keys.values(), "a page that may be found was written"
-        inner()
 
-    session.run = run
+def step_to_the_end(engine: Engine) -> None:
+    for _ in range(200):
+        if not engine.scheduler.unfinished:
+            return
+        engine.step()
+    raise AssertionError("the engine spins")
+
+
+# --- an exception of the model ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("at", range(6))
+def test_what_ran_ends_and_what_waits_goes_on(at: int, error: type[BaseException]) -> None:
+    session = history_model(sequences=2, chunk=8)
+    engine = Engine(session)
+    requests = [greedy([1] * 20, 9), greedy([2] * 3, 9), greedy([3] * 40, 9)]
+    for request in requests:
+        engine.add(request)
+    session.transformer.interrupt, session.transformer.interrupt_in = error, at
+    with pytest.raises(error):
+        step_to_the_end(engine)
+    *ran, waits = requests
+    for request in ran:
+        assert request.finish_reason == "cancelled"
+        told = f"a step ended with {error.__name__}, which ended the requests that ran: ask again"
+        assert isinstance(request.error, RequestError) and str(request.error) == told
+        assert request.output == follow([*request.prompt], len(request.output), ignore_eos=True)
+    assert not waits.finished and engine.scheduler.unfinished == 1
+    assert session.cache.free_pages == session.cache.pages
+    step_to_the_end(engine)
+    assert waits.output == follow([3] * 40, 9, ignore_eos=True) and waits.error is None
+
+
+def test_pages_that_others_may_find_stay_where_the_model_is_interrupted() -> None:
+    """The next turn of a chat whose last answer was interrupted reads only what is new."""
+    session = history_model()
+    engine = Engine(session)
+    session.transformer.interrupt_in = 70 // 16 + 3
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([greedy([1] * 70, 40)])
+    engine.run([again := greedy([1] * 70 + [2], 4)])
+    assert again.reused == 2 * PAGE
+    assert again.output == follow([*again.prompt], 4, ignore_eos=True)
+
+
+def test_a_stream_beside_one_that_is_interrupted_says_why_it_ends() -> None:
+    engine = history_engine()
+    first, second = (stream(engine, greedy([i], 9)) for i in (1, 2))
+    texts = [str(next(first)), str(next(second))]
+    engine.session.transformer.interrupt_in = 2
+    with pytest.raises(KeyboardInterrupt):
+        for piece in first:
+            texts[0] += str(piece)
+    with pytest.raises(RequestError, match="a step ended with KeyboardInterrupt"):
+        for piece in second:
+            texts[1] += str(piece)
+    for text, prompt, n in zip(texts, ([1], [2]), (4, 3), strict=True):
+        assert text == "".join(f" {token}" for token in follow(prompt, n, ignore_eos=True))
+
+
+# --- at random instructions ---------------------------------------------------------------------------
+
+
+Where: TypeAlias = tuple[str, int]  #: a function of the package, and an instruction of it
+Truth: TypeAlias = Callable[[Request], list[int]]  #: the tokens of one that comes to its end
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt once, before the instruction numbered ``moment`` of the files of the
-    engine."""
+    """Raises KeyboardInterrupt once, when an instruction is about to run for the ``turn``-th time; counts how
+    often each has run."""
 
-    def __init__(self, moment: int) -> None:
-        self.left = moment
-        self.happened = False
+    def __init__(self, where: Where | None = None, turn: int = 0) -> None:
+        self.where, self.turn = where, turn
+        self.passed: Counter[Where] = Counter()
+        self.came = False
 
     def __enter__(self) -> Interrupter:
         self._before = sys.gettrace()
@@ -62,317 +124,21 @@ class Interrupter:
         sys.settrace(self._before)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.endswith(FILES):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode" and not self.happened:
-            self.left -= 1
-            if self.left < 0:
-                self.happened = True
+        if event == "opcode":
+            where = frame.f_code.co_qualname, frame.f_lasti
+            self.passed[where] += 1
+            if where == self.where and self.passed[where] == self.turn:
+                self.came = True
                 raise KeyboardInterrupt
         return self._trace
 
 
-def moments() -> Iterator[int]:
-    """Each STRIDE-th, with an offset that goes through all remainders, so that loops are met everywhere."""
-    moment = 0
-    while True:
-        yield moment
-        moment += STRIDE + (moment // STRIDE) % 3 - 1 if STRIDE > 1 else 1
-
-
-def some_requests() -> list[Request]:
-    """More than there are rows and pages for: long and short prompts, one that stops, one that is sampled."""
-    stops = next([i] for i in range(VOCAB) if len(follow([i], 3)) < 3)
-    greedy = SamplingParams(temperature=0)
-    return [
-        Request([1] * 19, greedy, max_tokens=3, ignore_eos=True),
-        Request([2] * 3, greedy, max_tokens=4, ignore_eos=True),
-        Request(stops, greedy, max_tokens=3),
-        Request(
-            [3, 4],
-            SamplingParams(temperature=3, seed=5, repeat_penalty=1.1),
-            max_tokens=3,
-            ignore_eos=True,
-            logprobs=2,
-            constraint=lambda output: Allowed(bias={len(output): 3.0}),
-        ),
-        Request([5] * 30, greedy, max_tokens=20, ignore_eos=True),  # up to the end of the context
-    ]
-
-
-def fresh_engine() -> Engine:
-    return Engine(history_model(context=34, sequences=2, pages=3, chunk=8))
-
-
-def undisturbed() -> list[Ending]:
-    engine = fresh_engine()
-    requests = some_requests()
-    engine.run(requests)
-    return list(map(ending, requests))
-
-
-def ending(request: Request) -> Ending:
-    """All that must not depend on interrupts."""
-    logprobs = request.output_logprobs
-    assert len(logprobs) == (0 if request.logprobs is None else len(request.output))
-    return request.output, request.finish_reason, request.context_full, logprobs
-
-
-def assert_nothing_is_held(engine: Engine) -> None:
-    assert engine.session.cache.free_pages == engine.session.cache.pages
-    assert not engine.scheduler.running and not engine.scheduler.waiting
-    assert not engine.in_use
-
-
-def assert_still_right(engine: Engine, expected: list[Ending]) -> None:
-    requests = some_requests()
-    for request in requests:
-        engine.add(request)
-    step_to_the_end(engine, requests)
-    assert list(map(ending, requests)) == expected
-    assert_nothing_is_held(engine)
-
-
-def step_to_the_end(engine: Engine, requests: list[Request]) -> None:
-    for _ in range(100):
-        engine.step()
-        if all(request.finished for request in requests):
-            return
-    raise AssertionError("the engine spins")
-
-
-def each_moment(scene: Callable[[int], bool]) -> int:
-    """Plays a scene with an interrupt at each moment until one is too late; returns how many there were."""
-    for count, moment in enumerate(moments()):
-        if not scene(moment):
-            return count
-    raise AssertionError
-
-
-def test_a_run_that_is_interrupted_gives_everything_back() -> None:
-    expected = undisturbed()
-
-    def scene(moment: int) -> bool:
-        engine, requests = fresh_engine(), some_requests()
-        try:
-            with Interrupter(moment) as interrupter:
-                engine.run(requests)
-        except KeyboardInterrupt:
-            assert interrupter.happened
-        else:
-            assert not interrupter.happened, "an interrupt was swallowed"
-        assert_nothing_is_held(engine)
-        if interrupter.happened:
-            outputs = [output for output, *_ in expected]
-            for request, output in zip(requests, outputs, strict=True):
-                assert request.output == output[: len(request.output)]
-            if moment % 5 == 0:
-                assert_still_right(engine, expected)
-        return interrupter.happened
-
-    assert each_moment(scene) * STRIDE > 3000
-
-
-def test_an_interrupt_while_a_run_that_failed_cleans_up() -> None:
-    """The second Ctrl-C of somebody impatient, or the only one, at the wrong moment."""
-    for error in (KeyboardInterrupt, MemoryError):
-
-        def scene(moment: int, error: type[BaseException] = error) -> bool:
-            engine, requests = fresh_engine(), some_requests()
-            transformer = engine.session.transformer
-            transformer.interrupt = error
-            transformer.interrupt_in = 1
-            interrupter = Interrupter(moment)
-            with pytest.raises((KeyboardInterrupt, error)), interrupter:
-                engine.run(requests)
-            assert_nothing_is_held(engine)
-            return interrupter.happened
-
-        assert each_moment(scene) * STRIDE > 500
-
-
-def test_a_waiting_request_that_was_cancelled_holds_nothing() -> None:
-    """Interrupted twice: when it was started, and when it was aborted."""
-    engine, requests = fresh_engine(), some_requests()[:2]
-    for request in requests:
-        engine.add(request)
-    engine.scheduler.cache.allocate(requests[0], 1)
-    requests[0].finish("cancelled")
-    step_to_the_end(engine, requests)
-    assert requests[1].output == follow([2] * 3, 4, ignore_eos=True) and not requests[0].output
-    assert_nothing_is_held(engine)
-
-
-def test_steps_that_go_on_after_an_interrupt_give_the_same_tokens() -> None:
-    expected = undisturbed()
-
-    def scene(moment: int) -> bool:
-        engine, requests = fresh_engine(), some_requests()
-        for request in requests:
-            engine.add(request)
-        interrupter = Interrupter(moment)
-        try:
-            with interrupter:
-                step_to_the_end(engine, requests)
-        except KeyboardInterrupt:
-            pass
-        if interrupter.happened:
-            step_to_the_end(engine, requests)
-        assert list(map(ending, requests)) == expected
-        engine.scheduler.settle()
-        assert_nothing_is_held(engine)
-        return interrupter.happened
-
-    assert each_moment(scene) * STRIDE > 3000
-
-
-def test_aborting_after_an_interrupt_gives_pages_and_rows_back() -> None:
-    """Steps, then an abort of a running, a waiting and an ended request; whatever was interrupted is
-    repeated."""
-    expected = undisturbed()
-
-    def scene(moment: int) -> bool:
-        engine, requests = fresh_engine(), some_requests()
-        interrupter = Interrupter(moment)
-        try:
-            with interrupter:
-                for request in requests:
-                    engine.add(request)
-                for _ in range(3):
-                    engine.step()
-                for request in requests:
-                    engine.abort(request)
-        except KeyboardInterrupt:
-            pass
-        for request in reversed(requests):
-            engine.abort(request)
-        assert_nothing_is_held(engine)
-        if moment % 5 == 0:
-            assert_still_right(engine, expected)
-        return interrupter.happened
-
-    assert each_moment(scene) * STRIDE > 1500
-
-
-def test_shared_pages_stay_what_they_are_through_interrupts() -> None:
-    """Prompts that begin alike, of requests beside each other and after them: no interrupt frees a page that
-    somebody has, or lets one be written that others may find."""
-    prompts = [[1] * 40, [1] * 33 + [2], [1] * 40 + [3]]
-
-    def play(moment: int | None) -> tuple[list[Ending], int, bool]:
-        engine = Engine(history_model(context=70, sequences=2, pages=4, chunk=30))
-        watch(engine.session)
-        greedy = SamplingParams(temperature=0)
-        requests = [Request(each, greedy, max_tokens=5, ignore_eos=True) for each in prompts]
-        interrupter = Interrupter(10**9 if moment is None else moment)
-        try:
-            with interrupter:
-                for request in requests:
-                    engine.add(request)
-                step_to_the_end(engine, requests)
-        except KeyboardInterrupt:
-            queued = {*engine.scheduler.running, *engine.scheduler.waiting}
-            for request in requests:
-                if not request.finished and request not in queued:
-                    engine.add(request)
-            step_to_the_end(engine, requests)
-        engine.scheduler.settle()
-        rows = sum(prompt for _, prompt in engine.session.transformer.row_counts)
-        assert_nothing_is_held(engine)
-        return list(map(ending, requests)), rows, interrupter.happened
-
-    expected, rows, _ = play(None)
-    assert [output for output, *_ in expected] == [follow(each, 5, ignore_eos=True) for each in prompts]
-    assert rows == 40 + 2 + 9
-
-    def scene(moment: int) -> bool:
-        endings, _, happened = play(moment)
-        assert endings == expected
-        return happened
-
-    assert each_moment(scene) * STRIDE > 1500
-
-
-@pytest.mark.parametrize("alike", [True, False])
-def test_pages_that_are_taken_from_a_request_through_interrupts(alike: bool) -> None:
-    """Two that outgrow the cache, and a prompt that is scored: the younger one goes back to the queue."""
-    prompts, tokens = [[1] * 60, [2] * 28, [3] * 5], [8, 9, 1]
-
-    def play(moment: int) -> tuple[list[Ending], int, bool]:
-        engine = Engine(history_model(context=80, sequences=2, pages=4, chunk=64, alike=alike))
-        watch(engine.session)
-        greedy = SamplingParams(temperature=0)
-        requests = [
-            Request(each, greedy, max_tokens=n, ignore_eos=True, echo=n == 1, logprobs=0 if n == 1 else None)
-            for each, n in zip(prompts, tokens, strict=True)
-        ]
-        for request in requests:
-            engine.add(request)
-        interrupter = Interrupter(moment)
-        try:
-            with interrupter:
-                step_to_the_end(engine, requests)
-        except KeyboardInterrupt:
-            step_to_the_end(engine, requests)
-        engine.scheduler.settle()
-        assert_nothing_is_held(engine)
-        assert len(requests[2].prompt_logprobs) == 5
-        return list(map(ending, requests)), engine.scheduler.preemptions, interrupter.happened
-
-    expected, preemptions, _ = play(10**9)
-    assert preemptions == 1
-    outputs = [
-        follow(each, n, ignore_eos=True, alike=alike, scored=n == 1)
-        for each, n in zip(prompts, tokens, strict=True)
-    ]
-    assert [output for output, *_ in expected] == outputs
-
-    def scene(moment: int) -> bool:
-        endings, _, happened = play(moment)
-        assert endings == expected
-        return happened
-
-    assert each_moment(scene) * STRIDE > 1500
-
-
-def test_a_stream_that_is_interrupted_gives_everything_back() -> None:
-    def scene(moment: int) -> bool:
-        engine, request = fresh_engine(), some_requests()[0]
-        engine.model.tokenizer.stream_decoder = Decoder
-        interrupter = Interrupter(moment)
-        try:
-            with interrupter:
-                pieces = "".join(map(str, stream(engine, request)))
-        except KeyboardInterrupt:
-            assert interrupter.happened
-        else:
-            assert pieces == "".join(f" {token}" for token in request.output)
-        assert_nothing_is_held(engine)
-        return interrupter.happened
-
-    assert each_moment(scene) * STRIDE > 500
-
-
-def test_generations_that_are_interrupted_give_everything_back() -> None:
-    def scene(moment: int) -> bool:
-        engine, requests = fresh_engine(), some_requests()
-        engine.model.tokenizer.stream_decoder = Decoder
-        interrupter = Interrupter(moment)
-        try:
-            with interrupter:
-                done = generate(engine, requests)
-        except KeyboardInterrupt:
-            assert interrupter.happened
-        else:
-            assert [list(each.ids) for each in done] == [request.output for request in requests]
-        assert_nothing_is_held(engine)
-        return interrupter.happened
-
-    assert each_moment(scene) * STRIDE > 1500
-
-
 class Decoder:
+    """Makes a text of the history model's tokens."""
+
     def __init__(self, shown: Iterable[int] = ()) -> None:
         assert not shown
 
@@ -383,19 +149,150 @@ class Decoder:
         return ""
 
 
-@pytest.mark.parametrize("times", [2, 5])
-def test_several_interrupts_of_one_run_of_steps(times: int) -> None:
-    expected = undisturbed()
-    for moment in range(0, 1500, 10 * STRIDE):
-        engine, requests = fresh_engine(), some_requests()
-        for request in requests:
-            engine.add(request)
-        for _ in range(times):
-            try:
-                with Interrupter(moment):
-                    step_to_the_end(engine, requests)
-            except KeyboardInterrupt:
-                pass
-        if not all(request.finished for request in requests):
-            step_to_the_end(engine, requests)
-        assert list(map(ending, requests)) == expected
+def history_engine(alike: bool = True) -> Engine:
+    engine = Engine(history_model(context=70, sequences=2, pages=4, chunk=24, alike=alike))
+    engine.model.tokenizer.stream_decoder = Decoder
+    return engine
+
+
+def model_on(backend: str, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
+    """The built-in model on one backend, or on two."""
+    options: dict[str, Any] = {"context": 70, "sequences": 2, "chunk": 24, "cache_positions": 4 * PAGE}
+    match backend:
+        case "reference":
+            options |= {"backend": "reference"}
+        case "opaque":
+            monkeypatch.setattr(placing, "open_backend", lambda *args: OpaqueBackend(open_backend(*args)))
+        case "two":
+            options |= {"hot_backend": "cpu", "vram_budget": 4 << 20}
+        case "lavapipe" | "gpu":
+            options |= {"gpu": str(device_index(backend)), "vram_budget": 4 << 20}
+    if backend != "reference":
+        options["threads"] = 1
+    return load(None, LoadOptions(**options))
+
+
+def play(engine: Engine, random: np.random.Generator, made: list[Request]) -> None:
+    """Streams beside each other, several prompts at once, requests without a stream; some are left early."""
+
+    def new() -> Request:
+        prompt = [1] * int(random.integers(0, 40)) + random.integers(8, VOCAB, 2).tolist()
+        made.append(greedy(prompt, int(random.integers(1, 7))))
+        return made[-1]
+
+    streams = [stream(engine, new()) for _ in range(2)]
+    queued = [new()]
+    engine.add(queued[0])
+    for what in random.integers(0, 8, 9):
+        match what:
+            case 0:
+                queued.append(new())
+                engine.add(queued[-1])
+            case 1:
+                engine.abort(queued[random.integers(len(queued))])
+            case 2:
+                generate(engine, [new(), new()])
+            case 3:
+                streams[random.integers(2)].close()
+            case 4 | 5:
+                next(streams[random.integers(2)], None)
+            case _:
+                engine.step()
+    for each in streams:
+        each.close()
+
+
+def interrupted(engine: Engine, seed: int, interrupter: Interrupter) -> list[Request]:
+    """Plays until an interrupt comes, and lets what waits come to its end. Half of the plays are interrupted
+    in the model as well, so that the interrupter may meet the engine while it cleans up."""
+    random, made, raised, run = np.random.default_rng(seed), list[Request](), False, engine.session.run
+    left = int(random.integers(12))
+
+    def interrupted_run() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+        run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.session, "run", interrupted_run)
+        try:
+            with interrupter:
+                play(engine, random, made)
+        except KeyboardInterrupt:
+            raised = True
+    assert raised or not interrupter.came, "an interrupt was swallowed"
+    step_to_the_end(engine)
+    return made
+
+
+def check(request: Request, truth: Truth | None) -> None:
+    """It ended, or was not queued; its tokens are right; it says why where an exception ended it."""
+    if request.finish_reason is None:
+        assert request.timings.started is None
+    elif request.error is not None:
+        assert request.finish_reason == "cancelled" and "ended the requests that ran" in str(request.error)
+    if truth is not None:
+        whole = truth(request)
+        done = len(whole) if request.finish_reason == "length" else len(request.output)
+        assert request.output == whole[:done]
+
+
+def interrupt_at_random(
+    engine: Engine, fresh: list[Request], points: int, truth: Truth | None = None
+) -> None:
+    """All on one engine, so that whatever interrupts leave behind would come together. Each instruction is
+    as likely as any other, however often it comes. New requests get the tokens of a fresh engine."""
+    pool, random, seed = engine.session.cache, np.random.default_rng(points), 0
+    requests = sum(isinstance(each, Request) for each in gc.get_objects())
+    most = 10 + points // 5
+    while points > 0:
+        seed += 1
+        assert seed < most, "most instructions are not met again"
+        interrupted(engine, seed, counting := Interrupter())
+        places = [*counting.passed]
+        for _ in range(min(points, 10)):
+            where = places[random.integers(len(places))]
+            turn = int(random.integers(counting.passed[where])) + 1
+            for request in interrupted(engine, seed, interrupter := Interrupter(where, turn)):
+                check(request, truth)
+            points -= interrupter.came
+            engine.run(again := [greedy([*each.prompt], each.max_tokens) for each in fresh])
+            assert [each.output for each in again] == [each.output for each in fresh]
+            assert not engine.scheduler.running and not engine.scheduler.waiting and not pool._owned
+            assert_no_page_is_lost(pool)
+    del request, again
+    gc.collect()
+    assert sum(isinstance(each, Request) for each in gc.get_objects()) <= requests
+
+
+def some_requests() -> list[Request]:
+    return [greedy([1] * 5 + [9], 4), greedy([1] * 40 + [9], 3)]
+
+
+@pytest.mark.parametrize("points", [100, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("alike", [True, False])
+def test_after_interrupts_at_random_instructions(alike: bool, points: int) -> None:
+    """On a model whose tokens depend on every row that was ever written, through pages that are few."""
+
+    def truth(request: Request) -> list[int]:
+        return follow([*request.prompt], request.max_tokens, ignore_eos=True, alike=alike)
+
+    history_engine(alike).run(fresh := some_requests())
+    assert [each.output for each in fresh] == [truth(each) for each in fresh]
+    interrupt_at_random(history_engine(alike), fresh, points, truth)
+
+
+FEW = {"cpu": 10, "opaque": 10, "two": 10, "reference": 3, VULKAN: 3}
+
+
+@pytest.mark.parametrize(
+    ("backend", "points"),
+    [*FEW.items(), *(pytest.param(name, 200, marks=pytest.mark.full) for name in FEW)],
+)
+def test_after_interrupts_of_a_backend(backend: str, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_on(backend, monkeypatch)
+    Engine(model.session()).run(fresh := some_requests())
+    interrupt_at_random(Engine(model.session()), fresh, points)
+    model.close()

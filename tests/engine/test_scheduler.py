@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.history_model import VOCAB, follow, history_model
+from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished
@@ -19,7 +20,6 @@ from hotcold.engine.request import Request, RequestError
 from hotcold.engine.sampler import Allowed
 from hotcold.engine.scheduler import divided
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
-from hotcold.model.kv_cache import _Derived
 from hotcold.runtime.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -281,7 +281,7 @@ class Schedules(RuleBasedStateMachine):
             for page in set((batch.slots[: int(batch.counts[0])] // PAGE).tolist()):
                 owners = [owner for owner, pages in pool._owned.items() if page in pages]
                 assert len(owners) == 1 and owners[0] in self.engine.scheduler.running
-                assert page not in pool._keys.values()
+                assert page not in pool._keys
             inner()
 
         self.session.run = run
@@ -317,9 +317,7 @@ class Schedules(RuleBasedStateMachine):
         if not hasattr(self, "session"):
             return
         pool, scheduler = self.session.cache, self.engine.scheduler
-        derived, fresh = pool._now(), _Derived(pool.pages, pool._owned, pool._keys)
-        assert (derived.owners, derived.keys) == (fresh.owners, fresh.keys)
-        assert sorted(derived.blank) == sorted(fresh.blank) and set(derived.kept) == set(fresh.kept)
+        assert_no_page_is_lost(pool)
         assert set(pool._owned) == set(scheduler.running)
         assert len({request.row for request in scheduler.running}) == len(scheduler.running)
         arrivals = [request.arrival for request in scheduler.waiting]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.page_count import assert_no_page_is_lost
 
 from hotcold.kernels.backend import PAGE
 from hotcold.kernels.reference import ReferenceBackend
@@ -98,11 +99,11 @@ def test_a_shared_page_is_free_when_its_last_owner_has_left() -> None:
     first = kv.allocate("first", 3)
     assert kv.allocate("second", 1, shared=first[:2]) == [*first[:2], 3] and kv.free_pages == 1
     assert kv.allocate("store", 0, shared=first[1:]) == first[1:] and kv.free_pages == 1
-    assert kv.pages_of("second") == (*first[:2], 3) and kv.pages_of("nobody") == ()
+    assert kv._owned["second"] == [*first[:2], 3] and not kv.owns("nobody")
     kv.release("first")
     assert kv.free_pages == 1
     kv.release("second")
-    assert kv.free_pages == 3 and kv.pages_of("store") == tuple(first[1:])
+    assert kv.free_pages == 3 and kv._owned["store"] == first[1:]
     kv.release("store")
     assert kv.free_pages == 5
 
@@ -157,6 +158,7 @@ def test_pages_against_a_table_of_who_has_which(
                 assert kv.allocate(owner, n, shared) == [*shared, *free[:n]]
                 table[[*shared, *free[:n]], owner] = True
         assert kv.free_pages == int((~table.any(axis=1)).sum())
+        assert_no_page_is_lost(kv)
         for each in range(6):
-            assert sorted(kv.pages_of(each)) == np.flatnonzero(table[:, each]).tolist()
+            assert sorted(kv._owned.get(each, ())) == np.flatnonzero(table[:, each]).tolist()
             assert kv.owns(each) or not table[:, each].any()

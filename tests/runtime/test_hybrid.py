@@ -200,7 +200,7 @@ def test_a_cold_side_that_fails(
 
 @pytest.mark.parametrize("hot", ["cpu", "reference"])
 def test_ctrl_c_in_a_step(half: Path, hot: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the cold side is at work on a layer; steps that go on give the same tokens."""
+    """While the cold side is at work on a layer; the next request gets the same tokens."""
     backends = {"backend": "reference", "hot_backend": hot, "threads": None}
     [prompt], [expected] = random_prompts(5), greedy(on_two(half, **backends), random_prompts(5), 8)
     session = on_two(half, **backends)
@@ -213,17 +213,15 @@ def test_ctrl_c_in_a_step(half: Path, hot: str, monkeypatch: pytest.MonkeyPatch)
         inner(*args, **more)
 
     monkeypatch.setattr(session.model.backend, "ffn", slow)
-    request = Request(prompt, SamplingParams(temperature=0), max_tokens=8, ignore_eos=True)
+    params = SamplingParams(temperature=0)
+    requests = [Request(prompt, params, max_tokens=8, ignore_eos=True) for _ in range(2)]
     engine = Engine(session)
-    engine.add(request)
     with pytest.raises(KeyboardInterrupt):
-        while not request.finished:
-            engine.step()
-    assert len(request.output) == 2
+        engine.run(requests[:1])
+    assert requests[0].output == expected[:2] and requests[0].finish_reason == "cancelled"
     go.set()
-    while not request.finished:
-        engine.step()
-    assert request.output == expected
+    engine.run(requests[1:])
+    assert requests[1].output == expected
 
 
 def test_no_thread_outlives_its_model(half: Path) -> None:

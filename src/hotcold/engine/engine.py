@@ -1,9 +1,8 @@
 """The loop: schedule rows, run the model, choose tokens.
 
 An engine is pure token ids and knows no text. It is not safe for use from several threads at once. An
-interrupt (Ctrl-C) at any moment leaves each request before a token or after it: whoever goes on stepping gets
-the same tokens, and whoever aborts gets all pages back. Only the events of an interrupted step are lost:
-``Request.output`` has what they told."""
+exception out of one of its methods, Ctrl-C at any moment included, leaves an engine that works:
+:meth:`Engine.step` says what becomes of the requests."""
 
 import math
 import time
@@ -104,8 +103,16 @@ class Engine:
         :class:`Finished` for each that ended by itself. Empty when nothing was to do, or only a part of a
         prompt was read. Whoever calls :meth:`finish` knows, and gets no event.
 
-        A request whose token cannot be chosen ends alone, with :attr:`Request.error`; an exception from here
-        is one of the model, and nobody's token is lost by it."""
+        A request whose token cannot be chosen ends alone, with :attr:`Request.error`. An exception from here
+        is one of the model, or Ctrl-C. It cancels the requests that ran: they keep their tokens, their error
+        says why they ended, and their pages are free. Those that wait start in the next step."""
+        try:
+            return self._step()
+        except BaseException as error:
+            self.scheduler.drop(f"ended with {type(error).__name__}")
+            raise
+
+    def _step(self) -> list[Event]:
         start = time.perf_counter()
         step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:
@@ -116,8 +123,7 @@ class Engine:
         for request, position, row in step.scored:
             self._score(request, position, row)
         tokens = [self._continue(request, row) for request, row in step.sampled]
-        self.scheduler.advance(step)  # not before: an interrupted step is repeated
-        ended = step.ended + self.scheduler.settle()
+        ended = step.ended + self.scheduler.advance(step)
         events: list[Event] = [token for token in tokens if token is not None]
         self._steps += 1
         self._generated += len(events)
@@ -153,15 +159,13 @@ class Engine:
         """Runs these to their end, beside each other and whatever else is queued; then raises the error of
         the first that failed. Where anything else is raised, they are cancelled."""
         try:
-            try:
-                for request in requests:
-                    self.add(request)
-                while not all(request.finished for request in requests):
-                    self.step()
-            finally:
-                self._abort_all(requests)
+            for request in requests:
+                self.add(request)
+            while not all(request.finished for request in requests):
+                self.step()
         finally:
-            self._abort_all(requests)  # again: an interrupt may have ended the first time
+            for request in requests:
+                self.abort(request)
         for request in requests:
             if request.error is not None:
                 raise request.error
@@ -184,15 +188,11 @@ class Engine:
         unfinished = self.scheduler.unfinished
         return f"an engine with {unfinished} unfinished requests" if unfinished else ""
 
-    def _abort_all(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self.abort(request)
-
     def _score(self, request: Request, position: int, row: int) -> None:
         """Judges the prompt's token at a position by the row of logits before it."""
-        if len(request.prompt_logprobs) == position and request.logprobs is not None:
-            logits, token = self.session.transformer.logits, request.prompt[position]
-            request.prompt_logprobs.append(self.sampler.logprobs(logits, row, token, request.logprobs))
+        assert request.logprobs is not None
+        logits, token = self.session.transformer.logits, request.prompt[position]
+        request.prompt_logprobs.append(self.sampler.logprobs(logits, row, token, request.logprobs))
 
     def _prepare(self, request: Request) -> None:
         """Tells a constraint what it will be asked next."""
@@ -233,9 +233,8 @@ class Engine:
             request.finish("stop")
             return None
         if found is not None:
-            del request.output_logprobs[len(request.output) :]  # of a step that was interrupted
             request.output_logprobs.append(found)
-        request.output.append(token)  # the step of this request is done
+        request.output.append(token)
         if request.constraint is not None and not request.complete:
             self._prepare(request)
         return Token(request, token, *found) if found else Token(request, token)

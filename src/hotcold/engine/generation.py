@@ -125,18 +125,15 @@ def stream(engine: Engine, request: Request, stop: Sequence[str] = ()) -> Genera
     the request's error, after the text before it."""
     continuation = Continuation(engine, request, stop)
     try:
-        try:
-            engine.add(request)
-            while not continuation.finished:
-                if not request.finished:  # it may have ended while another stream was read
-                    engine.step()
-                piece = continuation.take()
-                if piece is not None and (request.error is None or piece.text or piece.prompt_logprobs):
-                    yield piece
-        finally:
-            engine.abort(request)
+        engine.add(request)
+        while not continuation.finished:
+            if not request.finished:  # it may have ended while another stream was read
+                engine.step()
+            piece = continuation.take()
+            if piece is not None and (request.error is None or piece.text or piece.prompt_logprobs):
+                yield piece
     finally:
-        engine.abort(request)  # again: an interrupt may have ended the first time
+        engine.abort(request)
     if request.error is not None:
         raise request.error
 
@@ -147,20 +144,16 @@ def generate(engine: Engine, requests: Sequence[Request], stop: Sequence[str] = 
     continuations = [Continuation(engine, request, stop) for request in requests]
     pieces: list[list[Piece]] = [[] for _ in requests]
     try:
-        try:
-            for request in requests:
-                engine.add(request)
-            while not all(each.finished for each in continuations):
-                engine.step()
-                for each, found in zip(continuations, pieces, strict=True):
-                    if (piece := each.take()) is not None:
-                        found.append(piece)
-        finally:
-            for request in requests:
-                engine.abort(request)
+        for request in requests:
+            engine.add(request)
+        while not all(each.finished for each in continuations):
+            engine.step()
+            for each, found in zip(continuations, pieces, strict=True):
+                if (piece := each.take()) is not None:
+                    found.append(piece)
     finally:
         for request in requests:
-            engine.abort(request)  # again: an interrupt may have ended the first time
+            engine.abort(request)
     return [joined(each, request.error) for each, request in zip(pieces, requests, strict=True)]
 
 

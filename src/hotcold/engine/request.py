@@ -13,7 +13,8 @@ from hotcold.watch.live import Viewer
 MAX_LOGPROBS = 20  #: alternatives that a request may ask for
 
 #: The model, or a stop string, ended the text; ``max_tokens`` or the end of the context did; somebody
-#: cancelled it; or a token could not be chosen (:attr:`Request.error` says why).
+#: cancelled it, or a step that it ran in failed; or a token could not be chosen. For the last two
+#: :attr:`Request.error` says why.
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -54,8 +55,7 @@ class Constraint(Protocol):
 
     def __call__(self, output: Sequence[int]) -> Allowed:
         """What is allowed after the tokens generated so far, which it may read and must not change. An
-        exception ends the request alone. It must depend on its argument only: a step that was interrupted is
-        repeated, and asks again.
+        exception ends the request alone.
 
         It may have a method ``prepare(output) -> None``, which is called as soon as a token was chosen, and
         when the request starts: what is allowed next can then be found in threads while the model runs. It
@@ -64,8 +64,7 @@ class Constraint(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """``output`` and ``finish_reason`` are the truth about how far it is: each changes in one instruction, so
-    an interrupt finds the request before a token or after it, and what else depends on them is derived."""
+    """What was asked, and in ``output`` and ``finish_reason`` how far it is."""
 
     prompt: Sequence[int]  #: token ids, at least one
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -82,19 +81,17 @@ class Request:
     constraint: Constraint | None = None  #: asked before each token
     viewer: Viewer | None = None  #: watches which neurons fire
     output: list[int] = field(default_factory=list)  #: so far, without a token that ends the text
-    #: of the tokens of ``output``, if asked for; while a step is interrupted it may have one entry more
-    output_logprobs: list[Logprobs] = field(default_factory=list)
+    output_logprobs: list[Logprobs] = field(default_factory=list)  #: of ``output``'s tokens, if asked for
     #: with ``echo``: of the prompt's tokens, in order, as far as they are; the first has none
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
     finish_reason: FinishReason | None = None  #: None while it runs
-    error: Exception | None = None  #: why it ended, where the reason is ``error``
+    error: Exception | None = None  #: why it ended, where the reason is ``error`` or a step failed
     context_full: bool = False  #: whether it was the end of the context that stopped it
     timings: Timings = field(default_factory=Timings)
     reused: int = 0  #: positions of the prompt that others had computed, in pages that are only read
     preempted: int = 0  #: how often its pages were taken for an older request, and computed again
     arrival: int = -1  #: its place among all requests of its scheduler
-    #: positions whose K and V are in the cache, while it runs; after an interrupt perhaps one step less
-    computed: int = 0
+    computed: int = 0  #: positions whose K and V are in the cache, while it runs
     pages: list[int] = field(default_factory=list)  #: of the cache, in order of position, while it runs
     page_keys: list[bytes] = field(default_factory=list)  #: what its first pages are found under
     kept: int = 0  #: of its pages, while it runs, those that others may find

@@ -13,10 +13,9 @@ like a prompt where that gives the same bits (``alike``), and follows the decode
 A request may begin with pages that others computed (:class:`PrefixCache`): its own rows are those after them,
 so nobody writes to a page that is shared.
 
-Ctrl-C may come between any two instructions. So nothing is kept twice: a request runs while it is in
-:attr:`Scheduler.running`, which rows are free follows from that, and which pages are free from the cache's
-list of owners. What an interrupt left undone, :meth:`Scheduler.settle` and the next
-:meth:`Scheduler.schedule` do."""
+An exception, Ctrl-C for instance, may come between any two instructions. Nothing is repaired then:
+:meth:`Scheduler.drop` ends what runs. It needs each unfinished request to be in a list at any moment, so a
+request enters the new list before it leaves the old one."""
 
 import math
 import time
@@ -84,6 +83,7 @@ class Scheduler:
             0  #: that were computed; those of scored prompts and of tokens read again among them
         )
         self.reused = 0  #: positions that were not
+        self._changing = False  # pages and lists; an exception meanwhile leaves it True
         self._arrivals = 0
         self._deadlines = False  # whether any request has had one
         self._ended_at = 0.0
@@ -92,7 +92,7 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         """How many requests run or wait."""
-        return sum(not request.finished for request in {*self.running, *self.waiting})
+        return sum(not request.finished for request in (*self.running, *self.waiting))
 
     def check(self, request: Request) -> None:
         """Raises RequestError when a prompt leaves no room for one token in the context, or in the cache."""
@@ -123,12 +123,39 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forgets a finished request and gives its row and pages back; harmless when it is already gone."""
-        while request in self.waiting:
+        self._begin()
+        if request in self.waiting:
             self.waiting.remove(request)
-        self.cache.release(request)
-        self.settle()
+        self._settle()
+        self._changing = False
 
-    def settle(self) -> list[Request]:
+    def drop(self, why: str = "was interrupted") -> None:
+        """Cancels the requests that run, with an error, and takes their pages back; those that wait go on
+        waiting. Where an exception came while pages changed hands, the cache begins anew, without the pages
+        that were kept for others."""
+        whole = not self._changing
+        self._changing = True  # so that whoever comes after an interrupt from here on does this again
+        for request in self.running:
+            if not request.finished:
+                told = f"a step {why}, which ended the requests that ran: ask again"
+                request.error = RequestError(told, "engine_failed")
+                request.finish("cancelled")
+        self.waiting = deque(request for request in self.waiting if not request.finished)
+        if whole:
+            for request in self.running:
+                self.cache.release(request)
+        else:
+            self.cache.clear()
+        self.running = []
+        self._changing = False
+
+    def _begin(self) -> None:
+        """Begins a change of pages and lists, after what an exception broke off has been dropped."""
+        if self._changing:
+            self.drop()
+        self._changing = True
+
+    def _settle(self) -> list[Request]:
         """Ends requests that have all their tokens, and forgets those that ended; returns these."""
         ended = []
         for request in self.running:
@@ -151,15 +178,14 @@ class Scheduler:
         return ended
 
     def schedule(self) -> Step:
-        """Fills the batch with the next step's rows. Nothing advances: an interrupted step is scheduled
-        again."""
+        """Fills the batch with the next step's rows."""
+        self._begin()
         step = Step()
         if self._deadlines:
             self._end_late_ones(step)
-        step.ended += self.settle()
+        step.ended += self._settle()
         self._grow()
-        if self.waiting:
-            self._admit(step)
+        self._admit(step)
         decoding, reading = [], []
         for request in self.running:
             if self._decodes(request):
@@ -171,11 +197,13 @@ class Scheduler:
             rows = self._put_prompts(n_decode, sorted(reading, key=_arrival), step)
         sequences = max((request.row for request in self.running), default=-1) + 1
         self.batch.counts[:] = (rows, n_decode, len(step.sampled) + len(step.scored), sequences)
+        self._changing = False
         return step
 
-    def advance(self, step: Step) -> None:
-        """Records which rows are in the cache; after the step's tokens are chosen, since all rows in the
-        cache without a next token would be a state of its own."""
+    def advance(self, step: Step) -> list[Request]:
+        """Records which rows are in the cache, after the step's tokens are chosen; forgets the requests that
+        ended, and returns them."""
+        self._begin()
         for request, end in step.decode:
             if request.computed < len(request.prompt):
                 self.prompt_rows += end - request.computed
@@ -189,6 +217,9 @@ class Scheduler:
         if len(self.running) > self.batch.limits.decode:  # those served go to the end of the queue
             served = {request for request, _ in step.decode}
             self.running = sorted(self.running, key=served.__contains__)
+        ended = self._settle()
+        self._changing = False
+        return ended
 
     def _keep(self, request: Request) -> None:
         if self.prefixes is not None:
@@ -226,36 +257,22 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Sends the request that came last back to the front of the queue."""
-        for request in self.waiting:  # what an interrupt left
-            if request not in self.running:
-                self.cache.release(request)
-        if self.cache.free_pages:
-            return
         youngest = max(self.running, key=_arrival)
-        if not (self.waiting and self.waiting[0] is youngest):
-            self.waiting.appendleft(youngest)
-        self.running = [request for request in self.running if request is not youngest]
-        self.cache.release(youngest)
         youngest.preempted += 1
         self.preemptions += 1
+        self.waiting.appendleft(youngest)
+        self.running.remove(youngest)
+        self.cache.release(youngest)
 
     def _admit(self, step: Step) -> None:
-        while self.waiting:
-            request = self.waiting[0]
-            if request.finished:
-                self.cache.release(request)
-            elif request not in self.running:
-                if not self._start(request):
-                    return
-                step.started.append(request)
-            self.waiting.popleft()
+        while self.waiting and self._start(self.waiting[0]):
+            step.started.append(self.waiting.popleft())
 
     def _start(self, request: Request) -> bool:
         """Gives a request a row and the pages of its tokens; False where not enough are free. Each request
         that runs has a page left over, so that none is sent back at once."""
         if len(self.running) == self.batch.limits.sequences:
             return False
-        self.cache.release(request)  # those of an attempt that was interrupted
         shared = self.prefixes.find(request) if self.prefixes is not None else []
         pages = -(-request.length // PAGE) - len(shared)
         if not self.cache.fits(pages + len(self.running), shared):
@@ -263,9 +280,9 @@ class Scheduler:
         request.row = min(set(range(self.batch.limits.sequences)) - {other.row for other in self.running})
         request.computed = request.kept = 0
         request.pages = self.cache.allocate(request, pages, shared)
+        self.running.append(request)
         self._skip(request, len(shared))
         request.timings.started = request.timings.started or time.perf_counter()
-        self.running.append(request)
         return True
 
     def _skip(self, request: Request, pages: int) -> None:
@@ -336,9 +353,8 @@ class Scheduler:
             return
         first = request.computed // PAGE
         found = self.prefixes.find(request, first)
-        if found != request.pages[first : first + len(found)]:  # or it was interrupted behind this
-            self.cache.share(request, first, found)
         if found:
+            self.cache.share(request, first, found)
             self._skip(request, first + len(found))
 
 

@@ -20,28 +20,33 @@ class PagePool:
 
     A page may have several owners, and is free when it has none. One whose positions are worth finding again
     has a key (:meth:`keep`, :meth:`find`): such pages are given away last, the longest unused first, and then
-    lose it. Owners and keys are the only record, and one instruction changes either: an interrupt never
-    leaves a page without an owner or a place among the free ones. What follows from them, and is asked for at
-    every step, is set aside while they change; after an interrupt it is made anew."""
+    lose it. After an exception in the middle of a change, Ctrl-C for instance, only :meth:`clear` helps."""
 
     def __init__(self, pages: int) -> None:
         if pages < 1:
             raise ValueError(f"KV cache of {pages} pages: at least 1 is needed")
         self.pages = pages
+        self.clear()
+
+    def clear(self) -> None:
+        """Takes all pages back, and forgets what they hold."""
         self._owned: dict[Hashable, list[int]] = {}
-        self._keys: dict[Hashable, int] = {}
-        self._derived: _Derived | None = None
+        self._owners = [0] * self.pages  # how many each page has
+        self._pages: dict[Hashable, int] = {}  # by key
+        self._keys: dict[int, Hashable] = {}  # by page
+        # Pages without an owner: a heap of those without a key; those with one, the longest unused first.
+        self._blank = list(range(self.pages))
+        self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free_pages(self) -> int:
         """That nobody owns, those with a key among them."""
-        derived = self._now()
-        return len(derived.blank) + len(derived.kept)
+        return len(self._blank) + len(self._kept)
 
     @property
     def kept_pages(self) -> int:
         """That nobody owns, and that have a key."""
-        return len(self._now().kept)
+        return len(self._kept)
 
     def allocate(self, owner: Hashable, n: int, shared: Sequence[int] = ()) -> list[int]:
         """Gives an owner without pages those of ``shared``, which others own or which have a key, and then
@@ -56,28 +61,22 @@ class PagePool:
             raise ValueError(f"{owner!r:.60} has pages: release them first")
         if not self.fits(n, shared):
             raise KVCacheFull(f"{n} pages asked for: {self.free_pages} of {self.pages} are free")
-        derived, self._derived = self._now(), None
         for page in shared:
-            derived.take(page)
-        given = [*shared, *(self._give(derived) for _ in range(n))]
-        self._owned[owner] = given
-        self._derived = derived
+            self._take(page)
+        self._owned[owner] = given = [*shared, *(self._give() for _ in range(n))]
         return given
 
     def fits(self, n: int, shared: Sequence[int] = ()) -> bool:
         """Whether :meth:`allocate` would give these; ValueError as there."""
-        derived = self._now()
-        if len(set(shared)) < len(shared) or not all(map(derived.holds, shared)):
+        if len(set(shared)) < len(shared) or not all(map(self._holds, shared)):
             raise ValueError(f"pages {[*shared]} to share: each must be owned or kept, and named once")
-        return n <= self.free_pages - sum(derived.owners[page] == 0 for page in shared)
+        return n <= self.free_pages - sum(self._owners[page] == 0 for page in shared)
 
     def extend(self, owner: Hashable) -> bool:
         """Gives an owner one page more, at the end of its list; False where none is free."""
         if not self.free_pages:
             return False
-        derived, self._derived = self._now(), None
-        self._owned[owner].append(self._give(derived))
-        self._derived = derived
+        self._owned[owner].append(self._give())
         return True
 
     def share(self, owner: Hashable, first: int, shared: Sequence[int]) -> None:
@@ -86,102 +85,61 @@ class PagePool:
         pages = self._owned[owner]
         before = pages[first : first + len(shared)]
         self.fits(0, [*pages[:first], *shared])  # or it raises
-        derived, self._derived = self._now(), None
         for page in shared:
-            derived.take(page)
+            self._take(page)
         pages[first : first + len(shared)] = shared
-        for page in reversed(before):
-            derived.release(page)
-        self._derived = derived
+        self._give_back(before)
 
     def owns(self, owner: Hashable) -> bool:
         return owner in self._owned
 
-    def pages_of(self, owner: Hashable) -> tuple[int, ...]:
-        """An owner's pages, in the order in which they were given; none where it is no owner."""
-        return tuple(self._owned.get(owner, ()))
-
     def release(self, owner: Hashable) -> None:
         """Takes an owner's pages back, those that it shares for itself alone; harmless when it has none."""
-        if owner not in self._owned:
-            return
-        derived, self._derived = self._now(), None
-        for page in reversed(self._owned.pop(owner)):  # so that the last ones of a chain are given away first
-            derived.release(page)
-        self._derived = derived
+        self._give_back(self._owned.pop(owner, ()))
 
     def keep(self, page: int, key: Hashable) -> None:
         """Says what lies in a page that somebody owns, to which nobody writes from now on. Where the key has
         a page, or the page a key, these stay."""
-        derived = self._now()
-        if not derived.owners[page]:
+        if not self._owners[page]:
             raise ValueError(f"page {page} is kept as {key!r:.60}: somebody must own it")
-        if key in self._keys or page in derived.keys:
-            return
-        self._derived = None
-        self._keys[key] = page
-        derived.keys[page] = key
-        self._derived = derived
+        if key not in self._pages and page not in self._keys:
+            self._pages[key] = page
+            self._keys[page] = key
 
     def find(self, key: Hashable) -> int | None:
         """The page that is kept under a key."""
-        return self._keys.get(key)
+        return self._pages.get(key)
 
-    def clear(self) -> None:
-        """Takes all pages back, and forgets what they hold."""
-        self._derived = None
-        self._keys.clear()
-        self._owned.clear()
-        self._derived = None
+    def _holds(self, page: int) -> bool:
+        """Whether there is something in the page."""
+        return 0 <= page < self.pages and (self._owners[page] > 0 or page in self._keys)
 
-    def _give(self, derived: "_Derived") -> int:
-        """A free page, which loses its key."""
-        if derived.blank:
-            page = heappop(derived.blank)
+    def _take(self, page: int) -> None:
+        """Counts one more owner of a page that has some, or a key."""
+        if not self._owners[page]:
+            del self._kept[page]
+        self._owners[page] += 1
+
+    def _give(self) -> int:
+        """A free page, which loses its key and has one owner."""
+        if self._blank:
+            page = heappop(self._blank)
         else:
-            page, _ = derived.kept.popitem(last=False)
-            del self._keys[derived.keys.pop(page)]
-        derived.owners[page] = 1
+            page, _ = self._kept.popitem(last=False)
+            del self._pages[self._keys.pop(page)]
+        self._owners[page] = 1
         return page
 
-    def _now(self) -> "_Derived":
-        if self._derived is None:
-            self._derived = _Derived(self.pages, self._owned, self._keys)
-        return self._derived
-
-
-class _Derived:
-    """What follows from owners and keys."""
-
-    def __init__(self, pages: int, owned: dict[Hashable, list[int]], keys: dict[Hashable, int]) -> None:
-        self.owners = [0] * pages  #: how many each page has
-        for each in owned.values():
-            for page in each:
-                self.owners[page] += 1
-        self.keys = {page: key for key, page in keys.items()}  #: of pages that have one
-        #: that nobody owns: a heap of those without a key; with one, the longest unused first
-        self.blank = [page for page in range(pages) if not self.owners[page] and page not in self.keys]
-        self.kept = OrderedDict.fromkeys(page for page in keys.values() if not self.owners[page])
-
-    def holds(self, page: int) -> bool:
-        """Whether there is something in the page."""
-        return 0 <= page < len(self.owners) and (self.owners[page] > 0 or page in self.keys)
-
-    def take(self, page: int) -> None:
-        """One more owner for a page that has some, or a key."""
-        if not self.owners[page]:
-            del self.kept[page]
-        self.owners[page] += 1
-
-    def release(self, page: int) -> None:
-        """One owner less."""
-        self.owners[page] -= 1
-        if self.owners[page]:
-            return
-        if page in self.keys:
-            self.kept[page] = None
-        else:
-            heappush(self.blank, page)
+    def _give_back(self, pages: Sequence[int]) -> None:
+        """Counts one owner less; the last page of a text becomes free first, and so is given away first."""
+        for page in reversed(pages):
+            self._owners[page] -= 1
+            if self._owners[page]:
+                continue
+            if page in self._keys:
+                self._kept[page] = None
+            else:
+                heappush(self._blank, page)
 
 
 class SequenceState:

@@ -92,7 +92,7 @@ class Live:
 
     def take(self, decode: Sequence["Watchable"]) -> None:
         """Notes what fired in a step for those of its decode rows that are watched, before their tokens are
-        chosen; harmless when the step is repeated."""
+        chosen."""
         assert self.watched is not None
         masks: list[npt.NDArray[np.uint64]] = []
         for row, request in enumerate(decode):
