@@ -333,7 +333,7 @@ def test_patterns_mean_what_they_mean_elsewhere(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"(?=a)", r"a(?!b)", r"(?<=a)b", r"(.)\1", r"\B", r"\k<n>", r"[]", r"\ud83d"]
+    "pattern", [r"(?=a)", r"a(?!b)", r"(?<=a)b", r"(.)\1", r"\B", r"\k<n>", r"[]", r"[^]", r"\ud83d"]
 )
 def test_patterns_that_no_automaton_has(pattern: str) -> None:
     assert compiled_pattern(pattern) is None

@@ -18,11 +18,11 @@ from hotcold.grammar.schema_keywords import (
     LIMITS,
     MOST_COUNT,
     NOT_ENFORCED,
-    TYPES,
     can_be_written,
     check_value,
     compiled_pattern,
     numeric,
+    type_list,
 )
 from hotcold.grammar.schema_names import (
     CONDITIONAL,
@@ -99,6 +99,7 @@ class _Rewriting:
         self._definitions: _Schema = {}
         self._names: dict[tuple[str, bool, Others], str] = {}
         self._left: list[tuple[str, Any, _Place]] = []  # definitions that are still to be rewritten
+        self._one_of: list[tuple[_Place, Sequence[Any]]] = []  # compared when all that they refer to is read
         self._steps = 0
 
     def whole(self) -> Any:
@@ -106,6 +107,9 @@ class _Rewriting:
         while self._left:
             name, target, where = self._left.pop()
             self._definitions[name] = self._schema(target, where)
+        for place, options in self._one_of:
+            if not exclude_each_other(options, self._references.resolved):
+                self._leave_out(place, "oneOf")
         if self._definitions:
             found["$defs"] = {name: self._definitions[name] for name in self._names.values()}
         return found
@@ -126,9 +130,8 @@ class _Rewriting:
         groups = self._groups(schema)
         own |= self._object(schema, place, total([place.others, *(each.others for each in groups)]))
         applied = self._applied(schema, place, groups)
-        for key in NOT_ENFORCED:
-            if key in schema and not _asks_nothing(key, schema):
-                self._leave_out(place.at(key))
+        lost = (key for key in NOT_ENFORCED if key in schema and not _asks_nothing(key, schema))
+        self._leave_out(place, *lost)
         both = [key for key in schema if key in own or key in (*GROUPS, *REFERENCES)]
         return _merged(own, applied) if both and both[0] in own else _merged(applied, own)
 
@@ -137,11 +140,10 @@ class _Rewriting:
     def _types(self, schema: _Schema) -> _Schema:
         if "type" not in schema:
             return {}
-        types = schema["type"]
-        if schema.get("nullable") is True and types != "null" and "null" not in types:
-            types = [types] if isinstance(types, str) else types
+        types = type_list(schema)
+        if schema.get("nullable") is True and "null" not in types:
             return {"type": [*types, "null"]}  # OpenAPI 3.0
-        return {"type": types}
+        return {"type": schema["type"]}
 
     def _simple(self, schema: _Schema, place: _Place) -> _Schema:
         found: _Schema = {}
@@ -149,11 +151,10 @@ class _Rewriting:
             if key in schema and can_be_written(schema[key]):
                 found[key] = schema[key]
             elif key in schema:
-                self._leave_out(place.at(key))
-        bounds, lost = numeric(schema, _type_list(schema))
+                self._leave_out(place, key)
+        bounds, lost = numeric(schema, type_list(schema))
         found |= bounds
-        for key in lost:
-            self._leave_out(place.at(key))
+        self._leave_out(place, *lost)
         for key in ("minLength", "maxLength"):
             if key in schema:
                 found[key] = min(int(schema[key]), MOST_COUNT)
@@ -161,7 +162,7 @@ class _Rewriting:
             if 1e-6 <= schema["multipleOf"] < 2**31:
                 found["multipleOf"] = schema["multipleOf"]
             else:
-                self._leave_out(place.at("multipleOf"))
+                self._leave_out(place, "multipleOf")
         return found | self._text(schema, place)
 
     def _text(self, schema: _Schema, place: _Place) -> _Schema:
@@ -169,7 +170,7 @@ class _Rewriting:
         if "pattern" in schema:
             pattern = compiled_pattern(schema["pattern"])
             if pattern is None:
-                self._leave_out(place.at("pattern"))
+                self._leave_out(place, "pattern")
             else:
                 found["pattern"] = pattern
         format = schema.get("format")
@@ -240,7 +241,7 @@ class _Rewriting:
             compiled = compiled_pattern(pattern)
             inner = self._inner(place, "patternProperties", pattern)
             if compiled is None:
-                self._leave_out(inner.at("the pattern"))
+                self._leave_out(inner, "the pattern")
             else:
                 found[compiled] = self._schema(each, inner)
         return found, len(found) == len(given)
@@ -257,7 +258,7 @@ class _Rewriting:
         check_value("pattern", allowed["pattern"], place.at("propertyNames"))
         pattern = compiled_pattern(allowed["pattern"])
         if pattern is None:
-            self._leave_out(place.at("propertyNames"))
+            self._leave_out(place, "propertyNames")
             return {}, {}, rest
         return {}, {pattern: found}, False
 
@@ -277,8 +278,7 @@ class _Rewriting:
         if optional:
             exact = exact and closed and (most is None or most == required + 1)
         if counts and not exact and not (alone and not optional and least <= required):
-            for key in counts:
-                self._leave_out(place.at(key))
+            self._leave_out(place, *counts)
             return {}
         return counts
 
@@ -322,8 +322,8 @@ class _Rewriting:
                 options = [
                     self._schema(each, place.same(others, key, i)) for i, each in enumerate(group.schemas)
                 ]
-                if key == "oneOf" and not exclude_each_other(group.schemas, self._references.resolved):
-                    self._leave_out(place.at(key))
+                if key == "oneOf":
+                    self._one_of.append((place, group.schemas))
                 if "anyOf" in found:
                     both.append({"anyOf": options})
                 else:
@@ -378,8 +378,8 @@ class _Rewriting:
         if self._steps > _MOST_STEPS:
             raise GrammarError("the schema is too large: too many schemas refer to each other")
 
-    def _leave_out(self, what: str) -> None:
-        self.notes[what] = None
+    def _leave_out(self, place: _Place, *keys: str) -> None:
+        self.notes |= dict.fromkeys(map(place.at, keys))
 
     def _inner(self, place: _Place, *path: str | int) -> _Place:
         """Of another value, which is inside of this one."""
@@ -396,11 +396,6 @@ class _Group:
 
 def _may_close(schema: _Schema) -> bool:
     return names_properties(schema) and "additionalProperties" not in schema
-
-
-def _type_list(schema: _Schema) -> list[str]:
-    types = schema.get("type", list(TYPES))
-    return [types] if isinstance(types, str) else types
 
 
 _DEMANDS = {
