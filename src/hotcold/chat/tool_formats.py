@@ -145,7 +145,8 @@ MISTRAL_IDS = replace(
     tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
 )
 #: Qwen3-Coder, Qwen3.5, Nemotron Nano 3, Step 3.5
-QWEN_XML = ToolFormat(
+QWEN_XML = replace(
+    HERMES,
     name="qwen-xml",
     call=TaggedCall(
         prefix="<function=",
@@ -153,12 +154,6 @@ QWEN_XML = ToolFormat(
         argument=("<parameter=", ">\n", "\n</parameter>\n"),
         suffix="</function>",
     ),
-    before="<tool_call>\n",
-    between="\n</tool_call>\n<tool_call>\n",
-    after="\n</tool_call>",
-    marker="<tool_call>",
-    closes=("</tool_call>",),
-    tokens=("<tool_call>", "</tool_call>"),
 )
 #: GLM 4.5 and later
 GLM = ToolFormat(
