@@ -98,6 +98,7 @@ class _Rewriting:
         self._references = References(root)
         self._definitions: _Schema = {}
         self._names: dict[tuple[str, bool, Others], str] = {}
+        self._taken: set[str] = set()  # of these names
         self._left: list[tuple[str, Any, _Place]] = []  # definitions that are still to be rewritten
         self._one_of: list[tuple[_Place, Sequence[Any]]] = []  # compared when all that they refer to is read
         self._steps = 0
@@ -344,8 +345,8 @@ class _Rewriting:
         if key not in self._names:
             parts = pointer(reference)
             stem = re.sub(r"[^A-Za-z0-9_.-]", "_", parts[-1] if parts else "root")[:60] or "_"
-            taken = set(self._names.values())
-            self._names[key] = name = next(each for each in _numbered(stem) if each not in taken)
+            self._names[key] = name = next(each for each in _numbered(stem) if each not in self._taken)
+            self._taken.add(name)
             path = _path("", *parts) or "#"
             self._left.append((name, target, _Place(path, closing=closing, others=others)))
         return f"#/$defs/{self._names[key]}"
