@@ -73,10 +73,10 @@ class ToolFormat:
 
     name: str
     call: CallKind
-    before: str
-    between: str | None  #: None where an answer has one call at most
-    after: str
-    marker: str  #: where it comes up in an answer, calls begin
+    before: str = ""
+    between: str | None = None  #: None where an answer has one call at most
+    after: str = ""
+    marker: str = ""  #: where it comes up in an answer, calls begin
     at_start: bool = False  #: whether an answer that begins with a call needs no marker
     #: Texts beside the marker that may stand around calls, beside spaces: those behind which a call may
     #: begin, and those behind which none may before another of the former.
@@ -108,9 +108,6 @@ GENERAL = replace(HERMES, name="general")
 LLAMA = ToolFormat(
     name="llama",
     call=JSONCall("parameters"),
-    before="",
-    between=None,
-    after="",
     marker="<|python_tag|>",
     at_start=True,
     opens=(";", ","),
@@ -133,7 +130,6 @@ MISTRAL_ARGS = ToolFormat(
     call=NamedCall("[ARGS]"),
     before="[TOOL_CALLS]",
     between="[TOOL_CALLS]",
-    after="",
     marker="[TOOL_CALLS]",
     tokens=("[TOOL_CALLS]", "[ARGS]"),
 )
@@ -165,7 +161,6 @@ GLM = ToolFormat(
     ),
     before="<tool_call>",
     between="\n<tool_call>",
-    after="",
     marker="<tool_call>",
     tokens=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
@@ -210,10 +205,6 @@ DEEPSEEK_R1 = replace(
 HARMONY = ToolFormat(
     name="harmony",
     call=HarmonyCall(),
-    before="",
-    between=None,
-    after="",
-    marker="",
     tokens=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"),
 )
 
