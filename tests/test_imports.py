@@ -75,6 +75,7 @@ ONLY_IN = {
     "starlette": {"server"},
     "uvicorn": {"server"},
     "h11": {"server/connections.py"},
+    "msgspec": {"server/bodies.py"},
     "prometheus_client": {"server/metrics.py"},
     "jinja2": {"chat/renderer.py"},
     "llguidance": {"grammar"},

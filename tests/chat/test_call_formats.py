@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from support import chat_models
+from support.answers import read, steps
 from support.chat_models import chat_of
-from support.vocabulary_of_bytes import matches
+from support.vocabulary_of_bytes import check, matches
 
 from hotcold.chat.chat import Chat
 from hotcold.chat.harmony import HarmonyStream
 from hotcold.chat.messages import check_messages
-from hotcold.chat.stream import AnswerStream, ChatStream
+from hotcold.chat.stream import ChatStream
 from hotcold.chat.tool_formats import (
     DEEPSEEK,
     DEEPSEEK_R1,
@@ -34,7 +35,6 @@ from hotcold.chat.tool_formats import (
 )
 from hotcold.chat.tool_grammar import tools_grammar
 from hotcold.grammar.notations import lark_of
-from tests.chat.test_stream import whole
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 FORMATS = {
@@ -90,11 +90,6 @@ def native(request: pytest.FixtureRequest) -> Iterator[tuple[str, Chat]]:
     chat.close()
 
 
-def calls_of(stream: AnswerStream, text: str, step: int) -> dict[str, Any]:
-    parts = [part for i in range(0, len(text), step) for part in stream.push(text[i : i + step])]
-    return whole([*parts, *stream.finish()])
-
-
 @pytest.mark.parametrize(
     "calls",
     [
@@ -112,7 +107,7 @@ def test_what_templates_write_is_read(
     text = written(chat, asked(*calls))
     for sure in (False, True):
         for step in (1, 7, len(text)):
-            found = calls_of(chat.stream(False, TOOLS, sure=sure), text, step)
+            found = read(chat.stream(False, TOOLS, sure=sure), steps(text, step))
             assert found["content"].strip() == found["reasoning"] == ""
             assert [(name, json.loads(arguments)) for name, arguments in found["calls"]] == calls
     grammar = tools_grammar(TOOLS, "required", True, chat.tool_format, {})
@@ -128,14 +123,14 @@ def test_what_is_cut_off_is_text(native: tuple[str, Chat]) -> None:
     _, chat = native
     text = written(chat, asked(("weather", ARGUMENTS)))
     end = text.index("Pa") + 5
-    found = calls_of(chat.stream(False, TOOLS), text[:end], 3)
+    found = read(chat.stream(False, TOOLS), steps(text[:end], 3))
     assert not found["calls"] and found["content"].strip().endswith(text[end - 5 : end].strip())
 
 
 def test_calls_of_tools_that_there_are_not_are_text(native: tuple[str, Chat]) -> None:
     _, chat = native
     text = written(chat, asked(("weather", {"city": "Rome"})))
-    found = calls_of(chat.stream(False, TOOLS[1:]), text, 4)
+    found = read(chat.stream(False, TOOLS[1:]), steps(text, 4))
     assert not found["calls"] and "weather" in found["content"] and "Rome" in found["content"]
 
 
@@ -202,7 +197,7 @@ def test_what_models_write_otherwise(
 ) -> None:
     schemas = {each["function"]["name"]: each["function"]["parameters"] for each in TOOLS}
     for step in (1, 5, len(text)):
-        found = calls_of(ChatStream(None, format, tools=schemas), text, step)
+        found = read(ChatStream(None, format, tools=schemas), steps(text, step))
         assert (found["content"], found["calls"]) == (content, calls)
 
 
@@ -231,7 +226,7 @@ def test_what_models_write_otherwise(
 def test_values_between_tags_have_the_types_of_their_schema(schema: Any, text: str, value: Any) -> None:
     root = {"properties": {"a": schema}, "$defs": {"s": {"type": "string"}}}
     written = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
-    found = calls_of(ChatStream(None, QWEN_XML, tools={"f": root}), written, 9)
+    found = read(ChatStream(None, QWEN_XML, tools={"f": root}), steps(written, 9))
     (_, arguments), *_ = found["calls"]
     assert json.loads(arguments) == {"a": value} and type(json.loads(arguments)["a"]) is type(value)
 
@@ -268,7 +263,7 @@ TO = f"<|channel|>commentary to=functions.{W} <|constrain|>json<|message|>"
 def test_channels(text: str, reasoning: str, content: str, calls: list[list[str]]) -> None:
     expected = {"content": content, "reasoning": reasoning, "calls": calls}
     for step in (1, 2, 9, len(text) or 1):
-        assert calls_of(HarmonyStream({W: SCHEMA}), text, step) == expected
+        assert read(HarmonyStream({W: SCHEMA}), steps(text, step)) == expected
 
 
 def test_a_call_in_a_channel_comes_as_it_is_written() -> None:
@@ -279,7 +274,7 @@ def test_a_call_in_a_channel_comes_as_it_is_written() -> None:
 
 
 def test_without_tools_a_call_is_text() -> None:
-    assert calls_of(HarmonyStream(), TO + CITY, 3) == {"content": TO + CITY, "reasoning": "", "calls": []}
+    assert read(HarmonyStream(), steps(TO + CITY, 3)) == {"content": TO + CITY, "reasoning": "", "calls": []}
 
 
 @pytest.mark.parametrize("parallel", [True, False])
@@ -287,21 +282,9 @@ def test_answers_in_channels_match_their_grammar(parallel: bool) -> None:
     auto, required = (lark_of(found, {}) for choice in ("auto", "required")
                       if (found := tools_grammar(TOOLS, choice, parallel, HARMONY, {})))  # fmt: skip
     content = [f"{F}Yes.", F, f"{A}Hm.{NEXT}{F}Yes.", f"{A}Hm.{NEXT}{C}I look.{NEXT}{F}Yes"]
-    calls = [
-        TO + CITY,
-        f"{A}Hm.{NEXT}{TO}{CITY}",
-        f" to=functions.{W}<|channel|>commentary json<|message|>{CITY}",
-    ]
-    wrong = [
-        TO,
-        TO + "{}",
-        TO.replace(W, "wind") + CITY,
-        f"{TO}{CITY}{NEXT}",
-        "Yes.",
-        f"{F}a<|end|>b",
-        f"{A}Hm.",
-    ]
-    assert [each for each in content + calls if not matches(auto, each)] == []
-    assert [each for each in calls if not matches(required, each)] == []
-    assert [each for each in wrong if matches(auto, each)] == []
-    assert [each for each in content + wrong if matches(required, each)] == []
+    other_order = f" to=functions.{W}<|channel|>commentary json<|message|>{CITY}"
+    calls = [TO + CITY, f"{A}Hm.{NEXT}{TO}{CITY}", other_order]
+    wind = TO.replace(W, "wind") + CITY
+    wrong = [TO, TO + "{}", wind, f"{TO}{CITY}{NEXT}", "Yes.", f"{F}a<|end|>b", f"{A}Hm."]
+    check(auto, content + calls, wrong)
+    check(required, calls, content + wrong)

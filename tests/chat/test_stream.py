@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.answers import cut, parts_of, read
 
 from hotcold.chat.harmony import HarmonyStream
 from hotcold.chat.stream import ChatStream, Part
@@ -36,25 +37,8 @@ OTHER = '{"name": "time", "arguments": {}}'
 LLAMA_CALL = CALL.replace("arguments", "parameters")
 
 
-def divided(pieces: list[str], *args: Any, **more: Any) -> list[Part]:
-    stream = ChatStream(*args, **more)
-    parts = [part for piece in pieces for part in stream.push(piece)] + stream.finish()
-    assert stream.finish() == []
-    return parts
-
-
-def whole(parts: list[Part]) -> dict[str, Any]:
-    """Everything of one kind together; calls as (name, arguments)."""
-    found: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
-    for part in parts:
-        if part.kind == "call_start":
-            assert part.index == len(found["calls"])
-            found["calls"].append([part.name, ""])
-        elif part.kind == "call_arguments":
-            found["calls"][part.index][1] += part.text
-        else:
-            found[part.kind] += part.text
-    return found
+def whole(pieces: list[str], *args: Any, **more: Any) -> dict[str, Any]:
+    return read(ChatStream(*args, **more), pieces)
 
 
 WEATHER, TIME = ["weather", ARGUMENTS], ["time", "{}"]
@@ -110,10 +94,10 @@ WEATHER, TIME = ["weather", ARGUMENTS], ["time", "{}"]
 )  # fmt: skip
 def test_calls(format: ToolFormat, text: str, content: str, calls: list[list[str]]) -> None:
     expected = {"content": content, "reasoning": "", "calls": calls}
-    assert whole(divided([text], THINK, format)) == expected
-    assert whole(divided([*text], None, format)) == expected
+    assert whole([text], THINK, format) == expected
+    assert whole([*text], None, format) == expected
     thought = f"<think>\nHm <tool_call> [TOOL_CALLS] {{\n</think>\n\n{text}"
-    found = whole(divided([*thought], THINK, format))
+    found = whole([*thought], THINK, format)
     assert found["reasoning"] == "Hm <tool_call> [TOOL_CALLS] {"
     assert found["calls"] == expected["calls"]
     assert found["content"].strip() == expected["content"].strip()
@@ -121,17 +105,17 @@ def test_calls(format: ToolFormat, text: str, content: str, calls: list[list[str
 
 def test_only_calls_of_known_tools_count() -> None:
     text = f"<tool_call>{OTHER}</tool_call><tool_call>{CALL}</tool_call>"
-    assert whole(divided([*text], None, HERMES, tools={"time": {}, "weather": {}}))["calls"] == [
+    assert whole([*text], None, HERMES, tools={"time": {}, "weather": {}})["calls"] == [
         TIME,
         WEATHER,
     ]
-    found = whole(divided([*LLAMA_CALL], None, LLAMA, tools={"time": None}))
+    found = whole([*LLAMA_CALL], None, LLAMA, tools={"time": None})
     assert found == {"content": LLAMA_CALL, "reasoning": "", "calls": []}
 
 
 def test_without_tools_nothing_is_a_call() -> None:
     text = f"<tool_call>{CALL}</tool_call> [TOOL_CALLS]"
-    assert divided([text]) == [Part("content", text)]
+    assert parts_of(ChatStream(), [text]) == [Part("content", text)]
 
 
 @pytest.mark.parametrize(
@@ -153,15 +137,15 @@ def test_without_tools_nothing_is_a_call() -> None:
 )
 def test_thinking(text: str, opened: bool, reasoning: str, content: str) -> None:
     expected = {"content": content, "reasoning": reasoning, "calls": []}
-    assert whole(divided([text], THINK, opened=opened)) == expected
-    assert whole(divided([*text], THINK, HERMES, opened=opened)) == expected
+    assert whole([text], THINK, opened=opened) == expected
+    assert whole([*text], THINK, HERMES, opened=opened) == expected
     other = KNOWN[2]
 
     def renamed(text: str) -> str:
         return text.replace(THINK.start, other.start).replace(THINK.end, other.end)
 
     expected = {"content": renamed(content), "reasoning": renamed(reasoning), "calls": []}
-    assert whole(divided([*renamed(text)], other, opened=opened)) == expected
+    assert whole([*renamed(text)], other, opened=opened) == expected
 
 
 WORDS = st.lists(
@@ -201,11 +185,10 @@ PIECES = st.lists(
 def test_where_any_format_is_cut_does_not_matter(
     text: str, data: Any, format: ToolFormat, sure: bool
 ) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    at_once = whole(divided([text], THINK, format, sure=sure))
-    assert whole(divided(pieces, THINK, format, sure=sure)) == at_once
-    assert whole(divided([*text], THINK, format, sure=sure)) == at_once
+    pieces = data.draw(cut(text))
+    at_once = whole([text], THINK, format, sure=sure)
+    assert whole(pieces, THINK, format, sure=sure) == at_once
+    assert whole([*text], THINK, format, sure=sure) == at_once
     if not sure:  # what is no call is all there, spaces at the edges of calls aside
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in at_once["calls"])
         if not at_once["calls"]:
@@ -223,15 +206,9 @@ CHANNELS = st.lists(
 
 @given(CHANNELS, st.data(), st.booleans())
 def test_where_channels_are_cut_does_not_matter(text: str, data: Any, sure: bool) -> None:
-    def read(pieces: list[str]) -> dict[str, Any]:
-        stream = HarmonyStream({"f": {}}, sure=sure)
-        found = whole([part for piece in pieces for part in stream.push(piece)] + stream.finish())
-        assert stream.finish() == []
-        return found
-
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read(pieces) == read([text]) == read([*text])
+    ways = (data.draw(cut(text)), [text], [*text])
+    one, *others = (read(HarmonyStream({"f": {}}, sure=sure), pieces) for pieces in ways)
+    assert others == [one, one]
 
 
 @given(WORDS, st.data(), st.sampled_from([None, HERMES, LLAMA, MISTRAL]), st.booleans())
@@ -239,11 +216,10 @@ def test_where_channels_are_cut_does_not_matter(text: str, data: Any, sure: bool
 def test_where_text_is_cut_does_not_matter(
     text: str, data: Any, format: ToolFormat | None, opened: bool
 ) -> None:
-    cuts = [] if data is None else sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    at_once = whole(divided([text], THINK, format, opened=opened))
-    assert whole(divided(pieces, THINK, format, opened=opened)) == at_once
-    assert whole(divided([*text], THINK, format, opened=opened)) == at_once
+    pieces = [text] if data is None else data.draw(cut(text))
+    at_once = whole([text], THINK, format, opened=opened)
+    assert whole(pieces, THINK, format, opened=opened) == at_once
+    assert whole([*text], THINK, format, opened=opened) == at_once
     if format is None:
         assert (at_once["reasoning"], at_once["content"]) == plainly(text, opened)
 
@@ -258,7 +234,7 @@ def test_what_a_grammar_holds_comes_as_it_is_written() -> None:
     assert parts[:2] == [Part("content", "Ok"), Part("call_start", name="weather")]
     texts = [part.text for part in parts[2:]]
     assert len(texts) == 3 and "".join(texts) == ARGUMENTS and json.loads(ARGUMENTS)
-    cut = whole(divided([f"Ok <tool_call>{CALL[:60]}"], None, HERMES, sure=True))
+    cut = whole([f"Ok <tool_call>{CALL[:60]}"], None, HERMES, sure=True)
     assert cut == {"content": "Ok", "reasoning": "", "calls": [["weather", ARGUMENTS[: 60 - 33]]]}
 
 
@@ -319,7 +295,7 @@ def test_an_answer_put_together_as_the_format_says_is_read(format: ToolFormat) -
     call = '{"name": "time", "' + format.call.key + '": {"a": 1}}'
     many = 1 if format.between is None else 3
     text = format.before + (format.between or "").join([call] * many) + format.after
-    found = whole(divided([*text], None, format))
+    found = whole([*text], None, format)
     assert found == {"content": "", "reasoning": "", "calls": [["time", '{"a": 1}']] * many}
 
 

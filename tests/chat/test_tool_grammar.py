@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from support.vocabulary_of_bytes import compiler, ids_in, matches, tokenizer, tokens_of
+from support.vocabulary_of_bytes import check, compiler, ids_in, matches, tokenizer, tokens_of
 
 from hotcold.chat.tool_formats import (
     HARMONY,
@@ -49,11 +49,6 @@ def lark(
     grammar = tools_grammar(TOOLS, choice, parallel, form, ids)  # type: ignore[arg-type]
     assert isinstance(grammar, Grammar)
     return lark_of(grammar, ids or {})
-
-
-def check(grammar: str, right: list[str], wrong: list[str]) -> None:
-    assert [text for text in right if not matches(grammar, text)] == []
-    assert [text for text in wrong if matches(grammar, text)] == []
 
 
 WRONG_CALLS = [

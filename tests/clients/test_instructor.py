@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
-from tests.clients.conftest import MODEL
+from tests.clients.conftest import ABOUT, MODEL
 
 instructor = pytest.importorskip(
     "instructor", reason="it wants older libraries than other clients: extra test-instructor"
@@ -17,19 +17,7 @@ instructor = pytest.importorskip(
 import openai  # noqa: E402
 from pydantic import BaseModel, Field, field_validator  # noqa: E402
 
-
-class City(BaseModel):
-    name: str = Field(max_length=20)
-    country: str | None = Field(default=None, max_length=20)
-
-
-class Person(BaseModel):
-    """Someone whom a text speaks of."""
-
-    name: str = Field(description="The first name", max_length=20)
-    age: int = Field(ge=0, le=150)
-    kind: Literal["person", "robot"] = "person"
-    home: City | None = None
+from tests.clients.people import City, Person  # noqa: E402
 
 
 @pytest.fixture
@@ -38,7 +26,7 @@ def client(url: str) -> Any:
 
 
 def options(**more: Any) -> dict[str, Any]:
-    about = [{"role": "user", "content": "Alice is 30 years old and lives in Paris."}]
+    about = [{"role": "user", "content": ABOUT}]
     return {"model": MODEL, "messages": about, "max_tokens": 120, "temperature": 0, "max_retries": 1, **more}
 
 

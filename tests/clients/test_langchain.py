@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import MODEL
+from tests.clients.conftest import ABOUT, MODEL
 
 langchain_openai = pytest.importorskip("langchain_openai")
 
@@ -18,8 +18,6 @@ from typing_extensions import TypedDict  # noqa: E402
 
 # The client itself keeps what it parsed in a field that its library describes as empty.
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
-
-ABOUT = "Alice is 30 years old and lives in Paris."
 
 
 class Person(BaseModel):

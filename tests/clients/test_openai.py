@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.clients.conftest import MODEL
+from tests.clients.conftest import ABOUT, MODEL
 
 openai = pytest.importorskip("openai")
 pydantic = pytest.importorskip("pydantic")
 
-QUESTION: Any = [{"role": "user", "content": "Alice is 30 years old and lives in Paris."}]
+QUESTION: Any = [{"role": "user", "content": ABOUT}]
 WEATHER: Any = {
     "type": "function",
     "function": {

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
-from tests.clients.conftest import MODEL
+from tests.clients.conftest import ABOUT, MODEL
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
 
-from pydantic import BaseModel, Field  # noqa: E402
 from pydantic_ai.models.openai import OpenAIChatModel  # noqa: E402
 from pydantic_ai.providers.openai import OpenAIProvider  # noqa: E402
 
-ABOUT = "Alice is 30 years old and lives in Paris."
-
-
-class City(BaseModel):
-    name: str = Field(max_length=20)
-
-
-class Person(BaseModel):
-    """Someone whom a text speaks of."""
-
-    name: str = Field(description="The first name", max_length=20)
-    age: int = Field(ge=0, le=150)
-    kind: Literal["person", "robot"] = "person"
-    home: City | None = None
+from tests.clients.people import City, Person  # noqa: E402
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_what_is_refused_names_the_place(
     told = app_with().client.post("/v1/chat/completions", json=request)
     error = told.json()["error"]
     assert told.status_code == 400 and error["param"] == "response_format"
-    assert error["code"] == "invalid_grammar" and error["message"].startswith(message)
+    assert error["code"] == "invalid_grammar" and error["message"].startswith(f"response_format: {message}")
     assert "%json" not in error["message"] and "x-guidance" not in error["message"]
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from support.made_up_llm import MadeUpLLM
 
+from hotcold.chat import tool_grammar
 from hotcold.engine.request import RequestError
+from hotcold.grammar import constraint
 from hotcold.grammar.error import GrammarError
+from hotcold.grammar.schema_rewriting import Rewritten
 from hotcold.server.app import make_app
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings
@@ -261,6 +265,39 @@ def test_checks_of_grammars_are_the_models_and_hold_nobody_up() -> None:
             error = json.loads(client.body)["error"]
             assert client.status == 400
             assert (error["code"], error["message"]) == ("invalid_grammar", "no such rule")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"json_schema": {"type": "object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {
+            "path": "/v1/chat/completions",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+    ],
+    ids=lambda body: [*body][-1],
+)
+def test_reading_a_schema_holds_nobody_up(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    others_served = threading.Event()
+
+    def slow(*args: object, **more: object) -> Rewritten:
+        assert others_served.wait(10), "nobody else was served meanwhile"
+        return Rewritten({"type": "object"}, ())
+
+    monkeypatch.setattr(constraint, "read", slow)
+    monkeypatch.setattr(tool_grammar, "read", slow)
+
+    async def test(server: Server) -> None:
+        client, other = server.ask(**body), server.ask()
+        await other.end()
+        others_served.set()
+        await client.end()
+        assert (client.status, other.status) == (200, 200)
 
     run(test)
 

@@ -49,6 +49,12 @@ def matches(lark: str, text: str) -> bool:
     return matcher.complete()
 
 
+def check(lark: str, right: list[str], wrong: list[str]) -> None:
+    """A grammar allows all of the one, and none of the other."""
+    assert [text for text in right if not matches(lark, text)] == []
+    assert [text for text in wrong if matches(lark, text)] == []
+
+
 def random_answer(lark: str, draw: random.Random, most: int = 400) -> str | None:
     """A random answer that a grammar allows; None where it found no end. It takes tokens that close something
     more often than chance would."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from hotcold.chat.call_readers import valid_arguments
-from hotcold.chat.stream import Part, joined, kept
+from hotcold.chat.stream import AnswerStream, Part, kept
 
 _OPENINGS = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "to=")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
@@ -20,44 +20,27 @@ _MOST_HEADER = 1024
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
-class HarmonyStream:
-    """Divides an answer as :class:`ChatStream` does. ``tools`` has the schemas of arguments by name; without
+class HarmonyStream(AnswerStream):
+    """Divides an answer in channels. ``tools`` has the schemas of arguments by name; without
     tools, or to another recipient, a call is content with its header. A text without any mark is content."""
 
     def __init__(self, tools: Mapping[str, object] | None = None, *, sure: bool = False) -> None:
-        self.calls = 0  #: that have begun
+        super().__init__(self._start)
         self._tools = tools or {}
         self._sure = sure
-        self._held = ""
-        self._state: Literal["start", "header", "body"] = "start"
         self._kind: Literal["content", "reasoning", "call"] = "content"
         self._name = ""
         self._raw = ""  # of a call since its header, in case that it is none
         self._arguments = ""
         self._told: set[str] = set()  # kinds of which there was text
 
-    def push(self, text: str) -> list[Part]:
-        return joined(self._push(text, end=False))
-
-    def finish(self) -> list[Part]:
-        return joined(self._push("", end=True))
-
-    def _push(self, text: str, end: bool) -> Iterable[Part]:
-        self._held += text
-        step = {"start": self._start, "header": self._header, "body": self._body}
-        while True:
-            state, held = self._state, self._held
-            yield from step[state](end)
-            if (self._state, self._held) == (state, held):
-                return
-
     def _start(self, end: bool) -> Iterable[Part]:
         """Of the answer, or behind a message: a header comes, or text that has none."""
         text = self._held.lstrip()
         if text.startswith(_OPENINGS):
-            self._state, self._held = "header", text
+            self._state, self._held = self._header, text
         elif end or (text and not any(each.startswith(text) for each in _OPENINGS)):
-            self._state, self._kind = "body", "content"
+            self._state, self._kind = self._body, "content"
         return ()
 
     def _header(self, end: bool) -> Iterable[Part]:
@@ -65,9 +48,9 @@ class HarmonyStream:
         if not mark:
             if not end and len(header) <= _MOST_HEADER:
                 return ()
-            self._held, self._state, self._kind = "", "body", "content"
+            self._held, self._state, self._kind = "", self._body, "content"
             return (Part("content", header),)
-        self._held, self._state = rest, "body"
+        self._held, self._state = rest, self._body
         channels, recipients = _CHANNEL.findall(header), _RECIPIENT.findall(header)
         recipient = recipients[-1] if recipients else "assistant"
         self._name = recipient.removeprefix("functions.")
@@ -75,21 +58,15 @@ class HarmonyStream:
         if recipient == "assistant":
             thinks = bool(channels) and channels[-1] == "analysis"
             self._kind = "reasoning" if thinks else "content"
-            return self._apart()
+            # A line break between two messages of a kind.
+            return (Part(self._kind, "\n"),) if self._kind in self._told else ()
         self._kind = "call" if self._name in self._tools else "content"
         self._raw = header + mark
         if self._kind == "content":
             return (Part("content", self._raw),)
         if self._sure:
-            self.calls += 1
-            return (Part("call_start", index=self.calls - 1, name=self._name),)
+            return self._called(self._name)
         return ()
-
-    def _apart(self) -> Iterable[Part]:
-        """A line break between two messages of a kind."""
-        again = self._kind in self._told
-        if again and self._kind != "call":
-            yield Part(self._kind, "\n")
 
     def _body(self, end: bool) -> Iterable[Part]:
         found = [at for each in _ENDS if (at := self._held.find(each)) >= 0]
@@ -100,7 +77,7 @@ class HarmonyStream:
             self._held = self._held[at if mark == "<|start|>" else at + len(mark) :]
             yield from self._text(text)
             yield from self._ended(mark)
-            self._state = "start"
+            self._state = self._start
             return
         keep = 0 if end else kept(self._held, _ENDS)
         text = self._held[: len(self._held) - keep]
@@ -126,8 +103,6 @@ class HarmonyStream:
             if arguments is None:
                 yield Part("content", self._raw + self._arguments + mark)
             else:
-                self.calls += 1
-                yield Part("call_start", index=self.calls - 1, name=self._name)
-                yield Part("call_arguments", arguments, self.calls - 1)
+                yield from self._called(self._name, arguments)
         self._raw = self._arguments = ""
         self._kind = "content"

@@ -1,8 +1,8 @@
 """The text of an answer as it comes, divided into what is shown, thinking, and calls of tools."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from hotcold.chat.call_readers import CallReader, call_reader, valid_arguments
 from hotcold.chat.thinking import Thinking
@@ -21,18 +21,41 @@ class Part:
     name: str = ""  #: of the tool, with ``call_start``
 
 
-class AnswerStream(Protocol):
-    """What divides one answer."""
+class AnswerStream:
+    """Divides one answer. Each state is a method that takes what it can of the text that is held, and may
+    name another state; ``end`` says that no text will follow."""
 
-    calls: int  #: that have begun
+    def __init__(self, state: Callable[[bool], Iterable[Part]]) -> None:
+        self.calls = 0  #: that have begun
+        self._held = ""  # not divided yet
+        self._state = state
 
-    def push(self, text: str) -> list[Part]: ...  # what more text settles; perhaps nothing
-    def finish(self) -> list[Part]: ...  # the rest, when nothing will follow
+    def push(self, text: str) -> list[Part]:
+        """What more text settles; perhaps nothing."""
+        return joined(self._push(text, end=False))
+
+    def finish(self) -> list[Part]:
+        """The rest, when nothing will follow."""
+        return joined(self._push("", end=True))
+
+    def _push(self, text: str, end: bool) -> Iterable[Part]:
+        self._held += text
+        before = None
+        while before != (self._state, self._held):
+            before = self._state, self._held
+            yield from self._state(end)
+
+    def _called(self, name: str, arguments: str | None = None) -> Iterable[Part]:
+        """A call begins, and has these arguments, where they are given."""
+        self.calls += 1
+        yield Part("call_start", index=self.calls - 1, name=name)
+        if arguments is not None:
+            yield Part("call_arguments", arguments, self.calls - 1)
 
 
-class ChatStream:
-    """Divides an answer. Nothing is given out that may yet become a marker, or a part of one; the spaces
-    around thinking and calls belong to neither.
+class ChatStream(AnswerStream):
+    """Divides an answer with marks. Nothing is given out that may yet become a marker, or a part of one; the
+    spaces around thinking and calls belong to neither.
 
     ``opened`` says that the prompt has begun the thinking. With ``format`` calls are looked for; those of
     tools other than ``tools`` (schemas of arguments by name), where these are given, are no calls. Where text
@@ -50,44 +73,16 @@ class ChatStream:
         tools: Mapping[str, object] | None = None,
         sure: bool = False,
     ) -> None:
-        self.calls = 0  #: that have begun
+        super().__init__(self._think if thinking is not None and opened else self._start)
         self._thinking = thinking
         self._format = format
         self._tools = tools
         self._sure = sure
-        self._held = ""  # not divided yet
-        self._state: Literal["start", "thinking", "answer", "content", "between", "call"] = "start"
-        if thinking is not None and opened:
-            self._state = "thinking"
         self._fresh = opened  # whether spaces at the beginning are dropped
         self._call: CallReader | None = None
         self._begun = False  # whether some of the call was given out
         self._raw = ""  # since the marker of a call that may turn out to be none
         self._expected = False  # whether a call may begin now
-
-    def push(self, text: str) -> list[Part]:
-        """What more text settles; perhaps nothing."""
-        return joined(self._push(text, end=False))
-
-    def finish(self) -> list[Part]:
-        """The rest, when nothing will follow."""
-        return joined(self._push("", end=True))
-
-    def _push(self, text: str, end: bool) -> Iterable[Part]:
-        self._held += text
-        step = {
-            "start": self._start,
-            "thinking": self._think,
-            "answer": self._answer,
-            "content": self._content,
-            "between": self._between,
-            "call": self._read_call,
-        }
-        while True:
-            state, held = self._state, self._held
-            yield from step[state](end)
-            if (self._state, self._held) == (state, held):
-                return
 
     def _start(self, end: bool) -> Iterable[Part]:
         """Nothing has come but spaces, perhaps."""
@@ -95,9 +90,9 @@ class ChatStream:
         start = self._thinking.start if self._thinking else ""
         if start and text.startswith(start):
             self._held = text.removeprefix(start)
-            self._state, self._fresh = "thinking", True
+            self._state, self._fresh = self._think, True
         elif end or not start.startswith(text) or not start:
-            self._state = "answer"
+            self._state = self._answer
         return ()
 
     def _think(self, end: bool) -> Iterable[Part]:
@@ -107,7 +102,7 @@ class ChatStream:
             self._fresh = not self._held
         before, marker, after = self._held.partition(self._thinking.end)
         if marker:
-            self._held, self._state, self._fresh = after, "answer", True
+            self._held, self._state, self._fresh = after, self._answer, True
             yield Part("reasoning", before.rstrip())
             return
         keep = 0 if end else kept(before, (self._thinking.end,))
@@ -123,11 +118,11 @@ class ChatStream:
             return
         if self._fresh:
             self._held = text
-        self._state = "content"
+        self._state = self._content
         if self._format is not None and self._format.at_start and self._format.call.begins(text):
             self._raw = self._held[: len(self._held) - len(text)]
             self._held = text
-            self._state, self._expected = "between", True
+            self._state, self._expected = self._between, True
         yield from ()
 
     def _content(self, end: bool) -> Iterable[Part]:
@@ -143,7 +138,7 @@ class ChatStream:
             self._raw, self._held = held[len(text) : at], held[at:]
             if marker == self._format.marker:
                 self._raw, self._held = self._raw + marker, self._held.removeprefix(marker)
-            self._state = "between"
+            self._state = self._between
             self._expected = not self._format.opens or isinstance(self._format.call, JSONCall)
             yield Part("content", text)
             return
@@ -174,7 +169,7 @@ class ChatStream:
         waits = not end and any(each.startswith(text) for each in known)
         if self._expected and format.call.begins(text) and not waits:
             self._call = call_reader(format.call, self._tools or {})
-            self._state, self._begun = "call", False
+            self._state, self._begun = self._read_call, False
         elif end or (text and not waits and not (self._expected and format.call.may_begin(text))):
             yield from self._give_up(end)
 
@@ -202,8 +197,7 @@ class ChatStream:
         assert call.name is not None
         if not self._begun:
             self._begun, self._raw = True, ""
-            self.calls += 1
-            yield Part("call_start", index=self.calls - 1, name=call.name)
+            yield from self._called(call.name)
         yield Part("call_arguments", call.take(), self.calls - 1)
 
     def _end_call(self, call: CallReader) -> Iterable[Part]:
@@ -218,17 +212,15 @@ class ChatStream:
                 yield from self._give_up()
                 return
             self._raw = ""
-            self.calls += 1
-            yield Part("call_start", index=self.calls - 1, name=call.name)
-            yield Part("call_arguments", arguments, self.calls - 1)
-        self._state = "between"
+            yield from self._called(call.name, arguments)
+        self._state = self._between
         self._expected = self._format is not None and isinstance(self._format.call, JSONCall)
 
     def _give_up(self, end: bool = False) -> Iterable[Part]:
         """What was held back for a call is content; but not the beginning of one more, which was cut off."""
         if not (end and self._sure and self.calls):
             yield Part("content", self._raw)
-        self._raw, self._state, self._expected = "", "content", False
+        self._raw, self._state, self._expected = "", self._content, False
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:

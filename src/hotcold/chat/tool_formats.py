@@ -73,10 +73,10 @@ class ToolFormat:
 
     name: str
     call: CallKind
-    before: str
-    between: str | None  #: None where an answer has one call at most
-    after: str
-    marker: str  #: where it comes up in an answer, calls begin
+    before: str = ""
+    between: str | None = None  #: None where an answer has one call at most
+    after: str = ""
+    marker: str = ""  #: where it comes up in an answer, calls begin
     at_start: bool = False  #: whether an answer that begins with a call needs no marker
     #: Texts beside the marker that may stand around calls, beside spaces: those behind which a call may
     #: begin, and those behind which none may before another of the former.
@@ -108,9 +108,6 @@ GENERAL = replace(HERMES, name="general")
 LLAMA = ToolFormat(
     name="llama",
     call=JSONCall("parameters"),
-    before="",
-    between=None,
-    after="",
     marker="<|python_tag|>",
     at_start=True,
     opens=(";", ","),
@@ -133,7 +130,6 @@ MISTRAL_ARGS = ToolFormat(
     call=NamedCall("[ARGS]"),
     before="[TOOL_CALLS]",
     between="[TOOL_CALLS]",
-    after="",
     marker="[TOOL_CALLS]",
     tokens=("[TOOL_CALLS]", "[ARGS]"),
 )
@@ -145,7 +141,8 @@ MISTRAL_IDS = replace(
     tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
 )
 #: Qwen3-Coder, Qwen3.5, Nemotron Nano 3, Step 3.5
-QWEN_XML = ToolFormat(
+QWEN_XML = replace(
+    HERMES,
     name="qwen-xml",
     call=TaggedCall(
         prefix="<function=",
@@ -153,12 +150,6 @@ QWEN_XML = ToolFormat(
         argument=("<parameter=", ">\n", "\n</parameter>\n"),
         suffix="</function>",
     ),
-    before="<tool_call>\n",
-    between="\n</tool_call>\n<tool_call>\n",
-    after="\n</tool_call>",
-    marker="<tool_call>",
-    closes=("</tool_call>",),
-    tokens=("<tool_call>", "</tool_call>"),
 )
 #: GLM 4.5 and later
 GLM = ToolFormat(
@@ -170,7 +161,6 @@ GLM = ToolFormat(
     ),
     before="<tool_call>",
     between="\n<tool_call>",
-    after="",
     marker="<tool_call>",
     tokens=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
@@ -215,10 +205,6 @@ DEEPSEEK_R1 = replace(
 HARMONY = ToolFormat(
     name="harmony",
     call=HarmonyCall(),
-    before="",
-    between=None,
-    after="",
-    marker="",
     tokens=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"),
 )
 

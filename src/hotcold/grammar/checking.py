@@ -87,7 +87,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {} if _vocabulary else {"need": "vocabulary"}
     assert _vocabulary is not None
     compiler, token_ids = _vocabulary
-    lark = lark_of(Grammar(request["kind"], request["source"]), token_ids)
+    lark: str = request["source"]
+    if request["kind"] != "checked":  # that one is in Lark already
+        lark = lark_of(Grammar(request["kind"], lark), token_ids)
     if len(lark) > CHECKED_CHARS:
         raise GrammarError(f"the grammar is too large: in Lark it has more than {CHECKED_CHARS} characters")
     walk(compiler, lark)

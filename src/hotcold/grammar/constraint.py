@@ -16,7 +16,7 @@ from hotcold.grammar.checking import RETRY_S, GrammarProcess
 from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary, Mask, Matcher
 from hotcold.grammar.error import GrammarError
 from hotcold.grammar.grammar import Grammar
-from hotcold.grammar.json_schema import lark_of_schema, read, schemas_in_lark
+from hotcold.grammar.json_schema import read
 from hotcold.grammar.notations import check_size, lark_of
 from hotcold.model.tokenizer import Tokenizer
 
@@ -144,10 +144,8 @@ class Grammars:
 
     def _lark(self, grammar: Grammar, notes: list[str]) -> str:
         check_size(grammar)
-        if grammar.kind == "json_schema":
-            lark_of_schema(grammar.source, notes)  # what this finds is told without the process
-        elif grammar.kind == "lark":
-            schemas_in_lark(grammar.source, notes)
+        if grammar.kind in ("json_schema", "lark"):  # what is wrong with schemas is told without the process
+            grammar = Grammar("checked", lark_of(grammar, {}, notes))
         with self._making:
             vocabulary = self._of_tokenizer()
         with self._lock:

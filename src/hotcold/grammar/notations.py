@@ -22,21 +22,22 @@ def check_size(grammar: Grammar) -> None:
         raise GrammarError(f"the kind of grammar is {grammar.kind!r:.40}: allowed are {', '.join(KINDS)}")
 
 
-def lark_of(grammar: Grammar, token_ids: Mapping[str, int]) -> str:
-    """A grammar in Lark; ``token_ids`` are those of the control tokens by name. GrammarError: it is broken,
-    not supported, or beyond the limits, as far as that shows before it is compiled."""
+def lark_of(grammar: Grammar, token_ids: Mapping[str, int], notes: list[str] | None = None) -> str:
+    """A grammar in Lark; ``token_ids`` are those of the control tokens by name, and ``notes`` gets what of
+    its schemas an answer is not held to. GrammarError: it is broken, not supported, or beyond the limits, as
+    far as that shows before it is compiled."""
     check_size(grammar)
     match grammar.kind:
         case "json_object":
             return lark_of_schema('{"type": "object"}')
         case "json_schema":
-            return lark_of_schema(grammar.source)
+            return lark_of_schema(grammar.source, notes)
         case "regex":
             return f"start: /{escaped_regex(grammar.source)}/\n" if grammar.source else 'start: ""\n'
         case "gbnf":
             return lark_of_gbnf(grammar.source, token_ids.get)
         case "lark":
-            return schemas_in_lark(grammar.source)
+            return schemas_in_lark(grammar.source, notes)
         case "checked":
             raise AssertionError("refused above: it was read before")
 

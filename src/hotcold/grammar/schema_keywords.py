@@ -50,86 +50,66 @@ NOT_ENFORCED: Mapping[str, Any] = {
 }
 
 
+def type_list(schema: Mapping[str, Any]) -> list[str]:
+    types = schema.get("type", list(TYPES))
+    return [types] if isinstance(types, str) else types
+
+
 def check_value(key: str, value: Any, at: str) -> None:
     """GrammarError: the value is not of the kind that the keyword has. ``at`` names both."""
-    if key in _VALUES:
-        _VALUES[key](value, at)
+    needed, right = _VALUES.get(key, ("", None))
+    if right is not None and not right(value):
+        raise GrammarError(f"{at} is {shown(value)}: {needed}")
 
 
-def _type(value: Any, at: str) -> None:
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not found or any(each not in TYPES for each in found):
-        raise GrammarError(f"{at} is {shown(value)}: allowed are {', '.join(TYPES)}, or a list of them")
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
-def _enum(value: Any, at: str) -> None:
-    if not isinstance(value, list) or not value:
-        raise GrammarError(f"{at} is {shown(value)}: a list of values is needed")
-    if len(value) > MOST_ENUM:
-        raise GrammarError(f"{at} has {len(value)} values: allowed are {MOST_ENUM}")
+def _count(value: Any) -> bool:
+    return _number(value) and value >= 0 and value % 1 == 0
 
 
-def _count(value: Any, at: str) -> None:
-    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    if isinstance(value, bool) or not whole or value < 0:
-        raise GrammarError(f"{at} is {shown(value)}: a whole number from 0 is needed")
-    if at.startswith("min") and value > MOST_COUNT:
-        raise GrammarError(f"{at} is {shown(value)}: allowed are the whole numbers 0 to {MOST_COUNT}")
-
-
-def _limit(value: Any, at: str) -> None:
-    if isinstance(value, bool) and at.startswith("exclusive"):
-        return  # draft 4
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise GrammarError(f"{at} is {shown(value)}: a number is needed")
-
-
-def _multiple(value: Any, at: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise GrammarError(f"{at} is {shown(value)}: a number above 0 is needed")
-
-
-def _names(value: Any, at: str) -> None:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise GrammarError(f"{at} is {shown(value)}: a list of names is needed")
-
-
-def _text(value: Any, at: str) -> None:
-    if not isinstance(value, str):
-        raise GrammarError(f"{at} is {shown(value)}: a text is needed")
-
-
-def _schemas(value: Any, at: str) -> None:
-    if not isinstance(value, list) or not value:
-        raise GrammarError(f"{at} is {shown(value)}: a list of schemas is needed")
-
-
-def _named_schemas(value: Any, at: str) -> None:
-    if not isinstance(value, dict):
-        raise GrammarError(f"{at} is {shown(value)}: an object of schemas is needed")
-
-
-def _flag(value: Any, at: str) -> None:
-    if not isinstance(value, bool):
-        raise GrammarError(f"{at} is {shown(value)}: true or false is needed")
+def _list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
 
 
 COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_VALUES: dict[str, Callable[[Any, str], None]] = {
-    "type": _type,
-    "enum": _enum,
-    "required": _names,
-    "uniqueItems": _flag,
-    "pattern": _text,
-    "format": _text,
-    "$ref": _text,
-    "multipleOf": _multiple,
-    **dict.fromkeys(COUNTS, _count),
-    **dict.fromkeys(LIMITS, _limit),
-    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _schemas),
-    **dict.fromkeys(("properties", "patternProperties"), _named_schemas),
-}
+_Needed = tuple[str, Callable[[Any], bool]]
+_TEXT: _Needed = ("a text is needed", lambda value: isinstance(value, str))
+_SCHEMAS: _Needed = ("a list of schemas is needed", _list)
+_NAMED_SCHEMAS: _Needed = ("an object of schemas is needed", lambda value: isinstance(value, dict))
+_LEAST: _Needed = (
+    f"a whole number from 0 to {MOST_COUNT} is needed",
+    lambda value: _count(value) and value <= MOST_COUNT,
+)
+_MOST: _Needed = ("a whole number from 0 is needed", _count)
+_LIMIT: _Needed = ("a number is needed", _number)
+_DRAFT_4: _Needed = ("a number is needed", lambda value: _number(value) or isinstance(value, bool))
+#: What the value of a keyword must be. Values of others, and the rest of these, the compiler looks at.
+_VALUES: dict[str, _Needed] = {
+    "type": (
+        f"allowed are {', '.join(TYPES)}, or a list of them",
+        lambda value: value in TYPES or (_list(value) and all(each in TYPES for each in value)),
+    ),
+    "enum": (
+        f"a list of values is needed, at most {MOST_ENUM}",
+        lambda value: _list(value) and len(value) <= MOST_ENUM,
+    ),
+    "required": (
+        "a list of names is needed",
+        lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    ),
+    "uniqueItems": ("true or false is needed", lambda value: isinstance(value, bool)),
+    "multipleOf": ("a number above 0 is needed", lambda value: _number(value) and value > 0),
+    "pattern": _TEXT, "format": _TEXT, "$ref": _TEXT,
+    "minItems": _LEAST, "minLength": _LEAST, "minProperties": _LEAST,
+    "maxItems": _MOST, "maxLength": _MOST, "maxProperties": _MOST,
+    "minimum": _LIMIT, "maximum": _LIMIT, "exclusiveMinimum": _DRAFT_4, "exclusiveMaximum": _DRAFT_4,
+    "allOf": _SCHEMAS, "anyOf": _SCHEMAS, "oneOf": _SCHEMAS, "prefixItems": _SCHEMAS,
+    "properties": _NAMED_SCHEMAS, "patternProperties": _NAMED_SCHEMAS,
+}  # fmt: skip
 
 
 def can_be_written(value: Any) -> bool:
@@ -187,80 +167,52 @@ def _whole_bounds(found: dict[str, Any]) -> list[str]:
     return lost
 
 
+_ESCAPE = (
+    r"\\(?:[dDwWsSnrtfvaAz]|x[0-9a-fA-F]{2}|x\{[0-9a-fA-F]{1,6}\}|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"
+    r"|u\{[0-9a-fA-F]{1,6}\}|[pP]\{[\w=]+\}|[pP][A-Z]|0(?![0-9])|[^a-zA-Z0-9])"
+)
+_IN_CLASS = rf"(?:\\b|{_ESCAPE}|[^\\\]])"
+_RANGE = re.compile(f"({_IN_CLASS})(?:-({_IN_CLASS}))?", re.DOTALL)
+#: The parts of a pattern; what only other engines have (look-around, references back) is none.
+_PART = re.compile(
+    rf"(?P<escape>{_ESCAPE})|(?P<cls>\[(?!\^?\])\^?{_IN_CLASS}*\])|(?P<count>(?<=.)\{{[0-9]+(?:,[0-9]*)?\}})"
+    r"|(?!\(\?(?:[=!>#(]|<[=!]|P=))[^\\\[]",
+    re.DOTALL,
+)
+
+
 def compiled_pattern(pattern: str) -> str | None:
     """A pattern of ECMAScript in the syntax that the compiler reads; None where it has what that cannot:
     look-around, references back, boundaries of words."""
     out = []
     at = 0
     while at < len(pattern):
-        char = pattern[at]
-        if char == "\\":
-            atom = _ESCAPE.match(pattern, at)
-            if atom is None:
-                return None
-            out.append(_plain_escape(atom[0]))
-            at = atom.end()
-        elif char == "[":
-            found = _class(pattern, at)
-            if found is None:
-                return None
-            text, at = found
-            out.append(text)
-        elif _UNSUPPORTED_GROUP.match(pattern, at):
+        part = _PART.match(pattern, at)
+        if part is None:
             return None
-        elif char == "{" and (not out or not _QUANTIFIER.match(pattern, at)):
-            out.append("\\{")
-            at += 1
-        elif char == "{":
-            end = pattern.index("}", at) + 1
-            out.append(pattern[at:end])
-            at = end
-        else:
-            out.append(f"\\{char}" if char in "}]" else char)
-            at += 1
+        text, at = part[0], part.end()
+        if part["cls"]:
+            head = text[: 2 if text[1] == "^" else 1]
+            found = (
+                map(_in_class, filter(None, each.groups())) for each in _RANGE.finditer(text[len(head) : -1])
+            )
+            text = f"{head}{''.join(map('-'.join, found))}]"
+        elif part["escape"]:
+            text = _plain_escape(text)
+        elif text in ("{", "}", "]"):
+            text = f"\\{text}"
+        out.append(text)
     return "".join(out)
 
 
-_ESCAPE = re.compile(
-    r"\\([dDwWsSnrtfvaAz]|x[0-9a-fA-F]{2}|x\{[0-9a-fA-F]{1,6}\}|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"
-    r"|u\{[0-9a-fA-F]{1,6}\}|[pP]\{[\w=]+\}|[pP][A-Z]|0(?![0-9])|[^a-zA-Z0-9])",
-    re.DOTALL,
-)
-_UNSUPPORTED_GROUP = re.compile(r"\(\?(=|!|<=|<!|>|#|P=|\()")
-_QUANTIFIER = re.compile(r"\{[0-9]+(,[0-9]*)?\}")
+def _in_class(text: str) -> str:
+    """``[``, ``&``, ``~``, ``-`` and ``^`` stand for themselves."""
+    if text[0] == "\\":
+        return "\\x08" if text == "\\b" else _plain_escape(text)
+    return f"\\{text}" if text in "[&~-^" else text
 
 
 def _plain_escape(text: str) -> str:
     if text == "\\0":
         return "\\x00"
     return text[1] if text[1] in "<>" else text
-
-
-def _class(pattern: str, at: int) -> tuple[str, int] | None:
-    """A class of characters, in which ``[``, ``&``, ``~`` and ``-`` stand for themselves; and its end."""
-    out = ["["]
-    at += 1
-    if pattern.startswith("^", at):
-        out.append("^")
-        at += 1
-    if pattern.startswith("]", at):
-        return None
-    may_begin = False  # whether the last one may begin a range
-    while at < len(pattern):
-        if pattern[at] == "]":
-            return "".join([*out, "]"]), at + 1
-        ends = may_begin and pattern[at] == "-" and pattern[at + 1 : at + 2] not in ("]", "")
-        if ends:
-            out.append("-")
-            at += 1
-        atom = _CLASS_ATOM.match(pattern, at)
-        if atom is None:
-            return None
-        text = "\\x08" if atom[0] == "\\b" else atom[0]
-        out.append(_plain_escape(text) if text[0] == "\\" else f"\\{text}" if text in "[&~-^" else text)
-        may_begin = not ends
-        at = atom.end()
-    return None
-
-
-_CLASS_ATOM = re.compile(rf"\\b|{_ESCAPE.pattern}|[^\\\]]", re.DOTALL)

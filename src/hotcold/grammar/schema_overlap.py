@@ -2,88 +2,58 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
-from hotcold.grammar.schema_keywords import TYPES
+from hotcold.grammar.schema_keywords import TYPES, type_list
 
 _MOST = 200  #: options that are compared, each with each other
+#: Types by the first character of their JSON; all others are numbers.
+_BEGIN = {'"': "string", "[": "array", "{": "object", "t": "boolean", "f": "boolean", "n": "null"}
 
-_Values = frozenset[str] | None  # None: any
 
-
-@dataclass(frozen=True)
-class _Option:
-    types: frozenset[str]
-    values: _Values
+class _Option(NamedTuple):
+    types: set[str]  #: whole numbers are numbers here, as 1.0 is both
+    values: set[str] | None  #: None: any
     tags: Mapping[str, "_Option"]  #: of the properties that must be there
 
 
 def exclude_each_other(options: Sequence[Any], resolved: Callable[[Any], Any]) -> bool:
     """False where nothing tells. ``resolved`` follows references."""
     found = [_option(each, resolved, 1) for each in options]
-    values = [each.values for each in found]
-    if all(each is not None for each in values):
-        return sum(len(each or ()) for each in values) == len(
-            frozenset().union(*map(frozenset, filter(None, values)))
-        )
-    if len(found) > _MOST:
-        return False
-    return all(_apart(one, other) for one, other in combinations(found, 2))
+    values = [each.values for each in found if each.values is not None]
+    if len(values) == len(found):
+        return sum(map(len, values)) == len(set().union(*values))
+    return len(found) <= _MOST and all(_apart(one, other) for one, other in combinations(found, 2))
 
 
 def _option(schema: Any, resolved: Callable[[Any], Any], levels: int) -> _Option:
     schema = resolved(schema)
     if not isinstance(schema, dict):
-        return _Option(frozenset(TYPES) if schema is not False else frozenset(), None, {})
-    types = schema.get("type", TYPES)
-    kinds = frozenset([types] if isinstance(types, str) else types)
+        return _Option(set(TYPES) if schema is not False else set(), None, {})
+    types = {"number" if each == "integer" else each for each in type_list(schema)}
     constants = [schema["const"]] if "const" in schema else schema.get("enum")
-    values = None if constants is None else frozenset(map(_key, constants))
+    values = None
     if constants is not None:
-        kinds &= frozenset(_type(each) for each in constants) | {"number"}
-    tags = {}
+        values = set(map(_json, constants))
+        types &= {_BEGIN.get(each[0], "number") for each in values}
     properties, required = schema.get("properties"), schema.get("required")
-    if levels and isinstance(properties, dict) and isinstance(required, list):
-        tags = {
-            name: _option(properties[name], resolved, levels - 1)
-            for name in required
-            if isinstance(name, str) and name in properties
-        }
-    return _Option(kinds, values, tags)
+    if not levels or not isinstance(properties, dict) or not isinstance(required, list):
+        return _Option(types, values, {})
+    names = [name for name in required if isinstance(name, str) and name in properties]
+    return _Option(types, values, {name: _option(properties[name], resolved, levels - 1) for name in names})
 
 
 def _apart(one: _Option, other: _Option) -> bool:
-    both = _widened(one.types) & _widened(other.types)
-    if not both:
+    both = one.types & other.types
+    if not both or (one.values is not None and other.values is not None and not one.values & other.values):
         return True
-    if one.values is not None and other.values is not None and not one.values & other.values:
-        return True
-    if both != {"object"}:
-        return False
-    return any(_apart(one.tags[name], other.tags[name]) for name in one.tags.keys() & other.tags.keys())
+    names = one.tags.keys() & other.tags.keys()
+    return both == {"object"} and any(_apart(one.tags[name], other.tags[name]) for name in names)
 
 
-def _widened(types: frozenset[str]) -> frozenset[str]:
-    """Whole numbers are numbers, and the other way round 1.0 is a whole one."""
-    return types - {"integer"} | {"number"} if "integer" in types else types
-
-
-def _key(value: Any) -> str:
-    """Equal for equal JSON."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
-
-
-def _type(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object"
+def _json(value: Any) -> str:
+    """Equal for equal values."""
+    return json.dumps(
+        int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True
+    )

@@ -1,6 +1,7 @@
 """References within a JSON schema: by path, by anchor, or by the schema's own address."""
 
 import re
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,7 +17,6 @@ class References:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._found: dict[str, Any] = {}
-        self._anchors: dict[str, Any] | None = None
 
     def target(self, reference: Any) -> Any:
         """GrammarError: it points at nothing, or out of the document."""
@@ -42,7 +42,7 @@ class References:
             raise GrammarError(f"$ref is {shown(reference)}: {told}")
         found = self._root
         if local not in ("", "#") and not local.startswith("#/"):
-            found = self._named(unquote(local[1:]))
+            found = self._anchors.get(unquote(local[1:]))
         for part in pointer(local):
             if isinstance(found, list) and _INDEX.fullmatch(part) and int(part) < len(found):
                 found = found[int(part)]
@@ -54,20 +54,17 @@ class References:
             raise GrammarError(f"$ref {shown(reference)} points at nothing in the schema")
         return found
 
-    def _named(self, name: str) -> Any:
-        if self._anchors is None:
-            self._anchors = {}
-            left = [self._root]
-            while left:
-                value = left.pop()
-                if isinstance(value, dict):
-                    for key in ("$anchor", "$dynamicAnchor", "$id", "id"):
-                        if isinstance(value.get(key), str):
-                            self._anchors.setdefault(value[key].removeprefix("#"), value)
-                    left += value.values()
-                elif isinstance(value, list):
-                    left += value
-        return self._anchors.get(name)
+    @cached_property
+    def _anchors(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        left = [self._root]
+        for value in left:  # more are added meanwhile
+            if isinstance(value, dict):
+                for key in ("$anchor", "$dynamicAnchor", "$id", "id"):
+                    if isinstance(value.get(key), str):
+                        found.setdefault(value[key].removeprefix("#"), value)
+            left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return found
 
 
 def pointer(reference: str) -> list[str]:

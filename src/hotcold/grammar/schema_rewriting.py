@@ -6,7 +6,7 @@ object that names its properties and says nothing of others is closed: what is n
 out can be rewritten again without a change."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +18,11 @@ from hotcold.grammar.schema_keywords import (
     LIMITS,
     MOST_COUNT,
     NOT_ENFORCED,
-    TYPES,
     can_be_written,
     check_value,
     compiled_pattern,
     numeric,
+    type_list,
 )
 from hotcold.grammar.schema_names import (
     CONDITIONAL,
@@ -98,7 +98,9 @@ class _Rewriting:
         self._references = References(root)
         self._definitions: _Schema = {}
         self._names: dict[tuple[str, bool, Others], str] = {}
+        self._taken: set[str] = set()  # of these names
         self._left: list[tuple[str, Any, _Place]] = []  # definitions that are still to be rewritten
+        self._one_of: list[tuple[_Place, Sequence[Any]]] = []  # compared when all that they refer to is read
         self._steps = 0
 
     def whole(self) -> Any:
@@ -106,6 +108,9 @@ class _Rewriting:
         while self._left:
             name, target, where = self._left.pop()
             self._definitions[name] = self._schema(target, where)
+        for place, options in self._one_of:
+            if not exclude_each_other(options, self._references.resolved):
+                self._leave_out(place, "oneOf")
         if self._definitions:
             found["$defs"] = {name: self._definitions[name] for name in self._names.values()}
         return found
@@ -121,58 +126,35 @@ class _Rewriting:
             raise GrammarError(f"the schema has more than {MOST_LEVELS} schemas within each other")
         for key, value in schema.items():
             check_value(key, value, place.at(key))
-        own = {**self._types(schema), **self._simple(schema, place), **self._items(schema, place)}
+        own = self._simple(schema, place) | self._items(schema, place)
         place = replace(place, closing=place.closing or schema.get("unevaluatedProperties") is False)
         groups = self._groups(schema)
         own |= self._object(schema, place, total([place.others, *(each.others for each in groups)]))
         applied = self._applied(schema, place, groups)
-        for key in NOT_ENFORCED:
-            if key in schema and not _asks_nothing(key, schema):
-                self._leave_out(place.at(key))
+        lost = (key for key in NOT_ENFORCED if key in schema and not _asks_nothing(key, schema))
+        self._leave_out(place, *lost)
         both = [key for key in schema if key in own or key in (*GROUPS, *REFERENCES)]
         return _merged(own, applied) if both and both[0] in own else _merged(applied, own)
 
     # --- what is said of a value by itself ----------------------------------------------------------------
 
-    def _types(self, schema: _Schema) -> _Schema:
-        if "type" not in schema:
-            return {}
-        types = schema["type"]
-        if schema.get("nullable") is True and types != "null" and "null" not in types:
-            types = [types] if isinstance(types, str) else types
-            return {"type": [*types, "null"]}  # OpenAPI 3.0
-        return {"type": types}
-
     def _simple(self, schema: _Schema, place: _Place) -> _Schema:
-        found: _Schema = {}
-        for key in ("enum", "const"):
-            if key in schema and can_be_written(schema[key]):
-                found[key] = schema[key]
-            elif key in schema:
-                self._leave_out(place.at(key))
-        bounds, lost = numeric(schema, _type_list(schema))
+        types = type_list(schema)
+        nullable = schema.get("nullable") is True and "null" not in types  # OpenAPI 3.0
+        found: _Schema = (
+            {"type": [*types, "null"] if nullable else schema["type"]} if "type" in schema else {}
+        )
+        asked = [key for key in _CAN_BE_ENFORCED if key in schema]
+        found |= {key: schema[key] for key in asked if _CAN_BE_ENFORCED[key](schema[key])}
+        bounds, lost = numeric(schema, types)
+        self._leave_out(place, *(key for key in asked if key not in found), *lost)
         found |= bounds
-        for key in lost:
-            self._leave_out(place.at(key))
-        for key in ("minLength", "maxLength"):
+        for key in ("minLength", "maxLength", "minItems", "maxItems"):
             if key in schema:
                 found[key] = min(int(schema[key]), MOST_COUNT)
-        if "multipleOf" in schema:
-            if 1e-6 <= schema["multipleOf"] < 2**31:
-                found["multipleOf"] = schema["multipleOf"]
-            else:
-                self._leave_out(place.at("multipleOf"))
-        return found | self._text(schema, place)
-
-    def _text(self, schema: _Schema, place: _Place) -> _Schema:
-        found: _Schema = {}
-        if "pattern" in schema:
-            pattern = compiled_pattern(schema["pattern"])
-            if pattern is None:
-                self._leave_out(place.at("pattern"))
-            else:
-                found["pattern"] = pattern
         format = schema.get("format")
+        if "pattern" in found:
+            found["pattern"] = compiled_pattern(schema["pattern"])
         if format in FORMAT_PATTERNS:
             own = {"pattern": compiled_pattern(FORMAT_PATTERNS[format])}
             found |= {"allOf": [own]} if "pattern" in found else own
@@ -182,26 +164,19 @@ class _Rewriting:
 
     def _items(self, schema: _Schema, place: _Place) -> _Schema:
         found: _Schema = {}
-        items, prefix = schema.get("items", True), schema.get("prefixItems", [])
-        rest = ("items",)
-        if isinstance(items, list):  # the older drafts
-            prefix, items, rest = items, schema.get("additionalItems", True), ("additionalItems",)
-        name = "items" if rest == ("additionalItems",) else "prefixItems"
-        if prefix:
-            found["prefixItems"] = [
-                self._schema(each, self._inner(place, name, i)) for i, each in enumerate(prefix)
-            ]
-        if items is not True:
-            found["items"] = self._schema(items, self._inner(place, *rest))
-        for key in ("minItems", "maxItems"):
-            if key in schema:
-                found[key] = min(int(schema[key]), MOST_COUNT)
+        first, rest = "prefixItems", "items"
+        if isinstance(schema.get("items"), list):  # the older drafts
+            first, rest = "items", "additionalItems"
+        if prefix := schema.get(first):
+            inner = (self._inner(place, first, i) for i in range(len(prefix)))
+            found["prefixItems"] = [*map(self._schema, prefix, inner)]
+        if schema.get(rest, True) is not True:
+            found["items"] = self._schema(schema[rest], self._inner(place, rest))
         return found
 
     # --- objects ------------------------------------------------------------------------------------------
 
     def _object(self, schema: _Schema, place: _Place, others: Others) -> _Schema:
-        found: _Schema = {}
         properties = {
             name: self._schema(each, self._inner(place, "properties", name))
             for name, each in schema.get("properties", {}).items()
@@ -220,13 +195,8 @@ class _Rewriting:
                 patterns |= dict.fromkeys(more, True)
         if not properties and not patterns:
             properties, patterns, rest = self._by_names(schema, rest, place)
-        for key, value in (
-            ("properties", properties),
-            ("patternProperties", patterns),
-            ("required", required),
-        ):
-            if value:
-                found[key] = value
+        parts = {"properties": properties, "patternProperties": patterns, "required": required}
+        found: _Schema = {key: value for key, value in parts.items() if value}
         if rest is not None:
             found["additionalProperties"] = rest
         alone = others == NOTHING and not any(key in schema for key in (*GROUPS, *REFERENCES))
@@ -240,7 +210,7 @@ class _Rewriting:
             compiled = compiled_pattern(pattern)
             inner = self._inner(place, "patternProperties", pattern)
             if compiled is None:
-                self._leave_out(inner.at("the pattern"))
+                self._leave_out(inner, "the pattern")
             else:
                 found[compiled] = self._schema(each, inner)
         return found, len(found) == len(given)
@@ -257,7 +227,7 @@ class _Rewriting:
         check_value("pattern", allowed["pattern"], place.at("propertyNames"))
         pattern = compiled_pattern(allowed["pattern"])
         if pattern is None:
-            self._leave_out(place.at("propertyNames"))
+            self._leave_out(place, "propertyNames")
             return {}, {}, rest
         return {}, {pattern: found}, False
 
@@ -277,8 +247,7 @@ class _Rewriting:
         if optional:
             exact = exact and closed and (most is None or most == required + 1)
         if counts and not exact and not (alone and not optional and least <= required):
-            for key in counts:
-                self._leave_out(place.at(key))
+            self._leave_out(place, *counts)
             return {}
         return counts
 
@@ -310,25 +279,21 @@ class _Rewriting:
             self._step(len(groups))
             others = total([place.others, own, *(each.others for each in (*groups[:i], *groups[i + 1 :]))])
             key = group.key
+            part: _Schema = {}
             if key == "allOf":
                 both.append(self._schema(group.schemas[0], place.same(others, key, group.index or 0)))
             elif key in REFERENCES:
-                reference = {"$ref": self._reference(schema[key], place, others)}
-                if "$ref" in found:
-                    both.append(reference)
-                else:
-                    found |= reference
+                part = {"$ref": self._reference(schema[key], place, others)}
             elif key in ("anyOf", "oneOf"):
-                options = [
-                    self._schema(each, place.same(others, key, i)) for i, each in enumerate(group.schemas)
-                ]
-                if key == "oneOf" and not exclude_each_other(group.schemas, self._references.resolved):
-                    self._leave_out(place.at(key))
-                if "anyOf" in found:
-                    both.append({"anyOf": options})
-                else:
-                    found["anyOf"] = options
-        return {**found, **({"allOf": both} if both else {})}
+                places = (place.same(others, key, i) for i in range(len(group.schemas)))
+                part = {"anyOf": [*map(self._schema, group.schemas, places)]}
+            if key == "oneOf":
+                self._one_of.append((place, group.schemas))
+            if part.keys() & found.keys():
+                both.append(part)
+            else:
+                found |= part
+        return found | ({"allOf": both} if both else {})
 
     # --- references ---------------------------------------------------------------------------------------
 
@@ -344,8 +309,8 @@ class _Rewriting:
         if key not in self._names:
             parts = pointer(reference)
             stem = re.sub(r"[^A-Za-z0-9_.-]", "_", parts[-1] if parts else "root")[:60] or "_"
-            taken = set(self._names.values())
-            self._names[key] = name = next(each for each in _numbered(stem) if each not in taken)
+            self._names[key] = name = next(each for each in _numbered(stem) if each not in self._taken)
+            self._taken.add(name)
             path = _path("", *parts) or "#"
             self._left.append((name, target, _Place(path, closing=closing, others=others)))
         return f"#/$defs/{self._names[key]}"
@@ -378,8 +343,8 @@ class _Rewriting:
         if self._steps > _MOST_STEPS:
             raise GrammarError("the schema is too large: too many schemas refer to each other")
 
-    def _leave_out(self, what: str) -> None:
-        self.notes[what] = None
+    def _leave_out(self, place: _Place, *keys: str) -> None:
+        self.notes |= dict.fromkeys(map(place.at, keys))
 
     def _inner(self, place: _Place, *path: str | int) -> _Place:
         """Of another value, which is inside of this one."""
@@ -398,11 +363,12 @@ def _may_close(schema: _Schema) -> bool:
     return names_properties(schema) and "additionalProperties" not in schema
 
 
-def _type_list(schema: _Schema) -> list[str]:
-    types = schema.get("type", list(TYPES))
-    return [types] if isinstance(types, str) else types
-
-
+_CAN_BE_ENFORCED: dict[str, Callable[[Any], bool]] = {
+    "enum": can_be_written,
+    "const": can_be_written,
+    "multipleOf": lambda value: 1e-6 <= value < 2**31,
+    "pattern": lambda value: compiled_pattern(value) is not None,
+}
 _DEMANDS = {
     "type", "enum", "const", "pattern", "format", "minLength", "maxLength", "allOf", "anyOf", "oneOf", "not",
     "$ref", "if", *LIMITS, *COUNTS,

@@ -1,15 +1,15 @@
-"""The body of a request as JSON, within bounds: bytes, time, depth, values. What another reader of the same
-bytes could understand otherwise is refused: a name twice in an object, NaN, half a character."""
+"""The body of a request as JSON, within bounds: bytes, time, depth. What another reader of the same bytes
+could understand otherwise is refused: a name twice in an object, NaN, half a character."""
 
 import asyncio
 import codecs
+import gc
 import json
-import math
-import re
 from collections import Counter
-from itertools import accumulate
+from itertools import chain
 from typing import Any
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from hotcold.server.protocol.errors import APIError
@@ -18,15 +18,9 @@ from hotcold.server.settings import Settings
 
 #: Smaller bodies are read at once: a thread would take longer.
 AT_ONCE = 32 << 10
-#: Of a body, outside of its strings: each value makes objects, which takes far longer than reading its text.
-MOST_MARKS = 1 << 18
 #: What programs say of a body that nobody gave a type, as ``curl -d``. A page may send these without being
 #: asked by its browser whether it may, so they are taken from programs alone.
 _OF_PROGRAMS = ("", "application/x-www-form-urlencoded", "text/plain")
-_SLICE = 64 << 10
-_NO_MARKS = bytes(set(range(256)) - set(b"[]{},:"))
-_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_json(request: Request, settings: Settings) -> tuple[Any, int]:
@@ -44,25 +38,46 @@ def parse(body: bytes, depth: int) -> Any:
     body = body.removeprefix(codecs.BOM_UTF8)
     if not body.strip():
         raise _refused("the body is empty: a JSON object is needed")
-    _check_structure(body, depth)
     try:
-        value = json.loads(
-            body.decode("utf-8"),
-            object_pairs_hook=_object,
-            parse_constant=_no_number,
-            parse_float=_finite,
-        )
-        if _SURROGATE.search(body):
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        raise _refused("the body has half of a surrogate pair, which is no character") from None
-    except UnicodeDecodeError as error:
-        raise _refused(f"the body is not UTF-8: byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        raise _refused(f"the body is not JSON: {error.msg} at character {error.pos}") from None
-    except (ValueError, RecursionError):  # a number with thousands of digits
-        raise _refused("the body has a number that is too long") from None
+        value = _decoded(body)
+    except RecursionError:
+        raise _too_deep(depth) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _refused(_what_is_wrong(body, error)) from None
+    strings = body.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') // 2
+    if _strings(value, depth) != strings:
+        if len(body) <= AT_ONCE:
+            json.loads(body, object_pairs_hook=_object, parse_int=str, parse_float=str)
+        raise _refused("a name is twice in an object")  # of a large body: a second look would take long
     return value
+
+
+def _decoded(body: bytes) -> Any:
+    """Without Python's garbage collector, which would look at all that was made so far again and again, and
+    find nothing. No other thread runs meanwhile."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return msgspec.json.decode(body)
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _strings(value: Any, depth: int) -> int:
+    """How many strings it has, names among them: fewer than the text had where a name is twice in an object.
+    APIError: it is too deep."""
+    found = 0
+    level = [value]
+    for _ in range(depth + 1):
+        opened = [each for each in level if isinstance(each, list | dict)]
+        found += sum(isinstance(each, str) for each in level)
+        found += sum(len(each) for each in opened if isinstance(each, dict))
+        if not opened:
+            return found
+        inner = (each.values() if isinstance(each, dict) else each for each in opened)
+        level = [*chain.from_iterable(inner)]
+    raise _too_deep(depth)
 
 
 def _check_headers(request: Request, settings: Settings) -> None:
@@ -99,49 +114,24 @@ async def _read(request: Request, settings: Settings) -> bytes:
     return bytes(body)
 
 
-def _check_structure(body: bytes, depth: int) -> None:
-    """APIError: more brackets are open than ``depth``, or there are too many values. What is no JSON
-    passes or does not. A slice at a time: within one call of ``bytes`` or ``re`` no other thread runs, and a
-    large body would hold up everybody's events."""
-    marks = opened = 0
-    in_string = escaped = False
-    for start in range(0, len(body), _SLICE):
-        part = body[start + escaped : start + _SLICE]
-        if not part:  # of one character, which was escaped
-            escaped = False
-            continue
-        escaped = (len(part) - len(part.rstrip(b"\\"))) % 2 == 1
-        pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        without_strings = b"".join(pieces[in_string::2])
-        in_string ^= len(pieces) % 2 == 0
-        found = without_strings.translate(None, _NO_MARKS)
-        marks += len(found)
-        if marks > MOST_MARKS:
-            raise _refused(f"the body has more than {MOST_MARKS} brackets, commas and colons")
-        brackets = found.translate(None, b",:")
-        levels = list(accumulate(map(_STEP.__getitem__, brackets), initial=opened))
-        opened = levels[-1]
-        if max(levels) > depth:
-            raise _refused(f"the body has more than {depth} arrays and objects in each other")
+def _what_is_wrong(body: bytes, error: Exception) -> str:
+    try:
+        body.decode()
+    except UnicodeDecodeError as wrong:
+        return f"the body is not UTF-8: byte {wrong.start}"
+    if isinstance(error, msgspec.ValidationError):
+        return "the body has a number that is too large or too long"
+    return f"the body is not JSON: {str(error).removeprefix('JSON is malformed: ')}"
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise _refused(f"{twice!r:.60} is twice in an object")
-    return found
+def _object(pairs: list[tuple[str, Any]]) -> None:
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise _refused(f"{twice[0]!r:.60} is twice in an object")
 
 
-def _no_number(word: str) -> float:
-    raise _refused(f"{word} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise _refused(f"the number {text:.40} is too large")
-    return value
+def _too_deep(depth: int) -> APIError:
+    return _refused(f"the body has more than {depth} arrays and objects in each other")
 
 
 def _too_large(settings: Settings) -> APIError:

@@ -14,6 +14,7 @@ from hotcold.server.bodies import AT_ONCE, read_json
 from hotcold.server.metrics import CONTENT_TYPE
 from hotcold.server.protocol import chat, completion, models, native, tokens
 from hotcold.server.protocol.completion import CompletionCall
+from hotcold.server.protocol.constraints import SCHEMAS
 from hotcold.server.protocol.native import NativeCall
 from hotcold.server.replies import JSONReply
 from hotcold.server.request_log import LEFT_OUT, NOT_ENFORCED, NOTES
@@ -124,7 +125,7 @@ class _Routes:
         """What the body asks for. The server's state is looked at first, so that nobody sends for nothing."""
         facts = self._service.facts
         body, size = await read_json(request, self._service.settings)
-        if size <= AT_ONCE:
+        if size <= AT_ONCE and not (isinstance(body, dict) and SCHEMAS & body.keys()):
             return parse(body, facts)
         return await self._service.in_thread(parse, body, facts)
 

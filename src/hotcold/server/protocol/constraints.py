@@ -1,6 +1,5 @@
 """What an answer must match: OpenAI's ``response_format``, llama.cpp's fields, and an expression."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,14 +27,8 @@ from hotcold.server.protocol.limits import MAX_GRAMMAR
 class AnySchema:
     """A JSON Schema: an object, or ``true`` for anything."""
 
-    def read(self, value: Any, param: str) -> str:
-        """As text."""
-        Either({dict: Anything(), bool: Flag()}, "a JSON Schema, an object,").read(value, param)
-        text = json.dumps(value)
-        if len(text) > MAX_GRAMMAR:
-            message = f"{param} is a schema of {len(text)} characters: at most {MAX_GRAMMAR} are allowed"
-            raise APIError(message, param=param, code="invalid_grammar")
-        return text
+    def read(self, value: Any, param: str) -> Any:
+        return Either({dict: Anything(), bool: Flag()}, "a JSON Schema, an object,").read(value, param)
 
     def schema(self) -> Schema:
         return {"type": ["object", "boolean"]}
@@ -70,6 +63,8 @@ FIELDS: Fields = {
     "regex": Field(Text(0, MAX_GRAMMAR), note="A regular expression for the whole answer."),
 }  # fmt: skip
 
+#: Fields of any route that have schemas, which may take long to read.
+SCHEMAS = frozenset({"tools", "response_format", "json_schema"})
 #: Other programs' names for the same.
 UNSUPPORTED: Fields = {
     name: Field(Neutral(), note="Use response_format, grammar or regex.")
@@ -99,7 +94,8 @@ def _of_format(format: Mapping[str, Any], facts: Facts) -> Grammar:
     schema, strict = format["schema"], False
     if format["type"] == "json_schema":
         named = format["json_schema"] or {}
-        schema, strict = named.get("schema") or schema, bool(named.get("strict"))
+        strict = bool(named.get("strict"))
+        schema = schema if named.get("schema") is None else named["schema"]
         if schema is None:
             raise APIError(
                 "response_format.json_schema.schema is missing: it is required",
@@ -111,9 +107,9 @@ def _of_format(format: Mapping[str, Any], facts: Facts) -> Grammar:
     return _of_schema(schema, "response_format", facts, strict=strict)
 
 
-def _of_schema(text: str, param: str, facts: Facts, *, strict: bool = False) -> Grammar:
+def _of_schema(schema: object, param: str, facts: Facts, *, strict: bool = False) -> Grammar:
     try:
-        found = schema_grammar(json.loads(text), strict=strict, open=facts.open_schemas)
+        found = schema_grammar(schema, strict=strict, open=facts.open_schemas)
     except GrammarError as error:
-        raise from_job(error, param) from None
+        raise from_job(GrammarError(f"{param}: {error}"), param) from None
     return replace(found, notes=tuple(f"{param}: {note}" for note in found.notes))
