@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES
-from hotcold.kernels.backend import PAGE, SPLIT, Batch, Buffer, Matrix, Norm
+from hotcold.kernels.backend import PAGE, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import ModelError
 from hotcold.model.reading import Shape, TensorReader
 from hotcold.model.rope import Rope
@@ -59,11 +59,6 @@ class AttentionShape:
 
     def page_bytes(self, type: str) -> int:
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.page_arrays(type))
-
-    def scratch_floats(self, positions: int) -> int:
-        """What a decode row needs within an op for sequences of so many positions: each split of these gives
-        every head a maximum, a sum and values."""
-        return self.heads * -(-positions // SPLIT) * (self.head_dim + 2)
 
 
 @dataclass(frozen=True)

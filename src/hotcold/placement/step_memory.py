@@ -96,6 +96,7 @@ def _shapes(
     rank: int = 0,
 ) -> list[StepShape]:
     """The shapes of steps, one for each kind of mixer."""
+    widths = {(each.heads, each.kv_heads, each.head_dim) for each in config.mixers}
     return [
         StepShape(
             limits=limits,
@@ -114,5 +115,5 @@ def _shapes(
             chosen=config.experts.chosen if config.experts else 1,
             shared=config.experts.shared if config.experts else 0,
         )
-        for heads, kv_heads, head_dim in {(each.heads, each.kv_heads, each.head_dim) for each in config.mixers}
+        for heads, kv_heads, head_dim in widths
     ]
