@@ -1,4 +1,4 @@
-"""Checkpoints of other tools to GGUF; the only place with Hugging Face names.
+"""Converts Hugging Face checkpoints to GGUF; no other room knows their names.
 
 ``checkpoint`` opens a folder, ``huggingface`` knows its layouts, ``sentencepiece_model`` and ``vocabulary``
 its tokenizer, ``chat_templates`` its chat templates; ``conversion`` writes the file."""

@@ -1,4 +1,4 @@
-"""The built-in model, so that the first command needs no download.
+"""Holds the built-in model, so that the first command needs no download.
 
 ``fable-7m-q8_0.gguf`` was made by
 
