@@ -1,5 +1,5 @@
-"""Talks with a model in the terminal. Answers go to stdout, notes and figures to stderr. Piped input is one
-message a line; the first that is refused ends it with exit code 2. /help lists what can be done."""
+"""Chats with a model in the terminal. Answers go to stdout, notes and figures to stderr. Piped input is one
+message per line; the first one that is refused ends the program with exit code 2. /help lists commands."""
 
 import argparse
 import sys
@@ -18,24 +18,24 @@ from hotcold.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="how the model is to behave")
+    parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="how the model should behave")
     parser.add_argument(
         "-n",
         "--n-predict",
         "--predict",
         type=options.token_count,
         metavar="N",
-        help=f"the most tokens of an answer; -1: until the context is full (default: {ANSWER_TOKENS}, or a "
+        help=f"at most N tokens per answer; -1: until the context is full (default: {ANSWER_TOKENS}, or a "
         "quarter of a small context)",
     )
-    parser.add_argument("--load", type=options.file_path, metavar="FILE", help="go on with what /save wrote")
+    parser.add_argument("--load", type=options.file_path, metavar="FILE", help="continue what /save wrote")
     parser.add_argument(
         "--history",
         type=options.file_path,
         metavar="FILE",
-        help="keep the lines that are typed in this file (default: they are forgotten)",
+        help="keep typed lines in this file (default: they are forgotten)",
     )
-    parser.add_argument("--no-figures", action="store_true", help="print no line of figures after answers")
+    parser.add_argument("--no-figures", action="store_true", help="print no figures after answers")
     options.add_template_options(parser)
     options.add_model_options(parser)
     options.add_sampling_options(parser)
