@@ -1,4 +1,4 @@
-"""Finds the entries in a file of ``torch.save``: a zip of any size without compression."""
+"""Where the entries of a file of ``torch.save`` lie: a zip whose entries are not compressed, of any size."""
 
 import struct
 
@@ -9,20 +9,20 @@ from hotcold.values import shown
 # PKWARE's APPNOTE.TXT, sections 4.3.7, 4.3.12 and 4.3.14 to 4.3.16
 _END, _ENTRY, _LOCAL = struct.Struct("<4s4H2IH"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s22x2H")
 _LOCATOR, _END64 = struct.Struct("<4sIQI"), struct.Struct("<4sQ2H2I4Q")
-_WIDE = 0xFFFFFFFF  #: 32-bit value that stands for 64 bits elsewhere
-_WIDE_EXTRA = 1  #: id of the field with these 64 bits
+_WIDE = 0xFFFFFFFF  #: of 32 bits, that 64 bits elsewhere count
+_WIDE_EXTRA = 1  #: id of the field that has them
 
 
 class TorchFileError(UserError):
-    """Raised for a file that ``torch.save`` would not write, or that is too large."""
+    """A file that is not as ``torch.save`` writes it, or too large."""
 
 
-#: By name: the position of an entry's bytes, and their number.
+#: By name: where an entry's bytes are, and how many.
 Entries = dict[str, tuple[int, int]]
 
 
 def read_archive(file: RegularFile, most_entries: int, most_pickle: int) -> tuple[bytes, Entries]:
-    """The pickle, and the places of storages by key. TorchFileError: damaged, or over a limit."""
+    """The pickle, and where the storages are by their keys; TorchFileError: damaged, or more than allowed."""
     entries = _zip_entries(file, most_entries)
     name = next((name for name in entries if name.endswith("/data.pkl")), "")
     at, nbytes = entries.get(name, (0, 0))
@@ -34,7 +34,7 @@ def read_archive(file: RegularFile, most_entries: int, most_pickle: int) -> tupl
 
 
 def _zip_entries(file: RegularFile, most: int) -> Entries:
-    """The entries of the zip. TorchFileError: damaged, or more than ``most``."""
+    """TorchFileError: damaged, or more than ``most``."""
     end = file.read(file.size - _END.size, _END.size) if file.size >= _END.size else b""
     if not end.startswith(b"PK\5\6"):
         raise TorchFileError("is no zip, or cut short: torch.save of version 1.6 or later is needed")
@@ -59,7 +59,7 @@ def _zip_entries(file: RegularFile, most: int) -> Entries:
 
 
 def _wide_end(file: RegularFile) -> tuple[int, int, int] | None:
-    """Count, bytes and start of the listing, if the file has them in 64 bits."""
+    """Count, bytes and start of the listing where the file has them in 64 bits."""
     at = file.size - _END.size - _LOCATOR.size
     if at < 0:
         return None
@@ -71,8 +71,8 @@ def _wide_end(file: RegularFile) -> tuple[int, int, int] | None:
 
 
 def _wide_numbers(numbers: tuple[int, int, int], extra: bytes) -> tuple[int, int]:
-    """Size and offset of an entry. Of these and the compressed size, numbers over 32 bits are in a field of
-    their own, in order."""
+    """Size and offset of an entry. Of those and its compressed size, what 32 bits do not hold is in a field
+    of its own, in order."""
     at, wide = 0, b""
     while at + 4 <= len(extra):
         id, nbytes = struct.unpack_from("<2H", extra, at)

@@ -1,9 +1,9 @@
-"""Reads a vector from a file of ``torch.save``. The pickle is parsed, never executed.
+"""A vector from a file of ``torch.save``, and nothing else: its pickle is read, never executed.
 
 Such a file is a zip of entries that are not compressed: ``NAME/data.pkl``, which describes the tensor, and
 ``NAME/data/KEY`` with its numbers, little-endian. The pickle must have exactly the opcodes of one tensor of
-one dimension, bare or alone in a list or dict. No size is trusted: entries must lie inside the file, and
-numbers inside their entry."""
+one dimension, bare or alone in a list or dict. No size is believed: entries lie inside the file, numbers
+inside their entry."""
 
 import pickletools
 from pathlib import Path
@@ -40,7 +40,7 @@ _PLAIN = (
 
 
 def read_vector(path: Path) -> npt.NDArray[Any]:
-    """The tensor's numbers ``[N]``, in their type. TorchFileError, one line: anything else."""
+    """The tensor's numbers ``[N]``, in their type; TorchFileError in one line for anything else."""
     with naming(path, TorchFileError):
         file = RegularFile(path)
         pickle, storages = read_archive(file, MAX_ENTRIES, MAX_PICKLE)
