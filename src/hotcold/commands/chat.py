@@ -63,14 +63,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _history(path: Path | None) -> Path | None:
-    """UserError: the lines could not be written there at the end."""
+    """Checks the file of ``--history``. UserError: lines could not be written there at the end."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise UserError(f"--history {path}: a file in a folder that exists is needed")
     return path
 
 
 def _talk(terminal: Terminal, lines: LineInput) -> int:
-    """Reads and answers until the end; the exit code."""
+    """Reads and answers messages until the end; returns the exit code."""
     asked_to_quit = False
     while True:
         try:
@@ -104,7 +104,7 @@ def _talk(terminal: Terminal, lines: LineInput) -> int:
             elif terminal.interrupted:
                 return EXIT_INTERRUPTED
         except (UserError, OSError) as error:
-            if not lines.interactive:  # what follows was written for an answer that there is not
+            if not lines.interactive:  # later lines were written for an answer that is missing
                 raise
             say(f"error: {error}")
         sys.stdout.flush()

@@ -11,7 +11,7 @@ from hotcold.commands.progress import progress
 from hotcold.tasks import scoring
 from hotcold.tasks.windows import text_windows
 
-#: Window of long-context models, as is usual for this measurement.
+#: The window for models of long contexts, usual for this measurement.
 _DEFAULT_CONTEXT = 512
 
 

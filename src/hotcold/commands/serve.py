@@ -141,7 +141,7 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _body_size(text: str) -> int:
-    """A size with its unit: elsewhere a bare number is GiB, which nobody means here."""
+    """A parser of sizes with a unit: a bare number is GiB elsewhere, which makes no sense here."""
     found = 0 if text[-1:].isdigit() else options.byte_size(text)
     if not 1 << 10 <= found <= 1 << 30:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1KiB to 1GiB, such as 512KiB")
@@ -153,10 +153,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"serve needs the extra: pip install 'hotcold[serve]' (there is no {missing[0]})")
     found = options.model_options(args)
     more = {"sequences": args.parallel, "cache_positions": args.cache_positions}
-    LoadOptions.of(found, **more)  # UserError before anything is opened
+    LoadOptions.of(found, **more)  # raises UserError before anything is opened
     settings = _settings(args)
     model = options.local_model(args.model)
-    with open_gguf(file_of(model)):  # what is no model is told before anything is started
+    with open_gguf(file_of(model)):  # refuses a file that is no model before anything starts
         pass
 
     from hotcold.api.async_llm import AsyncLLM
