@@ -1,4 +1,4 @@
-"""An FFN that computes the neurons that a token needs: all whose gate fires, or only predicted ones."""
+"""An FFN that computes the neurons a token needs: all whose gate fires, or the predicted ones of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ PREDICTOR_INPUTS = ("residual", "normed")
 
 @dataclass(frozen=True)
 class Prediction:
-    """The source of a layer's candidates for decode rows; prompt rows are always dense."""
+    """Where a layer's candidates come from, for decode rows; prompt rows are always dense."""
 
     predictor: PredictorWeights
     #: ``[T, words]`` uint64: of split weights the hot neurons, then, from a whole word on, the cold ones.
@@ -38,7 +38,7 @@ class Prediction:
 
     @property
     def cold_mask(self) -> Buffer:
-        """The mask whose last words are those of the cold neurons."""
+        """Whose last words are the cold neurons'."""
         return self.mask if self.cold is None else self.cold[1]
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Prediction:
 
 @dataclass(eq=False)
 class HybridFFN:
-    """One layer's FFN. Mode ``exact`` is ``skip``; ``predicted`` is ``skip`` with a prediction.
+    """One layer's FFN. Mode ``exact`` is ``skip`` alone, ``predicted`` is ``skip`` with a prediction.
 
     ``skip`` leaves out neurons whose gate does not fire: only for activations that then give exact zeros; the
     FFN op refuses the others."""
@@ -57,11 +57,11 @@ class HybridFFN:
     weights: FFNWeights
     skip: bool
     prediction: Prediction | None = None  #: names the candidates; None means all
-    stats: FFNStats | None = None  #: counts the rows that decode rows read
-    fired: Buffer | None = None  #: receives the mask of neurons that fired, for decode rows
+    stats: FFNStats | None = None  #: counts what decode rows read
+    fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """The counts so far, in the order of :data:`FFN_COUNTS`; zeros if it does not count."""
+        """What it has counted so far, in the order of :data:`FFN_COUNTS`; zeros where it does not count."""
         return _read_counts(self.backend, self.stats)
 
     def cold_counts(self) -> npt.NDArray[np.int64]:
@@ -147,8 +147,7 @@ class SplitWeights:
 
 @dataclass(frozen=True)
 class SplitPredictor:
-    """The two predictors of a split layer of experts: in each half's mask the experts begin at whole
-    words."""
+    """Of a split layer of experts: in masks each half's experts begin at whole words, so each has its own."""
 
     hot: PredictorWeights
     cold: PredictorWeights
@@ -168,17 +167,17 @@ class SplitFFN(HybridFFN):
 
     @property
     def cold_words(self) -> int:
-        """Words of the cold neurons' mask in the mailbox, the last of the prediction's; 0 without one."""
+        """Of the mask of cold neurons in the mailbox: the last of the prediction's; 0 without one."""
         return self.weights.cold.words if self.prediction else 0
 
     def connect(self, cold: Backend, box: Mailbox) -> Program:
-        """Connects this layer to its mailbox, and returns the program of the cold side."""
+        """The cold side's program, which is given the mailbox that this layer posts to."""
         self._cold, self._box = cold, box
         self._cold_stats = FFNStats(cold.zeros((1, len(FFN_COUNTS)), np.int64)) if self.stats else None
         return cold.record(self._compute_cold)
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """The counts of both sides together."""
+        """Of both sides together."""
         return super().counts() + self.cold_counts()
 
     def cold_counts(self) -> npt.NDArray[np.int64]:
