@@ -83,7 +83,7 @@ class Scorer:
 
     @property
     def figures(self) -> Figures:
-        """What the decode rows so far cost; times are not measured here."""
+        """The costs of the decode rows so far, without times."""
         return Figures.of(self.session.counters.since(self._before), self.session.footprint)
 
 

@@ -1,7 +1,7 @@
-"""Collects which neurons fire for a watched request while it runs.
+"""Which neurons fire for a request that somebody watches, while it runs.
 
-A step without a watched request runs the usual programs and collects nothing. A step with one runs programs
-whose FFNs also report which neurons fired (:meth:`Session.watched`)."""
+In steps without a watched request nothing is collected, and programs are what they always are. A step with
+one runs programs whose FFNs also report what fired (:meth:`Session.watched`)."""
 
 import time
 from collections.abc import Sequence
@@ -17,47 +17,47 @@ from hotcold.runtime.session import Session, Watched
 from hotcold.watch.memory_use import MemoryUse, memory_use
 from hotcold.watch.neuron_map import MapLayout, NeuronMap
 
-FRAME_S = 0.1  #: seconds between frames with cells
-_RATES_S = 1.0  # seconds over which rates are measured
-_MOST_BYTES = 128 << 10  # limit of the cells in a frame; further tokens have none
+FRAME_S = 0.1  #: between frames with cells
+_RATES_S = 1.0  # that rates are of
+_MOST_BYTES = 128 << 10  # of a frame's cells; tokens beyond have none
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates over the last second, or since the first token. None if there was nothing to measure."""
+    """Of the last second, or all since the first token. None where nothing was to measure."""
 
-    tok_s: float | None  #: tokens a second of this request alone
+    tok_s: float | None  #: of this request alone
     gb_s: float | None  #: 1e9 bytes of weights, keys and values that the whole engine read a second
-    gpu_share: float | None  #: the GPU's share of the bytes of weights that this request's steps read
+    gpu_share: float | None  #: of the bytes of weights read for this request's steps
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The cells and rates that travel with a piece of a watched request. The first token has no cells: it
-    comes from the prompt, which is computed densely."""
+    """What a watched request's piece says of its tokens. The first token comes from the prompt, which is
+    computed densely: it has no cells."""
 
-    tokens: int  #: number of tokens in the answer up to the end of the piece's text
+    tokens: int  #: of the answer, up to the end of the piece's text
     of: tuple[int, ...] = ()  #: which tokens of the answer have cells here; the first is 0
     #: base64: which cells fired to choose each of ``of``, as :meth:`NeuronMap.cells` has them
     cells: str = ""
     fired: tuple[tuple[int, int], ...] = ()  #: for each of ``of``: how many hot and cold neurons
     rates: Rates | None = None
-    note: str = ""  #: in the first frame: why no frame has cells, unless the activation is the reason
+    note: str = ""  #: in the first frame: why none has cells, where that is not the model's nature
 
     def plain(self) -> dict[str, Any]:
-        """The frame as plain values for events of a stream, without empty fields."""
+        """As events of a stream have it; without what is empty."""
         return {name: value for name, value in asdict(self).items() if value or name == "tokens"}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Facts that a watching client needs once."""
+    """What somebody who watches has to know once."""
 
     layout: MapLayout
     memory: tuple[MemoryUse, ...]
     sparsity: str  #: the mode in force
     threads: int | None
-    gpu: str  #: name of the GPU, or of the backend in its place; empty without one
+    gpu: str  #: its name, or that of what plays its part; empty without one
     notes: tuple[str, ...]
 
     @classmethod
@@ -70,29 +70,29 @@ class Picture:
 
 
 class Live:
-    """State that all watched requests of a session share; made for the first of them."""
+    """What all watched requests of a session share; made for the first of them."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.map = NeuronMap(session.model)
         self.watched: Watched | None = None
-        self.note = ""  #: why frames have no cells
+        self.note = ""  #: why there are figures without cells
         if self.map.layout.zeros:
             try:
                 self.watched = session.watched()
             except GPUMemoryError as error:
                 self.note = f"which neurons fire cannot be shown, only figures: {error}"
-        # Tokens per frame. A GPU is asked for the masks of each layer, so less often.
+        # Tokens of one frame. A GPU is asked for the masks of each layer: less often.
         self.most = 1 if session.model.on_gpu is not None else max(1, _MOST_BYTES // self.map.nbytes)
 
     def due(self, decode: Sequence["Watchable"]) -> Watched | None:
-        """The programs for the next step, if one of its decode rows is watched; None: the usual ones."""
+        """What the next step is to run with, for whoever watches one of its decode rows; None: as ever."""
         due = any(each.viewer is not None and not each.viewer.is_full(self.most) for each in decode)
         return self.watched if due else None
 
     def take(self, decode: Sequence["Watchable"]) -> None:
-        """Collects the neurons that fired in a step for watched decode rows, before their tokens are chosen.
-        Repeating the step does no harm."""
+        """Notes what fired in a step for those of its decode rows that are watched, before their tokens are
+        chosen; harmless when the step is repeated."""
         assert self.watched is not None
         masks: list[npt.NDArray[np.uint64]] = []
         for row, request in enumerate(decode):
@@ -103,20 +103,20 @@ class Live:
 
 
 class Watchable(Protocol):
-    """A request that may be watched."""
+    """A request."""
 
     viewer: "Viewer | None"
     output: list[int]
 
 
 class Viewer:
-    """Collects the cells and rates for the frames of one request."""
+    """Belongs to one request: collects what its frames tell."""
 
     def __init__(self) -> None:
         self.live: Live | None = None  # set when the engine gets the request
-        self._masks: dict[int, npt.NDArray[np.uint64]] = {}  # by token that was chosen with it
+        self._masks: dict[int, npt.NDArray[np.uint64]] = {}  # by the token that was chosen then
         self._next = 0.0  # when the next frame with cells is due
-        self._moments: list[_Moment] = []  # counts in the last second
+        self._moments: list[_Moment] = []  # of the last second
 
     def is_full(self, most: int) -> bool:
         return len(self._masks) >= most
@@ -125,7 +125,7 @@ class Viewer:
         self._masks[token] = masks
 
     def frame(self, tokens: int, *, last: bool) -> Frame:
-        """The frame for the piece that ends with so many tokens of the answer."""
+        """For the piece that ends with so many tokens of the answer."""
         now = time.perf_counter()
         if self.live is None or (now < self._next and not last):
             return Frame(tokens)
@@ -149,13 +149,13 @@ class Viewer:
 
 @dataclass(frozen=True)
 class _Moment:
-    """Counts up to a moment."""
+    """What is counted up to now."""
 
     time: float
     tokens: int
     counters: Counters
-    sides: npt.NDArray[np.int64]  # as in Watched.counts
-    steps: int  # number of steps
+    sides: npt.NDArray[np.int64]  # of Watched.counts
+    steps: int  # that these are of
 
     @classmethod
     def of(cls, live: Live, now: float, tokens: int) -> Self:
@@ -177,7 +177,7 @@ class _Moment:
 
 
 def _bytes_read(live: Live, sides: npt.NDArray[np.int64], steps: int) -> tuple[int, int]:
-    """Bytes of weights that the GPU and the CPU read."""
+    """Of weights, by the GPU and by the CPU."""
     model, footprint = live.session.model, live.session.footprint
     rows = sides[:, :, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
     by_layer = rows.sum(2)  # [2, layers]
