@@ -162,6 +162,21 @@ def test_the_check_sees_a_wrong_import(module: str, line: str) -> None:
     assert violations(module, line)
 
 
+def test_the_drawing_has_these_arrows() -> None:
+    """Each row of docs/design.md: a room, its own mark, then a mark for each room below it."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    block = re.search(r"^```text\n.*\n(commands .*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert block
+    rows = [line.split() for line in block[1].splitlines()]
+    names = [row[0] for row in rows]
+    drawn = {
+        row[0]: {name for name, mark in zip(names[number:], row[1:], strict=True) if mark == "#"}
+        for number, row in enumerate(rows)
+    }
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert drawn == {room: ALLOWED[room] - {""} for room in rooms}
+
+
 def test_every_folder_has_a_layer() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders <= ALLOWED.keys() - {""}

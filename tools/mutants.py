@@ -1,6 +1,6 @@
 """Changes the code in one place at a time and asks whether a test notices.
 
-``python tools/mutants.py engine sparse.solver --count 200 -- --deselect tests/...::test_slow``
+``python tools/mutants.py engine placement.solver --count 200 -- --deselect tests/...::test_slow``
 
 takes packages, modules or single mutants (``engine.sampler#17``) of hotcold, draws ``--count`` mutants of
 each, and prints those that survive: the place, the mutant's name, the lines before and after. What follows

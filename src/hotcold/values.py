@@ -1,4 +1,4 @@
-"""Numbers that users give, within bounds that an error names; and numbers as users read them."""
+"""Checks numbers that users give, and formats values for users."""
 
 import numbers
 from typing import Any
@@ -36,7 +36,7 @@ def _is(kind: type, value: Any) -> bool:
 
 
 def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "B", "T")) -> str:
-    """``7.34 M``."""
+    """A number for people, such as ``7.34 M``."""
     power = 0
     while n >= step and power < len(units) - 1:
         n /= step
@@ -45,7 +45,7 @@ def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "
 
 
 def size(n: int) -> str:
-    """``7.34 MiB``."""
+    """A number of bytes for people, such as ``7.34 MiB``."""
     return scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
@@ -56,7 +56,7 @@ def printable(text: str, limit: int = 200) -> str:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value that somebody else chose, as an error message shows it: plain ASCII, cut to ``limit``."""
+    """A foreign value for an error message: plain ASCII, cut to ``limit``."""
     if getattr(value, "ndim", 0):
         return f"an array of {len(value)}"  # type: ignore[arg-type]
     return printable(ascii(value[:limit] if isinstance(value, str | list) else value), limit)

@@ -1,1 +1,1 @@
-"""The Python interface: ``LLM`` in this process and ``AsyncLLM`` over a process of its own."""
+"""Offers ``LLM`` and ``AsyncLLM`` to Python programs."""

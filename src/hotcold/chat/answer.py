@@ -1,4 +1,4 @@
-"""A model's answer in a conversation: what it says, what it thought, and which tools it calls."""
+"""A model's answer in a conversation: its text, its thinking, and its calls of tools."""
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -10,17 +10,17 @@ from hotcold.engine.generation import Generation, Piece, joined
 
 @dataclass(frozen=True)
 class ToolCall:
-    id: str  #: for the message of role ``tool`` that brings the result
+    id: str  #: for the message of role ``tool`` with the result
     name: str
     arguments: str  #: JSON of an object
 
 
 @dataclass(frozen=True)
 class ChatPiece:
-    """What is new of an answer; ``str()`` gives what is to be shown of it."""
+    """The new part of an answer; ``str()`` gives the text to show."""
 
     parts: tuple[Part, ...]
-    piece: Piece  #: what it came with: ids, timings, and in the last one how the answer ended
+    piece: Piece  #: its ids and timings, and in the last one the reason of the end
 
     @property
     def text(self) -> str:
@@ -36,14 +36,14 @@ class ChatPiece:
 
 @dataclass(frozen=True)
 class Answer(Generation):
-    """A finished answer; ``text`` is what is to be shown of it, and so is ``str()``."""
+    """A finished answer; ``text`` and ``str()`` give the text to show."""
 
-    reasoning: str = ""  #: what the model thought, where its template marks that
+    reasoning: str = ""  #: the thinking, if the template marks it
     tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def message(self) -> dict[str, Any]:
-        """For the messages of the next turn."""
+        """The answer as a message for the next turn."""
         found: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             found["reasoning_content"] = self.reasoning
@@ -60,7 +60,7 @@ class Answer(Generation):
 
 
 def divided(pieces: Generator[Piece, None, None], stream: AnswerStream) -> Generator[ChatPiece, None, None]:
-    """Pieces of a continuation, divided; closing this closes them."""
+    """Divides the pieces of a continuation; closing this generator closes them."""
     try:
         for piece in pieces:
             parts = stream.push(piece.text)
@@ -72,7 +72,7 @@ def divided(pieces: Generator[Piece, None, None], stream: AnswerStream) -> Gener
 
 
 def answer_of(pieces: Sequence[ChatPiece]) -> Answer:
-    """All pieces of an answer as one."""
+    """Joins all pieces of an answer."""
     whole = joined([each.piece for each in pieces])
     same = {field.name: getattr(whole, field.name) for field in fields(whole)}
     return Answer(
@@ -96,5 +96,5 @@ def _calls(parts: Iterator[Part]) -> Iterator[ToolCall]:
 
 
 def _id(index: int) -> str:
-    """Nine letters and digits: some templates accept nothing else."""
+    """A call id of nine letters and digits: some templates accept nothing else."""
     return f"call{index:05}"

@@ -131,7 +131,8 @@ def _tagged(terms: Terms, kind: TaggedCall, rule: str, name: str, schema: object
 
 
 def _tagged_value(terms: Terms, behind: str, schema: Mapping[str, Any], name: str) -> str:
-    """What may be a string is any text, but where the schema lists the strings."""
+    """The rule of an argument between tags: any text if it may be a string, unless the schema lists the
+    strings."""
     types = types_of(schema, name)
     own = schema["properties"][name]
     values = own.get("enum") if isinstance(own, Mapping) else None

@@ -1,4 +1,4 @@
-"""Ids of calls, which a message of role tool names again: each template wants its own form of them."""
+"""Makes ids of calls, which messages of role ``tool`` repeat, in the form that a template wants."""
 
 import hashlib
 import re
@@ -33,9 +33,9 @@ def new_call_id(form: CallIds, name: str, index: int) -> str:
 
 
 def with_fitting_ids(messages: list[dict[str, Any]], form: CallIds) -> list[dict[str, Any]]:
-    """Messages whose ids have the form that the template wants: others are replaced, the same id by the same.
-    Calls and results without one get one where the template counts on it, a result that of the call in whose
-    place it comes."""
+    """Replaces ids that do not have the form that the template wants, equal ids by equal ones. Calls and
+    results without an id get one if the template needs it; a result gets the id of the call that it answers
+    by position."""
     if form == "openai":
         return messages
     known: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Calls of tools read from a model's text, character by character, in the ways that models write them."""
+"""Reads calls of tools from a model's text, character by character, in the formats of models."""
 
 import json
 import re
@@ -9,11 +9,11 @@ from hotcold.chat.tool_formats import ARGUMENT_KEYS, CallKind, JSONCall, NamedCa
 
 _NAME = r"[^\s<>\[\]{}\"|]{1,256}"
 _MOST_HEAD = 1024  # characters before the arguments of a call
-_MOST_ENDINGS = 1000  # that a call in tags may have within its values
+_MOST_ENDINGS = 1000  # limit of end tags within the values of a call
 
 
 class CallReader(Protocol):
-    """Reads one call. What is no call is :attr:`broken`."""
+    """Reads one call; text that is no call is :attr:`broken`."""
 
     name: str | None  #: as soon as it is known
     done: bool
@@ -25,7 +25,7 @@ class CallReader(Protocol):
 
 
 def call_reader(kind: CallKind, tools: Mapping[str, object]) -> CallReader:
-    """``tools`` has the schemas of arguments by the names of tools, where they are known."""
+    """A reader for a kind of calls. ``tools`` has the schemas of arguments by tool, if they are known."""
     if isinstance(kind, JSONCall):
         return JSONReader()
     if isinstance(kind, NamedCall):
@@ -35,8 +35,8 @@ def call_reader(kind: CallKind, tools: Mapping[str, object]) -> CallReader:
 
 
 def valid_arguments(text: str) -> str | None:
-    """Arguments as a client can read them: an object as JSON. Strings with raw line breaks, which models
-    write, are spelled anew; an object within a string is taken out. None: they are none."""
+    """Arguments as valid JSON of an object. Raw line breaks in strings, which models write, are escaped; an
+    object within a string is taken out. None: they are invalid."""
     text = text.strip()
     if text in ("", "null"):
         return "{}"
@@ -63,7 +63,7 @@ def _refuse(name: str) -> None:
 
 
 class _Object:
-    """Where a JSON object ends."""
+    """Finds the end of a JSON object."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -71,7 +71,7 @@ class _Object:
         self._escaped = False
 
     def push(self, character: str) -> bool:
-        """Whether this character ends it."""
+        """Takes a character; True if it ends the object."""
         if self._in_string:
             if self._escaped:
                 self._escaped = False
@@ -165,7 +165,7 @@ class TaggedReader:
         return found
 
     def _read_name(self) -> None:
-        """The name is complete when something else follows."""
+        """Reads the name, which is complete when another part follows."""
         text = self._text
         if len(text) > _MOST_HEAD:
             self.broken = True
@@ -207,7 +207,8 @@ class TaggedReader:
 
 
 def typed(text: str, schema: object, name: str) -> Any:
-    """A value of tags: a string where the schema of this argument says so, else JSON where it is some."""
+    """A value between tags: a string if the argument's schema says so, else JSON if it is valid, else a
+    string."""
     types = types_of(schema, name)
     if types == {"string"}:
         return text
@@ -221,7 +222,7 @@ def typed(text: str, schema: object, name: str) -> Any:
 
 
 def types_of(schema: object, name: str) -> frozenset[str]:
-    """JSON's types of one property of a schema; empty where that is not said."""
+    """The JSON types of one property of a schema; empty if the schema does not say."""
     if not isinstance(schema, Mapping):
         return frozenset()
     properties = schema.get("properties")
@@ -357,7 +358,7 @@ class JSONReader:
 
 
 def _parsed(text: str) -> str:
-    """The string that JSON has; empty where it has none."""
+    """The string that the JSON text has; empty if it has none."""
     try:
         found = json.loads(text, strict=False)
     except ValueError:

@@ -39,7 +39,7 @@ _SPECIAL_TOKENS = {
 
 
 class Chat:
-    """Of one model: its template, its tokenizer, and how it marks thinking and calls of tools.
+    """The conversations of one model: its template, its tokenizer, and its marks of thinking and calls.
 
     ``metadata`` is the GGUF file's; ``name`` is for messages. Errors in the template are told by the first
     :meth:`ids`. May be used from several threads at once."""
@@ -84,7 +84,7 @@ class Chat:
 
     @property
     def template_note(self) -> str | None:
-        """What a user should know about the template; None where it is the model's own."""
+        """A note on the template for the user; None if it is the model's own."""
         if self.has_template:
             return None
         return "the model has no chat template: it continues the text of all messages (see docs/chat.md)"
@@ -175,7 +175,7 @@ class Chat:
         add_generation_prompt: bool,
         continue_last: bool,
     ) -> tuple[str, StandIns]:
-        """What the template makes of these, with stand-ins in it, and the stand-ins."""
+        """The rendered text, with stand-ins in it, and the stand-ins."""
         shows_tools = bool(tools) and self.tool_format is not GENERAL
         template = self._templates.get("tool_use" if shows_tools else "") or self.template or ""
         if (size := len(template.encode(errors="replace"))) > MAX_TEMPLATE_BYTES:

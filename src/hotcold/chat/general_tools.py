@@ -1,7 +1,7 @@
-"""Tools of models whose templates have none: they are described in the prompt, and calls are text.
+"""Gives tools to models whose templates have none: the prompt describes them, and calls are text.
 
-The marks are Hermes', which many small models have seen; :data:`~hotcold.chat.tool_formats.GENERAL` reads
-them back."""
+The marks are those of Hermes, which many small models have seen; :data:`~hotcold.chat.tool_formats.GENERAL`
+reads them back."""
 
 import json
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ answer in plain words."""
 
 
 def described(tools: Sequence[dict[str, Any]]) -> str:
-    """What a model is told of tools."""
+    """The text that describes tools to a model."""
     lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return _DESCRIPTION.format(tools="\n".join(lines))
 
 
 def with_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-    """Messages that tell of the tools, in the system's; calls are in the assistants' texts, and results are
-    messages of the user."""
+    """Adds the description of tools to the system message; calls go into assistants' texts, and results
+    become user messages."""
     found: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
@@ -50,14 +50,14 @@ def with_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> 
 
 
 def with_tools_in_channels(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-    """Messages that tell of the tools, for a model of Harmony whose template does not."""
+    """Adds the description of tools, for a model of Harmony whose template does not."""
     lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = "# Tools\n\nCalls to these functions must go to the commentary channel, as functions.NAME:\n"
     return _told(messages, text + "\n".join(lines))
 
 
 def _told(messages: Sequence[Message], text: str) -> list[Message]:
-    """With a text behind the system's."""
+    """Appends a text to the system message."""
     found = [dict(message) for message in messages]
     if not found or found[0]["role"] not in ("system", "developer"):
         found.insert(0, {"role": "system", "content": ""})
@@ -66,7 +66,7 @@ def _told(messages: Sequence[Message], text: str) -> list[Message]:
     return found
 
 
-_RESULTS = "\ufdd1"  # a noncharacter, for messages that results may be added to
+_RESULTS = "\ufdd1"  # a noncharacter: marks messages to which results may be added
 
 
 def _called(message: Message) -> Message:

@@ -1,4 +1,4 @@
-"""Messages of clients made fit for one chat template, so that nothing of them is refused or left out."""
+"""Adapts messages to a chat template, so that it refuses and drops nothing."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def fitted(
     format: ToolFormat,
     ids: CallIds,
 ) -> tuple[list[Message], list[dict[str, Any]]]:
-    """The messages, and the tools that the template itself shows."""
+    """The adapted messages, and the tools that the template itself shows."""
     found = [dict(message) for message in messages]
     if "developer" not in template:
         found = [{**each, "role": "system"} if each["role"] == "developer" else each for each in found]
@@ -44,8 +44,8 @@ def fitted(
 
 
 def with_one_system(messages: Sequence[Message]) -> list[Message]:
-    """System messages are one, before all others; what came later is before what the user said next, or
-    behind what the user or a tool said last."""
+    """Joins the first system messages to one. A later one is put before the next user message, or after the
+    last message of the user or a tool."""
     found = [dict(message) for message in messages]
     first = 1
     while first < len(found) and found[0]["role"] in _SYSTEMS and found[first]["role"] in _SYSTEMS:
@@ -68,7 +68,7 @@ def with_one_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
-    """The first message, if it is the system's, is put before the first user's, as llama.cpp does."""
+    """Puts the text of a first system message before the first user message, as llama.cpp does."""
     found = [dict(message) for message in messages]
     if found and found[0]["role"] in _SYSTEMS:
         if len(found) > 1 and found[1]["role"] == "user":
@@ -78,7 +78,7 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_one_user_at_a_time(messages: Sequence[Message]) -> list[Message]:
-    """What the user says in several messages in a row is one."""
+    """Joins consecutive user messages."""
     found: list[Message] = []
     for message in messages:
         if found and found[-1]["role"] == message["role"] == "user":
@@ -89,7 +89,7 @@ def with_one_user_at_a_time(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """A message with several calls is several, each before the result of its call."""
+    """Splits a message with several calls into several, each before the result of its call."""
     found: list[Message] = []
     i = 0
     while i < len(messages):
@@ -115,7 +115,7 @@ def with_one_call_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def _add(message: Message, other: Message, between: str) -> None:
-    """Puts what another message says behind this one's text."""
+    """Appends the text of another message to this one's."""
     texts = [content_text(message["content"]), content_text(other["content"])]
     message["content"] = between.join(filter(None, texts))
     for name, value in other.items():
@@ -143,7 +143,7 @@ def _fit(message: Message, template: str, traits: Traits) -> None:
 
 
 def _think(message: Message) -> None:
-    """gpt-oss's template has another name for what was thought, and no room for both beside a call."""
+    """Renames thinking for gpt-oss's template, which has no room for thinking and text beside a call."""
     thought = message.pop("reasoning_content")
     if "tool_calls" in message:
         own = content_text(message["content"])
@@ -152,7 +152,7 @@ def _think(message: Message) -> None:
 
 
 def _complete(tool: dict[str, Any]) -> dict[str, Any]:
-    """Templates put descriptions into a text, and walk through the parameters."""
+    """Adds a missing description and missing parameters, which templates read."""
     function: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
     function |= {name: value for name, value in tool["function"].items() if value is not None}
     parameters = function["parameters"]

@@ -1,7 +1,7 @@
 """Renders chat templates with Jinja. Only a :class:`~hotcold.processes.guarded.GuardedProcess` runs this.
 
-Templates come with model files, so from strangers. Time and memory are bounded by the process around this;
-here are the bounds on what a template may reach."""
+Templates come with model files, so from strangers. The process bounds time and memory; this file bounds what
+a template can reach."""
 
 import json
 import re
@@ -19,14 +19,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from hotcold.chat.stand_ins import MarkedText, StandIns
 from hotcold.errors import UserError
 
-MOST_STEPS = 20_000  #: of one ``range``
-MOST_CHARACTERS = 8 << 20  #: of a text that a template makes by repeating, and of the whole prompt
-_COMPILED = 8  #: templates kept
-_MOST_PROBED = 1 << 18  # characters that are told of a probe
+MOST_STEPS = 20_000  #: limit of one ``range``
+MOST_CHARACTERS = 8 << 20  #: limit of a text made by repetition, and of the whole prompt
+_COMPILED = 8  #: compiled templates that are kept
+_MOST_PROBED = 1 << 18  # characters of a probe's text that are returned
 
 
 class _Generation(Extension):
-    """``{% generation %}...{% endgeneration %}``, which marks what a model is trained on, changes nothing."""
+    """Accepts ``{% generation %}...{% endgeneration %}``, which marks training text and changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -37,8 +37,8 @@ class _Generation(Extension):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja as ``transformers`` sets it up, with bounds. Texts that templates put together stay
-    :class:`MarkedText`, so that they can be asked like those they were made of."""
+    """Jinja as ``transformers`` sets it up, with bounds. Texts that templates join stay
+    :class:`MarkedText`."""
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
@@ -73,7 +73,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Without Jinja's escapes for HTML, as in transformers."""
+        """JSON without Jinja's escapes for HTML, as in transformers."""
         text = json.dumps(
             value,
             ensure_ascii=ensure_ascii,
@@ -93,14 +93,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _listed(value: object) -> list[Any]:
-    """What Jinja's own filters give, such as ``map``."""
+    """A list of the results of Jinja's filters, such as ``map``."""
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _escaped(character: int | None, stand_ins: StandIns) -> str:
-    """A character that had a stand-in, as ASCII JSON spells it; empty for None."""
+    """The ASCII JSON spelling of a character that had a stand-in; empty for None."""
     if character is None:
         return ""
     return stand_ins.forward[character] if character < 128 else json.dumps(chr(character))[1:-1]
@@ -126,9 +126,9 @@ _compiled = lru_cache(_COMPILED)(_environment.from_string)
 
 
 def render(request: dict[str, Any]) -> str:
-    """``template`` with ``values`` (the program's own), ``messages`` and ``users`` (values of users, among
-    them tools), whose texts get stand-ins; roles do not, since templates make names of tokens of them. Errors
-    are Jinja's, or whatever a template brings about."""
+    """Renders ``template`` with ``values`` (the program's), ``messages`` and ``users`` (values of users, and
+    tools). Their texts get stand-ins, but roles do not, because templates make token names of them. Errors
+    are Jinja's, or any that a template causes."""
     stand_ins = StandIns(*request["stand_ins"])
     _environment.stand_ins = stand_ins
     messages = [
@@ -147,22 +147,22 @@ def render(request: dict[str, Any]) -> str:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """``{"text": ...}``; UserError says why there is none. For a request with ``probes``, which have messages
-    and tools each, ``{"texts": [...]}``, with null for each that could not be rendered."""
+    """Answers with ``{"text": ...}``; UserError says why it cannot. A request with ``probes``, each with
+    messages and tools, gets ``{"texts": [...]}``, with null for each that could not be rendered."""
     if "probes" in request:
         return {"texts": [_probed(request, probe) for probe in request["probes"]]}
     try:
         return {"text": render(request)}
     except (MemoryError, RecursionError) as error:
         raise UserError(f"it takes too much memory ({type(error).__name__})") from None
-    except Exception as error:  # a template may bring about any of them, and none is our defect
+    except Exception as error:  # a template may cause any error, and none is our defect
         text = " ".join(str(error).split())[:400]
         kind = type(error).__name__
         raise UserError(text if text and isinstance(error, TemplateError) else f"{kind}: {text}") from None
 
 
 def _probed(request: dict[str, Any], probe: dict[str, Any]) -> str | None:
-    """As :func:`render` would; there are no users' texts, so nothing has stand-ins."""
+    """The text of a probe, as in :func:`render`, but without stand-ins, because no user wrote it."""
     values = {**request["values"], "tools": probe["tools"]}
     try:
         return render({**request, "messages": probe["messages"], "values": values})[:_MOST_PROBED]

@@ -1,7 +1,7 @@
-"""Chat templates are rendered in processes that can be ended: they come with models, so from strangers.
+"""Renders chat templates in processes that can be killed: templates come with models, so from strangers.
 
-A process is started when first needed and kept. One that takes too long or too much memory is ended, that
-rendering alone fails, and the next one starts another. While one of them hangs, another serves the rest."""
+A process starts when it is first needed, and is kept. A process that takes too long or too much memory is
+killed: only that rendering fails, and the next one starts another. While one hangs, others serve the rest."""
 
 import importlib.util
 import threading
@@ -13,19 +13,19 @@ from hotcold.errors import UserError
 from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessLost
 
 MODULE = "hotcold.chat.renderer"
-SECONDS = 2.0  #: of a processor, of one rendering
-MEMORY_BYTES = 256 << 20  #: beyond what the process has after its imports
-OUTPUT_BYTES = 64 << 20  #: of its answer; a character is up to 12 bytes of JSON
+SECONDS = 2.0  #: processor time of one rendering
+MEMORY_BYTES = 256 << 20  #: memory beyond that of the process after its imports
+OUTPUT_BYTES = 64 << 20  #: limit of its answer; a character is up to 12 bytes of JSON
 MOST_PROCESSES = 3
-WAIT_SECONDS = 30.0  #: for a process, while all of them are busy
+WAIT_SECONDS = 30.0  #: how long to wait for a process while all are busy
 
 
 class TemplateError(UserError):
-    """A template that cannot be rendered, or not with these messages. One line."""
+    """Raised if a template cannot be rendered, or not with these messages. One line."""
 
 
 class TemplateProcess:
-    """May be used from several threads at once."""
+    """Renders templates in other processes; several threads may use it at once."""
 
     def __init__(self, seconds: float = SECONDS, wait_seconds: float = WAIT_SECONDS) -> None:
         self._seconds = seconds
@@ -36,9 +36,9 @@ class TemplateProcess:
         self._closed = False
 
     def render(self, request: Mapping[str, Any]) -> str:
-        """The text that ``template_renderer.render`` makes of a request. TemplateError: it cannot, or takes
-        longer than allowed, or too much memory. RequestError ``queue_full``: all processes are busy for long;
-        ``engine_failed``: there is no process, through no fault of the request."""
+        """The text that ``renderer.render`` makes of a request. TemplateError: it cannot, or takes too long
+        or too much memory. RequestError ``queue_full``: all processes are busy for long; ``engine_failed``:
+        there is no process, and the request is not to blame."""
         text = self._ask(request)["text"]
         assert isinstance(text, str)
         return text
@@ -64,7 +64,7 @@ class TemplateProcess:
             self._give(process)
 
     def close(self) -> None:
-        """Ends the processes; those at work when they are done."""
+        """Ends the processes; a busy one ends when it is done."""
         with self._free:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -96,7 +96,7 @@ class TemplateProcess:
 
 
 def check_extra() -> None:
-    """TemplateError: Jinja is not installed."""
+    """Raises TemplateError if Jinja is not installed."""
     if importlib.util.find_spec("jinja2") is None:
         raise TemplateError("chat templates need the extra: pip install 'hotcold[serve]'")
 

@@ -1,11 +1,11 @@
-"""Special tokens inside what users wrote stay text, whatever a chat template does with it.
+"""Keeps special tokens inside users' text from becoming tokens, whatever a chat template does with the text.
 
-A template joins its own text with that of users, so which of the two wrote ``<|im_end|>``, or the half of it,
-shows no more in the result. Therefore each character of the users' that may be part of a control token's name
-goes into the template as a *stand-in*, a private character that occurs in neither text. Only the template's
-own characters can then spell a control token; the stand-ins are turned back where none was found. What
-templates ask of a text (``in``, ``split``, ``trim``) they ask of a :class:`MarkedText`, which answers for the
-text that was meant."""
+A template joins its own text with that of users, so the result does not show which of the two wrote
+``<|im_end|>``, or half of it. Therefore each character of users that may be part of a control token's name
+goes through the template as a *stand-in*, a private character that occurs in neither text. Only the
+template's own characters can then spell a control token; afterwards the stand-ins are turned back. Operations
+of templates on a text (``in``, ``split``, ``trim``) work on a :class:`MarkedText`, which answers for the
+original text."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from hotcold.model.unicode import check_unicode
 if TYPE_CHECKING:
     from hotcold.model.tokenizer import Tokenizer
 
-#: Where stand-ins are taken from: the private use areas.
+#: Stand-ins are taken from the private use areas.
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
-#: JSON, in which templates write tools, spells these in its own way; no control token needs them to be found.
+#: JSON, in which templates write tools, escapes these; no control token needs them to be found.
 _NEVER_MARKED = frozenset('"\\')
 
 
 @dataclass(frozen=True)
 class StandIns:
-    """``marked[i]`` stands for ``plain[i]``; no character comes twice."""
+    """A mapping of characters: ``marked[i]`` stands for ``plain[i]``; no character occurs twice."""
 
     plain: str
     marked: str
@@ -52,8 +52,8 @@ _NONE = StandIns("", "")
 
 
 def stand_ins(names: Iterable[str], texts: Iterable[str]) -> StandIns:
-    """Those for the characters of these names of tokens that occur in none of ``texts``, in which they are to
-    be used. UserError: the texts use up the private characters."""
+    """Stand-ins for the characters of these token names; none occurs in ``texts``, in which they will be
+    used. UserError: the texts use up the private characters."""
     plain = "".join(sorted(_markable(names)))
     used: set[str] = set()
     for text in texts:
@@ -66,14 +66,14 @@ def stand_ins(names: Iterable[str], texts: Iterable[str]) -> StandIns:
 
 
 def encode_rendered(tokenizer: "Tokenizer", text: str, stand_ins: StandIns) -> list[int]:
-    """Token ids of what a template made: control tokens only where the template itself spells their names.
-    BOS is put before it where the file wants one, unless the template wrote it; EOS never."""
+    """Token ids of a rendered prompt: control tokens only where the template itself spelled their names. BOS
+    comes first if the file wants one and the template did not write it; EOS is never added."""
     text = str.__str__(text)  # not a MarkedText, which would hide its stand-ins
     check_unicode(text, "the prompt")
     parts: list[str | int] = []
     for part in tokenizer.cut_special(text):
         if isinstance(part, int) and not _markable([tokenizer.control_names.get(part, "x")]):
-            # A name of spaces alone has no stand-ins, so it may be the users' as well.
+            # A name of only spaces has no stand-ins, so a user may have written it.
             part = tokenizer.control_names[part]
         if isinstance(part, str):
             part = part.translate(stand_ins.back)
@@ -93,9 +93,9 @@ def _markable(names: Iterable[str]) -> set[str]:
 
 
 class MarkedText(str):
-    """A text with stand-ins that answers questions for the text that is meant, and whose parts are such texts
-    again. What is not defined here sees the stand-ins: that may give another answer, but never lets a user's
-    character pass for the template's."""
+    """A text with stand-ins that answers questions for the original text, and whose parts are such texts
+    again. Operations that are not defined here see the stand-ins: they may give another answer, but never let
+    a user's character pass for the template's."""
 
     _stand_ins: StandIns
     _plain: str  #: the same length
@@ -110,7 +110,7 @@ class MarkedText(str):
         return MarkedText(text, self._stand_ins)
 
     def _view(self, value: Any) -> Any:
-        """What is meant by an argument: a text, or several as ``startswith`` takes."""
+        """The original of an argument: a text, or several, as ``startswith`` takes them."""
         if isinstance(value, tuple):
             return tuple(map(self._view, value))
         return value.translate(self._stand_ins.back) if isinstance(value, str) else value
@@ -221,7 +221,7 @@ class MarkedText(str):
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "MarkedText":
         plain = self._view(old)
-        if not plain:  # between all characters: nobody means this
+        if not plain:  # between all characters, which makes no sense
             return self
         return self._of(str.join(new, self._cut(self._plain.split(plain, count), len(plain))))
 
@@ -236,7 +236,7 @@ def _asks(name: str) -> Callable[..., Any]:
 
 
 def _changes(name: str) -> Callable[..., MarkedText]:
-    """A method that makes another text of the plain one; all of it counts as the users'."""
+    """A method that changes the plain text; the result counts as a user's text."""
 
     def method(self: MarkedText, *args: Any) -> MarkedText:
         changed = getattr(self._plain, name)(*map(self._view, args))

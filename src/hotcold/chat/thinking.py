@@ -1,17 +1,17 @@
-"""How models mark what they think before they answer, as their chat templates show it."""
+"""Finds out from a chat template how a model marks its thinking."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Thinking:
-    """The texts around it; each may be a control token of the vocabulary."""
+    """The texts around thinking; each may be a control token of the vocabulary."""
 
     start: str
     end: str
 
 
-#: Of models that are known to think: QwQ, Qwen3 and DeepSeek-R1; Magistral; Command A; Seed-OSS; others.
+#: Marks of known models: QwQ, Qwen3 and DeepSeek-R1; Magistral; Command A; Seed-OSS; others.
 KNOWN = (
     Thinking("<think>", "</think>"),
     Thinking("[THINK]", "[/THINK]"),
@@ -23,8 +23,8 @@ KNOWN = (
 
 
 def thinking_of(template: str) -> Thinking | None:
-    """What a template writes around thinking, or looks for; None where it knows none. A template that only
-    takes former thinking out of a history looks for its end."""
+    """The marks that a template writes around thinking, or searches for; None if it knows none. A template
+    that only removes earlier thinking from a history searches for its end."""
     for each in KNOWN:
         if each.start in template or each.end in template:
             return each
@@ -32,7 +32,7 @@ def thinking_of(template: str) -> Thinking | None:
 
 
 def opens_thinking(prompt: str, thinking: Thinking | None) -> bool:
-    """Whether the end of a prompt's text has begun the answer's thinking, so that the answer will not."""
+    """True if the end of a prompt's text opens the answer's thinking, so that the answer begins inside."""
     if thinking is None:
         return False
     return prompt.rstrip().endswith(thinking.start)

@@ -231,7 +231,7 @@ def knows_tools(template: str) -> bool:
 
 
 def tool_format(template: str) -> ToolFormat:
-    """What a chat template asks for; :data:`GENERAL` where it has no tools, or a format that is not known."""
+    """The format that a chat template uses; :data:`GENERAL` if it has no tools, or an unknown format."""
     if not knows_tools(template):
         return GENERAL
     for format, signs in _SIGNS:

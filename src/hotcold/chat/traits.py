@@ -1,7 +1,7 @@
-"""What a chat template takes, found out by rendering a few conversations with it.
+"""Finds out what a chat template accepts, by rendering a few conversations with it.
 
-A template says nowhere whether it has a place for a system message, walks through parts of content, or wants
-null where an assistant only called tools; some raise an error, others leave text out without a word."""
+A template does not say whether it has a place for a system message, walks through parts of content, or wants
+null where an assistant only called tools; some raise an error, others silently leave text out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _TOOL = {
 
 @dataclass(frozen=True)
 class Traits:
-    """The defaults are those of a template that takes everything as it is usual."""
+    """What a template accepts; the defaults are those of a template that accepts all usual forms."""
 
     text: bool = True  #: whether content may be a text
     parts: bool = False  #: whether it may be a list of parts
@@ -88,8 +88,8 @@ _NULL, _EMPTY, _AS_TEXT, _TWO = (
 
 
 def probes(parts: bool = False, tools: bool = False) -> list[dict[str, Any]]:
-    """What is to be rendered; with ``parts`` all content is in parts, for a template that takes nothing
-    else; with ``tools`` there are always some."""
+    """The conversations to render. ``parts`` puts all content into parts, for a template that takes nothing
+    else; ``tools`` gives tools to each."""
     form = _in_parts if parts else list
     none = [_TOOL] if tools else None
     return [
@@ -106,22 +106,22 @@ def probes(parts: bool = False, tools: bool = False) -> list[dict[str, Any]]:
 
 
 def needs_parts(texts: Sequence[str | None]) -> bool:
-    """Whether the answers to :func:`probes` show that content must be in parts, so that those with it are to
-    be asked instead."""
+    """True if the answers to :func:`probes` show that content must be in parts: probe with ``parts`` then."""
     return not _shows(texts[0], _USER) and _walks(texts[1])
 
 
 def needs_tools(texts: Sequence[str | None]) -> bool:
-    """Whether nothing can be rendered without tools."""
+    """True if nothing can be rendered without tools."""
     return texts[0] is None and texts[1] is None
 
 
 def traits_of(texts: Sequence[str | None]) -> Traits:
-    """What the answers to :func:`probes` show; None stands for one that could not be rendered."""
+    """The traits that the answers to :func:`probes` show; None is a conversation that could not be
+    rendered."""
     plain, in_parts, system, systems, null, empty, as_text, two, tool, *bare, users = texts
     text, parts = _shows(plain, _USER), _walks(in_parts)
     if not text and not parts:
-        return Traits()  # it shows no messages of users: nothing can be found out
+        return Traits()  # it shows no user messages, so nothing can be found out
     no_null = null is None or null.count("None") > (empty or "").count("None")
     objects = _shows(empty, _VALUE) and f"{{'{_KEY}'" not in (empty or "")
     return Traits(
@@ -142,7 +142,7 @@ def _shows(rendered: str | None, text: str) -> bool:
 
 
 def _walks(rendered: str | None) -> bool:
-    """Whether the text of a part stands there by itself, rather than the list as Python or JSON writes it."""
+    """True if the text of a part is there by itself, not inside a list as Python or JSON writes it."""
     if rendered is None or _USER not in rendered:
         return False
     return rendered[rendered.index(_USER) + len(_USER) :][:1] not in ("'", '"')

@@ -1,1 +1,1 @@
-"""One module per verb of the command line: parse, call, print."""
+"""Parses a command, calls, and prints; one file per verb."""

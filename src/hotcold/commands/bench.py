@@ -1,4 +1,4 @@
-"""Measures prompt and generation speed, bytes read, and the memory bandwidth at the same moment."""
+"""Measures the speed of prompts and of generation, the bytes read, and the memory bandwidth meanwhile."""
 
 import argparse
 
@@ -19,14 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(1, MOST_SEQUENCES),
         default=1,
         metavar="N",
-        help=f"sequences; {DECODE_ROWS} are decoded together, more wait for their turn (1)",
+        help=f"sequences; {DECODE_ROWS} are decoded together, more take turns (1)",
     )
     add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds to measure (5)")
     add(
         "--timeline",
         type=options.file_path,
         metavar="FILE",
-        help="run one more round and write its Chrome trace: when the GPU and the CPU worked and waited",
+        help="run one more round and write a Chrome trace of it: when the GPU and the CPU worked and waited",
     )
     options.add_model_options(parser)
     options.add_json_option(parser)

@@ -1,5 +1,5 @@
-"""Talks with a model in the terminal. Answers go to stdout, notes and figures to stderr. Piped input is one
-message a line; the first that is refused ends it with exit code 2. /help lists what can be done."""
+"""Chats with a model in the terminal. Answers go to stdout, notes and figures to stderr. Piped input is one
+message per line; the first one that is refused ends the program with exit code 2. /help lists commands."""
 
 import argparse
 import sys
@@ -18,24 +18,24 @@ from hotcold.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="how the model is to behave")
+    parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="how the model should behave")
     parser.add_argument(
         "-n",
         "--n-predict",
         "--predict",
         type=options.token_count,
         metavar="N",
-        help=f"the most tokens of an answer; -1: until the context is full (default: {ANSWER_TOKENS}, or a "
+        help=f"at most N tokens per answer; -1: until the context is full (default: {ANSWER_TOKENS}, or a "
         "quarter of a small context)",
     )
-    parser.add_argument("--load", type=options.file_path, metavar="FILE", help="go on with what /save wrote")
+    parser.add_argument("--load", type=options.file_path, metavar="FILE", help="continue what /save wrote")
     parser.add_argument(
         "--history",
         type=options.file_path,
         metavar="FILE",
-        help="keep the lines that are typed in this file (default: they are forgotten)",
+        help="keep typed lines in this file (default: they are forgotten)",
     )
-    parser.add_argument("--no-figures", action="store_true", help="print no line of figures after answers")
+    parser.add_argument("--no-figures", action="store_true", help="print no figures after answers")
     options.add_template_options(parser)
     options.add_model_options(parser)
     options.add_sampling_options(parser)
@@ -63,14 +63,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _history(path: Path | None) -> Path | None:
-    """UserError: the lines could not be written there at the end."""
+    """Checks the file of ``--history``. UserError: lines could not be written there at the end."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise UserError(f"--history {path}: a file in a folder that exists is needed")
     return path
 
 
 def _talk(terminal: Terminal, lines: LineInput) -> int:
-    """Reads and answers until the end; the exit code."""
+    """Reads and answers messages until the end; returns the exit code."""
     asked_to_quit = False
     while True:
         try:
@@ -104,7 +104,7 @@ def _talk(terminal: Terminal, lines: LineInput) -> int:
             elif terminal.interrupted:
                 return EXIT_INTERRUPTED
         except (UserError, OSError) as error:
-            if not lines.interactive:  # what follows was written for an answer that there is not
+            if not lines.interactive:  # later lines were written for an answer that is missing
                 raise
             say(f"error: {error}")
         sys.stdout.flush()

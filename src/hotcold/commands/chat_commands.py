@@ -1,4 +1,4 @@
-"""The commands of a conversation: lines that begin with a slash."""
+"""Runs the commands of a conversation: lines that begin with a slash."""
 
 import math
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from hotcold.values import LARGEST, printable, whole
 class _Command:
     usage: str
     what: str
-    run: Callable[[Terminal, str], None]  #: is given what follows the name
+    run: Callable[[Terminal, str], None]  #: gets the text after the name
 
 
 def run_command(terminal: Terminal, line: str) -> bool:
-    """Runs ``/name argument``; False for ``/quit``. UserError: there is no such command, or it cannot be
-    done now."""
+    """Runs ``/name argument``; returns False for ``/quit``. UserError: the command is unknown, or cannot run
+    now."""
     name, _, argument = line.strip().partition(" ")
     name = name.removeprefix("/").lower()
     if name in ("quit", "exit", "bye"):
@@ -102,7 +102,8 @@ _WHOLE = ("top-k", "repeat-last-n", "seed")
 
 
 def _set(terminal: Terminal, argument: str) -> None:
-    """``/set`` alone shows all; names are those of the options, or what the template asks for."""
+    """Sets a value; ``/set`` alone shows all. Names are those of options, or of values that the template
+    reads."""
     name, _, text = argument.partition(" ")
     name, text = name.lstrip("-").replace("_", "-"), text.strip()
     if not name:

@@ -22,7 +22,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def say(text: str) -> None:
-    """What the program says, and not the model."""
+    """Prints a line of the program, not of the model, to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -39,9 +39,9 @@ class Terminal:
         model = session.model
         self.session, self.conversation, self.params = session, conversation, params
         self.max_tokens = max_tokens
-        self.values: dict[str, TemplateValue] = {}  #: what the template is told
+        self.values: dict[str, TemplateValue] = {}  #: values for the template
         self.interrupted = False  #: whether Ctrl-C ended the last answer
-        self.figures = True  #: whether a line of them follows each answer
+        self.figures = True  #: whether a line of figures follows each answer
         self.chat = Chat(model.tokenizer, model.chat_metadata, model.name)
         self._engine = Engine(session)
         self._interrupts = interrupts
@@ -71,7 +71,7 @@ class Terminal:
             raise
 
     def again(self) -> None:
-        """Another answer in the place of the last one. UserError: nothing was asked."""
+        """Replaces the last answer by another one. UserError: nothing was asked."""
         messages = self.conversation.messages
         if self.conversation.answered:
             self.conversation.messages = messages[:-1]
@@ -85,7 +85,7 @@ class Terminal:
             raise
 
     def more(self) -> None:
-        """Goes on with the last answer. UserError: there is none."""
+        """Continues the last answer. UserError: there is none."""
         if not self.conversation.answered:
             raise UserError("there is no answer to go on with")
         self._answer(go_on=True)
@@ -150,7 +150,7 @@ class Terminal:
         return ids
 
     def _print(self, request: Request, divide: AnswerStream, printer: "Printer") -> None:
-        """Ctrl-C ends the answer, which stays as far as it came."""
+        """Prints an answer as it is generated. Ctrl-C ends it; the part so far stays."""
         self.interrupted = False
         try:
             with self._interrupts.heard():

@@ -1,7 +1,7 @@
-"""The ``hotcold`` command: picks the verb, imports its module alone, and turns errors into one line.
+"""The ``hotcold`` command: picks the verb, imports only its module, and turns errors into one line.
 
-Exit codes: 0 done, 2 a mistake of the user, in a file or of the machine, 70 a defect of this program (both
-are one line on stderr), 130 interrupted by Ctrl-C, 141 the reader of stdout has gone. ``python -X dev -m
+Exit codes: 0 done; 2 a mistake of the user, in a file or of the machine; 70 a defect of this program (both
+give one line on stderr); 130 interrupted by Ctrl-C; 141 the reader of stdout has gone. ``python -X dev -m
 hotcold`` shows the traceback behind the line."""
 
 import contextlib
@@ -16,28 +16,28 @@ from hotcold.commands.command_line import OneLineParser, nearest
 from hotcold.errors import UserError
 from hotcold.version import __version__
 
-#: Each is a module ``hotcold.commands.<verb>`` with a docstring, which ``--help`` shows, and two functions:
-#: ``add_arguments(parser)``, and ``run(args)``, which returns the exit code, or raises what
-#: :data:`FOR_THE_USER` names with a message for the user.
+#: Each verb is a module ``hotcold.commands.<verb>`` with a docstring, which ``--help`` shows, and two
+#: functions: ``add_arguments(parser)`` and ``run(args)``. ``run`` returns the exit code, or raises an error
+#: of :data:`FOR_THE_USER` with a message for the user.
 VERBS: tuple[tuple[str, str], ...] = (
     ("generate", "write text from a prompt"),
     ("serve", "answer requests over HTTP, as OpenAI's API does"),
-    ("chat", "talk with a model in the terminal"),
+    ("chat", "chat with a model in the terminal"),
     ("info", "describe a model file"),
     ("tokenize", "turn text into token ids"),
     ("perplexity", "measure how well a model predicts a text"),
     ("bench", "measure prompt and generation speed"),
     ("fit-predictor", "make the predictors of --sparsity predicted"),
     ("profile", "count how often each neuron fires on a text"),
-    ("plan", "decide what a GPU gets, and predict the speed"),
-    ("doctor", "describe this machine, and measure its memory"),
+    ("plan", "plan what a GPU computes, and predict the speed"),
+    ("doctor", "describe this machine and measure its memory"),
     ("convert", "turn a checkpoint into a GGUF file"),
     ("pull", "download a model from the Hugging Face hub"),
-    ("list", "list the models that were downloaded"),
-    ("remove", "delete a model that was downloaded"),
+    ("list", "list downloaded models"),
+    ("remove", "delete a downloaded model"),
 )
 
-#: Errors that somebody can mend who does not know this program. All others are its defects.
+#: Errors that a user can mend. All others are defects of this program.
 FOR_THE_USER = (UserError, OSError, MemoryError)
 
 EXIT_ERROR = 2
@@ -113,7 +113,7 @@ def _overview() -> str:
 
 
 def _is_for_the_user(error: BaseException | None) -> bool:
-    """Also where such an error ended another thread, whose end is what was noticed."""
+    """True also if such an error ended another thread, and only the end of that thread was noticed."""
     if isinstance(error, RuntimeError):
         error = error.__cause__
     return isinstance(error, FOR_THE_USER)
@@ -147,7 +147,7 @@ def _say(line: str) -> None:
 
 
 def _abandon_broken(stream: TextIO) -> None:
-    """Sends what cannot be written to nowhere, so that the interpreter's last flush does not fail again."""
+    """Discards output that cannot be written, so that the interpreter's last flush does not fail again."""
     try:
         stream.flush()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Reads a verb's command line: a mistake is one line, and what llama.cpp calls otherwise is understood."""
+"""Reads a verb's command line; errors are one line, and llama.cpp's other names are understood."""
 
 import argparse
 import re
@@ -13,7 +13,7 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """A hint at what was meant, perhaps empty."""
+    """A hint at the known word that was probably meant; may be empty."""
     if word.startswith("-") and f"-{word}" in known:
         return f"; did you mean -{word}?"
     matches = get_close_matches(word, known, n=1)
@@ -24,7 +24,7 @@ class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose errors are one line and name the nearest option. Options of one dash are read
     as a whole: ``-ngl`` is never ``-n`` with the value ``gl``."""
 
-    notes: Sequence[str] = ()  #: on options of llama.cpp, once a command line was parsed
+    notes: Sequence[str] = ()  #: notes on options of llama.cpp in the parsed command line
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
         words, self.notes = _Words(self, argv).understood()
@@ -34,8 +34,8 @@ class OneLineParser(argparse.ArgumentParser):
         return args
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """What argparse takes a word for that is no option: the beginning of a name, or a short name with its
-        value. Neither is meant here, so a text such as ``-h is for help`` stays a text."""
+        """Argparse's guesses at a word that is no option: a prefix of a name, or a short name with its value.
+        There are none here, so a text such as ``-h is for help`` stays a text."""
         return []
 
     @property
@@ -44,7 +44,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     @property
     def names(self) -> dict[str, argparse.Action]:
-        """Options by their names."""
+        """The options by name."""
         return self._option_string_actions
 
     def unknown(self, word: str) -> NoReturn:
@@ -56,7 +56,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class _Words:
-    """The words of a command line, one after the other."""
+    """Reads the words of a command line, one after the other."""
 
     def __init__(self, parser: OneLineParser, argv: Sequence[str]) -> None:
         self._parser = parser
@@ -65,7 +65,7 @@ class _Words:
         self._notes: list[str] = []
 
     def understood(self) -> tuple[list[str], list[str]]:
-        """The words for argparse, and notes. UserError: an option that is not known, or refused."""
+        """The words for argparse, and notes. UserError: an option is unknown, or refused."""
         while self._left:
             word = self._left.pop(0)
             if word == "--":
@@ -80,7 +80,7 @@ class _Words:
         return self._found, self._notes
 
     def _own(self, word: str) -> list[str]:
-        """The words of an option of this program; none of another's."""
+        """The words of an option of this program; empty for an option of llama.cpp."""
         names = self._parser.names
         if word in names or word.partition("=")[0] in names:
             return [word]
@@ -114,11 +114,11 @@ class _Words:
             self._notes.append(f"{seen} changes nothing: {row.text}")
 
     def _is_for(self, row: Row) -> bool:
-        """Rows are for commands that run a model."""
+        """True if the row applies to this command: most rows are for commands that run a model."""
         return "--threads" in self._parser.names and (not row.verbs or self._parser.verb in row.verbs.split())
 
     def _value(self, name: str, takes: str) -> str:
-        """Of an option, the word after it; of one that may have none, perhaps none."""
+        """The value of an option: the next word; may be empty for an option that needs none."""
         following = self._left[0] if self._left else None
         if "|" in takes:
             return self._left.pop(0) if following in takes.split("|") else ""
@@ -128,5 +128,5 @@ class _Words:
 
 
 def _is_option(word: str) -> bool:
-    """As argparse sees it: other words that begin with a dash are values."""
+    """True if argparse takes the word for an option; other words that begin with a dash are values."""
     return len(word) > 1 and word[0] == "-" and " " not in word and not _NEGATIVE.fullmatch(word)

@@ -1,4 +1,4 @@
-"""A conversation as its user sees it: turns that can be taken back, repeated, written to a file and read."""
+"""Holds a conversation whose turns can be undone, repeated, written to a file and read."""
 
 import json
 from pathlib import Path
@@ -12,33 +12,33 @@ from hotcold.values import printable
 
 
 class Conversation:
-    """``messages`` are those for :meth:`hotcold.LLM.chat`: perhaps one of role ``system``, then turns."""
+    """A conversation. ``messages`` are those for :meth:`hotcold.LLM.chat`: maybe a system message, then
+    turns."""
 
     def __init__(self, system: str = "") -> None:
         self.messages: list[Message] = []
-        self._file: Path | None = None  # that may be written again
+        self._file: Path | None = None  # the file that may be overwritten
         self.set_system(system)
 
     @property
     def system(self) -> str:
-        """Empty where there is none."""
+        """The system message; empty if there is none."""
         first = self.messages[0] if self.messages else {"role": "user"}
         return str(first["content"]) if first["role"] == "system" else ""
 
     def set_system(self, text: str) -> None:
-        """The message that comes first; an empty one takes it away."""
+        """Sets the system message, which comes first; an empty one removes it."""
         if self.system:
             del self.messages[0]
         if text:
             self.messages.insert(0, {"role": "system", "content": text})
 
     def clear(self) -> None:
-        """Forgets everything but the system message."""
+        """Removes everything but the system message."""
         del self.messages[1 if self.system else 0 :]
 
     def undo(self) -> str | None:
-        """Takes the last message of the user back, and what came after it; returns it, None if there is
-        none."""
+        """Removes the last user message and everything after it, and returns it; None if there is none."""
         for i in reversed(range(len(self.messages))):
             if self.messages[i]["role"] == "user":
                 text = str(self.messages[i]["content"])
@@ -48,12 +48,12 @@ class Conversation:
 
     @property
     def answered(self) -> bool:
-        """Whether the last message is an answer."""
+        """True if the last message is an answer."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
     def save(self, path: Path) -> None:
-        """Writes the messages as JSON. UserError: there is such a file already, and it is not the one that
-        was written or read before."""
+        """Writes the messages as JSON. UserError: the file exists, and is not the one that was written or
+        read before."""
         if path.exists() and path != self._file:
             raise UserError(f"{printable(str(path), 4096)} exists already: choose another name")
         text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
@@ -62,7 +62,7 @@ class Conversation:
         self._file = path
 
     def load(self, path: Path) -> None:
-        """Reads what :meth:`save` wrote in place of this conversation. UserError: it is no conversation."""
+        """Replaces this conversation by a file of :meth:`save`. UserError: it is no conversation."""
         if not path.is_file():
             raise UserError(f"{printable(str(path), 4096)} is no file: /save writes one")
         try:

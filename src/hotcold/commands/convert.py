@@ -32,18 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--down",
         choices=DOWN_LAYOUTS,
         help="rows of the down matrix: by_neuron, for sparse modes, or by_output, which other tools expect "
-        "(default: by_neuron where the activation gives zeros)",
+        "(default: by_neuron if the activation gives zeros)",
     )
     add(
         "--dense",
         action="store_true",
-        help="a file that llama.cpp loads: rows of the down matrix by_output, no predictors",
+        help="write a file that llama.cpp loads: down rows by_output, no predictors",
     )
     add(
         "--predictors",
         type=options.file_path,
         metavar="DIR",
-        help="folder of predictors as PowerInfer publishes them (model_0.pt, ...), for the file to keep",
+        help="folder of PowerInfer's predictors (model_0.pt, ...) to put into the file",
     )
     add("--name", metavar="TEXT", help="general.name (default: the folder's name)")
     add("--license", metavar="SPDX", help="general.license, such as mit")

@@ -1,5 +1,5 @@
-"""Says what this machine has, and how fast it and its GPU read memory: measured once, in about 10 s, and
-cached."""
+"""Shows what this machine has, and how fast it and its GPU read memory. The measurement takes about 10 s and
+is cached."""
 
 import argparse
 

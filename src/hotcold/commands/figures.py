@@ -1,4 +1,4 @@
-"""What an answer took, in a line."""
+"""Prints the figures of an answer in a line."""
 
 import shutil
 import sys
@@ -20,7 +20,7 @@ def print_figures(figures: list[str]) -> None:
 
 
 def figures_of(request: Request, figures: Figures) -> list[str]:
-    """Those that a run too short does not have are left out."""
+    """The figures of a request, without those for which the run was too short."""
     parts = []
     if figures.prompt_tok_s:
         reused = f" ({request.reused} reused)" if request.reused else ""

@@ -1,7 +1,7 @@
-"""Makes the predictors of --sparsity predicted from a text, without training, and says what they are worth.
+"""Makes the predictors of --sparsity predicted from a text, without training, and measures their quality.
 
-They go into a sidecar. Commands find one that lies beside the model as MODEL.predictor.gguf. It also says in
-which layers prediction pays; there --sparsity auto uses it."""
+Writes them to a file. Commands find it as MODEL.predictor.gguf beside the model. The file also says in which
+layers prediction pays; --sparsity auto uses it in these layers."""
 
 import argparse
 
@@ -13,14 +13,14 @@ from hotcold.sparse.fitting import INPUTS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, path, number = parser.add_argument, options.file_path, options.number
-    add("-f", "--file", type=path, required=True, metavar="TEXT", help="text to fit to, UTF-8")
+    add("-f", "--file", type=path, required=True, metavar="TEXT", help="file of text to fit to, UTF-8")
     add(
         "-o",
         "--output",
         type=options.new_file,
         required=True,
         metavar="FILE",
-        help="where to write the sidecar",
+        help="file to write",
     )
     add(
         "--method",
@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recall",
         type=number,
         metavar="R",
-        help="share of the active neurons to find (default: 0.99; trained: what their own thresholds find)",
+        help="share of the active neurons to find (default: 0.99; trained: as their own thresholds give)",
     )
-    add("--weighted", action="store_true", help="in --recall a neuron counts by how much it adds")
+    add("--weighted", action="store_true", help="weigh neurons in --recall by how much they add")
     add(
         "--type",
         type=str.upper,
@@ -46,20 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number,
         default=0.15,
         metavar="S",
-        help="most bytes of a predictor, as a share of its layer's FFN (default: 0.15)",
+        help="limit of a predictor's bytes, as a share of its layer's FFN (default: 0.15)",
     )
     add(
         "--tokens",
         type=options.whole_number(2),
         default=8192,
         metavar="N",
-        help="tokens to use, sampled over the whole text: four fifths to fit to, one to judge by (8192)",
+        help="tokens to use, sampled over the whole text: four fifths to fit, one to judge (8192)",
     )
     add(
         "--held-out",
         type=path,
         metavar="TEXT",
-        help="text to judge by (default: the last fifth of -f, which is then not fitted to)",
+        help="file with the text to judge by (default: the last fifth of -f, which is not fitted to)",
     )
     options.add_model_options(parser, sparsity=False)
     options.add_json_option(parser)

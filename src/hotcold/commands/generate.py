@@ -1,4 +1,4 @@
-"""Continues a text. The text goes to stdout as it is written, one line of figures to stderr."""
+"""Continues a text. Prints the text to stdout as it is generated, and a line of figures to stderr."""
 
 import argparse
 import contextlib
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.token_count,
         default=200,
         metavar="N",
-        help="the most tokens to generate; -1: until the text or the context ends (200)",
+        help="generate at most N tokens; -1: until the text or the context ends (200)",
     )
     parser.add_argument("--ignore-eos", action="store_true", help="do not let the model end the text")
     parser.add_argument(
@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="end where this text comes up, without it; may be repeated",
+        help="end before this text; may be repeated",
     )
-    parser.add_argument("--no-display-prompt", action="store_true", help="write the continuation alone")
+    parser.add_argument("--no-display-prompt", action="store_true", help="print only the continuation")
     options.add_model_options(parser)
     options.add_sampling_options(parser)
     options.add_json_option(parser)

@@ -17,10 +17,10 @@ from hotcold.placement.sizes import placed_by
 from hotcold.values import printable
 
 _WIDTH, _LABEL = 80, 14
-_LONGEST_LIST = 4096  # of numbers per layer, and of names, that are reported
+_LONGEST_LIST = 4096  # limit of reported lists of names, and of numbers per layer
 _PREDICTOR = re.compile(r"blk\.(\d+)\.fc([12])\.weight")
 _DOWN = re.compile(r"blk\.\d+\.ffn_(down|down_t|down_exps)\.weight")
-#: What is said of an architecture, and the metadata key without its name.
+#: Reported facts of an architecture, and their metadata keys without its name.
 _NUMBERS = {
     "layers": "block_count", "context": "context_length", "dim": "embedding_length",
     "heads": "attention.head_count", "kv_heads": "attention.head_count_kv", "neurons": "feed_forward_length",
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(file: GGUFFile) -> dict[str, Any]:
-    """What ``--json`` prints; None stands for what the file does not state."""
+    """The report for ``--json``; None means that the file does not state it."""
     infos, metadata = file.tensors.values(), file.metadata
     architecture = _text(metadata.get("general.architecture"))
     tokens = metadata.get("tokenizer.ggml.tokens")
@@ -105,12 +105,12 @@ def _down_layout(file: GGUFFile) -> str | None:
         return None
     try:
         return Config.from_metadata(file.metadata, file.magic, file.tensors).down_layout
-    except ModelError:  # it does not run here, and is shown all the same
+    except ModelError:  # it does not run here, but is shown all the same
         return _text(file.metadata.get("hotcold.ffn.down_layout")) or "by_output"
 
 
 def _placement(file: GGUFFile) -> str | None:
-    """What may be placed apart; None of what is no model that runs here."""
+    """The parts that may be placed apart; None for a file that does not run here."""
     try:
         return placed_by(Config.from_metadata(file.metadata, file.magic, file.tensors))
     except ModelError:
@@ -118,7 +118,7 @@ def _placement(file: GGUFFile) -> str | None:
 
 
 def _predictors(file: GGUFFile) -> dict[str, Any]:
-    """PowerInfer's: how many layers have both factors, their ranks and size."""
+    """Facts about PowerInfer's predictors: how many layers have both factors, their ranks and size."""
     factors = {m.groups(): info for name, info in file.tensors.items() if (m := _PREDICTOR.fullmatch(name))}
     layers = [layer for layer, which in factors if which == "1" and (layer, "2") in factors]
     threshold = _number(file.metadata.get("powerinfer.sparse_threshold", 0.0))
@@ -132,7 +132,7 @@ def _predictors(file: GGUFFile) -> dict[str, Any]:
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> list[str]:
-    """Their names: ``default`` is the one that is used unless another is asked for."""
+    """Names of the chat templates; ``default`` is used unless another is asked for."""
     default = ["default"] if "tokenizer.chat_template" in metadata else []
     others = metadata.get("tokenizer.chat_templates")
     names = others if isinstance(others, list) else []

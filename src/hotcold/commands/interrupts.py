@@ -1,4 +1,4 @@
-"""Ctrl-C that is neither lost nor heard where it would do harm."""
+"""Delivers Ctrl-C where it does no harm, without losing it."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ _TRIES = 200
 
 
 class Interrupts:
-    """While this is entered, Ctrl-C raises ``KeyboardInterrupt`` only within :meth:`heard`; one that came
-    before is raised when that is entered. Only for the main thread.
+    """A context in which Ctrl-C raises ``KeyboardInterrupt`` only within :meth:`heard`; an earlier Ctrl-C is
+    raised on entering it. Only for the main thread.
 
     Python runs no code of ours while a read blocks, so a signal that comes just before it would wait for the
     next key. Therefore a thread, told by the system's side of the signal, wakes the main thread until the
-    signal was heard; on Windows there is no such gap to close, nor a way to do it."""
+    signal was heard. Windows has no such gap, and no way to close it."""
 
     def __init__(self) -> None:
         self._pending = False
@@ -52,7 +52,7 @@ class Interrupts:
         self._heard.set()
         self._pending = True
         if self._armed:
-            self._armed = False  # once: what the interrupt ends is not interrupted again
+            self._armed = False  # once: the code that handles the interrupt is not interrupted again
             raise KeyboardInterrupt
 
     def _watch(self, stack: contextlib.ExitStack) -> None:
@@ -81,11 +81,11 @@ class Interrupts:
             if data[0] != signal.SIGINT:
                 continue
             self._heard.clear()
-            for _ in range(_TRIES):  # if it was heard before this line, they do no harm
+            for _ in range(_TRIES):  # harmless if it was heard before this line
                 if self._closing or self._heard.wait(_AGAIN_S):
                     break
                 signal.pthread_kill(main, signal.SIGUSR1)
 
 
 def _nothing(_signal: int, _frame: FrameType | None) -> None:
-    """A read that a signal ends looks whether there was another, and goes on."""
+    """Handles the signal that wakes a blocking read; the read then goes on."""

@@ -1,4 +1,4 @@
-"""What a user types: messages of one line or several, and commands."""
+"""Reads what a user types: messages of one or more lines, and commands."""
 
 import contextlib
 import sys
@@ -13,8 +13,8 @@ _HISTORY = 2000  # lines kept in the file
 
 
 class LineInput:
-    """Reads messages from standard input; in a terminal with a prompt, and lines can be edited. With
-    ``history``, a file, lines of former conversations are in reach, and those of this one are added to it."""
+    """Reads messages from standard input; in a terminal with a prompt and editing. ``history`` is a file with
+    lines of earlier conversations, to which those of this one are added."""
 
     def __init__(self, interrupts: Interrupts, history: Path | None = None) -> None:
         self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -25,9 +25,8 @@ class LineInput:
             self._readline.read_history_file(history)
 
     def read(self) -> str | None:
-        """The next message; None where there will be none. A backslash at the end of a line, or three quotes
-        at its beginning until the next three, make several lines one message. KeyboardInterrupt: Ctrl-C; what
-        was typed is gone."""
+        """The next message; None at the end. A backslash at the end of a line, or three quotes before and
+        after, make several lines one message. KeyboardInterrupt: Ctrl-C; the typed text is gone."""
         line = self._line(PROMPT)
         if line is None:
             return None
@@ -43,11 +42,11 @@ class LineInput:
         return "\n".join(lines)
 
     def typed(self) -> bool:
-        """Whether the line that Ctrl-C ended had something in it."""
+        """True if the line that Ctrl-C ended had text."""
         return self._readline is not None and bool(self._readline.get_line_buffer())
 
     def close(self) -> None:
-        """Writes the history, where one is asked for."""
+        """Writes the history, if there is a file for it."""
         if self._readline is not None and self._history is not None:
             self._readline.write_history_file(self._history)
 
@@ -73,7 +72,7 @@ class LineInput:
 
 
 def _readline() -> ModuleType | None:
-    """It makes ``input`` edit lines; some systems do without."""
+    """The module that makes ``input`` edit lines; None on systems without it."""
     try:
         import readline
     except ImportError:

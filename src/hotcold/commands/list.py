@@ -1,4 +1,4 @@
-"""Lists the GGUF models in the cache of the Hugging Face tools: their names for -m, sizes, revisions."""
+"""Lists the GGUF models in the cache of the Hugging Face tools: names for -m, sizes and revisions."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from hotcold.values import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "OWNER/NAME: those of one repository (default: all)"
+    about = "list only the models of OWNER/NAME (default: all)"
     parser.add_argument("name", nargs="?", type=options.hub_name, metavar="REPO", help=about)
     options.add_json_option(parser)
 

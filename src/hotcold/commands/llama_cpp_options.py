@@ -1,9 +1,9 @@
-"""Options of llama.cpp that this program spells otherwise, has no need of, or does not have: people bring
-whole command lines. What both have under one name is in ``options.py``, and comes first."""
+"""Options of llama.cpp that have another name here, change nothing here, or do not exist here: people bring
+whole command lines. Options that both programs have under one name are in ``options.py`` and come first."""
 
 from typing import NamedTuple
 
-IS = "is"  #: another option here, which the text spells; ``{}`` is the value
+IS = "is"  #: has another name here: the text, in which ``{}`` is the value
 NOTHING = "nothing"  #: accepted; the text says why it changes nothing
 NO = "no"  #: refused; the text says what to do instead
 
@@ -27,8 +27,8 @@ _MANY = "one server has one model: start another on another port"
 
 
 class Row(NamedTuple):
-    """Some options, for the commands that run a model, or those in ``verbs``. Of several rows for one option
-    the first whose ``when`` matches all of the value counts."""
+    """Options of the commands that run a model, or of those in ``verbs``. If several rows have one option,
+    the first whose ``when`` matches the whole value counts."""
 
     names: str
     takes: str  #: the value in words; with ``|`` one of these words, which may be left out; empty: none
@@ -159,7 +159,7 @@ ROWS = (
 
 
 def table() -> str:
-    """All of it in Markdown, for the documentation."""
+    """The table in Markdown, for the documentation."""
     outcomes = {IS: "the same as", NOTHING: "changes nothing:", NO: "refused:"}
     lines = ["| option of llama.cpp | here |", "|---|---|"]
     for row in ROWS:

@@ -1,4 +1,4 @@
-"""What several verbs share: flags, each defined once and named as in llama.cpp, and how they end."""
+"""Options that several verbs share, named as in llama.cpp, and the end of a command."""
 
 import argparse
 import json
@@ -36,7 +36,7 @@ MODEL_HELP = "GGUF file, or hf:REPO/FILE of the Hugging Face hub (default: the b
 
 
 def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
-    """A parser of integers in ``low..high`` whose error names what is allowed."""
+    """A parser of integers in ``low..high``, whose error names the values allowed."""
 
     def parse(text: str) -> int:
         try:
@@ -51,22 +51,22 @@ def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
 
 
 def threads(text: str) -> int | None:
-    """A parser of numbers of threads; -1 is as many as without the option."""
+    """A parser of thread counts; -1 means the same as no option."""
     return None if text == "-1" else whole_number(1, 1024)(text)
 
 
 def context_size(text: str) -> int:
-    """A parser of positions of a context; 0 is all that the model has."""
+    """A parser of context sizes; 0 means all positions of the model."""
     return 0 if text == "0" else whole_number(2)(text)
 
 
 def token_count(text: str) -> int:
-    """A parser of the most tokens to generate; -1 is as many as there is room for."""
+    """A parser of limits of generated tokens; -1 means as many as there is room for."""
     return _LARGEST if text in ("-1", "-2") else whole_number(1)(text)
 
 
 def number(text: str) -> float:
-    """A parser of finite numbers; what range makes sense is for those who use them to say."""
+    """A parser of finite numbers; the code that uses a number checks its range."""
     try:
         value = float(text)
     except ValueError:
@@ -77,7 +77,7 @@ def number(text: str) -> float:
 
 
 def logit_bias(text: str) -> tuple[int, float]:
-    """A parser of ``15043+1``, ``15043-0.5`` and ``15043-inf``: a token id and what its logit gets."""
+    """A parser of ``15043+1``, ``15043-0.5`` and ``15043-inf``: a token id and what is added to its logit."""
     found = re.fullmatch(r"([0-9]{1,10})([+-](?:[0-9]{1,9}(?:\.[0-9]{1,9})?)|-inf)", text)
     if not found:
         raise argparse.ArgumentTypeError(
@@ -95,14 +95,14 @@ def byte_size(text: str) -> int:
 
 
 def file_path(text: str) -> Path:
-    """A parser of paths; the empty one would silently mean this folder."""
+    """A parser of paths, which refuses the empty one: it would silently mean this folder."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"{text!r} is not a path: name a file")
     return Path(text)
 
 
 def new_file(text: str) -> Path:
-    """A parser of paths to write to, refused before anything is done."""
+    """A parser of paths to write to, which refuses an existing file before any work."""
     try:
         return files.new_file(file_path(text))
     except UserError as error:
@@ -126,8 +126,8 @@ def hub_name(text: str) -> hub_names.HubName:
 
 
 def local_model(model: Path | None) -> Path | None:
-    """Where the model that was given lies; one of the hub is downloaded now, with a progress bar, unless it
-    is in the cache. None stays the built-in one."""
+    """Path of the given model. A model of the hub is downloaded first, with a progress bar, unless it is in
+    the cache. None, the built-in model, stays None."""
     if model is None or not hub_names.is_hub_name(model):
         return model
     with progress(DOWNLOADING, in_bytes=True) as advance:
@@ -142,21 +142,21 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         "--threads",
         type=threads,
         metavar="N",
-        help="default, and -1: one for each physical core that this process may use",
+        help="number of threads (default, and -1: one per physical core that this process may use)",
     )
     add(
         "-c",
         "--ctx-size",
         type=context_size,
         metavar="N",
-        help="positions of the context; 0: all of the model's (default: the model's, at most 4096)",
+        help="context size in tokens; 0: all that the model has (default: the model's, at most 4096)",
     )
     add_cache_options(add)
     add(
         "--backend",
         choices=BACKENDS,
         default="cpu",
-        help="what computes (default: cpu; reference is NumPy: slow, for checks)",
+        help="code that computes (default: cpu; reference is plain NumPy, slow, for checks)",
     )
     if not sparsity:
         return
@@ -164,13 +164,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         "--sparsity",
         choices=SPARSITY_MODES,
         default="auto",
-        help="which neurons are computed (default: auto, which prints what it chose)",
+        help="which neurons are computed (default: auto, which prints its choice)",
     )
     add(
         "--predictor",
         type=file_path,
         metavar="FILE",
-        help="predictors that fit-predictor wrote (default: MODEL.predictor.gguf beside the model)",
+        help="file of fit-predictor (default: MODEL.predictor.gguf beside the model)",
     )
     _add_hybrid_options(parser)
 
@@ -181,14 +181,14 @@ def add_cache_options(add: Callable[..., Any]) -> None:
     add(
         "--cache-type",
         choices=types,
-        help=f"how keys and values are stored (default: {_CACHE_TYPE}; q8_0 takes half of its memory)",
+        help=f"type of stored keys and values (default: {_CACHE_TYPE}; q8_0 takes half the memory of f16)",
     )
-    add("-ctk", "--cache-type-k", choices=types, help="of keys; both must be the same")
-    add("-ctv", "--cache-type-v", choices=types, help="of values")
+    add("-ctk", "--cache-type-k", choices=types, help="type of keys; must equal that of values")
+    add("-ctv", "--cache-type-v", choices=types, help="type of values")
 
 
 def cache_type(args: argparse.Namespace) -> str:
-    """The one type of keys and values. UserError: they were to have two."""
+    """The type of keys and values. UserError: two different types were given."""
     both: str | None = args.cache_type
     default = both or _CACHE_TYPE
     keys, values = args.cache_type_k or default, args.cache_type_v or default
@@ -206,26 +206,26 @@ def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
         "--vram-budget",
         type=byte_size,
         metavar="SIZE",
-        help="GPU memory that may be allocated, such as 512MiB or 8GiB; a bare number is GiB (default: what "
-        "is free, minus 1 GiB, or 1/8 where that is less)",
+        help="limit of GPU memory, such as 512MiB or 8GiB; a bare number is GiB (default: the free memory "
+        "minus 1 GiB, or minus 1/8 if that is less)",
     )
     add(
         "--placement",
         type=file_path,
         metavar="FILE",
-        help="what the GPU computes: a .gpuidx file that hotcold plan wrote (default: as hotcold plan "
-        "chooses for the budget)",
+        help="what the GPU computes: a .gpuidx file of hotcold plan (default: as hotcold plan chooses for "
+        "the budget)",
     )
     add(
         "--hot-backend",
         choices=BACKENDS,
-        help="for checks: computes the hot neurons in a GPU's place",
+        help="for checks: the backend that computes hot neurons in place of a GPU",
     )
     add(
         "--hot-threads",
         type=whole_number(1, 1024),
         metavar="N",
-        help="threads of the hot backend (default: as many as the other has)",
+        help="threads of the hot backend (default: as many as the other backend has)",
     )
 
 
@@ -233,24 +233,24 @@ def add_gpu_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--gpu",
         metavar="NAME|INDEX|off",
-        help="a part of the GPU's name, or its number in hotcold doctor; off: the CPU alone (default: a "
-        "discrete card, or an integrated GPU that was measured to be faster; never a software driver)",
+        help="part of a GPU's name, or its number in hotcold doctor; off: only the CPU (default: a discrete "
+        "card, or an integrated GPU that was measured to be faster; never a software driver)",
     )
 
 
-#: What an option of sampling says of its default.
+#: The beginning of a sampling option's default in its help.
 _ELSE = "default: the model file's, else"
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen; :func:`sampling_given` has those that were given."""
+    """Adds the options of sampling; :func:`sampling_given` returns the given ones."""
     add = parser.add_argument_group("sampling").add_argument
     add(
         "--temp",
         "--temperature",
         type=number,
         metavar="X",
-        help=f"temperature; 0 takes the likeliest token ({_ELSE} 0.8)",
+        help=f"temperature; 0 always takes the likeliest token ({_ELSE} 0.8)",
     )
     add(
         "--top-k",
@@ -262,7 +262,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "--top-p",
         type=number,
         metavar="P",
-        help=f"keep the likeliest tokens that reach P together; 1 keeps all ({_ELSE} 0.95)",
+        help=f"keep the likeliest tokens whose probabilities add up to P; 1 keeps all ({_ELSE} 0.95)",
     )
     add(
         "--min-p",
@@ -280,13 +280,13 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "--repeat-last-n",
         type=whole_number(-1),
         metavar="N",
-        help=f"how many tokens are recent; 0 is none, -1 all ({_ELSE} 64)",
+        help=f"how many tokens count as recent; 0: none, -1: all ({_ELSE} 64)",
     )
     add(
         "--frequency-penalty",
         type=number,
         metavar="X",
-        help="make a token less likely each time that it was generated (default: 0)",
+        help="make a token less likely for each time that it was generated (default: 0)",
     )
     add(
         "--presence-penalty",
@@ -301,8 +301,8 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ID(+/-)BIAS",
-        help="make a token likelier, as 15043+1, less likely, as 15043-1, or forbid it, as 15043-inf; "
-        "may be repeated",
+        help="make a token likelier (15043+1) or less likely (15043-1), or forbid it (15043-inf); may be "
+        "repeated",
     )
     add(
         "-s",
@@ -310,25 +310,25 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         type=whole_number(-1, 2**63 - 1),
         default=-1,
         metavar="N",
-        help="of the random numbers; -1 draws one (-1)",
+        help="seed of the random numbers; -1 draws one (-1)",
     )
 
 
 def add_template_options(parser: argparse.ArgumentParser) -> None:
-    """The chat template; :func:`chat_template` has what was given."""
+    """Adds the options of the chat template; :func:`chat_template` returns the given one."""
     group = parser.add_argument_group("chat template").add_mutually_exclusive_group()
     group.add_argument(
         "--chat-template",
         metavar="NAME|TEXT",
-        help=f"instead of the model file's: Jinja, or {', '.join(TEMPLATES)}",
+        help=f"template to use instead of the model file's: Jinja source, or {', '.join(TEMPLATES)}",
     )
     group.add_argument(
-        "--chat-template-file", type=file_path, metavar="FILE", help="the same from a file with Jinja"
+        "--chat-template-file", type=file_path, metavar="FILE", help="file with such a template in Jinja"
     )
 
 
 def chat_template(args: argparse.Namespace) -> str | None:
-    """The template that was given. UserError: it is none, or the file cannot be read."""
+    """The given template. UserError: it is no template, or its file cannot be read."""
     if args.chat_template_file is not None:
         text = read_text(args.chat_template_file)
         return text if text.strip() else template_text(text)
@@ -336,7 +336,7 @@ def chat_template(args: argparse.Namespace) -> str | None:
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="end stdout with a line of JSON")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON at the end of stdout")
 
 
 _SAMPLING = {
@@ -352,8 +352,8 @@ _SAMPLING = {
 
 
 def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
-    """What the flags of :func:`add_sampling_options` say, as fields of ``SamplingParams``. UserError: a value
-    that is not allowed."""
+    """The given options of :func:`add_sampling_options`, as fields of ``SamplingParams``. UserError: a value
+    is not allowed."""
     from hotcold.runtime.sampling import SamplingParams
 
     found = {field: getattr(args, name) for name, field in _SAMPLING.items()}
@@ -367,7 +367,7 @@ def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def model_options(args: argparse.Namespace) -> ModelOptions:
-    """What the flags of :func:`add_model_options` say of how to load and run the model."""
+    """The options of :func:`add_model_options`, as options of loading."""
     found: ModelOptions = {
         "threads": args.threads,
         "context": args.ctx_size,
@@ -390,8 +390,8 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
 
 
 def load_session(args: argparse.Namespace, **more: Any) -> "Session":
-    """Loads the model that the flags name, with a progress bar, opens a session of it, and prints its notes
-    to stderr. ``more`` belongs to :class:`~hotcold.runtime.options.LoadOptions`."""
+    """Loads the given model with a progress bar, opens a session of it, and prints its notes to stderr.
+    ``more`` belongs to :class:`~hotcold.runtime.options.LoadOptions`."""
     from hotcold.runtime.loading import load
 
     path = local_model(args.model)
@@ -408,18 +408,18 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def note_left_out(tokenizer: "Tokenizer", *texts: str) -> None:
-    """Says what of a text no token can spell."""
+    """Prints a note on characters of a text that no token can spell."""
     if left_out := tokenizer.left_out(texts):
         print_notes([f"no token of the model can spell {left_out} of the text: left out"])
 
 
 def facts(session: "Session") -> dict[str, Any]:
-    """What figures depend on: the model, how it ran, and the machine."""
+    """The facts on which figures depend: the model, how it ran, and the machine."""
     return asdict(Setup.of(session))
 
 
 def end(args: argparse.Namespace, report: dict[str, Any]) -> int:
-    """Prints the report where ``--json`` asks for it; the exit code."""
+    """Prints the report if ``--json`` is given; returns the exit code 0."""
     if args.json:
         if "notes" in report:
             report = report | {"notes": [in_flags(note) for note in report["notes"]]}

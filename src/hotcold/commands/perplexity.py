@@ -1,4 +1,4 @@
-"""Measures how well a model predicts a text, every token judged by the sparsity mode's decode rule."""
+"""Measures how well a model predicts a text. Every token is computed as in decoding."""
 
 import argparse
 import time
@@ -11,13 +11,13 @@ from hotcold.commands.progress import progress
 from hotcold.tasks import scoring
 from hotcold.tasks.windows import text_windows
 
-#: Window of long-context models, as is usual for this measurement.
+#: The window for models of long contexts, usual for this measurement.
 _DEFAULT_CONTEXT = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="the text, UTF-8"
+        "-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="file of text, UTF-8"
     )
     parser.add_argument(
         "--chunks",
@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         choices=("off", "exact", "predicted"),
         metavar="MODE",
-        help="score this sparsity mode too, and report how far --sparsity is from it",
+        help="score this sparsity mode, too, and report how much --sparsity differs from it",
     )
     parser.add_argument(
-        "--seed", type=options.whole_number(0), default=0, metavar="N", help="of the bootstrap (0)"
+        "--seed", type=options.whole_number(0), default=0, metavar="N", help="seed of the bootstrap (0)"
     )
     options.add_model_options(parser)
     options.add_json_option(parser)

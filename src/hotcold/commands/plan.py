@@ -1,4 +1,4 @@
-"""Plans what of a model a GPU and a CPU get, and predicts the speed, at a full context. Allocates nothing."""
+"""Plans which parts of a model go to a GPU, and predicts the speed at a full context. Allocates nothing."""
 
 import argparse
 
@@ -13,45 +13,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, path = parser.add_argument, options.file_path
     model = parser.add_mutually_exclusive_group()
     model.add_argument("-m", "--model", type=options.model_file, metavar="FILE", help=options.MODEL_HELP)
-    shapes = f"a model without a file: {', '.join(SHAPES)}"
+    shapes = f"plan a model without a file: {', '.join(SHAPES)}"
     model.add_argument("--shape", choices=SHAPES, metavar="NAME", help=shapes)
-    add("--type", type=str.upper, default="Q4_0", metavar="TYPE", help="block type of a --shape (q4_0)")
+    add("--type", type=str.upper, default="Q4_0", metavar="TYPE", help="block type of the --shape (q4_0)")
     add(
         "-c",
         "--ctx-size",
         "--ctx",
         type=options.whole_number(2),
         metavar="N",
-        help="positions of the context (default: the model's, 4096 at most; of a --shape 2048)",
+        help="context size in tokens (default: the model's, at most 4096; 2048 for a --shape)",
     )
     options.add_cache_options(add)
     add(
         "--vram-budget",
         type=options.byte_size,
         metavar="SIZE",
-        help="GPU memory that Hotcold may allocate, as 8GiB or 512MiB; bare numbers are GiB "
-        "(default: card memory minus 1 GiB, or minus 1/8 on cards under 8 GiB)",
+        help="limit of GPU memory, such as 512MiB or 8GiB; a bare number is GiB (default: the card's memory "
+        "minus 1 GiB, or minus 1/8 on cards under 8 GiB)",
     )
     add(
         "--profile",
         type=path,
         metavar="FILE",
-        help="made by hotcold profile (default: MODEL.profile.gguf beside the model, else a power law)",
+        help="file of hotcold profile (default: MODEL.profile.gguf beside the model, else a power law)",
     )
     add(
         "--hardware",
         default=DEFAULT,
         metavar="FILE|NAME",
-        help=f"JSON as hotcold doctor writes it, or a preset: {', '.join(PRESETS)} (default: {DEFAULT})",
+        help=f"JSON file of hotcold doctor, or a preset: {', '.join(PRESETS)} (default: {DEFAULT})",
     )
     add(
         "--objective",
         choices=OBJECTIVES,
         default="time",
-        help="time: the least predicted time of a token. paper: the most firings on the GPU, as PowerInfer "
+        help="time: the least predicted time per token. paper: the most firings on the GPU, as in PowerInfer "
         "(default: time)",
     )
-    add("--placement", type=path, metavar="FILE", help="judge this .gpuidx, and solve nothing")
+    add("--placement", type=path, metavar="FILE", help="judge this .gpuidx instead of solving")
     add("-o", "--output", type=options.new_file, metavar="FILE", help="write the placement, a .gpuidx")
     options.add_json_option(parser)
 

@@ -1,6 +1,6 @@
-"""Counts how often each neuron fires, every token of a text evaluated by the decode rule.
+"""Counts how often each neuron fires on a text. Every token is computed as in decoding.
 
-Commands find a profile that lies beside the model as MODEL.profile.gguf."""
+Commands find the profile as MODEL.profile.gguf beside the model."""
 
 import argparse
 
@@ -12,27 +12,27 @@ from hotcold.commands.progress import phases
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("-f", "--file", type=options.file_path, metavar="TEXT", help="the text, UTF-8")
+    source.add_argument("-f", "--file", type=options.file_path, metavar="TEXT", help="file of text, UTF-8")
     source.add_argument(
         "--import",
         dest="counts_folder",
         type=options.file_path,
         metavar="DIR",
-        help="folder with PowerInfer's counts, activation_0.pt and so on; no pickle in them is executed",
+        help="folder with PowerInfer's counts (activation_0.pt, ...); no pickle in them is executed",
     )
-    add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="the profile")
+    add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="file to write")
     add(
         "--picture",
         type=options.new_file,
         metavar="FILE",
-        help="an SVG: how often the neurons of each layer fire, the most active first",
+        help="write an SVG: how often the neurons of each layer fire, the most active first",
     )
     add(
         "--tokens",
         type=options.whole_number(1),
         metavar="N",
-        help="With -f: sample N tokens spread over the text (default: all). With --import: number of tokens "
-        "the counts cover (default: the largest count).",
+        help="with -f: sample N tokens spread over the text (default: all); with --import: how many tokens "
+        "the counts cover (default: the largest count)",
     )
     options.add_model_options(parser, sparsity=False)
     options.add_json_option(parser)

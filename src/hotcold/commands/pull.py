@@ -1,7 +1,7 @@
-"""Downloads a model from the Hugging Face hub: all files of a split one, and of them what is not there yet.
+"""Downloads a model from the Hugging Face hub: all missing files of it, if it is split.
 
-A download that was cut off goes on where it ended. Files are checked against the hub's checksums. They lie in
-the cache of the Hugging Face tools (HF_HUB_CACHE, HF_HOME), or in HOTCOLD_CACHE; HF_TOKEN has the token."""
+A download that was cut off continues. Files are checked against the hub's checksums. They go into the cache
+of the Hugging Face tools (HF_HUB_CACHE, HF_HOME) or into HOTCOLD_CACHE. HF_TOKEN is the token for the hub."""
 
 import argparse
 

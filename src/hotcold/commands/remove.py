@@ -1,6 +1,6 @@
 """Deletes a downloaded model, or all models of a repository, from the cache of the Hugging Face tools.
 
-Files there that are no GGUF models stay."""
+Other files there stay."""
 
 import argparse
 

@@ -1,6 +1,6 @@
 """Serves a model over HTTP, with OpenAI's API and llama.cpp's. SIGTERM and Ctrl-C let running requests
-finish; a second signal ends the server at once. Exit codes: 0 stopped, 2 a mistake (a port in use, say, or a
-model that cannot be loaded), 70 the engine's process has died."""
+finish; a second signal ends the server at once. Exit codes: 0 stopped; 2 a mistake, such as a port in use or
+a model that cannot be loaded; 70 the engine process died."""
 
 import argparse
 import importlib.util
@@ -26,50 +26,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="where to listen (127.0.0.1: this machine alone)",
+        help="address to listen on (default: 127.0.0.1, for this machine only)",
     )
     add(
         "--port",
         type=options.whole_number(0, 65535),
         default=8080,
         metavar="N",
-        help="8080 by default; 0 takes one that is free",
+        help="port to listen on; 0: a free one (default: 8080)",
     )
     add(
         "--api-key-file",
         type=options.file_path,
         metavar="FILE",
-        help="keys that clients must send, one a line (default: the one in $HOTCOLD_API_KEY, if any)",
+        help="file with the keys that clients may send, one per line (default: the key in $HOTCOLD_API_KEY)",
     )
     add(
         "--public-without-key",
         action="store_true",
-        help="allow an address that other machines reach although no key is needed",
+        help="allow an address that other machines can reach, without a key",
     )
     add(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name that clients call this server by; may be repeated (default: localhost, this machine's "
-        "name, and addresses)",
+        help="a host name in requests; may be repeated (localhost, this machine's name and addresses are "
+        "always allowed)",
     )
     add(
         "--cors-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="a web page that may use the server, such as https://chat.example.org; may be repeated "
-        "(default: those of this machine)",
+        help="origin of web pages that may use the server, such as https://chat.example.org; may be repeated "
+        "(pages of this machine always may)",
     )
     add("-a", "--alias", metavar="NAME", help="the model's name for clients (default: its file's)")
     add(
         "--json-schema-open",
         action="store_true",
-        help="objects of JSON schemas may have properties that the schema does not name, unless it says "
-        "otherwise: as the standard has it",
+        help="objects may have properties that their JSON schema does not name, unless it forbids them, as "
+        "in the standard",
     )
-    add("--log-disable", action="store_true", help="no line on stderr for each request")
+    add("--log-disable", action="store_true", help="print no line to stderr for each request")
     _add_request_options(parser)
     options.add_template_options(parser)
     options.add_model_options(parser)
@@ -84,7 +84,7 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         type=options.whole_number(1, 256),
         default=4,
         metavar="N",
-        help="how many run at the same time (4); each may have all of -c",
+        help="how many requests run at the same time, each with a context of -c (4)",
     )
     add(
         "-n",
@@ -92,21 +92,22 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         "--predict",
         type=options.token_count,
         metavar="N",
-        help="the most tokens of an answer whose request does not say; -1: as many as there is room for "
-        "(default: 2048, of /v1/completions 16)",
+        help="at most N tokens per answer, if the request sets no limit; -1: as many as there is room for "
+        "(default: 2048; 16 for /v1/completions)",
     )
     add(
         "--max-waiting",
         type=options.whole_number(0, 100_000),
         default=64,
         metavar="N",
-        help="how many may wait for that; others are refused with status 429 (64)",
+        help="how many more requests may wait; others are refused with status 429 (64)",
     )
     add(
         "--cache-positions",
         type=options.whole_number(1),
         metavar="N",
-        help="positions of the cache that requests share (default: -np times -c, or what memory allows)",
+        help="size in tokens of the cache that requests share (default: -np times -c, or fewer if memory is "
+        "short)",
     )
     add(
         "-to",
@@ -114,33 +115,33 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         type=options.whole_number(1, 86_400),
         default=600,
         metavar="S",
-        help="the most seconds of a request, waiting included (600)",
+        help="seconds that a request may take, waiting included (600)",
     )
     add(
         "--drain",
         type=options.whole_number(0, 86_400),
         default=30,
         metavar="S",
-        help="the most seconds that running requests get after SIGTERM (30)",
+        help="seconds that running requests may go on after SIGTERM (30)",
     )
     add(
         "--max-connections",
         type=options.whole_number(1, 100_000),
         default=512,
         metavar="N",
-        help="at the same time (512)",
+        help="how many connections may be open at the same time (512)",
     )
     add(
         "--max-body",
         type=_body_size,
         default=4 << 20,
         metavar="SIZE",
-        help="of a request, such as 512KiB (4MiB)",
+        help="limit of a request's body, such as 512KiB (4MiB)",
     )
 
 
 def _body_size(text: str) -> int:
-    """A size with its unit: elsewhere a bare number is GiB, which nobody means here."""
+    """A parser of sizes with a unit: a bare number is GiB elsewhere, which makes no sense here."""
     found = 0 if text[-1:].isdigit() else options.byte_size(text)
     if not 1 << 10 <= found <= 1 << 30:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1KiB to 1GiB, such as 512KiB")
@@ -152,10 +153,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"serve needs the extra: pip install 'hotcold[serve]' (there is no {missing[0]})")
     found = options.model_options(args)
     more = {"sequences": args.parallel, "cache_positions": args.cache_positions}
-    LoadOptions.of(found, **more)  # UserError before anything is opened
+    LoadOptions.of(found, **more)  # raises UserError before anything is opened
     settings = _settings(args)
     model = options.local_model(args.model)
-    with open_gguf(file_of(model)):  # what is no model is told before anything is started
+    with open_gguf(file_of(model)):  # refuses a file that is no model before anything starts
         pass
 
     from hotcold.api.async_llm import AsyncLLM

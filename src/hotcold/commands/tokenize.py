@@ -1,4 +1,4 @@
-"""Turns text into token ids: one line per token, its id and its text. Needs a file's vocabulary only."""
+"""Turns text into token ids: one line per token, with its id and its text. Reads only the vocabulary."""
 
 import argparse
 import sys
@@ -10,11 +10,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-m", "--model", type=options.model_file, metavar="FILE", help=options.MODEL_HELP)
     add("-p", "--prompt", default="-", metavar="TEXT", help="the text (default: all of standard input)")
-    add("--no-bos", action="store_true", help="add no BOS and no EOS, even where the model expects them")
+    add("--no-bos", action="store_true", help="add no BOS and no EOS, even if the model expects them")
     add(
         "--special",
         action="store_true",
-        help="read names of control tokens, such as </s>, as the tokens themselves",
+        help="read names of control tokens, such as </s>, as these tokens",
     )
     options.add_json_option(parser)
 

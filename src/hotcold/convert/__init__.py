@@ -1,7 +1,7 @@
-"""Checkpoints of other tools to GGUF; the only place with Hugging Face names.
+"""Converts Hugging Face checkpoints to GGUF; no other room knows their names.
 
-``checkpoint`` opens a folder, ``huggingface`` knows its layouts, ``sentencepiece_model`` and ``vocabulary``
-its tokenizer, ``chat_templates`` its chat templates; ``conversion`` writes the file."""
+``checkpoint`` opens a folder, ``layouts`` and ``adapting`` know the layouts of models, ``vocabulary`` the
+tokenizers, ``chat_templates`` the chat templates; ``conversion`` writes the file."""
 
 from hotcold.convert.conversion import Conversion, ConvertOptions, convert
 from hotcold.convert.settings import ConvertError

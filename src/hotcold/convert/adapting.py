@@ -1,8 +1,8 @@
-"""What a family's ``config.json`` says, under Llama's keys, and what GGUF has keys of its own for.
+"""Adapts a family's ``config.json``: to Llama's keys, and to the keys that GGUF has for the family.
 
-A function of the first kind returns the keys that change: other names of the publishers, values that they
-left to the class, and ``windows``, whether each layer's attention has the sliding window. What a GGUF file
-cannot express is refused with the value that it must have."""
+A function for Llama's keys returns those that change: other names of the publishers, values that they left to
+the class, and ``windows``, whether each layer's attention has the sliding window. A value that GGUF cannot
+express is refused; the error names the value that it must have."""
 
 import math
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ Facts = dict[str, Any]
 
 
 def _refuse_others(config: Settings, **needed: Any) -> None:
-    """ConvertError where a key is there and has another value."""
+    """Raises ConvertError if a key is there and has another value."""
     for key, value in needed.items():
         if key in config and config.values[key] != value:
             raise config.error(key, str(value).lower() if isinstance(value, bool) else repr(value))
 
 
 def _windows(config: Settings, implied: Sequence[bool]) -> list[bool]:
-    """Of each layer: as ``layer_types`` says, else as the class implies."""
+    """Whether each layer has the window: as ``layer_types`` says, else as the class implies."""
     if "layer_types" not in config:
         return list(implied)
     types, layers = config.values["layer_types"], config.integer("num_hidden_layers")
@@ -46,7 +46,7 @@ def mixtral(config: Settings) -> Facts:
 
 
 def phi3(config: Settings) -> Facts:
-    key = "original_max_position_embeddings"  # which its class has in any case
+    key = "original_max_position_embeddings"  # its class always has it
     # Its class takes either name for longrope.
     return mistral(config) | {key: config.integer(key, 4096), "rope_names": {"yarn": "longrope"}}
 
@@ -87,7 +87,7 @@ def _qwen_moe(config: Settings) -> Facts:
 def smallthinker(config: Settings) -> Facts:
     layers, width = config.integer("num_hidden_layers"), config.integer("moe_ffn_hidden_size")
     every = [1] * layers
-    # llama.cpp's files have one rule: without a window each layer rotates, with one those that have it.
+    # llama.cpp's files have one rule: without a window all layers rotate, else only layers with the window.
     spaced = [int(i % 4 != 0) for i in range(layers)]
     windows, rotates = config.values.get("sliding_window_layout"), config.values.get("rope_layout")
     if not isinstance(windows, list | None):
@@ -157,7 +157,7 @@ def falcon(config: Settings) -> Facts:
 
 
 def falcon_keys(config: Settings) -> Facts:
-    return {"tensor_data_layout": "jploski"}  # llama.cpp's name of how q, k and v follow one another
+    return {"tensor_data_layout": "jploski"}  # llama.cpp's name of this order of q, k and v
 
 
 def opt(config: Settings) -> Facts:
@@ -219,7 +219,7 @@ _GEMMA3 = {
 
 
 def gemma3(config: Settings) -> Facts:
-    """Also of the vision models, whose ``text_config`` leaves out what the class implies."""
+    """Gemma 3, including vision models, whose ``text_config`` leaves out values that the class implies."""
     text = Settings(config.path, {**config.values, **config.section("text_config").values})
     _refuse_others(text, use_bidirectional_attention=False, attn_logit_softcapping=None)
     facts: Facts = {**text.values, **{key: text.integer(key, value) for key, value in _GEMMA3.items()}}
@@ -247,7 +247,7 @@ def gemma3_keys(config: Settings) -> Facts:
 
 
 def phi3_keys(config: Settings) -> Facts:
-    # llama.cpp's files tell Phi-4 by a window of 0.
+    # llama.cpp's files mark Phi-4 by a window of 0.
     return {} if "sliding_window" in config else {"attention.sliding_window": 0}
 
 

@@ -1,4 +1,4 @@
-"""Flags of a checkpoint's added tokens as keys of a file: what they do to the text around them."""
+"""Writes the flags of a checkpoint's added tokens as keys: how they treat the text around them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,8 +20,8 @@ _RSTRIP = f"{PREFIX}rstrip"
 def flags_metadata(
     checkpoint: Checkpoint, tokens: list[Piece], metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """``metadata`` are the file's other keys. Where their names imply flags that the checkpoint denies, an
-    empty list says so."""
+    """The keys with flags. ``metadata`` has the file's other keys: if they imply flags that the checkpoint
+    denies, an empty list says so."""
     entries = [*_entries(checkpoint)]
     named = {name: _ids(entries, tokens, name) for name in ("lstrip", "rstrip", "single_word", "normalized")}
     prefix = metadata.get("tokenizer.ggml.add_space_prefix") is True
@@ -39,7 +39,7 @@ def flags_metadata(
 
 
 def _entries(checkpoint: Checkpoint) -> Iterable[tuple[Any, Mapping[str, Any]]]:
-    """Ids and what is said of them, of the first file that says it."""
+    """Ids of added tokens and their settings, from the first file that has them."""
     decoder = checkpoint.settings("tokenizer_config.json").section("added_tokens_decoder").values
     added = None if decoder else checkpoint.settings("tokenizer.json").values.get("added_tokens")
     for id, entry in decoder.items():
@@ -51,7 +51,7 @@ def _entries(checkpoint: Checkpoint) -> Iterable[tuple[Any, Mapping[str, Any]]]:
 
 
 def _ids(entries: Iterable[tuple[Any, Mapping[str, Any]]], tokens: list[Piece], flag: str) -> frozenset[int]:
-    """Those that have a flag, as far as the vocabulary has these tokens."""
+    """Ids of the tokens with a flag that the vocabulary has."""
     return frozenset(
         id
         for id, entry in entries
@@ -65,8 +65,8 @@ def _ids(entries: Iterable[tuple[Any, Mapping[str, Any]]], tokens: list[Piece], 
 
 
 def _spells_first(checkpoint: Checkpoint, *, prefix: bool) -> bool:
-    """Whether spaces are put before texts (``prefix``) and spelled otherwise before some tokens are looked
-    for: only then does it matter which these are."""
+    """True if some tokens are searched for after spaces were put before texts (``prefix``) and respelled:
+    only then the flag ``normalized`` matters."""
     normalizer = checkpoint.settings("tokenizer.json").values.get("normalizer")
     steps = [normalizer] if isinstance(normalizer, Mapping) else []
     inner = steps[0].get("normalizers") if steps else None

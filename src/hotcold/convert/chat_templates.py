@@ -10,7 +10,7 @@ from hotcold.convert.settings import ConvertError, Settings
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.values import shown
 
-#: name -> Jinja source; the one that is used unless a caller asks for another is called ``default``
+#: name -> Jinja source; ``default`` is used unless a caller asks for another
 Templates: TypeAlias = dict[str, str]
 
 MAX_TEMPLATES = 64
@@ -21,7 +21,7 @@ def chat_template_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
     """llama.cpp's keys: ``tokenizer.chat_template`` is the default, ``tokenizer.chat_template.NAME`` another
     one, and ``tokenizer.chat_templates`` lists the names of these others.
 
-    ConvertError: a template is too large or not text, or its name is of no use."""
+    ConvertError: a template is too large or not text, or its name cannot be used."""
     templates = _find_templates(checkpoint)
     metadata: dict[str, Any] = {}
     if "default" in templates:
@@ -34,7 +34,7 @@ def chat_template_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _find_templates(checkpoint: Checkpoint) -> Templates:
-    """Those of the first place that has any: in transformers, too, .jinja files replace what JSON says."""
+    """Templates of the first place that has any; as in transformers, .jinja files replace those in JSON."""
     return (
         _from_files(checkpoint.folder)
         or _from_settings(checkpoint.settings("tokenizer_config.json"))
@@ -43,7 +43,7 @@ def _find_templates(checkpoint: Checkpoint) -> Templates:
 
 
 def _from_files(folder: Path) -> Templates:
-    """``chat_template.jinja`` and ``additional_chat_templates/NAME.jinja``."""
+    """Templates in ``chat_template.jinja`` and ``additional_chat_templates/NAME.jinja``."""
     default = folder / "chat_template.jinja"
     others = folder / "additional_chat_templates"
     named = [("default", default)] if default.is_file() else []
@@ -54,7 +54,7 @@ def _from_files(folder: Path) -> Templates:
 
 
 def _from_settings(settings: Settings) -> Templates:
-    """The key ``chat_template``: one template, or a list of objects with ``name`` and ``template``."""
+    """Templates in the key ``chat_template``: one, or a list of objects with ``name`` and ``template``."""
     if "chat_template" not in settings:
         return {}
     found = settings.values["chat_template"]
@@ -83,7 +83,7 @@ def _unique(source: Path, named: Iterable[tuple[str, str]]) -> Templates:
     """Templates under the names that GGUF allows; empty ones count as absent."""
     templates: Templates = {}
     for name, template in named:
-        # llama.cpp, too, replaces what is neither a letter nor a digit.
+        # llama.cpp, too, replaces characters other than letters and digits.
         key = re.sub("[^A-Za-z0-9_]", "_", name)
         if not 1 <= len(key) <= _MAX_NAME:
             needed = f"1 to {_MAX_NAME} characters are needed"

@@ -1,4 +1,4 @@
-"""One folder of a Hugging Face checkpoint: its JSON files and its tensors, by name."""
+"""Opens the folder of a Hugging Face checkpoint: its JSON files, and its tensors by name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ LOADABLE = ("F32", "F16", "BF16")  #: dtypes of the safetensors format that can 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that was opened: its ``config.json``, and where each tensor is."""
+    """An opened folder: its ``config.json``, and the place of each tensor."""
 
     folder: Path
     config: Settings
@@ -26,7 +26,7 @@ class Checkpoint:
         return stored.file.shape(stored.name)
 
     def load(self, name: str, rearrange: Rearrange = lambda values: values) -> Array:
-        """Reads one tensor: float32, float16 or bfloat16, as it is stored; ConvertError for others."""
+        """Reads one tensor as it is stored: float32, float16 or bfloat16; ConvertError for others."""
         return rearrange(self._read(name, LOADABLE))
 
     def load_bytes(self, name: str) -> Array:
@@ -44,7 +44,8 @@ class Checkpoint:
         return read_settings(path) if path.is_file() else Settings(path, {})
 
     def renamed(self, prefixes: Mapping[str, str], ignored: Sequence[str]) -> "Checkpoint":
-        """With other beginnings of names, and without the tensors whose names begin in one of these ways."""
+        """The checkpoint with other prefixes of names, and without the tensors whose names have an ignored
+        prefix."""
         files: dict[str, Stored] = {}
         for name, stored in self.files.items():
             if not name.startswith(tuple(ignored)):

@@ -1,4 +1,4 @@
-"""A checkpoint folder -> one GGUF file, tensor by tensor: memory holds one tensor at a time."""
+"""Converts a checkpoint folder to one GGUF file; memory holds one tensor at a time."""
 
 import math
 import re
@@ -25,15 +25,15 @@ from hotcold.formats.gguf import write_gguf
 from hotcold.formats.words import DOWN_LAYOUTS
 from hotcold.values import shown
 
-#: Types that ``--type`` takes, and llama.cpp's number of a file that is mostly of this type.
+#: Types of ``--type``, and llama.cpp's number for a file that is mostly of this type.
 FILE_TYPES = {
     "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "MXFP4": 38,
 }  # fmt: skip
 
-#: Activations under which most neurons are exactly zero; their down rows are worth keeping together.
+#: Activations that make most neurons exactly zero; a down row is then worth keeping together.
 _SPARSE = ("relu", "drelu", "relu2")
 _UNPACKED = re.compile(r"\.bias$|\.ffn_gate_inp(_shexp)?\.|^position_embd\.")
-_CHUNK = 1 << 22  # weights in float32 at a time
+_CHUNK = 1 << 22  # weights that are held in float32 at a time
 
 Progress = Callable[[int, int], None]
 
@@ -42,7 +42,7 @@ Progress = Callable[[int, int], None]
 class ConvertOptions:
     type: str = "F16"  #: block type of matrices, one of :data:`FILE_TYPES`; vectors stay F32
     down: str | None = None  #: one of :data:`DOWN_LAYOUTS`; None: by neuron for activations with zeros
-    dense: bool = False  #: a file as llama.cpp has them: rows of down by output, no predictors
+    dense: bool = False  #: a file for llama.cpp: down by output, no predictors
     predictors: Path | None = None  #: folder of predictors as PowerInfer publishes them
     name: str | None = None  #: ``general.name``; None is the folder's
     license: str | None = None  #: ``general.license``, an SPDX identifier
@@ -95,7 +95,7 @@ def convert(
 
 
 def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
-    """Reads all headers, checks what can be checked without the weights, and decides every type."""
+    """Reads all headers, checks everything but the weights, and decides every tensor's type."""
     if options.type not in FILE_TYPES:
         others = "llama.cpp's quantiser makes others, such as the K types, from an F16 file"
         raise ConvertError(f"type {shown(options.type)} is not one of {', '.join(FILE_TYPES)}: {others}")
@@ -112,7 +112,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
     facts = model_metadata(config, layout)
     notes += rope_notes(config)
-    # Before the vocabulary: lists of its size are made where the weights have that many rows.
+    # Before the vocabulary, whose size decides how long lists become: the weights must have as many rows.
     found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
     general = {
         "general.architecture": layout.architecture,
@@ -142,7 +142,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
 
 
 def _check_dense(options: ConvertOptions, layout: Layout, kind: str) -> list[str]:
-    """Notes on what llama.cpp computes otherwise; ConvertError: it cannot load such a file."""
+    """Notes on differences of what llama.cpp computes. ConvertError: it cannot load such a file."""
     if layout.llama_cpp is None:
         raise ConvertError(f"--dense: llama.cpp has no architecture {layout.architecture}: leave --dense out")
     if options.down == "by_neuron" or options.predictors:
@@ -161,7 +161,7 @@ def _left_out(checkpoint: Checkpoint, pattern: str) -> list[str]:
 
 
 def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[str, BlockType], list[str]]:
-    """The type of each tensor, and notes on those that are not as wanted."""
+    """The type of each tensor, and notes on those that do not get the wanted one."""
     types = {name: _type_of(source, wanted) for name, source in found.items()}
     notes: list[str] = []
     head = "output.weight" if "output.weight" in found else "token_embd.weight"
@@ -180,7 +180,8 @@ def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[
 
 
 def _type_of(source: Source, wanted: BlockType) -> BlockType:
-    """Vectors, biases, routers and position tables stay F32, as in llama.cpp's files."""
+    """The type of one tensor. Vectors, biases, routers and position tables stay F32, as in llama.cpp's
+    files."""
     if source.packed:
         return block_type(source.packed)
     plain = len(source.shape) < 2 or _UNPACKED.search(source.name)
@@ -199,7 +200,7 @@ def _check_output(output: Path, plan: Plan, force: bool) -> None:
 
 class _Stream(dict[str, Any]):
     """The plan's tensors for :func:`write_gguf`, which takes each twice: for its shape, then for its data.
-    The first time gets memory that is never touched, so no weights are read or held for it."""
+    The first time returns untouched memory, so no weights are read or held."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
         super().__init__(plan.sources)
@@ -227,7 +228,7 @@ class _Stream(dict[str, Any]):
 
 
 def _pack(values: Array, type: BlockType) -> Tensor:
-    """Quantises some rows at a time, so that float32 copies stay small."""
+    """Quantises a few rows at a time, so that float32 copies stay small."""
     tensor = _empty(values.shape, type)
     step = max(1, _CHUNK // math.prod(values.shape[1:])) if values.ndim > 1 else len(values)
     rows_each = math.prod(values.shape[1:-1])

@@ -1,4 +1,4 @@
-"""gpt-oss's experts: one tensor for all of a layer, gate and up in turns, in MXFP4 or as plain numbers.
+"""Converts gpt-oss's experts: one tensor per layer, gate and up alternating, in MXFP4 or as numbers.
 
 OCP's MXFP4 has a byte of exponent and 32 floats of 4 bits. A checkpoint keeps neighbours in a byte; GGUF
 keeps value i with value i + 16, and the exponent before them. The codes are the same: nothing is lost."""
@@ -66,8 +66,8 @@ def _blocks(
 
 
 def pack_mxfp4(blocks: Array, scales: Array) -> Array:
-    """Bytes of GGUF rows ``[rows, blocks * 17]`` of codes ``[..., blocks, 16]``, two neighbours a byte, the
-    first in its low half, and exponents ``[..., blocks]``; all uint8."""
+    """GGUF rows ``[rows, blocks * 17]`` from codes ``[..., blocks, 16]`` and exponents ``[..., blocks]``, all
+    uint8. A byte of codes has two neighbours, the first in its low half."""
     first, second = blocks & 15, blocks >> 4
     codes = np.stack([first, second], axis=-1).reshape(*blocks.shape[:-1], 32)
     packed = codes[..., :16] | codes[..., 16:] << 4

@@ -16,12 +16,12 @@ from hotcold.model.config import MAX_LAYERS, MAX_VOCAB
 
 @dataclass(frozen=True)
 class Rule:
-    """A weight with its bias: HF's name, GGUF's name, and the shape in letters of ``metadata.dimensions``.
+    """A weight and its bias: HF's name, GGUF's name, and the shape in letters of ``metadata.dimensions``.
 
-    ``{}`` in a name is the layer; a second one in HF's is the expert, of which GGUF has one tensor for all.
+    ``{}`` in a name is the layer; a second one in HF's is the expert (GGUF has one tensor for all experts).
     ``heads`` is the letter that counts the rows' heads where rotary positions apply to them, or ``groups``
-    where q, k and v come in groups. ``bias`` and ``when`` say whether the bias exists, and the two: a bool,
-    or the key of one.
+    where q, k and v come in groups. ``bias`` says whether the bias exists, ``when`` whether both exist: a
+    bool, or the key of one.
     """
 
     source: str
@@ -38,32 +38,32 @@ class Rule:
 
 @dataclass(frozen=True)
 class Layout:
-    architecture: str  #: GGUF's
-    implementation: str  #: its class
-    activations: Mapping[str, str]  #: hidden_act -> ours
+    architecture: str  #: GGUF's name
+    implementation: str  #: class in transformers
+    activations: Mapping[str, str]  #: hidden_act -> Hotcold's name
     rules: tuple[Rule, ...]
-    #: config.json's facts under Llama's keys, where the publishers chose others or left them to the class
+    #: gives config.json's facts under Llama's keys, if the publishers chose others or left them to the class
     adapt: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
-    #: what GGUF has keys for beyond those of every model, without the architecture's name
+    #: gives the keys beyond those of every model, without the architecture's name
     extra: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
     llama_cpp: str | None = "silu"  #: the activation of this architecture there; None: llama.cpp lacks it
     eps: str = "rms_norm_eps"  #: config.json's key
     layer_norm: bool = False
-    interleaved: bool = False  #: in this architecture's GGUF files rotary pairs are neighbours
+    interleaved: bool = False  #: rotary pairs are neighbours in GGUF files of this architecture
     #: Norms scale by weight + 1 (Gemma up to 3, Nemotron): GGUF files hold the sum, and readers add nothing.
     norms_less_one: bool = False
-    #: Which layers have no window where the file is silent: a period, and whether they begin it or end it.
+    #: Layers without a window, if the file does not say: a period, and whether they begin or end it.
     full_attention: tuple[int, bool] | None = None
-    yarn_truncates: bool = True  #: YaRN's first and last interpolated pair are whole numbers
-    prefixes: Mapping[str, str] = field(default_factory=dict)  #: other beginnings of names -> the rules'
-    ignored: tuple[str, ...] = ()  #: beginnings of names that belong to other parts than the text's
+    yarn_truncates: bool = True  #: the ends of YaRN's ramp are rounded to whole pairs
+    prefixes: Mapping[str, str] = field(default_factory=dict)  #: other prefixes of names -> the rules'
+    ignored: tuple[str, ...] = ()  #: prefixes of names that do not belong to the text model
     #: Predictors that its checkpoints may hold: a name with places for the layer and for fc1 or fc2.
     predictor: str = ""
-    left_out: str = ""  #: an expression for tensors without which the model is whole; a note tells of them
+    left_out: str = ""  #: expression for tensors that the model does not need; a note names them
 
 
 def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
-    """Those of ``layouts.json``, where ``bias`` and ``when`` may also name one of ``flags``."""
+    """The rules of these names in ``layouts.json``; ``bias`` and ``when`` may also name one of ``flags``."""
     groups = json.loads(Path(__file__).with_name("layouts.json").read_bytes())
     rules = (Rule(*row) for name in names for row in groups[name])
     return tuple(
@@ -117,8 +117,8 @@ _GEMMA3 = Layout(
 LAYOUTS = {
     "llama": Layout("llama", "LlamaForCausalLM", _FATRELU, _LLAMA, interleaved=True),
     "sparsellama": Layout("llama", "SparseLlamaForCausalLM", _FATRELU, _LLAMA, interleaved=True),  # ProSparse
-    # Bamboo's code applies hidden_act to gate and up alike. So does TurboSparse-Mistral's, which computes the
-    # neurons alone for which a predictor, which reads the residual stream, has a sigmoid above 1/2.
+    # Bamboo's code applies hidden_act to gate and up alike. So does TurboSparse-Mistral's, which computes
+    # only neurons whose predictor, reading the residual stream, has a sigmoid above 1/2.
     "bamboo": Layout(
         "bamboo", "BambooForCausalLM", {"relu": "drelu"}, _LLAMA, adapting.mistral, llama_cpp=None,
         interleaved=True, predictor="model.layers.{}.mlp.predictor.{}.weight",
@@ -195,7 +195,7 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-#: Sizes that lists are made of, and the largest of each that the engine takes.
+#: Sizes by which lists are made, and the largest that the engine takes.
 _LARGEST = {
     "num_hidden_layers": MAX_LAYERS,
     "vocab_size": MAX_VOCAB,
@@ -204,7 +204,7 @@ _LARGEST = {
 
 
 def _check_sizes(config: Settings) -> None:
-    """Before anything of such a size is made; whether they are integers is seen where they are read."""
+    """Checks sizes before anything of such a size is made; later readers check that they are integers."""
     text = config.values.get("text_config")
     for part in (config, Settings(config.path, text if isinstance(text, dict) else {})):
         for key, largest in _LARGEST.items():

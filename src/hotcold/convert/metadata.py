@@ -1,4 +1,4 @@
-"""A checkpoint's shape and arithmetic as GGUF metadata, by the keys that llama.cpp's files have."""
+"""Makes GGUF metadata of a checkpoint's shape and arithmetic, with llama.cpp's keys."""
 
 import math
 from collections.abc import Mapping
@@ -14,16 +14,17 @@ from hotcold.model.families import FAMILIES
 from hotcold.model.rope import frequencies, llama3_factors
 from hotcold.values import shown
 
-#: ``dynamic`` scales beyond the context alone, which nobody runs a file with.
+#: ``dynamic`` scales only beyond the context, and a file is never run beyond it.
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 _FULL, _WINDOW = "full_attention", "sliding_attention"  # kinds of layers
 _ORIGINAL = "original_max_position_embeddings"
 
 
 def dimensions(config: Settings) -> dict[str, int]:
-    """D model dim, H heads, G kv heads, d head_dim, Q, K, F rows of query, of key, of query, key and value, N
-    neurons, U rows of gate and up, V vocabulary, L layers; E experts, M neurons of each, S of a shared one, P
-    learned positions, where there are any. Raises :class:`ConvertError` where they do not fit together."""
+    """Sizes by letter: D model dim, H heads, G kv heads, d head_dim, Q, K, F rows of query, of key, of all
+    three, N neurons, U rows of gate and up, V vocabulary, L layers; E experts, M neurons of each, S of a
+    shared one, P learned positions, where there are any. Raises :class:`ConvertError` where they do not fit
+    together."""
     dim, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -54,7 +55,7 @@ def dimensions(config: Settings) -> dict[str, int]:
     if "shared_width" in config:
         sizes |= {"S": config.integer("shared_width"), "1": 1}
     if "learned_positions" in config:
-        # OPT's table begins with two rows that no position has.
+        # OPT's table begins with two rows that no position uses.
         sizes["P"] = config.integer("max_position_embeddings") + 2
     return sizes
 
@@ -74,7 +75,7 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
         **_windows(config, layout),
     }
     rope: dict[str, Any] = {} if "P" in sizes else _rope_metadata(config, layout)
-    # In the order of files that were written before, so that they can be made again byte for byte.
+    # The order of earlier files, so that they can be made again byte for byte.
     first = "rope.dimension_count"
     metadata |= {first: rope[first]} if rope else {}
     if "head_dim" in config:
@@ -101,18 +102,18 @@ def _windows(config: Settings, layout: Layout) -> dict[str, Any]:
 class Rope:
     theta: float
     kind: str  #: one of ``_KINDS``
-    dim: int  #: values of a head that turn
-    settings: Settings  #: of the scaling
+    dim: int  #: values of a head that are rotated
+    settings: Settings  #: the object that describes the scaling
     config: Settings
 
     @property
     def original(self) -> int:
-        """Positions that the model was trained for before its context was made longer."""
+        """The context that the model was trained for before it was extended."""
         return self.config.integer(_ORIGINAL, self.settings.integer(_ORIGINAL, self._context))
 
     @property
     def stretched(self) -> float:
-        """What longrope (arXiv 2402.13753) multiplies queries and keys by, for the context it grew to."""
+        """Longrope's factor on queries and keys (arXiv 2402.13753) for the extended context."""
         if self.original < 2:
             raise (self.config if _ORIGINAL in self.config else self.settings).error(
                 _ORIGINAL, "an integer above 1"
@@ -125,13 +126,13 @@ class Rope:
 
     @property
     def growth(self) -> float:
-        """Of a model's context: the factor, or what it grew to by what it was."""
+        """How much the context grew: the stated factor, or the new context over the old one."""
         return self.settings.number("factor", self._context / self.original)
 
 
 def rope_of(config: Settings) -> Rope:
-    """Of layers that see all positions, as transformers 5 reads it: what the scaling says is stronger than
-    the keys beside it, but for the original context."""
+    """The rope of layers that see all positions, as transformers 5 reads it: the scaling's keys take
+    precedence over those beside it, except the original context."""
     settings = _scaling(config)
     theta = settings.number("rope_theta", config.number("rope_theta", 10000.0))
     kind = _kind(settings)
@@ -146,8 +147,9 @@ def rope_of(config: Settings) -> Rope:
 
 
 def _scaling(config: Settings) -> Settings:
-    """Older files have ``rope_scaling``, which stands where both are there; newer ones say all of it in
-    ``rope_parameters``, some for each kind of layer, of which ``rope_scaling`` then changes one."""
+    """The object that describes the scaling: ``rope_scaling`` in older files, ``rope_parameters`` in newer
+    ones. ``rope_scaling`` takes precedence; where ``rope_parameters`` differ by kind of layer, it changes
+    one."""
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
     old = old.section(_FULL) if _FULL in old else old
     if _FULL in new or _WINDOW in new:
@@ -156,7 +158,7 @@ def _scaling(config: Settings) -> Settings:
 
 
 def _kind(settings: Settings) -> str:
-    """``rope_type`` is the newer name, and stands where both are there. Without either there is none."""
+    """The kind of scaling: ``rope_type``, else its older name ``type``, else none."""
     key = "rope_type" if "rope_type" in settings else "type"
     kind = settings.text(key, "default")
     kind = {"su": "longrope"}.get(kind, kind)
@@ -166,7 +168,7 @@ def _kind(settings: Settings) -> str:
 
 
 def rope_notes(config: Settings) -> list[str]:
-    """What of the scaling is left out."""
+    """Notes on parts of the scaling that are left out."""
     if "learned_positions" in config:
         return []
     rope = rope_of(config)
@@ -180,8 +182,8 @@ def rope_notes(config: Settings) -> list[str]:
 
 
 def _window_base(config: Settings, layout: Layout) -> dict[str, Any]:
-    """The key for layers with a window, where they rotate otherwise. ConvertError: they are scaled in a way
-    that GGUF has no keys for."""
+    """The key of the rotary base of layers with a window, if it differs. ConvertError: they are scaled in a
+    way for which GGUF has no keys."""
     settings = config.section("rope_parameters").section(_WINDOW)
     if not settings.values:
         return {}
@@ -210,11 +212,11 @@ def _rope_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
 
 
 def _yarn(rope: Rope, layout: Layout) -> dict[str, Any]:
-    """arXiv 2309.00071; where the file is silent about the temperature, readers have the paper's."""
+    """YaRN's keys (arXiv 2309.00071); without a temperature, readers use the paper's."""
     settings = rope.settings
     if settings.flag("truncate", True) is not layout.yarn_truncates:
         raise settings.error("truncate", str(layout.yarn_truncates).lower())
-    # Null stands for how much the context grew.
+    # Null means: as much as the context grew.
     factor = rope.growth if settings.values.get("factor", 0) is None else settings.number("factor")
     keys: dict[str, Any] = {
         "rope.scaling.type": "yarn",
@@ -235,7 +237,7 @@ def _yarn(rope: Rope, layout: Layout) -> dict[str, Any]:
 
 
 def rope_tables(config: Settings) -> Mapping[str, Array]:
-    """GGUF's tensors of what each frequency is divided by, ``[rotary dim / 2]``: Llama 3's, or longrope's."""
+    """GGUF's tensors of divisors of frequencies, ``[rotary dim / 2]``: Llama 3's or longrope's."""
     if "learned_positions" in config:
         return {}
     rope = rope_of(config)

@@ -1,4 +1,4 @@
-"""Predictors as PowerInfer publishes them: in a folder, or as tensors of the checkpoint itself.
+"""Converts PowerInfer's predictors: a folder of them, or tensors of the checkpoint itself.
 
 They are two matrices for each layer, ``fc1.weight`` ``[R, D]`` and ``fc2.weight`` ``[N, R]``; R may differ by
 layer. A folder has them in ``model_N.pt``, of which nothing is executed, and ``config.json``. The checkpoint
@@ -22,7 +22,7 @@ _FILE = re.compile(r"model_(\d{1,9})\.pt")
 
 
 def predictor_metadata(folder: Path) -> dict[str, Any]:
-    """The threshold that a score must reach: ``sparse_threshold``, 0 where the folder does not say."""
+    """The key of the threshold that a score must reach: ``sparse_threshold``, or 0."""
     settings = _settings(folder)
     if "sparse_threshold" not in settings:
         return {}
@@ -33,7 +33,8 @@ def predictor_metadata(folder: Path) -> dict[str, Any]:
 
 
 def predictor_sources(folder: Path, checkpoint: Checkpoint, sizes: Mapping[str, int]) -> list[Source]:
-    """Of every layer; ConvertError: a layer's file is missing, is not as above, or there is one too many."""
+    """The predictors of all layers. ConvertError: a layer's file is missing or wrong, or there is one too
+    many."""
     if "E" in sizes:
         raise ConvertError(f"{folder}: predictors of experts are not published in this form: leave them out")
     found: list[Source] = []
@@ -51,9 +52,9 @@ def predictor_sources(folder: Path, checkpoint: Checkpoint, sizes: Mapping[str, 
 
 
 def own_predictors(checkpoint: Checkpoint, name: str, sizes: Mapping[str, int]) -> list[Source]:
-    """Of every layer, from tensors of this ``name`` (a layer and a part complete it); none if there is none.
+    """The predictors of all layers, from tensors of this ``name`` (a layer and a part complete it), or none.
 
-    ConvertError: a layer has none where others do, or not as above."""
+    ConvertError: only some layers have one, or one is wrong."""
     layers = [[name.format(layer, part) for part in _PARTS] for layer in range(sizes["L"])]
     if not any(each in checkpoint.files for names in layers for each in names):
         return []
@@ -71,7 +72,7 @@ def _of_layer(path: Path, layer: int, checkpoint: Checkpoint, sizes: Mapping[str
 def _sources(
     checkpoint: Checkpoint, names: Sequence[str], layer: int, sizes: Mapping[str, int]
 ) -> list[Source]:
-    """A layer's two, whose rank is the first one's to say."""
+    """The two matrices of a layer; the first one decides the rank."""
     shape = checkpoint.shape(names[0]) if names[0] in checkpoint.files else (1,)
     rank = shape[0] if shape else 0
     if not 1 <= rank <= MAX_RANK:

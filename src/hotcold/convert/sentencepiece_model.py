@@ -1,6 +1,6 @@
-"""Reads SentencePiece's ``tokenizer.model``, a protobuf message, by the schema that its package brings.
+"""Reads SentencePiece's ``tokenizer.model``, a protobuf message, with the schema of its package.
 
-What the schema does not know is passed over, as SentencePiece does; what it gives is checked here."""
+Unknown fields are ignored, as in SentencePiece; the values of known ones are checked here."""
 
 import math
 from importlib import import_module
@@ -23,14 +23,15 @@ class Piece(NamedTuple):
 
 
 class SentencePieceModel(NamedTuple):
-    """The vocabulary in id order and what encoding needs; ids are None where the file has a negative one."""
+    """The vocabulary in order of ids, and what encoding needs; an id is None if the file has a negative
+    one."""
 
     pieces: list[Piece]
     algorithm: str
-    ids: dict[str, int | None]  #: of unknown, bos, eos and padding
+    ids: dict[str, int | None]  #: ids of unknown, bos, eos and padding
     add_space_prefix: bool
     remove_extra_whitespaces: bool
-    charsmap: bytes  #: its table of replacements, as it is
+    charsmap: bytes  #: table of replacements, unchanged
 
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:

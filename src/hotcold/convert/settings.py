@@ -1,4 +1,4 @@
-"""JSON files of strangers, whose values are checked as they are read."""
+"""Reads JSON files of strangers; values are checked when they are read."""
 
 import json
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from hotcold.values import shown
 _V = TypeVar("_V")
 
 MAX_JSON = 64 << 20  #: bytes
-MAX_DEPTH = 100  #: of lists and objects in one another
+MAX_DEPTH = 100  #: limit of nested lists and objects
 
-_LEAST, _MOST = 2.0**-126, 2.0**127  #: of float32, without subnormal numbers
+_LEAST, _MOST = 2.0**-126, 2.0**127  #: range of float32 without subnormal numbers
 
 
 class ConvertError(UserError):
-    """A checkpoint that cannot be converted, or options that do not fit it."""
+    """Raised for a checkpoint that cannot be converted, or options that do not fit it."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Settings:
     values: Mapping[str, Any]
 
     def __contains__(self, key: str) -> bool:
-        """Whether the key has a value; ``null`` counts as absent."""
+        """True if the key has a value; ``null`` counts as absent."""
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -54,7 +54,7 @@ class Settings:
         return Settings(self.path, self._typed(key, {}, dict, "an object"))
 
     def token(self, key: str) -> int | None:
-        """A token id; of a list the first one counts, and -1 means that there is none."""
+        """A token id, or the first of a list; None if it is -1 or absent."""
         value = self.values.get(key)
         if isinstance(value, list) and value:
             value = value[0]
@@ -65,7 +65,7 @@ class Settings:
         return value
 
     def tokens(self, key: str) -> list[int]:
-        """Token ids, of one or of a list; none where there is none."""
+        """Token ids: one, those of a list, or none."""
         value = self.values.get(key)
         ids = value if isinstance(value, list) else [value]
         found = [Settings(self.path, {key: id}).token(key) for id in ids]
@@ -83,12 +83,12 @@ class Settings:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is above 0 and finite, in GGUF's float32 as well; JSON has integers of any length."""
+    """True if it is above 0 and finite, in float32, too; JSON has integers of any length."""
     return type(value) in (int, float) and _LEAST <= value <= _MOST
 
 
 def _check_depth(path: Path, values: Any) -> None:
-    """So that whoever follows or prints a value need not count how deep it goes."""
+    """Bounds the depth of a value, so that code that follows or prints it need not count."""
     level = [values]
     for _ in range(MAX_DEPTH):
         inner = (each.values() if isinstance(each, dict) else each for each in level)

@@ -1,4 +1,4 @@
-"""A tensor of a GGUF file that is to be written, and where it comes from."""
+"""Describes a tensor to write to a GGUF file, and its source."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ class Source:
     name: str
     shape: tuple[int, ...]
     origins: tuple[str, ...]
-    #: as :meth:`Checkpoint.load`, in GGUF's order; or blocks as they are to be written
+    #: reads as :meth:`Checkpoint.load`, in GGUF's order, or gives finished blocks
     load: Callable[[], Array | Tensor] = field(compare=False)
-    packed: str | None = None  #: the block type that ``load`` gives, where it gives blocks
+    packed: str | None = None  #: the block type, if ``load`` gives finished blocks
 
     @property
     def origin(self) -> str:
@@ -36,7 +36,8 @@ def loaded(
     rearrange: Rearrange = lambda values: values,
     result: tuple[int, ...] | None = None,
 ) -> Source:
-    """One tensor of this shape, or several, stacked; ``result`` is the shape in GGUF's order."""
+    """A source of one tensor of this shape, or of several, stacked; ``result`` is the shape in GGUF's
+    order."""
     for name in origins:
         check_shape(checkpoint, name, shape)
     result = result or shape
@@ -44,7 +45,7 @@ def loaded(
         return Source(target, result, tuple(origins), partial(checkpoint.load, origins[0], rearrange))
 
     def load() -> Array:
-        """One part at a time, so that memory holds the tensor and one part."""
+        """Reads one part at a time, so that memory holds the tensor and one part."""
         first = checkpoint.load(origins[0], rearrange)
         stacked = np.empty((len(origins), *first.shape), first.dtype)
         for place, name in enumerate(origins):

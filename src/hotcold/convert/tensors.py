@@ -1,4 +1,4 @@
-"""Every GGUF tensor of a checkpoint, checked by its header and loaded when it is written."""
+"""Lists the GGUF tensors of a checkpoint: checked by their headers now, loaded when they are written."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,16 +16,16 @@ from hotcold.convert.source import Source, loaded
 from hotcold.convert.tensor_files import Array
 from hotcold.values import shown
 
-#: Tensors that hold nothing which config.json does not say.
+#: Tensors whose content follows from config.json.
 _REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attention\.masked_bias$|^model\.decoder\.version$")
 
 
 def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[Source]:
-    """Every GGUF tensor in file order. ConvertError where one is missing, of another shape or not known."""
+    """All GGUF tensors in file order. ConvertError: one is missing, unknown, or of another shape."""
     checkpoint = checkpoint.renamed(layout.prefixes, layout.ignored)
     config, sizes = checkpoint.config, dimensions(checkpoint.config)
     if layout.architecture == "gpt-oss" and down_layout == "by_neuron":
-        # Its blocks of MXFP4 lie along the neurons: turned, they would have to be quantised again.
+        # Its blocks of MXFP4 lie along the neurons: transposed, they would have to be quantised again.
         raise ConvertError("down layout by_neuron is not possible for gpt-oss: by_output is needed")
     rules = [rule for rule in layout.rules if _holds(config, rule.when)]
     each = [rule for rule in rules if "{}" in rule.target]
@@ -86,7 +86,7 @@ def _only_row(values: Array) -> Array:
 
 
 def plus_one(values: Array) -> Array:
-    """In float32, where halves would round it."""
+    """``values + 1`` in float32, because float16 would round it."""
     return values.astype(np.float32) + np.float32(1)
 
 
@@ -103,7 +103,7 @@ def _refuse_others(checkpoint: Checkpoint, used: set[str], left_out: str) -> Non
 
 def interleave_rotary(values: Array, heads: int) -> Array:
     """Rows of q or k from Hugging Face's half-split order to GGUF ``llama``'s interleaved one. Within each
-    head row i of the first half and row i of the second, which turn together, become neighbours."""
+    head row i of the first half and row i of the second, which are rotated together, become neighbours."""
     paired = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
     return paired.swapaxes(1, 2).reshape(values.shape)
 

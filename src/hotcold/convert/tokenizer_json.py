@@ -1,7 +1,7 @@
-"""``tokenizer.json`` of the tokenizers library, where GGUF can express what it describes.
+"""Reads ``tokenizer.json`` of the tokenizers library, as far as GGUF can express it.
 
-Three kinds: a byte-level BPE; a BPE of characters that falls back on bytes, which is SentencePiece's, its
-scores lost; and a unigram model."""
+There are three kinds: a byte-level BPE; a BPE of characters that falls back on bytes, which is
+SentencePiece's without its scores; and a unigram model."""
 
 import base64
 import binascii
@@ -18,26 +18,26 @@ from hotcold.model.spm import SPACE
 from hotcold.model.vocabulary import TokenType
 from hotcold.values import shown
 
-#: How a Split keeps the matches of its expression apart from what lies between them.
+#: Behaviours of a Split that separate the matches of its expression from the text between them.
 _CUTS = ({"behavior": "Isolated", "invert": False}, {"behavior": "Removed", "invert": True})
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 SPACED = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _SINGLE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-_MAX_SCORE = 1e30  # of float32, with room; integers of JSON may have any length
-_UNMADE = -1e9  # the score of tokens that no merge makes: they come last
+_MAX_SCORE = 1e30  # well inside float32; integers of JSON may have any length
+_UNMADE = -1e9  # score of tokens that no merge makes: they come last
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A vocabulary as it was trained: tokens by id, and the ``tokenizer.ggml.`` keys of how it works."""
+    """A trained vocabulary: tokens by id, and the ``tokenizer.ggml.`` keys that say how it works."""
 
     keys: dict[str, Any]
     tokens: dict[int, Piece]
-    scored: bool = False  #: whether the kind needs scores
+    scored: bool = False  #: true if the kind needs scores
 
 
 def trained_vocabulary(tokenizer: Settings) -> Trained:
-    """ConvertError: GGUF cannot express what the file describes, or it is damaged."""
+    """The vocabulary in ``tokenizer.json``. ConvertError: GGUF cannot express it, or the file is damaged."""
     model = tokenizer.section("model")
     # The first files of this library had no type.
     kind = model.text("type", "Unigram" if isinstance(model.values.get("vocab"), list) else "BPE")
@@ -55,7 +55,7 @@ def trained_vocabulary(tokenizer: Settings) -> Trained:
     pairs = [_merge(tokenizer, merge) for merge in merges]
     if model.flag("byte_fallback", False):
         return _with_fallback(tokenizer, model, ids, pairs)
-    # llama.cpp leaves NFC out as well: hardly any text is not in it.
+    # llama.cpp leaves out NFC as well: nearly all text is in it already.
     if tokenizer.values.get("normalizer") not in (None, {"type": "NFC"}):
         raise tokenizer.error("normalizer", "null or NFC")
     pre = _pre_kind(tokenizer, model.flag("ignore_merges", False))
@@ -76,8 +76,8 @@ def _vocab(tokenizer: Settings, model: Settings) -> dict[int, str]:
 def _with_fallback(
     tokenizer: Settings, model: Settings, ids: dict[int, str], merges: list[tuple[str, str]]
 ) -> Trained:
-    """SentencePiece merges the pair whose token has the highest score, this library the one of the first
-    merge: so a token's score is how early it is made."""
+    """A BPE that falls back on bytes, as SentencePiece. That merges the pair whose token has the highest
+    score, this library the pair of the first merge: so a token's score is how early it is made."""
     rank: dict[str, int] = {}
     for place, (left, right) in enumerate(merges):
         rank.setdefault(left + right, place)
@@ -97,7 +97,7 @@ def _with_fallback(
 
 
 def _space_prefix(tokenizer: Settings) -> bool:
-    """Whether a text gets a space before it; ConvertError where more than spaces is changed."""
+    """True if a text gets a space before it. ConvertError: more than spaces is changed."""
     prefix, spaced = False, False
     for step in _flat(tokenizer.values.get("normalizer"), "normalizers"):
         if step == {"type": "Prepend", "prepend": SPACE}:
@@ -112,7 +112,7 @@ def _space_prefix(tokenizer: Settings) -> bool:
                 old = "always" if more.get("add_prefix_space", True) else "never"
                 prefix, spaced = prefix or more.get("prepend_scheme", old) != "never", True
             case {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}:
-                pass  # of spaces that are none any more
+                pass  # these spaces were replaced before
             case _:
                 raise tokenizer.error("pre_tokenizer", "null or Metaspace")
     if not spaced:
@@ -156,7 +156,7 @@ def _unigram(tokenizer: Settings, model: Settings) -> Trained:
 
 
 def _flat(step: Any, key: str) -> list[dict[str, Any]]:
-    """Steps in their order, sequences unrolled."""
+    """The steps in order, with sequences unrolled."""
     if not isinstance(step, dict):
         return []
     inner = step.get(key) if step.get("type") == "Sequence" else None
@@ -164,7 +164,7 @@ def _flat(step: Any, key: str) -> list[dict[str, Any]]:
 
 
 def adds(tokenizer: Settings, text: str | None, place: int) -> bool:
-    """Whether the template around a text has the special token ``text`` first (0) or last (-1)."""
+    """True if the template around a text has the special token ``text`` first (0) or last (-1)."""
     steps = tokenizer.section("post_processor").values
     inner = steps.get("processors") or []
     if not isinstance(inner, list):
@@ -199,11 +199,11 @@ def _pre_kind(tokenizer: Settings, ignore_merges: bool) -> str:
 
 
 def _steps(step: Any) -> list[str]:
-    """Regular expressions in their order, then ``ByteLevel``; what has no expression by its type."""
+    """Regular expressions in order, then ``ByteLevel``; a step without an expression gives its type."""
     match step:
         case {"type": "Sequence", "pretokenizers": list(steps)}:
             found = [expression for each in steps for expression in _steps(each)]
-            # The spelling changes nothing for those after it, as long as they look at ASCII alone.
+            # The spelling changes nothing for later steps, as long as they look only at ASCII.
             spelled = [expression for expression in found if expression != "ByteLevel"]
             return spelled + ["ByteLevel"] * (len(spelled) < len(found))
         case {"type": "ByteLevel", "add_prefix_space": False}:

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint folder as GGUF's ``tokenizer.*`` metadata."""
+"""Makes GGUF's ``tokenizer.*`` metadata of the tokenizer in a checkpoint folder."""
 
 import re
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ def vocabulary_metadata(
     notes: list[str] | None = None,
     general: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``tokenizer.*`` keys for ``vocab_size`` tokens, from ``tokenizer.model`` or ``tokenizer.json``, and our
-    own of what GGUF has no keys for; ``general`` are the file's other keys.
+    """``tokenizer.*`` keys for ``vocab_size`` tokens, from ``tokenizer.model`` or ``tokenizer.json``, and
+    keys of our own where GGUF has none; ``general`` has the file's other keys.
 
     Added tokens come from the JSON files beside it; ids that nobody names become unused ``[PADn]`` tokens, as
     in llama.cpp's files; added tokens and ids beyond ``vocab_size`` are left out, and ``notes`` say so.
@@ -52,7 +52,7 @@ def vocabulary_metadata(
         wanted = "tokenizer.model nor tokenizer.json (nor vocab.json)"
         raise ConvertError(f"{checkpoint.folder} has neither {wanted}: download its tokenizer as well")
     for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
-        # config.json overrules the tokenizer, since fine-tuning may have moved BOS and EOS.
+        # config.json takes precedence over the tokenizer: fine-tuning may have moved BOS and EOS.
         configured = _below(vocab_size, checkpoint.config, key, notes)
         keys[f"{name}_token_id"] = configured[0] if configured else keys[f"{name}_token_id"]
     keys |= _ends(checkpoint, keys["eos_token_id"], tokens, notes)
@@ -65,7 +65,7 @@ def vocabulary_metadata(
         notes.append(f"{seen} left out, since the weights have {vocab_size} tokens: {last}")
     keys["tokens"] = [token.text for token in tokens]
     keys["token_type"] = np.array([token.type for token in tokens], np.int32)
-    # One order whatever the source: the same checkpoint gives the same bytes.
+    # A fixed order, so that the same checkpoint gives the same bytes.
     names = [*_ORDER, *sorted(keys.keys() - set(_ORDER))]
     metadata = {f"tokenizer.ggml.{name}": keys[name] for name in names if keys.get(name) is not None}
     metadata |= {MORE_ENDS: more_ends} if more_ends is not None else {}
@@ -74,7 +74,7 @@ def vocabulary_metadata(
 
 
 def _below(vocab_size: int, settings: Settings, key: str, notes: list[str]) -> list[int]:
-    """Token ids of a key; those that no token has are left out with a note."""
+    """The token ids of a key; ids that no token has are left out with a note."""
     ids = settings.tokens(key)
     if beyond := [id for id in ids if id >= vocab_size]:
         seen = f"{settings.path.name}: {key} {beyond[0]}"
@@ -83,8 +83,8 @@ def _below(vocab_size: int, settings: Settings, key: str, notes: list[str]) -> l
 
 
 def _ends(checkpoint: Checkpoint, eos: int | None, tokens: list[Piece], notes: list[str]) -> dict[str, Any]:
-    """The keys of the tokens that end a text: config.json and generation_config.json may list several. Those
-    that readers do not find by name get GGUF's two other keys, and what is left one of our own."""
+    """The keys of the tokens that end a text; config.json and generation_config.json may list several. Those
+    that readers do not find by name get GGUF's two other keys, and the rest a key of our own."""
     size = len(tokens)
     ends = _below(size, checkpoint.config, "eos_token_id", notes)
     ends += _below(size, _generation(checkpoint, notes), "eos_token_id", notes)
@@ -100,7 +100,7 @@ def _ends(checkpoint: Checkpoint, eos: int | None, tokens: list[Piece], notes: l
 
 
 def _generation(checkpoint: Checkpoint, notes: list[str]) -> Settings:
-    """generation_config.json, which no one needs: a damaged one is left out with a note."""
+    """generation_config.json, which is optional: a damaged one is left out with a note."""
     try:
         return checkpoint.settings("generation_config.json")
     except ConvertError as error:
@@ -165,14 +165,14 @@ def _from_json(
 
 
 def _special(settings: Settings, name: str) -> str | None:
-    """The text of the special token of this name, where ``tokenizer_config.json`` has one."""
+    """The text of the special token of this name in ``tokenizer_config.json``, or None."""
     token = settings.values.get(f"{name}_token")
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def _finish_scored(found: Trained, keys: dict[str, Any], tokens: list[Piece]) -> None:
-    """Tokens that were added to a vocabulary with scores keep theirs, and the unknown one its type."""
+    """Adds the scores. Tokens keep the trained score, unknown and byte tokens their type."""
     for id, piece in found.tokens.items():
         if tokens[id].text == piece.text:
             kept = piece.type if piece.type in (TokenType.UNKNOWN, TokenType.BYTE) else tokens[id].type
@@ -182,14 +182,15 @@ def _finish_scored(found: Trained, keys: dict[str, Any], tokens: list[Piece]) ->
 
 
 def _spell_user_defined(tokens: list[Piece]) -> None:
-    """These match a text as it is, with its spaces, as in llama.cpp's files."""
+    """Spells user-defined tokens with plain spaces, because they match unchanged text, as in llama.cpp's
+    files."""
     for id, token in enumerate(tokens):
         if token.type == TokenType.USER_DEFINED:
             tokens[id] = token._replace(text=token.text.replace(SPACE, " "))
 
 
 def _gpt2(checkpoint: Checkpoint, settings: Settings) -> Settings:
-    """``vocab.json`` and ``merges.txt`` of GPT-2's tokenizer, which OPT has, as ``tokenizer.json``."""
+    """GPT-2's ``vocab.json`` and ``merges.txt``, which OPT has, in the form of ``tokenizer.json``."""
     vocab, path = checkpoint.settings("vocab.json"), checkpoint.folder / "merges.txt"
     kind = settings.text("tokenizer_class", "GPT2Tokenizer")
     if kind not in ("GPT2Tokenizer", "GPT2TokenizerFast") or not path.is_file():
@@ -230,9 +231,9 @@ def _add(
     trained: int,
     beyond: dict[int, str],
 ) -> None:
-    """Names tokens that were added after training. What a model says of its own stands, but that they are
-    special, which text that a user writes must not become, or found by their names. Those whose ids the
-    weights lack (Gemma 3 1B's for images) go to ``beyond``."""
+    """Puts tokens that were added after training into ``tokens``. The model's own tokens stay, but ordinary
+    ones may become control or user-defined tokens: a user's text must never become a control token. Tokens
+    whose ids the weights lack (Gemma 3 1B's for images) go to ``beyond``."""
     for id, entry in entries:
         known = entry if isinstance(entry, dict) else {}
         text = known.get("content")

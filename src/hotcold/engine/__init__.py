@@ -1,1 +1,1 @@
-"""Requests in, tokens out: scheduling, sampling, loading."""
+"""Takes requests and returns tokens: scheduling, batches, sampling, the text of tokens."""

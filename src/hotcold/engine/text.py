@@ -1,6 +1,6 @@
-"""The text of a request as its tokens arrive: whole characters, and nothing of a stop string.
+"""Turns tokens into text as they arrive: whole characters, and nothing of a stop string.
 
-Ids go in and text comes out; nothing here knows an engine, so whoever runs one may use it."""
+Ids go in and text comes out; this module knows no engine."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,13 +11,13 @@ from hotcold.values import shown
 MAX_STOPS = 256  #: stop strings of one request
 MAX_STOP_LENGTH = 1024  #: characters of each
 
-#: Tokens of a prompt that a decoder must have seen: the last three bytes say whether a character has begun,
-#: and the last token whether text has.
+#: Tokens of a prompt that a decoder must see: the last three bytes say whether a character has begun, the
+#: last token whether text has begun.
 _TAIL = 64
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """One stop string or several as a tuple; UserError for what is no text, an empty one, or too many."""
+    """One or several stop strings as a tuple. UserError: one is no text or empty, or there are too many."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise UserError(f"stop has {len(stops)} strings: at most {MAX_STOPS} are allowed")
@@ -33,10 +33,10 @@ class TextStream:
 
     Bytes that may begin a character are held back until the rest has come, and characters that may begin a
     stop string until it is clear that they do not. The stop string whose last character comes first ends the
-    text, the longest of those that end there; it is no part of the text. Where tokens are cut does not
-    matter. After :attr:`stop` is set, tokens are refused.
+    text (the longest, if several end there); it is not part of the text. The borders of tokens do not matter.
+    After :attr:`stop` is set, tokens are refused.
 
-    ``prompt`` is what the tokens continue, so that the text keeps its first space. Control tokens
+    ``prompt`` has the tokens before the continuation, so that the text keeps its first space. Control tokens
     that are ``shown`` add their names to the text, others nothing."""
 
     def __init__(
@@ -50,22 +50,22 @@ class TextStream:
         self._decoder = tokenizer.stream_decoder(shown)
         for id in prompt[-_TAIL:]:  # a long prompt would take long
             self._decoder.push(id)
-        self._prefixes: dict[str, list[_Prefix]] = {}  # of stop strings, by their first characters
+        self._prefixes: dict[str, list[_Prefix]] = {}  # stop strings by first character
         for each in stop:
             self._prefixes.setdefault(each[0], []).append(_Prefix(each))
-        self._begun: list[_Prefix] = []  # those that the text so far ends with a part of
+        self._begun: list[_Prefix] = []  # stop strings that have begun at the end of the text
         self._held = ""
 
     def push(self, id: int) -> str:
-        """The text that a token makes safe to show, perhaps none. The token that completes a stop string
-        still belongs to the continuation's ids; none may follow."""
+        """The text that a token makes safe to show, which may be empty. The token that completes a stop
+        string still belongs to the continuation's ids; no other may follow."""
         if self.stop is not None:
             raise ValueError(f"token {id} comes after the stop string {self.stop!r}")
         return self._safe(self._decoder.push(id))
 
     def finish(self) -> str:
-        """What was held back, when no token will follow; nothing after a stop string. Bytes of a character
-        that never came to its end are U+FFFD."""
+        """The text that was held back, when no token will follow; empty after a stop string. Bytes of an
+        unfinished character are U+FFFD."""
         if self.stop is not None:
             return ""
         text = self._safe(self._decoder.flush())
@@ -79,7 +79,7 @@ class TextStream:
             return new
         text = self._held + new
         for end, character in enumerate(new, len(self._held) + 1):
-            # The others neither begin with this character nor have begun: hundreds of them cost nothing.
+            # Other stop strings cost nothing: they neither begin with this character nor have begun.
             beginning = [each for each in self._prefixes.get(character, ()) if not each.length]
             moved = [*self._begun, *beginning]
             complete = [prefix.text for prefix in moved if prefix.push(character)]
@@ -93,17 +93,17 @@ class TextStream:
 
 
 class _Prefix:
-    """The longest prefix of a string that the characters so far end with, by Knuth, Morris and Pratt (1977):
-    each character costs constant time on average, whatever the string. The table of shorter prefixes grows
-    with the longest prefix that was met: what a stream costs before its first character is nothing."""
+    """Tracks the longest prefix of a string with which the text so far ends, by Knuth, Morris and Pratt
+    (1977): each character costs constant time on average. The table of shorter prefixes grows with the
+    longest prefix that was met, so a new stream costs nothing."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.length = 0  #: of the prefix
-        self._shorter: list[int] = []  # by length - 1: the longest proper prefix that is a suffix too
+        self.length = 0  #: length of the prefix
+        self._shorter: list[int] = []  # by length - 1: the longest proper prefix that is also a suffix
 
     def push(self, character: str) -> bool:
-        """Whether the string is complete; then nothing may follow."""
+        """Takes a character; True if the string is complete, and then no character may follow."""
         while self.length and self.text[self.length] != character:
             self.length = self._shorter[self.length - 1]
         self.length += self.text[self.length] == character

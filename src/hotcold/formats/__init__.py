@@ -1,1 +1,1 @@
-"""Bytes to arrays and back: GGUF files and block-quantised tensors. Knows no neural network."""
+"""Turns bytes into arrays and back: GGUF files and block-quantised tensors."""

@@ -1,4 +1,4 @@
-"""Block-quantised tensors: how ggml packs weights into blocks, and the float32 values that they stand for.
+"""Block-quantised tensors: packs float32 values into ggml's blocks, and unpacks them.
 
 A row is a run of blocks; a block holds ``weights`` values in ``nbytes`` bytes, little-endian. Every type is
 one entry of one table with a decode and an encode function, both over ``(blocks, ...)`` arrays. Layouts are
@@ -21,19 +21,19 @@ Index: TypeAlias = npt.NDArray[np.int64]
 Decode: TypeAlias = Callable[[Bytes], Floats]
 Encode: TypeAlias = Callable[[Floats], Bytes]
 
-_CHUNK = 1 << 18  # weights coded at a time, so that temporaries stay in the cache
+_CHUNK = 1 << 18  # weights per pass, so that temporaries stay in the cache
 
 
 class BlockTypeError(UserError):
-    """A block type that is not supported, or values that one cannot hold."""
+    """Raised for an unsupported block type, or for values that a type cannot hold."""
 
 
 @dataclass(frozen=True)
 class BlockType:
-    """How ``weights`` consecutive values of a row are packed into ``nbytes`` bytes.
+    """A way of packing ``weights`` consecutive values of a row into ``nbytes`` bytes.
 
     ``decode`` turns ``(blocks, nbytes)`` uint8 into ``(blocks, weights)`` float32, ``encode`` the reverse;
-    without ``decode`` Hotcold only knows of the type. ``name`` and ``id`` are ggml's."""
+    without ``decode`` the type can only be listed. ``name`` and ``id`` are ggml's."""
 
     name: str
     id: int
@@ -44,7 +44,7 @@ class BlockType:
 
     @property
     def supported(self) -> bool:
-        """Whether Hotcold computes with this type; the others can only be listed."""
+        """True if Hotcold computes with this type; others can only be listed."""
         return self.decode is not None
 
     def data_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -95,7 +95,7 @@ class Tensor:
         return Tensor(self.type, shape, data.reshape(len(data), -1))
 
     def is_finite(self) -> bool:
-        """Whether no value is NaN or infinite, without making the values where their scales tell."""
+        """True if no value is NaN or infinite; checks only the scales of types that have scales."""
         step = max(1, _CHUNK // self.data.shape[1])
         return all(
             _is_finite(self.type, self.data[start : start + step]) for start in range(0, len(self.data), step)
@@ -135,9 +135,9 @@ def _code(code: Callable[[Any], Any], given: Any, out: Any, type: BlockType) -> 
             out[start : start + step] = code(given[start : start + step])
 
 
-#: Float types of the file, which are finite unless all bits of the exponent are set: these.
+#: The exponent bits of each float type: a value is finite unless all of them are set.
 _EXPONENTS = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
-#: Where blocks have float16 scales and minima. The products with codes and small scales are always finite.
+#: Where a block's float16 scales and minima are. Their products with codes and small scales are finite.
 _HALVES = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
@@ -229,7 +229,7 @@ def _by_bits(bits: int, *, minimum: bool) -> tuple[Decode, Encode]:
     def encode(values: Floats) -> Bytes:
         if not minimum:
             farthest = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
-            scales = farthest / np.float32(-middle)  # so that it gets code 0, whatever its sign
+            scales = farthest / np.float32(-middle)  # the farthest value gets code 0, whatever its sign
             codes = values * _inverse(scales, name) + np.float32(middle + 0.5)
             return np.hstack([_to_half(scales), _pack(np.minimum(codes, last), bits)])
         least = values.min(axis=1, keepdims=True)
@@ -262,7 +262,7 @@ def _inverse(scales: Floats, name: str) -> Floats:
 
 def _check_scales(scales: Floats, name: str, bound: float = 65520.0) -> None:  # float16 rounds it to infinity
     worst = float(np.abs(scales).max())
-    if not worst < bound:  # NaN is not either
+    if not worst < bound:  # true for NaN, too
         raise BlockTypeError(f"block scale {worst:g} does not fit in {name}: less than {bound:g} is needed")
 
 
@@ -274,7 +274,7 @@ def _round_half_away(values: Floats) -> Floats:
 # --- types of 32 weights whose codes are indices into a table ---
 
 _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-#: twice the values of a float of 4 bits (E2M1)
+#: twice the values of a 4-bit float (E2M1)
 _MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
@@ -336,7 +336,7 @@ BLOCK_TYPES: dict[str, BlockType] = {
     )
 }
 
-#: Every type of ggml by id. The others can be listed, not computed with: name, id, weights, bytes of a block.
+#: Every type of ggml by id. Rows (name, id, weights, bytes of a block) are types that can only be listed.
 GGML_TYPES: dict[int, BlockType] = {type.id: type for type in BLOCK_TYPES.values()} | {
     id: BlockType(name, id, weights, nbytes)
     for name, id, weights, nbytes in (

@@ -13,16 +13,16 @@ from typing import BinaryIO
 from hotcold.errors import UserError
 from hotcold.values import printable
 
-_READ_BYTES = 64 << 20  # of one system call, so that Ctrl-C is heard
+_READ_BYTES = 64 << 20  # bytes per system call, so that Ctrl-C is noticed
 
 
 class FileError(UserError):
-    """A path that is no regular file, or a file that changed while it was in use. The text lacks the path."""
+    """Raised for a path that is no regular file, and for a file that changed. The text lacks the path."""
 
 
 @contextlib.contextmanager
 def naming(path: Path, kind: type[ValueError]) -> Iterator[None]:
-    """Puts the path before errors of this kind, and before ``FileError``, which become of this kind."""
+    """Prefixes errors of this kind with the path, and turns each ``FileError`` into one of this kind."""
     try:
         yield
     except (kind, FileError) as error:
@@ -30,7 +30,7 @@ def naming(path: Path, kind: type[ValueError]) -> Iterator[None]:
 
 
 class RegularFile:
-    """An open regular file of a size that must not change; ``close`` also happens when it is collected.
+    """An open regular file whose size must not change; also closed when it is collected.
 
     Reads are positional and go to the descriptor that was checked: replacing the file under its name does not
     matter, cutting it short gives an error (where a mapping would give a fault)."""
@@ -61,8 +61,8 @@ class RegularFile:
 
     @contextlib.contextmanager
     def descriptor(self) -> Iterator[int]:
-        """The descriptor, for code that reads at positions by itself and raises ``OSError`` or ``EOFError``
-        where it cannot: they become ``FileError``. That too if the file is closed or changes in size."""
+        """Lends the descriptor to code that reads at positions itself. Its ``OSError`` and ``EOFError``
+        become ``FileError``, which is also raised if the file is closed or changes in size."""
         self._check()
         try:
             yield self._fd
@@ -82,7 +82,7 @@ class RegularFile:
 
 def _open_regular(path: Path) -> int:
     try:
-        # Looked at before it is opened, since opening alone can block (a FIFO) or act (a device).
+        # Checked before opening, because opening alone can block (a FIFO) or act (a device).
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
             fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

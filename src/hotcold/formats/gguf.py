@@ -1,6 +1,6 @@
 """GGUF files, and PowerInfer's, which differ in the first four bytes: open, load tensors, write.
 
-Opening reads the header alone; :meth:`GGUFFile.load` reads one tensor with ``pread`` from the descriptor that
+Opening reads only the header; :meth:`GGUFFile.load` reads one tensor with ``pread`` from the descriptor that
 was checked, so a file replaced or cut meanwhile gives an error and never a fault. Files are treated as
 hostile: see ``gguf_values`` for the bounds, and docs/formats.md for the layout."""
 
@@ -31,7 +31,7 @@ MAGICS = ("GGUF", "PWRI")
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 
-_SAMPLES, _SAMPLE_BYTES = 8, 64  # of each FFN tensor, in the fingerprint
+_SAMPLES, _SAMPLE_BYTES = 8, 64  # samples of each FFN tensor for the fingerprint, and their bytes
 _KEY_BYTES = 8 + 1 + 4 + 1  # the smallest key with its value
 _INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # the smallest tensor entry
 
@@ -40,10 +40,10 @@ _INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # the smallest tensor entry
 class TensorInfo:
     name: str
     shape: tuple[int, ...]  #: in NumPy order, outermost dimension first
-    type: BlockType  #: perhaps one that can only be listed
-    offset: int  #: of the first byte in the file
+    type: BlockType  #: may be one that can only be listed
+    offset: int  #: position of the first byte in the file
     nbytes: int  #: without padding
-    part: int = 0  #: which file of a split model
+    part: int = 0  #: number of the file in a split model
 
 
 class GGUFFile:
@@ -51,8 +51,8 @@ class GGUFFile:
     :func:`open_gguf`.
 
     ``magic`` is ``GGUF``, or ``PWRI`` for PowerInfer's files. ``metadata`` holds numbers, str, list[str]
-    or one-dimensional NumPy arrays of the stored type, of a split model the first file's; ``tensors`` are in
-    file order. ``path`` is of the first file, ``size`` of all."""
+    or one-dimensional NumPy arrays of the stored type; a split model has the metadata of its first file.
+    ``tensors`` are in file order. ``path`` is that of the first file, ``size`` the sum of all."""
 
     def __init__(self, first: "_Part", others: "Iterable[_Part]" = ()) -> None:
         self.path, self.magic, self.version = first.path, first.magic, first.version
@@ -64,13 +64,13 @@ class GGUFFile:
         self.size = sum(part.file.size for part in self._parts)
 
     def load(self, name: str) -> Tensor:
-        """Reads a tensor into memory of its own, at each call. ``GGUFError``: no such tensor, a type that is
-        not supported, no memory, or the file has changed."""
+        """Reads a tensor into new memory at each call. ``GGUFError``: no such tensor, an unsupported type, no
+        memory, or the file has changed."""
         info, kind = self._supported(name)
         return Tensor(kind, info.shape, self._read(info))
 
     def stored(self, name: str) -> StoredTensor:
-        """The tensor where it lies, to be read while the file is open; errors as in :meth:`load`."""
+        """The tensor in its file, to be read while the file is open; errors as in :meth:`load`."""
         info, kind = self._supported(name)
         rows, row_bytes = kind.data_shape(info.shape)
         part = self._parts[info.part]
@@ -140,12 +140,12 @@ class GGUFFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Opens a GGUF or PowerInfer file and checks its header; no tensor is read. Of a split model the first
-    file is given, and the others are found beside it.
+    """Opens a GGUF or PowerInfer file and checks its header; reads no tensor. For a split model give the
+    first file; the others are found beside it.
 
-    ``GGUFError``: not a regular file, cannot be opened, its header is not right, or files of a split model
-    are missing or of another one. Tensors of a type that Hotcold only knows by name are listed;
-    :meth:`GGUFFile.load` refuses them."""
+    ``GGUFError``: not a regular file, cannot be opened, a wrong header, or files of a split model are
+    missing or belong to another one. Tensors of unsupported types are listed; :meth:`GGUFFile.load`
+    refuses them."""
     first = _Part(Path(path), 0)
     split = first.split
     if split is None:
@@ -161,7 +161,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 class _Part:
-    """One file, its header read and checked: a model, or the part ``number`` of one."""
+    """One file whose header was read and checked: a model, or part ``number`` of one."""
 
     def __init__(self, path: Path, number: int, first: Split | None = None) -> None:
         self.path = path
@@ -173,7 +173,7 @@ class _Part:
             self.split = Split.of(metadata)
             if first is not None:
                 gguf_split.check_part(self.split, first, number)
-        self.metadata = {} if number else metadata  # of other parts nothing is used
+        self.metadata = {} if number else metadata  # only the first part's is used
         self.tensors = {name: replace(info, part=number) for name, info in tensors.items()}
 
     def named(self, error: FileError) -> GGUFError:
@@ -181,7 +181,7 @@ class _Part:
 
 
 def _join(tensors: dict[str, TensorInfo], part: _Part, first: _Part) -> None:
-    """Adds the tensors of one more part: names of their own, and no more than the first part says."""
+    """Adds the tensors of another part. Their names must be new, and no more than the first part states."""
     with naming(part.path, GGUFError):
         if twice := part.tensors.keys() & tensors.keys():
             raise GGUFError(f"tensor {min(twice)} is in an earlier file of the model as well: damaged")
@@ -255,7 +255,7 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
     if kind is None:
         names = ", ".join(type.name for type in GGML_TYPES.values() if type.supported)
         raise GGUFError(f"tensor {name} has unknown block type number {number}: supported are {names}")
-    empty = shape == (0,) and kind.name == "I32"  # PowerInfer's list of the neurons of a layer that has none
+    empty = shape == (0,) and kind.name == "I32"  # PowerInfer's list for a layer without hot neurons
     if not empty and not all(1 <= size < 1 << 63 for size in shape):
         raise GGUFError(f"tensor {name} has shape {shape}: each dimension must be from 1 to 2^63 - 1")
     try:
@@ -270,7 +270,7 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
 
 
 def _check_layout(tensors: Mapping[str, TensorInfo], size: int) -> None:
-    """Every tensor lies inside the file and none shares a byte with another."""
+    """Checks that every tensor lies inside the file and that none overlap."""
     end, last = 0, ""
     for info in sorted(tensors.values(), key=lambda info: info.offset):
         if info.offset + info.nbytes > size:
@@ -316,7 +316,8 @@ def write_gguf(
 def _encode_header(
     metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], magic: str, version: int
 ) -> tuple[bytes, int]:
-    """Everything before the tensor data, padded, and the alignment. What may be written the reader says."""
+    """Everything before the tensor data, padded, and the alignment. The reader's checks decide what is
+    allowed."""
     alignment = values.DEFAULT_ALIGNMENT
     parts = [magic.encode(), struct.pack("<IQQ", version, len(tensors), len(metadata))]
     for key, value in metadata.items():

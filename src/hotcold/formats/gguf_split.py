@@ -1,7 +1,7 @@
-"""Split GGUF files, ``NAME-00001-of-00003.gguf`` and so on: which files are the parts of one model.
+"""Split GGUF files (``NAME-00001-of-00003.gguf``, ...): finds and checks the parts of one model.
 
 Each part is a GGUF file with a list of its own tensors. The first also has the model's metadata; the others
-only say which part they are. ``llama-gguf-split`` makes them, and hubs have large models in this form."""
+only say which part they are. ``llama-gguf-split`` makes them, and hubs store large models in this form."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 from hotcold.formats.gguf_values import MAX_TENSORS, GGUFError
 from hotcold.values import shown
 
-#: Each part is kept open.
+#: The most parts of a model: each is kept open.
 MAX_PARTS = 512
 
 _NAME = re.compile(r"(?P<stem>.+)-(?P<part>[0-9]{5})-of-(?P<parts>[0-9]{5})\.gguf", re.DOTALL)
@@ -20,15 +20,16 @@ _NAME = re.compile(r"(?P<stem>.+)-(?P<part>[0-9]{5})-of-(?P<parts>[0-9]{5})\.ggu
 
 @dataclass(frozen=True)
 class Split:
-    """What a part says of itself."""
+    """The facts about a split that a part's header states."""
 
-    part: int  #: from 0
+    part: int  #: number of the part, from 0
     parts: int
-    tensors: int  #: of all parts together
+    tensors: int  #: number of tensors in all parts
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> "Split | None":
-        """None for a model in one file. ``GGUFError``: numbers that cannot be."""
+        """The split that ``metadata`` states; None for a model in one file. ``GGUFError``: impossible
+        numbers."""
         parts = _number(metadata, "split.count", 0, MAX_PARTS)
         if parts <= 1:
             return None
@@ -45,13 +46,13 @@ def _number(metadata: Mapping[str, Any], key: str, absent: int | None, most: int
 
 
 def part_name(name: str) -> tuple[str, int, int] | None:
-    """``("M", 0, 3)`` of ``M-00001-of-00003.gguf``; None for a name that is not of this form."""
+    """``("M", 0, 3)`` for ``M-00001-of-00003.gguf``; None for a name of another form."""
     found = _NAME.fullmatch(name)
     return (found["stem"], int(found["part"]) - 1, int(found["parts"])) if found else None
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts, in order, from that of one; of a name of no part, itself alone."""
+    """The names of all parts, in order, given the name of one; a name that is no part gives itself."""
     found = part_name(name)
     if found is None:
         return [name]
@@ -63,8 +64,8 @@ def part_names(name: str) -> list[str]:
 
 
 def other_parts(path: Path, split: Split) -> list[Path]:
-    """Where the parts after the first lie: beside it. ``GGUFError``, without the path: this is not the first,
-    its name does not say what its header says, or some are missing, which are named."""
+    """Paths of the parts after the first, beside it. ``GGUFError``, without the path: this is not the first,
+    its name does not agree with its header, or parts are missing, which are named."""
     found = part_name(path.name)
     which = f"part {split.part + 1} of {split.parts} of a split model"
     if found is None or found[1:] != (split.part, split.parts):
@@ -82,7 +83,7 @@ def other_parts(path: Path, split: Split) -> list[Path]:
 
 
 def check_part(split: Split | None, first: Split, number: int) -> None:
-    """``GGUFError``: the file is not part ``number`` of the model that ``first`` begins."""
+    """Raises ``GGUFError`` unless the file is part ``number`` of the model that ``first`` begins."""
     if split is None:
         raise GGUFError(f"says nothing of a split model: part {number + 1} of {first.parts} is needed")
     if (split.part, split.parts, split.tensors) != (number, first.parts, first.tensors):

@@ -21,8 +21,8 @@ MAX_TENSORS = 1 << 16
 MAX_KEY_BYTES = 65535  # the specification's
 MAX_NAME_BYTES = 64  # the specification's
 MAX_STRING_BYTES = 16 << 20
-MAX_TEMPLATE_BYTES = 1 << 20  #: of a chat template, which is compiled later
-MAX_STRINGS = 1 << 21  #: in all arrays of a file; the largest vocabularies with merges have 0.8 million
+MAX_TEMPLATE_BYTES = 1 << 20  #: limit of a chat template, which is compiled later
+MAX_STRINGS = 1 << 21  #: limit in all arrays of a file; the largest vocabularies have 0.8 million
 MAX_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
 
@@ -33,10 +33,10 @@ _U64 = struct.Struct("<Q")
 
 
 class GGUFError(UserError):
-    """A file that is not a GGUF file that can be read, or content that cannot be written as one. One line."""
+    """Raised for a file that cannot be read as GGUF, or content that cannot be written as one. One line."""
 
 
-#: The types of values, where GGUF's number for one is its position.
+#: The types of values; GGUF's number for a type is its position.
 TYPES = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array",
     "uint64", "int64", "float64",
@@ -91,7 +91,8 @@ class Cursor:
         return n
 
     def string(self, what: str, most: int = MAX_STRING_BYTES, errors: str = "strict") -> str:
-        """``errors`` is what to do with bytes that are no UTF-8, as :meth:`bytes.decode` takes it."""
+        """The next string; ``errors`` says how to decode bytes that are not UTF-8, as in
+        :meth:`bytes.decode`."""
         n = self.u64(f"the length of {what}")
         if n > most:
             raise GGUFError(f"{what} is {n} bytes long: at most {most} are allowed")
@@ -103,14 +104,14 @@ class Cursor:
             raise GGUFError(f"{what} is not UTF-8: {byte}") from None
 
     def strings(self, n: int, what: str, errors: str) -> list[str]:
-        """``n`` strings, as fast as Python goes: a vocabulary has hundreds of thousands."""
+        """The next ``n`` strings; fast, because a vocabulary has hundreds of thousands."""
         self._strings_left -= n
         if self._strings_left < 0:
             raise GGUFError(f"{what} brings the strings in arrays to more than {MAX_STRINGS}: too many")
         result: list[str] = []
         length = _U64.unpack_from
         while len(result) < n:
-            # Checked; moves the window.
+            # Checks, and moves the window.
             result.append(self.string(f"item {len(result)} of {what}", errors=errors))
             window, at = self._window, self.position - self._start
             with contextlib.suppress(struct.error, UnicodeDecodeError):  # what is wrong is found above
@@ -124,8 +125,8 @@ class Cursor:
 def read_value(cursor: Cursor, key: str) -> tuple[int, Any]:
     """The type and the value of one key: a Python number or ``str``, ``list[str]`` or a flat NumPy array.
 
-    Text need not be UTF-8. What is only shown has U+FFFD for its other bytes; lists of a vocabulary, where
-    bytes count, have lone surrogates, of which ``surrogateescape`` makes the bytes again."""
+    Text need not be UTF-8. In text that is only shown, other bytes become U+FFFD. In lists of a vocabulary,
+    where bytes count, they become lone surrogates, which ``surrogateescape`` turns back into the bytes."""
     what = _value_of(key)
     kind = _value_type(cursor, f"the type of the {what}", what)
     if kind == STRING:
@@ -176,7 +177,7 @@ def check_name(name: str) -> None:
 
 
 def check_alignment(kind: int, value: Any) -> int:
-    """``general.alignment``: a power of two from 8 to 1 MiB, stored as uint32."""
+    """Checks ``general.alignment``: a power of two from 8 to 1 MiB, stored as uint32."""
     if kind != UINT32:
         raise GGUFError(f"general.alignment is stored as {TYPES[kind]}: uint32 is needed")
     number = int(value)
@@ -199,7 +200,7 @@ def encode_string(text: str, what: str) -> bytes:
 def encode_value(key: str, value: Any) -> tuple[int, bytes]:
     """The type of a metadata value and its bytes, without the type's own four.
 
-    NumPy scalars and arrays keep their type, so ``np.uint64(5)`` is how to be explicit. Python's ``int``
+    NumPy scalars and arrays keep their type: ``np.uint64(5)`` is explicit. Python's ``int``
     becomes uint32, int32, uint64 or int64, the first that holds it; in a list int32, int64 or uint64.
     ``float`` becomes float32. An empty list is an array of strings."""
     what = _value_of(key)
@@ -227,7 +228,7 @@ def _encode_array(values: list[Any] | tuple[Any, ...] | npt.NDArray[Any], what: 
 
 
 def _typed(values: list[Any], what: str, integers: tuple[type[np.integer[Any]], ...]) -> npt.NDArray[Any]:
-    """Plain Python numbers as the first fitting NumPy type."""
+    """Plain Python numbers as an array of the first NumPy type that fits."""
     if all(isinstance(value, bool) for value in values):
         return np.array(values, np.bool_)
     if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):

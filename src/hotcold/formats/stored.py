@@ -16,9 +16,9 @@ from hotcold.formats.files import FileError, RegularFile
 class StoredTensor:
     """Some or all of a tensor of ``rows`` rows of ``row_bytes`` bytes, from byte ``offset`` of a file on.
 
-    ``shape`` is that of what is wanted. ``chosen``, ascending numbers, says which rows these are, or, with
-    ``by_column``, which columns, counted in blocks of a row; None means all. Reading raises an error of
-    ``error``, with the path, if the file cannot be read or has changed."""
+    ``shape`` is the shape of the chosen part. ``chosen`` has ascending numbers of rows or, with
+    ``by_column``, of columns, counted in blocks of a row; None means all. Reading raises ``error``, with the
+    path, if the file cannot be read or has changed."""
 
     type: BlockType
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class StoredTensor:
         return math.prod(self.type.data_shape(self.shape))
 
     def load(self) -> Tensor:
-        """Reads the tensor into memory of its own, at each call."""
+        """Reads the tensor into new memory at each call."""
         data = np.empty((self.rows, self.row_bytes), np.uint8)
         with self._errors():
             self.file.read_into(data.data.cast("B"), self.offset)
@@ -45,18 +45,18 @@ class StoredTensor:
         return whole.take_columns(self.chosen) if self.by_column else whole.take_rows(self.chosen)
 
     def flat(self) -> "StoredTensor":
-        """The same rows as a matrix; of a whole tensor."""
+        """The rows of a whole tensor as a matrix."""
         return replace(self, shape=(self.rows, self.shape[-1]))
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """Of the file, for reads at positions elsewhere: see :meth:`RegularFile.descriptor`."""
+        """Lends the file's descriptor: see :meth:`RegularFile.descriptor`."""
         with self._errors(), self.file.descriptor() as number:
             yield number
 
     def take_rows(self, chosen: Index | slice) -> "StoredTensor":
-        """The tensor of these rows, still in the file; ``chosen`` has their numbers, ascending. Of rows that
-        were chosen already it may be a slice."""
+        """The tensor of these rows, still in the file. ``chosen`` has their numbers, ascending; it may be a
+        slice of rows that were chosen before."""
         shape = self.shape[1:]
         if self.chosen is not None and not self.by_column and isinstance(chosen, slice):
             rows = self.chosen[chosen]
@@ -84,5 +84,5 @@ class StoredTensor:
             raise self.error(error) from None
 
 
-#: What a backend makes weights of.
+#: A backend makes weights from either.
 AnyTensor: TypeAlias = Tensor | StoredTensor

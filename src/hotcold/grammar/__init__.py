@@ -1,1 +1,1 @@
-"""Grammars: which tokens an answer may have next, so that the whole matches."""
+"""Decides which tokens an answer may have next, so that the whole matches."""

@@ -1,4 +1,4 @@
-"""GBNF, llama.cpp's notation of grammars, read into a tree. ``gbnf_lexemes`` makes Lark of it."""
+"""Parses GBNF, llama.cpp's notation of grammars, into a tree, which ``gbnf_lexemes`` translates to Lark."""
 
 import re
 from collections.abc import Iterable
@@ -8,16 +8,16 @@ from hotcold.grammar.error import GrammarError
 from hotcold.values import shown
 
 MOST_REPEATS = 100_000
-MOST_LEVELS = 100  #: of parentheses
+MOST_LEVELS = 100  #: limit of nested parentheses
 LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 
-Ranges = tuple[tuple[int, int], ...]  #: of code points, first and last, ascending, with gaps in between
+Ranges = tuple[tuple[int, int], ...]  #: code points (first, last), ascending, with gaps between
 
 
 @dataclass(frozen=True)
 class Chars:
-    """One character of some."""
+    """One character of a set."""
 
     ranges: Ranges
 
@@ -32,7 +32,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Ref:
-    """What a rule says."""
+    """A reference to a rule."""
 
     name: str
 
@@ -59,7 +59,7 @@ Rules = dict[str, Node]
 
 
 def parse(text: str) -> Rules:
-    """The rules of a grammar, ``root`` among them, and all that they name. GrammarError: with the line."""
+    """The rules of a grammar, including ``root`` and all that they name. GrammarError names the line."""
     return _Parser(text).rules()
 
 
@@ -187,7 +187,7 @@ class _Parser:
         return inner
 
     def _repeated(self, part: Node) -> Node:
-        """``part`` with the signs of repetition that follow."""
+        """``part`` with the signs of repetition after it."""
         while self._at < len(self._text) and self._text[self._at] in "*+?{":
             sign = self._text[self._at]
             if sign != "{":
@@ -234,7 +234,7 @@ class _Parser:
         return found
 
     def _char(self, start: int, what: str) -> int:
-        """The code point that comes next, perhaps as an escape; ``start`` is where the whole began."""
+        """The next code point, which may be an escape; ``start`` is the beginning of the whole."""
         if self._at >= len(self._text):
             self._at = start
             raise self._error(f"{what} that starts here does not end")

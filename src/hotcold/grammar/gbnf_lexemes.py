@@ -1,10 +1,9 @@
-"""GBNF as Lark for a compiler that reads with a lexer, without changing what matches.
+"""Translates GBNF to Lark for a compiler with a lexer, without changing what matches.
 
-GBNF knows characters only. The compiler cuts a text into lexemes first, each as long as it can be, and is
-fast only where they are long. So whatever does not call itself becomes one lexeme, a regular expression,
-where it is certain that the longest one is the right one: no character that may follow a lexeme may also go
-on with one that has begun. Where that is not so the lexeme is taken apart, down to single characters if need
-be."""
+GBNF knows only characters. The compiler first cuts a text into lexemes, each as long as possible, and is fast
+only if they are long. So each part that does not call itself becomes one lexeme, a regular expression, if the
+longest match is certainly the right one: no character that may follow a lexeme may also continue one that has
+begun. Otherwise the lexeme is taken apart, if necessary down to single characters."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,13 +12,13 @@ from hotcold.grammar.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequen
 from hotcold.grammar.lexeme_conflicts import Lexeme, TooManySteps, Tree, conflicts, leaves
 from hotcold.values import shown
 
-_MOST_PLACES = 2000  # of one lexeme
-_MOST_STEPS = 100_000  # of looking for conflicts: some tenths of a second
+_MOST_PLACES = 2000  # limit of one lexeme
+_MOST_STEPS = 100_000  # limit of the search for conflicts: some tenths of a second
 
 
 def lark_of_gbnf(text: str, token_id: Callable[[str], int | None] = lambda name: None) -> str:
-    """A grammar in GBNF as one in Lark; ``token_id`` knows the control tokens by name. GrammarError: it is
-    broken, nothing finite matches it, or it names a token that the vocabulary does not have."""
+    """Translates a grammar in GBNF to Lark; ``token_id`` finds control tokens by name. GrammarError: it is
+    broken, nothing finite matches it, or it names an unknown token."""
     rules = parse(text)
     try:
         if "root" not in _rules_that_end(rules):
@@ -48,7 +47,7 @@ def _rules_that_end(rules: Rules) -> set[str]:
     before = -1
     while before < len(ending):
         before = len(ending)
-        names.reverse()  # a rule mostly comes before those that it needs; if not, the next round has it
+        names.reverse()  # a rule mostly comes before those that it needs; if not, the next round finds it
         for name in names:
             if name not in ending and ends(rules[name]):
                 ending.add(name)
@@ -60,7 +59,7 @@ class _Translation:
         self._rules = rules
         self._token_id = token_id
         self._apart: set[Node] = set()  # expressions that must not be one lexeme
-        self._single = False  # whether every lexeme is one character
+        self._single = False  # true if every lexeme is one character
         self._expanded: dict[str, Node | None] = {}
 
     def lark(self) -> str:
@@ -103,7 +102,7 @@ class _Translation:
         return node
 
     def _neighbours(self, parts: tuple[Node, ...]) -> Iterator[Tree]:
-        """The parts of a sequence, those beside each other that may be one lexeme as one."""
+        """The parts of a sequence; neighbours that may be one lexeme are joined."""
         together: list[Node] = []
         for part in parts:
             expanded = self._expand(part)
@@ -118,7 +117,7 @@ class _Translation:
             yield self._cut(together[0] if len(together) == 1 else Sequence(tuple(together)))
 
     def _cut(self, node: Node) -> Tree:
-        """An expression as one lexeme, or what is left of it where it had to be taken apart."""
+        """An expression as one lexeme, or its parts if it had to be taken apart."""
         if node not in self._apart and not self._single:
             return Lexeme(node)
         match node:
@@ -131,11 +130,11 @@ class _Translation:
         return Lexeme(node)
 
     def _expand(self, node: Node) -> Node | None:
-        """A node with what its rules say in their place; None: it calls itself, has tokens, or is long."""
+        """A node with its rules inserted; None: it calls itself, has tokens, or is too long."""
         match node:
             case Ref(name):
                 if name not in self._expanded:
-                    self._expanded[name] = None  # if it comes up again, it calls itself
+                    self._expanded[name] = None  # if it is met again, it calls itself
                     self._expanded[name] = self._expand(self._rules[name])
                 return self._expanded[name]
             case Sequence(parts) | Choice(parts):
@@ -194,7 +193,7 @@ class _Translation:
 
 
 def _size(node: Node) -> int:
-    """Places in an expression, where a character is matched, and levels."""
+    """The size of an expression: places at which a character is matched, and levels."""
     match node:
         case Sequence(parts) | Choice(parts):
             return 1 + sum(map(_size, parts))
@@ -215,7 +214,7 @@ def may_be_empty(node: Node) -> bool:
 
 
 def _expression(node: Node) -> str:
-    """As a regular expression, which may stand before any other and after a sign of repetition."""
+    """A node as a regular expression that can be joined with others and repeated."""
     match node:
         case Chars(ranges):
             return f"[{''.join(map(_range, ranges))}]"

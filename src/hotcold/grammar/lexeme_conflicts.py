@@ -1,9 +1,9 @@
-"""Where a lexer that takes the longest lexeme would take too much.
+"""Finds lexemes of which a lexer that takes the longest match would take too much.
 
 Lexemes become automata by Glushkov's construction (a state is a place in the expression), which run together.
-If one lexeme is complete, and a character that may come after it also goes on with some lexeme, the lexer
-would go on with that one: it is in conflict. Counted repetitions are taken for uncounted ones, which finds
-every conflict and perhaps some more."""
+If one lexeme is complete, and a character that may follow it also continues some lexeme, the lexer would
+continue that one: it is in conflict. Counted repetitions are treated as uncounted ones, which finds every
+conflict and maybe some more."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from hotcold.grammar.gbnf import Chars, Choice, Node, Ref, Repeat, Sequence
 
 
 class TooManySteps(Exception):
-    """The automata are too large to be looked at."""
+    """Raised if the automata are too large to search."""
 
 
 @dataclass(frozen=True)
 class Lexeme:
-    """An expression without rules or tokens, which the lexer is to take as one."""
+    """An expression without rules or tokens, which the lexer should take as one."""
 
     node: Node
 
@@ -27,7 +27,7 @@ Tree = Lexeme | Node  #: below a Sequence, Choice or Repeat, too
 
 @dataclass
 class _Part:
-    """Of an expression: bits of places where it may begin and end, and whether it may be empty."""
+    """The bits of places where an expression may begin and end, and whether it may be empty."""
 
     first: int
     last: int
@@ -98,8 +98,8 @@ class _Automata:
 
 
 def conflicts(trees: Mapping[str, Tree], most_steps: int) -> tuple[set[Node], int]:
-    """The expressions of lexemes that would swallow what belongs to what comes after another lexeme, or after
-    themselves; and how many steps it took to find them. ``trees`` are the rules by name, ``root`` the first.
+    """The expressions of lexemes that would swallow characters of what follows another lexeme or themselves,
+    and the number of steps of the search. ``trees`` are the rules by name, ``root`` the first.
     TooManySteps."""
     automata = _Automata(_lexemes(trees))
     follow = _Follow(trees, automata)
@@ -133,13 +133,13 @@ def conflicts(trees: Mapping[str, Tree], most_steps: int) -> tuple[set[Node], in
 
 
 def _lexemes(trees: Mapping[str, Tree]) -> list[Lexeme]:
-    """Each once."""
+    """All lexemes, each once."""
     all_leaves = (leaf for tree in trees.values() for leaf in leaves(tree))
     return list(dict.fromkeys(leaf for leaf in all_leaves if isinstance(leaf, Lexeme)))
 
 
 def _reached(automata: _Automata, places: int) -> Iterator[int]:
-    """The sets of places that one character may lead to, out of those that may come."""
+    """The sets of places to which one character may lead, from the places that may come."""
     groups = [(automata.characters(places), 0)]  # characters, and the places that all of them lead to
     for place in bits(places):
         split = []
@@ -154,7 +154,7 @@ def _reached(automata: _Automata, places: int) -> Iterator[int]:
 
 
 class _Follow:
-    """Which lexemes may come after each; sets of lexemes are bits."""
+    """Finds the lexemes that may follow each lexeme; sets of lexemes are bits."""
 
     def __init__(self, trees: Mapping[str, Tree], automata: _Automata) -> None:
         self._automata = automata

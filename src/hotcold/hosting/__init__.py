@@ -1,1 +1,1 @@
-"""An engine in a process of its own, and the front that talks with it."""
+"""Runs an engine in a process of its own, and talks to it."""

@@ -1,1 +1,1 @@
-"""Models of the Hugging Face hub: their names, downloads and cache."""
+"""Finds, downloads and caches models of the Hugging Face hub."""

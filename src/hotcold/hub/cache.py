@@ -1,7 +1,7 @@
-"""Models that were downloaded: where they lie, which there are, and how they go. No network here.
+"""Finds, lists and removes downloaded models. Uses no network.
 
-The folder is the one of the Hugging Face tools, in their layout, so that what one of them has downloaded all
-others find: ``models--OWNER--NAME/`` with ``blobs/SHA256``, ``snapshots/COMMIT/FILE``, a link to the blob,
+The folder and its layout are those of the Hugging Face tools, so that each tool finds what another has
+downloaded: ``models--OWNER--NAME/`` with ``blobs/SHA256``, ``snapshots/COMMIT/FILE``, a link to the blob,
 and ``refs/REVISION``, which says the commit."""
 
 import contextlib
@@ -35,8 +35,8 @@ class Cached:
     """One model in the cache, of one revision."""
 
     repo: str
-    file: str  #: its path in the repository, of a split one the first; empty for downloads that were cut off
-    files: int  #: how many it has
+    file: str  #: path in the repository, or that of the first part; empty for downloads that were cut off
+    files: int  #: number of files
     nbytes: int
     commit: str
     refs: tuple[str, ...]  #: the branches and tags that were asked for and meant this commit
@@ -67,9 +67,9 @@ def repository(repo: str) -> Path:
 
 
 def find(name: HubName) -> Path | None:
-    """The model's file, of a split one the first, where all parts are there. Of the revision that is asked
-    for; without one that of ``main`` at the last download, or else another that has it. ``HubError``: several
-    are there and meant."""
+    """Path of the cached model (the first part, if split), or None unless all parts are there. The revision
+    is the given one; else that of ``main`` at the last download; else any that has it. ``HubError``: the name
+    means several."""
     folder = repository(name.repo)
     for commit in _commits(folder, name.revision):
         snapshot = folder / "snapshots" / commit
@@ -84,7 +84,7 @@ def find(name: HubName) -> Path | None:
 
 
 def _commits(folder: Path, revision: str | None) -> list[str]:
-    """Of a revision, the best first; only those that are there."""
+    """Commits of a revision that are in the cache, the best first."""
     there = {entry.name: entry for entry in _entries(folder / "snapshots") if COMMIT.fullmatch(entry.name)}
     meant = _refs(folder).get(revision or "main", revision)
     if revision is not None:
@@ -94,7 +94,7 @@ def _commits(folder: Path, revision: str | None) -> list[str]:
 
 
 def _refs(folder: Path) -> dict[str, str]:
-    """Branches and tags, and the commits that they meant."""
+    """The recorded commits of branches and tags."""
     found = {}
     for name, path in _files(folder / "refs"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -153,7 +153,7 @@ def remove(name: HubName) -> list[Cached]:
 
 
 def _delete(folder: Path, paths: list[Path]) -> None:
-    """With the blobs that they lead to, unless others lead there as well."""
+    """Deletes links and their blobs, unless other links lead to these."""
     blobs = folder / "blobs"
     targets = {path: _target(path) for path in paths}
     for path in paths:
@@ -165,7 +165,7 @@ def _delete(folder: Path, paths: list[Path]) -> None:
 
 
 def _target(path: Path) -> Path | None:
-    """Where a link leads, one step; None for what is no link."""
+    """The target of a link, one step; None if it is no link."""
     return Path(os.path.normpath(path.parent / os.readlink(path))) if path.is_symlink() else None
 
 

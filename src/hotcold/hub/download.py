@@ -95,7 +95,7 @@ def pull(name: HubName, advance: Advance | None = None, say: Say | None = None) 
 
 @dataclass(frozen=True)
 class _Progress:
-    """Of one file of several."""
+    """Progress of one file of several."""
 
     advance: Advance
     before: int
@@ -263,7 +263,7 @@ def _link(blob: Path, link: Path) -> None:
 
 
 def _record(folder: Path, revision: str, commit: str) -> None:
-    """What the revision meant now, so that the same is found without the network."""
+    """Records the commit that the revision means now, so that it is found without the network."""
     if COMMIT.fullmatch(revision):
         return
     path = folder / "refs" / revision
@@ -288,7 +288,7 @@ def _errors(name: HubName) -> Iterator[None]:
 
 
 def _told(name: HubName, error: Exception) -> str | None:
-    """What to do about an error; None for one that is not the hub's."""
+    """The fix for an error; None if the error is not the hub's."""
     kind, status = type(error).__name__, getattr(getattr(error, "response", None), "status_code", None)
     if kind == "GatedRepoError":
         return f"{name.repo} is gated: ask for access on its page, and set HF_TOKEN to your token"

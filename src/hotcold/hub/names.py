@@ -1,8 +1,8 @@
-"""Names of models on the Hugging Face hub, and which of a repository's files they mean. No network here.
+"""Reads names of models on the Hugging Face hub, and finds the files that they mean. Uses no network.
 
 ``hf:OWNER/NAME/FILE.gguf`` names a file, ``OWNER/NAME:Q4_K_M`` a repository and its quantisation, either with
-``@REVISION`` (a branch, a tag or a commit) at the end. Names come from strangers, too: from a repository's
-list of files. None of them leaves its folder."""
+``@REVISION`` (a branch, a tag or a commit) at the end. Names also come from
+strangers: from a repository's list of files. No name may leave its folder."""
 
 import os
 import re
@@ -22,37 +22,37 @@ _NAME = re.compile(
 )
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(?:/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 _QUANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
-#: How files say their block type, as people write it after the colon.
+#: Block types in names of files, as people write them after the colon.
 _TYPE = re.compile(
     r"(?<![A-Z0-9])(?:UD-)?(?:I?Q[0-9](?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|BF16|F16|F32)(?![A-Z0-9_])",
     re.IGNORECASE,
 )
-#: Files beside models that are none: image encoders, importance matrices, and our own sidecars.
+#: Files beside models that are no models: image encoders, importance matrices, our own sidecars.
 _NO_MODEL = re.compile(r"mmproj|imatrix|\.predictor\.gguf$|\.profile\.gguf$", re.IGNORECASE)
 _SIDECARS = (".predictor.gguf", ".profile.gguf")
 _LONGEST = 1024
 _LISTED = 24
 
-#: For the messages.
+#: The allowed forms, for messages.
 FORMS = "OWNER/NAME, OWNER/NAME:Q4_K_M or hf:OWNER/NAME/FILE.gguf, perhaps with @REVISION at the end"
 
 
 class HubError(UserError):
-    """A name that is none, or something that the hub does not have, or does not give."""
+    """Raised for a wrong name, and for files that the hub does not have or does not give."""
 
 
 class SeveralModels(HubError):
-    """A name that means more than one model; the message lists them."""
+    """Raised for a name that means more than one model; the message lists them."""
 
 
 @dataclass(frozen=True)
 class HubName:
-    """What somebody asked for."""
+    """A parsed name of a model on the hub."""
 
     repo: str  #: OWNER/NAME
-    file: str | None = None  #: its path in the repository
-    quant: str | None = None  #: part of the file's name, where no file is given
-    revision: str | None = None  #: None is ``main``
+    file: str | None = None  #: path in the repository
+    quant: str | None = None  #: part of the file's name, if no file is given
+    revision: str | None = None  #: None means ``main``
 
     def __str__(self) -> str:
         rest = f"/{self.file}" if self.file else f":{self.quant}" if self.quant else ""
@@ -60,12 +60,12 @@ class HubName:
 
 
 def is_hub_name(model: object) -> bool:
-    """Whether a model is given by its name on the hub: ``hf:...``. A file of such a name is ``./hf:...``."""
+    """True if a model is given by its name on the hub, ``hf:...``. A file of such a name is ``./hf:...``."""
     return isinstance(model, str | os.PathLike) and _text(model).startswith(PREFIX)
 
 
 def parse(model: str | os.PathLike[str]) -> HubName:
-    """``HubError``: not one of the forms, or a name that could lead out of its folder."""
+    """Parses a name. ``HubError``: it has none of the forms, or could lead out of its folder."""
     text = _text(model)
     found = _NAME.fullmatch(text) if len(text) <= _LONGEST else None
     if found is None or "--" in found["repo"] or ".." in found["repo"]:
@@ -86,7 +86,7 @@ def parse(model: str | os.PathLike[str]) -> HubName:
 
 
 def is_safe(path: str) -> bool:
-    """Whether a path in a repository is plain: below its folder on every system, and printable."""
+    """True if a path in a repository is plain: below its folder on every system, and printable."""
     pieces = path.split("/")
     plain = path.isprintable() and not set(path) & set('\\:*?"<>|') and len(path) <= _LONGEST
     return plain and all(
@@ -95,8 +95,8 @@ def is_safe(path: str) -> bool:
 
 
 def choose(name: HubName, files: Iterable[str]) -> list[str]:
-    """The files of the one model that is meant, in order: all parts of a split one, and after them its
-    sidecars. ``HubError``: none or several are meant, which the message lists, or parts are missing."""
+    """The files of the model that a name means, in order: all parts if it is split, then its sidecars.
+    ``HubError``: it means none, or several, which the message lists, or parts are missing."""
     there = sorted(file for file in files if file.endswith(".gguf") and is_safe(file))
     parts = all_parts(choose_first(name, there))
     missing = [part for part in parts if part not in there]
@@ -108,24 +108,24 @@ def choose(name: HubName, files: Iterable[str]) -> list[str]:
 
 
 def all_parts(file: str) -> list[str]:
-    """The paths of all parts of a split model, from that of one; of another model, its own."""
+    """The paths of all parts of a split model, given one of them; a model in one file gives its own."""
     folder, slash, base = file.rpartition("/")
     return [folder + slash + part for part in part_names(base)]
 
 
 def sidecars(first: str) -> list[str]:
-    """What may lie beside a model and belong to it."""
+    """Files that may lie beside a model and belong to it."""
     return [first.removesuffix(".gguf") + ending for ending in _SIDECARS]
 
 
 def is_first(file: str) -> bool:
-    """Whether a file is a model, or the first part of one."""
+    """True if a file is a model, or the first part of one."""
     part = part_name(file)
     return not _NO_MODEL.search(file) and (part is None or part[1] == 0)
 
 
 def choose_first(name: HubName, there: list[str]) -> str:
-    """The one file that is meant, of a split model one of its parts. Errors as in :func:`choose`."""
+    """The file that a name means; one of the parts of a split model. Errors as in :func:`choose`."""
     models = [file for file in there if is_first(file)]
     if name.file is not None:
         if name.file not in there:
@@ -145,7 +145,7 @@ def choose_first(name: HubName, there: list[str]) -> str:
 
 
 def _listed(models: list[str]) -> str:
-    """What can be asked for, on one line."""
+    """The names that can be asked for, on one line."""
     if not models:
         return "it has no .gguf files; a repository of GGUF files is needed"
     labels = [_label(models, number) for number in range(len(models))]
@@ -154,7 +154,7 @@ def _listed(models: list[str]) -> str:
 
 
 def _label(models: list[str], number: int) -> str:
-    """The quantisation of a file where that tells it from the others, else its path."""
+    """The quantisation of a file if that tells it from the others, else its path."""
     types = [found[-1] if (found := _TYPE.findall(file)) else file for file in models]
     return types[number] if types.count(types[number]) == 1 else models[number]
 

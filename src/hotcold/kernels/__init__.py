@@ -1,4 +1,4 @@
-"""The narrow waist: the backend interface and its implementations, each imported when it is opened."""
+"""Defines the ops on buffers: an interface, a NumPy specification, and the backends."""
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend

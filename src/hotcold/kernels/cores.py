@@ -1,5 +1,5 @@
-"""How many threads are worth starting: what affinity, the fast ones of the physical cores and the CPU quotas
-of cgroups leave."""
+"""Finds how many threads are worth starting, from affinity, the fast physical cores, and the CPU quotas of
+cgroups."""
 
 import ctypes
 import os
@@ -17,19 +17,20 @@ _FAST_SHARE = 0.6
 
 class Cores(NamedTuple):
     cpus: Collection[int]  #: logical CPUs of the affinity
-    physical: int  #: cores of those; two threads of one core wait for the same units
-    fast_cpus: Collection[int]  #: those of the faster kind, where a processor has two
-    fast: int  #: cores of those
+    physical: int  #: their physical cores; two threads of one core wait for the same units
+    fast_cpus: Collection[int]  #: those of the faster kind, if a processor has two
+    fast: int  #: the physical cores of these
     quota: int | None  #: CPUs' worth of time, rounded up: the smallest of the cgroups around this process
 
     @property
     def wanted(self) -> int:
-        """Threads: as many as there are fast cores to keep busy, at least 1."""
+        """The number of threads to start: as many as fast cores, at least 1."""
         return max(1, min(self.fast, self.quota or self.fast))
 
 
 def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> Cores:
-    """Of ``cpus`` (None: the affinity); ``root`` has ``proc`` and ``sys``: what it lacks limits nothing."""
+    """The cores of ``cpus`` (None: the affinity). ``root`` has ``proc`` and ``sys``; missing files limit
+    nothing."""
     if cpus is None:
         if hasattr(os, "sched_getaffinity"):
             cpus = os.sched_getaffinity(0)
@@ -48,9 +49,9 @@ def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None)
 
 @contextmanager
 def on_fast_cores(threads: int, cores: Cores) -> Iterator[None]:
-    """Threads that the calling one starts meanwhile stay on the fast cores, where that many have room there.
+    """Keeps threads that the calling thread starts meanwhile on the fast cores, if these are enough.
 
-    The calling one stays free. Systems without affinity, or that refuse it, place threads themselves."""
+    The calling thread stays free. Systems without affinity, or that refuse it, place threads themselves."""
     if not hasattr(os, "sched_setaffinity") or not threads <= cores.fast < cores.physical:
         yield
         return
@@ -65,7 +66,7 @@ def on_fast_cores(threads: int, cores: Cores) -> Iterator[None]:
 
 
 def cache_bytes(cpus: Collection[int], root: Path = Path("/")) -> int:
-    """Of the caches of these CPUs, the largest where several have the same users; 0 where unknown."""
+    """Bytes of the caches of these CPUs, the largest of those with the same users; 0 if unknown."""
     sizes: dict[str, int] = {}
     for path in (root / f"sys/devices/system/cpu/cpu{cpu}/cache" for cpu in cpus):
         for size in path.glob("index*/size"):
@@ -90,7 +91,7 @@ def cgroups(membership: Path, mount: Path, controller: str) -> Iterator[tuple[in
 
 
 def read_text(path: Path) -> str:
-    """A file of ``/proc`` or ``/sys``; the empty text where it cannot be read."""
+    """The text of a file of ``/proc`` or ``/sys``; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -103,7 +104,7 @@ def _count_cores(root: Path, cpus: Collection[int]) -> int:
 
 
 def _fast_cpus(root: Path, cpus: Collection[int]) -> Collection[int]:
-    """All of them where they are alike, or nothing tells."""
+    """The CPUs of the faster kind; all of them if they are alike or unknown."""
     if platform.system() == "Darwin":
         return list(cpus)[: _sysctl("hw.perflevel0.physicalcpu") or len(cpus)]
     speeds = _speeds(root, cpus)
@@ -113,7 +114,7 @@ def _fast_cpus(root: Path, cpus: Collection[int]) -> Collection[int]:
 
 
 def _speeds(root: Path, cpus: Collection[int]) -> list[int]:
-    """Of each CPU, in any unit: Intel's two kinds, else the capacity that Arm's have, else the clock."""
+    """The speed of each CPU, in any unit: Intel's two kinds, else Arm's capacity, else the clock."""
     kinds = [ranges_of(read_text(root / f"sys/devices/cpu_{kind}/cpus")) for kind in ("core", "atom")]
     if all(kinds):
         return [int(any(first <= cpu <= last for first, last in kinds[0])) for cpu in cpus]
@@ -125,7 +126,7 @@ def _speeds(root: Path, cpus: Collection[int]) -> list[int]:
 
 
 def _sysctl(name: str) -> int:
-    """A whole number of macOS; 0 where it has none of this name."""
+    """A whole number of macOS; 0 if it has none of this name."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     found = ctypes.CDLL(None).sysctlbyname(
         name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
@@ -134,7 +135,7 @@ def _sysctl(name: str) -> int:
 
 
 def ranges_of(text: str) -> list[tuple[int, int]]:
-    """Of a list of CPUs, as "0-3,8"; empty where it makes no sense."""
+    """The ranges in a list of CPUs such as "0-3,8"; empty if it makes no sense."""
     try:
         ends = [part.split("-") for part in text.strip().split(",")]
         return [(int(each[0]), int(each[-1])) for each in ends]
@@ -143,7 +144,7 @@ def ranges_of(text: str) -> list[tuple[int, int]]:
 
 
 def _core(siblings: Path, cpu: int) -> str:
-    """The same text for each CPU of one core: the list of them, as "0,4" or "0-1"."""
+    """The list of CPUs of a core, such as "0,4" or "0-1": the same text for each of them."""
     text = read_text(siblings).strip()
     return text if any(first <= cpu <= last for first, last in ranges_of(text)) else str(cpu)
 

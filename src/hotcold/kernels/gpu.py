@@ -1,4 +1,4 @@
-"""What a GPU is to the rest of Hotcold, whatever interface reaches it: its facts, its backend, its errors."""
+"""Describes a GPU to the rest of Hotcold, whatever its interface: its facts, its backend, its errors."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType
 from hotcold.kernels.backend import Backend, BatchLimits
 
-#: Every buffer, and every range that a shader is given, begins at a multiple of so many bytes.
+#: Every buffer, and every range that a shader gets, begins at a multiple of so many bytes.
 ALIGNMENT = 256
 
 _GIB = 1 << 30
 
 
 class GPUError(UserError):
-    """A GPU that cannot be used, or failed; the message says what to do."""
+    """Raised if a GPU cannot be used, or failed; the message says what to do."""
 
 
 class GPUMemoryError(GPUError):
-    """A GPU has less memory left than was to be allocated, beside ``allocated`` bytes."""
+    """Raised if a GPU has too little memory left for an allocation beside ``allocated`` bytes."""
 
     allocated: int = 0
 
@@ -29,14 +29,14 @@ class GPUMemoryError(GPUError):
 class GPU:
     """A device, and the driver by which it is reached."""
 
-    index: int  #: in the list of all devices
+    index: int  #: position in the list of all devices
     name: str
     kind: str  #: ``discrete``, ``integrated``, ``virtual``, ``software`` (the processor), ``other``
-    driver: str  #: with its version
+    driver: str  #: name and version
     api: str  #: the interface by which it is reached, and its version
     uuid: str
     memory_bytes: int
-    free_bytes: int | None  #: of its memory; None where the driver does not say
+    free_bytes: int | None  #: free memory; None if the driver does not say
     unified: bool  #: its memory is the processor's
     problem: str = ""  #: why it cannot be used
 

@@ -1,4 +1,4 @@
-"""What the backends that compute in host memory share: buffers that are NumPy arrays, and mailboxes."""
+"""Buffers and mailboxes of the backends that compute in host memory; buffers are NumPy arrays."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,13 +13,13 @@ Array = npt.NDArray[Any]
 
 
 def write(buffer: Array, values: Array, row: int) -> None:
-    """As :meth:`hotcold.kernels.backend.Backend.write`."""
+    """Implements :meth:`hotcold.kernels.backend.Backend.write`."""
     checks.check_write(values, row, buffer.shape, buffer.dtype)
     buffer[row : row + len(values)] = values
 
 
 def read(buffer: Array, start: int, stop: int | None) -> Array:
-    """As :meth:`hotcold.kernels.backend.Backend.read`: a view."""
+    """Implements :meth:`hotcold.kernels.backend.Backend.read`; returns a view."""
     view = buffer[start : checks.check_read(start, stop, len(buffer))]
     view.flags.writeable = False
     return view
@@ -28,8 +28,8 @@ def read(buffer: Array, start: int, stop: int | None) -> Array:
 def mailboxes(
     link: _native.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int
 ) -> dict[int, Mailbox]:
-    """As :meth:`hotcold.kernels.backend.Backend.mailboxes`. One layer is out at a time, so all of them share
-    x, y and chosen, and those of one width a mask."""
+    """Implements :meth:`hotcold.kernels.backend.Backend.mailboxes`. One layer is out at a time, so all
+    mailboxes share x, y and chosen, and those of one width a mask."""
     batch, rows = Batch(limits), limits.tokens
     x, y = (np.zeros((rows, dim), np.float32) for _ in range(2))
     masks = {width: np.zeros((rows, width), np.uint64) for width in {*words.values()} if width}
@@ -42,7 +42,7 @@ def mailboxes(
 
 
 def own_link(box: Mailbox) -> _native.FlagLink:
-    """TypeError: the mailbox is another kind of backend's."""
+    """The link of a mailbox. TypeError: the mailbox is another kind of backend's."""
     if not isinstance(box.link, _native.FlagLink):
         raise TypeError(f"a mailbox with a {type(box.link).__name__}: this backend's own are needed")
     return box.link

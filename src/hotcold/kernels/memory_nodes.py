@@ -1,4 +1,4 @@
-"""On which memory nodes (of NUMA) weights lie: in turn on each whose CPUs this process may use.
+"""Chooses the memory nodes (NUMA) of weights: interleaved over each node whose CPUs this process may use.
 
 Any thread may read any weight: threads are not pinned, a thread that is done takes others' pieces, prompts
 and single tokens are cut differently, and which neurons fire is not known when a file is read. So no page has
@@ -14,7 +14,7 @@ from hotcold.kernels.cores import ranges_of, read_text
 
 
 def memory_nodes(root: Path = Path("/"), cpus: Collection[int] | None = None) -> tuple[int, ...]:
-    """The nodes' numbers; none where all lies on one. ``cpus`` None: the affinity; ``root`` has ``sys``."""
+    """The nodes' numbers; empty if there is only one. ``cpus`` None: the affinity; ``root`` has ``sys``."""
     if cpus is None:
         if not hasattr(os, "sched_getaffinity"):
             return ()
@@ -28,5 +28,5 @@ def memory_nodes(root: Path = Path("/"), cpus: Collection[int] | None = None) ->
 
 
 def _numbers(text: str) -> set[int]:
-    """Of a list of the system: "0-3,8"."""
+    """The numbers in a list of the system, such as "0-3,8"."""
     return {number for first, last in ranges_of(text) for number in range(first, last + 1)}

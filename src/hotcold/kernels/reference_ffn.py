@@ -62,7 +62,7 @@ class ReferenceFFN:
 
     @property
     def parts(self) -> tuple["ReferenceFFN", ...]:
-        """As of :class:`ReferenceExperts`."""
+        """The FFN itself, as the only part: see :class:`ReferenceExperts`."""
         return (self,)
 
     @property
@@ -76,7 +76,7 @@ class ReferenceFFN:
 
     @property
     def runs(self) -> int:
-        """Of neurons that share scales: down by output, quantised, and summed by neuron."""
+        """Length of runs of neurons that share scales: down by output, quantised, and summed by neuron."""
         panels = self.down_layout == "by_output" and not self.dense and self.down.quantised
         return self.neurons // scale_run(self.down.tensor.type) if panels else 0
 
@@ -88,8 +88,8 @@ class ReferenceFFN:
         return gate, up, *panels
 
     def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
-        """Which neurons' gates fire, and what multiplies their down rows; both ``[T, N]``. Without a gate, up
-        plays the gate's part and the coefficient is ``act(up)``."""
+        """The neurons whose gates fire, and the coefficients of their down rows; both ``[T, N]``. Without a
+        gate, up takes its place, and the coefficient is ``act(up)``."""
         gate = (self.gate or self.up).dot(x)
         value = np.float32(1) if self.gate is None else self.up.dot(x)
         fires = gate > self.threshold
@@ -254,7 +254,7 @@ class FFNStep:
         return y, fired, counts
 
     def _rows_of(self, expert: int) -> tuple[Ints, Floats]:
-        """The rows that chose it, and their factors ``[rows, 1]``."""
+        """The rows that chose an expert, and their factors ``[rows, 1]``."""
         if self.ids is None or self.factors is None:
             return np.arange(len(self.x), dtype=np.int32), np.ones((len(self.x), 1), np.float32)
         rows, places = np.nonzero(self.ids == expert)

@@ -1,4 +1,4 @@
-"""What dots of the reference backend are made of: weights as a file's blocks, and codes of their input."""
+"""The parts of a dot in the reference backend: weights as a file's blocks, and codes of the input."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +9,7 @@ from hotcold.formats.blocks import Tensor
 from hotcold.kernels import checks
 from hotcold.kernels.backend import Floats
 
-INPUT_BLOCK = 32  #: values of a dot's input that share one scale
+INPUT_BLOCK = 32  #: number of input values that share a scale
 #: A block whose largest magnitude is below this counts as zero: its inverse scale would overflow.
 SMALLEST_AMAX = np.float32(2.0**-100)
 

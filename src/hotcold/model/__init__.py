@@ -1,1 +1,1 @@
-"""A plain dense language model: configuration, weights, KV cache, tokenizer. Knows no sparsity."""
+"""Implements a plain dense language model: configuration, weights, KV cache, tokenizer."""

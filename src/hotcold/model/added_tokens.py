@@ -1,7 +1,8 @@
-"""Flags of tokens that were added to a trained vocabulary, as the tokenizers library has them.
+"""Finds added tokens in a text, and treats the text around them by their flags, as the tokenizers library
+does.
 
-GGUF has no keys for them. ``hotcold convert`` writes keys of its own; where a file has none of these, what
-llama.cpp knows of well-known vocabularies by their names holds."""
+GGUF has no keys for the flags. ``hotcold convert`` writes keys of its own; without these, llama.cpp's rules
+for well-known vocabularies apply, by their names."""
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -19,22 +20,22 @@ SPACES = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029"
     "\u202f\u205f\u3000"
 )
-_WORD = ("L", "M", "Nd", "Nl", "Pc")  # of Unicode's categories, as regular expressions have words
+_WORD = ("L", "M", "Nd", "Nl", "Pc")  # Unicode categories of word characters in regular expressions
 
 
 @dataclass(frozen=True)
 class TokenFlags:
     """Ids of the tokens that have each flag."""
 
-    lstrip: frozenset[int] = frozenset()  #: takes the white space before it along
-    rstrip: frozenset[int] = frozenset()  #: takes the white space after it along
-    single_word: frozenset[int] = frozenset()  #: is none beside a letter, a digit or an underscore
-    #: is looked for when spaces are spelled as in the vocabulary: none is white space to strip then, and
-    #: where the vocabulary puts one before a text, the token begins with it
+    lstrip: frozenset[int] = frozenset()  #: includes the white space before it
+    rstrip: frozenset[int] = frozenset()  #: includes the white space after it
+    single_word: frozenset[int] = frozenset()  #: does not match beside a letter, a digit or an underscore
+    #: is searched for after spaces got the vocabulary's spelling: none is white space to strip then, and a
+    #: space that the vocabulary puts before a text belongs to the token
     normalized: frozenset[int] = frozenset()
 
     def metadata(self) -> dict[str, Any]:
-        """Keys of a file from which :func:`read_flags` makes the same flags; none where there are none."""
+        """Keys from which :func:`read_flags` makes the same flags; empty without flags."""
         given = {each.name: sorted(getattr(self, each.name)) for each in fields(self)}
         return {f"{PREFIX}{name}": np.array(ids, np.int32) for name, ids in given.items() if ids}
 
@@ -45,7 +46,7 @@ def read_flags(
     special: Sequence[int],
     wrong: Callable[[str], Exception],
 ) -> TokenFlags:
-    """``special`` are the tokens that are looked for in a text; ``wrong`` makes the error of a message."""
+    """Reads the flags. ``special`` are the tokens that are searched for in a text; ``wrong`` makes errors."""
     keys = [each.name for each in fields(TokenFlags) if PREFIX + each.name in metadata]
     if not keys:
         return implied_flags(metadata, tokens, special)
@@ -53,7 +54,7 @@ def read_flags(
 
 
 def implied_flags(metadata: Mapping[str, Any], tokens: Sequence[str], special: Sequence[int]) -> TokenFlags:
-    """Of a file without keys for them: llama.cpp's rule, by names."""
+    """The flags of a file without keys for them: llama.cpp's rules, by names."""
     name, architecture, pre, model = (
         value if isinstance(value := metadata.get(key), str) else ""
         for key in ("general.name", "general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.model")
@@ -88,14 +89,14 @@ def _ids(metadata: Mapping[str, Any], key: str, size: int, wrong: Callable[[str]
 
 @dataclass(frozen=True)
 class AddedTokens:
-    """Finds tokens in a text by their names: one after another, those that come first in ``names`` first."""
+    """Finds tokens in a text by name, in the order of ``names``."""
 
     names: Sequence[tuple[str, int]]
     flags: TokenFlags
 
     def cut(self, text: str, before: str = "", after: str = "") -> list[str | int]:
-        """The text in parts: strings in between, ids for the tokens; nothing is empty. ``before`` and
-        ``after`` are the characters beside it, if any."""
+        """The text in parts: ids of the tokens, and the strings between them, none empty. ``before`` and
+        ``after`` are the neighbouring characters, if any."""
         spans: list[tuple[int, int] | int] = [(0, len(text))] if text else []
         for name, id in self.names:
             if name in text:
@@ -129,7 +130,7 @@ class AddedTokens:
 
 
 def _is_word(character: str) -> bool:
-    """Of one character, or none."""
+    """True for a word character; False for the empty string."""
     return bool(character) and (
         character in "\u200c\u200d" or unicodedata.category(character).startswith(_WORD)
     )

@@ -2,7 +2,8 @@
 
 A text is cut into words, a word is spelled in 256 printable characters, one per byte, and neighbours merge in
 the order of ``tokenizer.ggml.merges``. ``tokenizer.ggml.pre`` says how words are cut; its kinds are
-llama.cpp's. Where llama.cpp's expression only comes near what a model was trained with, that stands."""
+llama.cpp's. Where llama.cpp's expression only approximates the one of a model's training, llama.cpp's is
+used."""
 
 import json
 from collections.abc import Mapping
@@ -13,12 +14,12 @@ from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabula
 from hotcold.values import shown
 
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("pre_tokenizers.json").read_bytes())
-#: name -> expressions. Each cuts what those before it left: into its matches and what lies between them.
+#: name -> expressions. Each cuts the parts that the earlier ones left into its matches and the text between.
 PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     name: tuple(cuts) for names, cuts in _TABLE["expressions"].items() for name in names.split()
 }
-#: kinds for which BOS comes before a text where the file is silent, or EOS, here a separator, after it; and
-#: those for which a word that is a token stays one, whatever the merges say
+#: kinds that put BOS before a text, or EOS (here a separator) after it, if the file does not say; and kinds
+#: that keep a word that is a token, whatever the merges say
 ADDS_BOS, ADDS_EOS, IGNORES_MERGES = (
     set(_TABLE[key].split()) for key in ("adds_bos", "adds_eos", "ignores_merges")
 )
@@ -42,7 +43,7 @@ class ByteLevelBPE:
         self.lacks = bool(self._absent)
         self._absent_id = len(vocabulary.tokens)
         bpe: dict[str, Any] = {"ignore_merges": kind in IGNORES_MERGES}
-        if self.lacks:  # such a byte becomes one more token, or its neighbours would merge across it
+        if self.lacks:  # such a byte becomes an extra token, so that its neighbours do not merge across it
             name = "\0" * (max(map(len, ids), default=0) + 1)
             ids[name] = self._absent_id
             bpe |= {"unk_token": name, "fuse_unk": False}
@@ -50,17 +51,17 @@ class ByteLevelBPE:
         self._tokenizer.pre_tokenizer = pre_tokenizer(kind)
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is special, without its :meth:`absent` bytes."""
+        """Ids of a text without special tokens; its :meth:`absent` bytes are left out."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return [id for id in ids if id != self._absent_id] if self.lacks else ids
 
     def absent(self, text: str) -> list[str]:
-        """The bytes of a text that have no token, which llama.cpp leaves out, too."""
+        """The bytes of a text that have no token; llama.cpp leaves them out, too."""
         return [f"{byte:#04x}" for byte in sorted(self._absent.intersection(text.encode()))]
 
 
 def pre_kind(metadata: Mapping[str, Any]) -> str:
-    """``tokenizer.ggml.pre``, ``default`` without one as in llama.cpp; TokenizerError for an unknown kind."""
+    """The kind in ``tokenizer.ggml.pre``, else ``default`` as in llama.cpp. TokenizerError: it is unknown."""
     kind = metadata[PREFIX + "pre"] if _names_kind(metadata) else "default"
     if not isinstance(kind, str) or kind not in PRE_TOKENIZERS:
         raise wrong("pre", f"is {shown(kind)}: supported are {', '.join(PRE_TOKENIZERS)}")
@@ -68,13 +69,13 @@ def pre_kind(metadata: Mapping[str, Any]) -> str:
 
 
 def _names_kind(metadata: Mapping[str, Any]) -> bool:
-    """Whether the file has a name of it, be it a wrong one."""
+    """True if the file names its kind, rightly or wrongly."""
     kind = metadata.get(PREFIX + "pre")
     return kind is not None and not (isinstance(kind, str) and not kind)
 
 
 def pre_notes(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """What to tell the user where the file does not name its kind."""
+    """A note for the user if the file does not name its kind."""
     if _names_kind(metadata):
         return ()
     seen = f"the file does not name its pre-tokenizer ({PREFIX}pre), so it is 'default', as in llama.cpp"
@@ -92,12 +93,12 @@ def pre_tokenizer(kind: str) -> Any:
 def _spelled(token: str) -> bytes:
     try:
         return bytes(map(_BYTES.__getitem__, token))
-    except KeyError:  # not spelled in the alphabet: the text itself
+    except KeyError:  # not spelled in the alphabet: it is the text itself
         return token_bytes(token)
 
 
 def _merges(tokens: list[str], ids: Mapping[str, int], file: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs in the order in which they merge; those of tokens that text never becomes are left out."""
+    """Pairs in the order in which they merge, without those of tokens that text never becomes."""
     merges = array(file, "merges", "U")
     if merges is None:
         raise TokenizerError(f"the file has no {PREFIX}merges: {PREFIX}model gpt2 needs them")
@@ -106,7 +107,7 @@ def _merges(tokens: list[str], ids: Mapping[str, int], file: Mapping[str, Any]) 
     for i, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
         if left in ids and right in ids and left + right in ids:
-            pairs.setdefault((left, right))  # of equal pairs the first counts
+            pairs.setdefault((left, right))  # the first of equal pairs counts
             continue
         known = known or set(tokens)
         if not left or not right or not {left, right, left + right} <= known:

@@ -1,4 +1,4 @@
-"""Which backend computes which part of a model."""
+"""States which backend computes which part of a model."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,19 +23,20 @@ class Devices:
 
     @property
     def parts(self) -> tuple[Backend, ...]:
-        """In the order of computing: part 0 is the embedding, part i layer i - 1, the last one the head."""
+        """The backends of all parts in order: part 0 is the embedding, part i layer i - 1, the last the
+        head."""
         return self.embedding, *self.layers, self.head
 
     @property
     def stages(self) -> list[range]:
-        """Parts that follow each other on one backend."""
+        """Runs of neighbouring parts on one backend."""
         parts = self.parts
         starts = [i for i, part in enumerate(parts) if i == 0 or part is not parts[i - 1]]
         return [range(*ends) for ends in pairwise([*starts, len(parts)])]
 
     @property
     def identity(self) -> str:
-        """Says which kind of backend computes what."""
+        """A text that states which kind of backend computes which part."""
         return ",".join(part.name for part in self.parts)
 
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:

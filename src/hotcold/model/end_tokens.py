@@ -1,11 +1,11 @@
-"""Which tokens end a text: llama.cpp's rule, by the ids that a file names and by tokens' own names.
+"""Finds the tokens that end a text, by llama.cpp's rule: the ids in a file's keys, and the names of tokens.
 
-Files of careless converters name one id alone, or give these tokens any type; the names are what remains."""
+Careless converters write only one id, or give these tokens any type; then only the names help."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-#: Tokens that end a text wherever a vocabulary has them, whatever their type.
+#: Tokens that end a text if a vocabulary has them, whatever their type.
 _ENDS = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
     "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
@@ -13,7 +13,7 @@ _ENDS = frozenset((
     "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 ))  # fmt: skip
 
-#: Names of the tokens around code that is to be filled in. Of each kind one counts: the key's, or the first.
+#: Names of tokens around code to fill in. One of each kind counts: that of the key, or the first.
 _FILLING = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -35,7 +35,7 @@ _FILLING = {
 #: Keys (``tokenizer.ggml.NAME_token_id``) whose tokens end a text.
 END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
-#: Where a vocabulary has one of each, ``<|end|>`` closes a part of an answer: gpt-oss, and Solar Open.
+#: If a vocabulary has one of each, ``<|end|>`` closes only a part of an answer: gpt-oss and Solar Open.
 _IN_PARTS = (("<|return|>", "<|flush|>"), ("<|call|>", "<|calls|>"))
 _END_OF_PART = "<|end|>"
 #: Beside these, which end texts, ``</s>`` is HTML: Gemma 4 and PLaMo.
@@ -45,15 +45,15 @@ _CLOSING = "</s>"
 
 @dataclass(frozen=True)
 class EndTokens:
-    stops: frozenset[int]  #: those that end a text
+    stops: frozenset[int]  #: tokens that end a text
     reserved: frozenset[int]  #: these, and others that text never becomes, whatever type the file gives them
 
 
 def end_tokens(
     tokens: Sequence[str], control: Iterable[int], ids: Mapping[str, int | None], more: Iterable[int] = ()
 ) -> EndTokens:
-    """``control`` are the tokens that the file calls control tokens; ``ids`` are those of its keys, by the
-    names in :data:`END_KEYS`; ``more`` are further ones that end a text."""
+    """Finds the tokens that end a text. ``control`` are the file's control tokens; ``ids`` those of its keys,
+    by the names in :data:`END_KEYS`; ``more`` further tokens that end a text."""
     wanted = _ENDS.union(*_FILLING.values(), _HTML)
     found: dict[str, set[int]] = {}
     for id, token in enumerate(tokens):
@@ -75,5 +75,5 @@ def end_tokens(
 
 
 def ends_by_name(name: str) -> bool:
-    """Whether llama.cpp ends texts at a token of this name, although no key names its id."""
+    """True if llama.cpp ends texts at a token of this name, although no key names its id."""
     return name in _ENDS

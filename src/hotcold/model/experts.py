@@ -45,7 +45,7 @@ _OF_THE_CHOSEN = 3
 
 @dataclass(frozen=True)
 class Experts:
-    """Of each layer; a token gets ``chosen`` of ``count``, and the shared one, if any, in any case."""
+    """The experts of each layer; a token gets ``chosen`` of ``count``, and always the shared one, if any."""
 
     count: int  #: E
     chosen: int  #: k
@@ -102,7 +102,7 @@ class SharedExpert:
 
 
 def room_for(ops: Backend, rows: int, k: int) -> Chosen:
-    """Of ``rows`` rows, each of which chooses k experts."""
+    """The choices of ``rows`` rows, each of which chooses k experts."""
     return Chosen(ops.zeros((rows, k), np.int32), ops.zeros((rows, k)))
 
 
@@ -188,7 +188,7 @@ def expert_tensors(
     other fields of :class:`FFNTensors`."""
 
     def rows(name: str) -> StoredTensor:
-        """Of all experts, one after another."""
+        """The rows of all experts, one expert after another."""
         return file.stored(f"{blk}{name}.weight").flat()
 
     def bias(name: str) -> Floats | None:

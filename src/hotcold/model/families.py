@@ -1,6 +1,6 @@
-"""Model families as data: what a GGUF file implies by its architecture's name and does not state.
+"""Model families as data: facts that a GGUF file implies by its architecture's name, but does not state.
 
-What a file does state (biases, gating, q/k norms, fused q/k/v, sinks, scales, a tied head, shapes) is read
+Facts that a file states (biases, gating, q/k norms, fused q/k/v, sinks, scales, a tied head, shapes) are read
 from the file. A new family is an entry here, and its layout in ``convert/``; nothing else asks for a family
 by name."""
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Every:
-    """Which layers are the exception: the last of each so many, or the first (``first``)."""
+    """Layers that are an exception: the last of each so many, or the first (``first``)."""
 
     period: int
     first: bool = False
@@ -22,25 +22,25 @@ class Every:
 
 @dataclass(frozen=True)
 class Scales:
-    """What a family multiplies by; keys of a file are stronger (:meth:`Config.from_metadata`)."""
+    """Factors of a family; keys of a file take precedence (:meth:`Config.from_metadata`)."""
 
     embedding: float = 1.0
-    residual: float = 1.0  #: what attention and FFN add to the residual stream
+    residual: float = 1.0  #: factor of what attention and FFN add to the residual stream
     logits: float = 1.0  #: logits are divided by it, as GGUF's ``logit_scale`` of these families has it
-    attention: float | None = None  #: of scores; None: one over the root of the head's length
+    attention: float | None = None  #: factor of scores; None: one over the root of the head's length
 
 
-#: Of layers, D and H.
+#: Makes scales from the number of layers, D and H.
 ImpliedScales = Callable[[int, int, int], Scales]
 
 
 @dataclass(frozen=True)
 class Family:
     name: str  #: GGUF's ``general.architecture``
-    activation: str = "silu"  #: of the FFN, where an ordinary GGUF file has no ``hotcold.ffn.activation``
-    powerinfer_activation: str = "relu"  #: of PowerInfer's files (magic ``PWRI``), whose models are ReLU-fied
+    activation: str = "silu"  #: the FFN's, if an ordinary GGUF file has no ``hotcold.ffn.activation``
+    powerinfer_activation: str = "relu"  #: that of PowerInfer's files (``PWRI``), whose models are ReLU-fied
     norm: str = "rms"  #: RMSNorm, or ``layer``: LayerNorm
-    norm_eps: float | None = None  #: where a file may leave it out (PowerInfer's OPT)
+    norm_eps: float | None = None  #: default, if a file may leave it out (PowerInfer's OPT)
     norms: str = "before"  #: attention and the FFN; ``after``: what they add is normalised; or ``both``
     qk_norm: str = (
         "head"  #: q and k norms, where a file has them, are over each head; or ``all`` heads at once
@@ -49,33 +49,33 @@ class Family:
     #: Positions are a learned table, whose row for position 0 this is; None: rotary ones
     learned_positions: int | None = None
     unrotated: Every | None = None  #: layers without any positions (NoPE)
-    #: Layers that see all positions, where a file has a sliding window; None: none of them
+    #: Layers that see all positions although the file has a sliding window; None: none
     full_attention: Every | None = None
     window_base: float | None = (
         None  #: rotary base of layers with a window, unless a file has one; None: as others
     )
-    window_scaled: bool = True  #: rotary scalings and factors hold for layers with a window, too
-    #: YaRN's first and last interpolated pair are whole numbers, as in the paper's code
+    window_scaled: bool = True  #: rotary scaling and factors apply to layers with a window, too
+    #: the ends of YaRN's ramp are rounded to whole pairs, as in the paper's code
     yarn_whole: bool = True
-    parallel: bool = False  #: attention and FFN both read the layer's input, not one after the other
+    parallel: bool = False  #: attention and FFN both read the layer's input
     fused_gate: bool = False  #: rows of the gate, then of up, lie in ``ffn_up``
     scales: ImpliedScales = lambda layers, dim, heads: Scales()
     ffn_norm: str = "ffn_norm"  #: the tensor of the norm before the FFN
-    #: Layers that see all positions are not rotated, where others have a window
+    #: Layers that see all positions have no rotation if others have a window
     full_unrotated: bool = False
     experts_normalised: bool = True  #: factors of a token's experts add up to 1, unless a file denies it
-    router_early: bool = False  #: the router reads a layer's input, not normed; else what the FFN reads
+    router_early: bool = False  #: the router reads the layer's input without a norm; else the FFN's input
     #: Without a key the shape of down says whether its rows are neurons (PowerInfer's --transpose-down)
     down_by_shape: bool = False
 
 
 def _minicpm(layers: int, dim: int, heads: int) -> Scales:
-    """Those of MiniCPM 1B and 2B (arXiv 2404.06395), whose first files have no keys for them."""
+    """The scales of MiniCPM 1B and 2B (arXiv 2404.06395), whose first files have no keys for them."""
     return Scales(embedding=12, residual=1.4 / math.sqrt(layers), logits=dim / 256)
 
 
 def _gemma3(layers: int, dim: int, heads: int) -> Scales:
-    """Gemma 3 27B, which its number of layers tells, scales scores by D / H; arXiv 2503.19786."""
+    """The scales of Gemma 3. 27B, known by its number of layers, scales scores by D / H; arXiv 2503.19786."""
     attention = (dim / heads) ** -0.5 if layers == 62 else None
     return Scales(embedding=math.sqrt(dim), attention=attention)
 

@@ -1,4 +1,4 @@
-"""Values of GGUF metadata that nobody has vouched for, checked before anything is sized by them."""
+"""Reads values of GGUF metadata, and checks them before anything is sized by them."""
 
 import numbers
 from collections.abc import Iterable, Mapping
@@ -12,12 +12,12 @@ from hotcold.values import shown
 
 
 class ModelError(UserError):
-    """A model file whose metadata or tensors are wrong, or ask for what is not supported."""
+    """Raised for a model file whose metadata or tensors are wrong or not supported."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Those that begin with ``prefix``; errors (ModelError) have the key, the value and those allowed."""
+    """The keys that begin with ``prefix``. ModelError has the key, the value and the values allowed."""
 
     metadata: Mapping[str, Any]
     prefix: str

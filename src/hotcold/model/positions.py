@@ -1,4 +1,4 @@
-"""What each layer's attention knows of positions: its rotation and its window, read from GGUF metadata."""
+"""Reads from GGUF metadata how each layer's attention treats positions: its rotation and its window."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +18,13 @@ _FACTOR, _OLD_FACTOR = "rope.scaling.factor", "rope.scale_linear"
 @dataclass(frozen=True)
 class LayerPositions:
     rope: Rope | None  #: None: queries and keys are not rotated
-    window: int | None  #: positions that a row sees, its own among them; None: all up to its own
+    window: int | None  #: positions that a row sees, including its own; None: all up to its own
 
 
 def read_positions(
     keys: Keys, family: Family, layers: int, head_dim: int, context: int
 ) -> tuple[LayerPositions, ...]:
-    """Of each layer; ModelError has the key, the value, those allowed."""
+    """The positions of each layer. ModelError has the key, the value and the values allowed."""
     rope = None if family.learned_positions is not None else _rope(keys, family, head_dim, context)
     window = keys.whole("attention.sliding_window", 0, 1 << 32, default=0)
     windowed = _windowed(keys, family, layers) if window else (False,) * layers
@@ -68,8 +68,9 @@ def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
 
 
 def scaling(keys: Keys) -> tuple[str, float]:
-    """The kind, and the factor that positions are divided by, as llama.cpp reads them: a factor without a
-    kind is linear, ``rope.scale_linear`` is its old name, 0 is none, and the kind ``none`` ignores it."""
+    """The kind of scaling, and the factor by which positions are divided, as llama.cpp reads them: a factor
+    without a kind is linear, ``rope.scale_linear`` is its old name, 0 is none, the kind ``none`` ignores
+    it."""
     kind = keys.choice("rope.scaling.type", _SCALINGS, "linear")
     if kind == "yarn" and _FACTOR not in keys and _OLD_FACTOR not in keys:
         raise ModelError(f"{keys.name(_FACTOR)} is missing: yarn needs it")
@@ -78,7 +79,7 @@ def scaling(keys: Keys) -> tuple[str, float]:
 
 
 def scaling_notes(keys: Keys) -> tuple[str, ...]:
-    """What to tell the user of it."""
+    """A note for the user if the kind of scaling was guessed."""
     _, factor = scaling(keys)
     if "rope.scaling.type" in keys or _FACTOR not in keys or factor == 1:
         return ()
@@ -95,7 +96,7 @@ def _yarn(keys: Keys, rope: Rope, factor: float, *, whole: bool) -> Rope:
         raise ModelError(f"{seen}: only 1 is supported")
 
     def grown(weight: float) -> float:
-        """Of the temperature of scores, which the paper's section 3.4 lets grow with the context."""
+        """The temperature of scores, which grows with the context (section 3.4 of the paper)."""
         return 1 + 0.1 * weight * float(np.log(max(factor, 1)))
 
     everywhere = keys.factor("rope.scaling.yarn_log_multiplier", 0.0)
@@ -105,7 +106,7 @@ def _yarn(keys: Keys, rope: Rope, factor: float, *, whole: bool) -> Rope:
 
 
 def _window_rope(keys: Keys, family: Family, rope: Rope) -> Rope:
-    """Of layers with a window."""
+    """The rope of layers with a window."""
     base = keys.number("rope.freq_base_swa", 1, 1e12, default=family.window_base or rope.base)
     if not family.window_scaled:
         rope = replace(rope, linear_factor=1.0, yarn=None, magnitude=1.0, factored=False)

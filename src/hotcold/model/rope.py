@@ -1,4 +1,4 @@
-"""Rotary position tables (RoFormer, arXiv 2104.09864), with the scalings that GGUF files ask for."""
+"""Makes tables of rotary positions (RoFormer, arXiv 2104.09864), with the scalings that GGUF files state."""
 
 import math
 from collections.abc import Mapping
@@ -11,24 +11,24 @@ from hotcold.kernels.backend import Floats
 
 Doubles = npt.NDArray[np.float64]
 
-#: Tensors with what a file divides each frequency by, ``[rotary_dim / 2]``: Llama 3's, and LongRoPE's (arXiv
-#: 2402.13753) for sequences of up to as many positions as a model was first trained on, and for longer ones.
+#: Tensors of divisors of frequencies, ``[rotary_dim / 2]``: Llama 3's, and LongRoPE's (arXiv 2402.13753) for
+#: sequences up to the original context, and for longer ones.
 FACTORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")
 
 
 @dataclass(frozen=True)
 class Yarn:
-    """Frequencies that turn often in the trained context are kept, those that turn seldom divided by
-    ``factor``, those between interpolated (arXiv 2309.00071)."""
+    """YaRN (arXiv 2309.00071): frequencies that turn often in the original context are kept, those that turn
+    seldom are divided by ``factor``, those between are interpolated."""
 
     factor: float
     original: int  #: positions that the model was first trained on
-    fast: float = 32.0  #: turns within them from which on a frequency is kept
-    slow: float = 1.0  #: turns up to which one is divided
-    whole: bool = True  #: the pairs where these are reached are rounded outwards
+    fast: float = 32.0  #: from so many turns in them a frequency is kept
+    slow: float = 1.0  #: up to so many turns a frequency is divided
+    whole: bool = True  #: the pairs at which these are reached are rounded outwards
 
     def steps(self, steps: Doubles, dim: int, base: float) -> Doubles:
-        """Of ``steps``, radians per position of each pair, ``[dim / 2]``."""
+        """Scales ``steps``, the radians per position of each pair, ``[dim / 2]``."""
         low, high = (
             dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base))
             for turns in (self.fast, self.slow)
@@ -48,8 +48,8 @@ class Rope:
     interleaved: bool  #: as in :class:`~hotcold.kernels.backend.RopeTable`
     linear_factor: float = 1.0  #: positions are divided by this (arXiv 2306.15595)
     yarn: Yarn | None = None
-    magnitude: float = 1.0  #: of what is rotated
-    factored: bool = True  #: a file's factors (:data:`FACTORS`) apply
+    magnitude: float = 1.0  #: factor of rotated values
+    factored: bool = True  #: whether a file's factors (:data:`FACTORS`) apply
     original: int = 0  #: positions that the model was first trained on; beyond them LongRoPE's others apply
 
 
@@ -60,7 +60,7 @@ def frequencies(dim: int, base: float) -> Doubles:
 
 
 def llama3_factors(steps: Doubles, factor: float, low: float, high: float, original: float) -> Doubles:
-    """What Llama 3.1 divides each of the frequencies ``steps`` by: GGUF's ``rope_freqs.weight``.
+    """Llama 3.1's divisors of the frequencies ``steps``: GGUF's ``rope_freqs.weight``.
 
     Waves that fit fewer than ``low`` times in ``original`` positions are stretched by ``factor``, those that
     fit more than ``high`` times are kept, those between interpolated."""
@@ -70,7 +70,7 @@ def llama3_factors(steps: Doubles, factor: float, low: float, high: float, origi
 
 
 def chosen_factors(rope: Rope, factors: Mapping[str, Floats], positions: int) -> Floats | None:
-    """Those of a file's factors, by name, that hold where sequences may have so many positions.
+    """The factors of a file, by name, that apply if sequences may have so many positions.
 
     LongRoPE's choice is made once, by the most positions of a sequence, so that a sequence has one rotation
     throughout: its keys are not rotated again when it grows."""

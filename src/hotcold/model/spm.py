@@ -44,20 +44,20 @@ class SentencePieceBPE:
         self._merge_cached = lru_cache(_CACHED_CHUNKS)(self._merge)
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is special, without its :meth:`absent` characters."""
+        """Ids of a text without special tokens; its :meth:`absent` characters are left out."""
         ids: list[int] = []
         for chunk in self._chunks(text.replace(" ", SPACE)):
             ids += self._merge_cached(chunk) if len(chunk) <= _CACHED_LENGTH else self._merge(chunk)
         return ids
 
     def absent(self, text: str) -> list[str]:
-        """The characters of a text that have no token, nor have their bytes."""
+        """The characters of a text for which neither they nor their bytes have tokens."""
         chunks = self._chunks(text.replace(" ", SPACE))
         symbols = {symbol for chunk in chunks for symbol in self._symbols(chunk)}
         return [f"U+{ord(symbol):04X}" for symbol in sorted(symbols) if not self._symbol_ids(symbol)]
 
     def _chunks(self, text: str) -> list[str]:
-        """Cuts where no token has the two characters side by side: no merge can reach across such a place."""
+        """Cuts a text where no token has the two neighbouring characters: no merge can cross such a place."""
         neighbours = self._neighbours
         cuts = [i for i, pair in enumerate(pairwise(text), 1) if pair not in neighbours]
         return [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -66,7 +66,7 @@ class SentencePieceBPE:
         return tuple(id for symbol in self._symbols(chunk) for id in self._symbol_ids(symbol))
 
     def _symbols(self, chunk: str) -> list[str]:
-        """What the merges make of its characters."""
+        """The symbols that the merges make of a chunk's characters."""
         ranks = self._ranks
         symbols = list(chunk)
         end = len(symbols)

@@ -26,12 +26,12 @@ from hotcold.values import shown
 
 __all__ = ["StreamDecoder", "Tokenizer", "TokenizerError"]
 
-_NAMED = 8  # of the bytes or characters that a text has and no token
+_NAMED = 8  # how many bytes or characters without a token are named
 _Metadata: TypeAlias = Mapping[str, Any]
 
 
 class Algorithm(Protocol):
-    """What differs between kinds of tokenizers."""
+    """The part that differs between kinds of tokenizers."""
 
     pieces: list[bytes]  # [V] the bytes that each token stands for
 
@@ -43,7 +43,7 @@ class Algorithm(Protocol):
     def absent(self, text: str) -> list[str]: ...  # names of what it leaves out of a text
 
 
-#: ``tokenizer.ggml.model`` -> the algorithm, and what it assumes where the file is silent.
+#: ``tokenizer.ggml.model`` -> the algorithm, and its assumptions if the file does not say.
 _ALGORITHMS: dict[
     str, tuple[Callable[[Vocabulary, _Metadata], Algorithm], Callable[[_Metadata], Defaults]]
 ] = {
@@ -79,7 +79,7 @@ class Tokenizer:
         self._fences = self._silent | (user_defined - normalized)
 
         def named(ids: Iterable[int]) -> AddedTokens:
-            # The longest first, as llama.cpp looks for them.
+            # The longest first, as in llama.cpp.
             order = sorted(ids, key=lambda id: len(token_bytes(tokens[id])), reverse=True)
             return AddedTokens([(tokens[id], id) for id in order if tokens[id]], flags)
 
@@ -145,8 +145,8 @@ class Tokenizer:
         return ids
 
     def left_out(self, texts: Iterable[str]) -> str:
-        """What of these texts no token can spell, so that :meth:`encode` leaves it out: bytes as 0x04, or
-        characters as U+0004. Empty where that is nothing, as nearly always."""
+        """The parts of these texts that no token can spell, so that :meth:`encode` leaves them out: bytes as
+        0x04, or characters as U+0004. Nearly always empty."""
         if not self._algorithm.lacks:
             return ""
         parts = [part for text in texts for part in self._user_defined.cut(text) if isinstance(part, str)]
@@ -155,7 +155,7 @@ class Tokenizer:
         return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
 
     def _beside(self, part: str | int) -> str:
-        """The text of a part, for who is beside it."""
+        """The text of a part, for its neighbours."""
         return self.piece(part).decode(errors="replace") if isinstance(part, int) else part
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -168,8 +168,8 @@ class Tokenizer:
         return b"".join(map(stream.next_bytes, ids)).decode(errors="replace")
 
     def stream_decoder(self, shown: Iterable[int] = ()) -> "StreamDecoder":
-        """A decoder for tokens that come one by one. For a continuation push the prompt's tokens first. Of
-        control tokens, those ``shown`` add their names."""
+        """A decoder for tokens that come one by one. For a continuation push the prompt's tokens first.
+        Control tokens in ``shown`` add their names."""
         return StreamDecoder(self, shown)
 
     def piece(self, id: int) -> bytes:
@@ -193,11 +193,11 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, id: int) -> str:
-        """The text that a token completes, perhaps none. Raises ValueError for an id out of range."""
+        """The text that a token completes, which may be empty. ValueError: the id is out of range."""
         return self._utf8.decode(self.next_bytes(id))
 
     def flush(self) -> str:
-        """What was held back, as U+FFFD: bytes of a character that never came to its end."""
+        """The bytes of an unfinished character, as U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
     def next_bytes(self, id: int) -> bytes:

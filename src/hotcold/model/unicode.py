@@ -1,4 +1,4 @@
-"""What is a text."""
+"""Checks that a string is text."""
 
 import re
 

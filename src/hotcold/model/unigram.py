@@ -1,7 +1,7 @@
 """SentencePiece's unigram model (``tokenizer.ggml.model`` = ``t5``).
 
-Of all ways to cut a text into tokens the one with the highest sum of scores counts (Kudo, arXiv 1804.10959).
-Before that comes SentencePiece's normalisation: a table of replacements where there is one, single spaces."""
+A text is cut into the tokens with the highest sum of scores (Kudo, arXiv 1804.10959). Before that comes
+SentencePiece's normalisation: a table of replacements, if there is one, and single spaces."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +11,12 @@ import numpy as np
 from hotcold.model.spm import SPACE, spelled
 from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, flag, wrong
 
-_UNKNOWN = "\U0010ffff"  # a name for the unknown token that is not in any text
+_UNKNOWN = "\U0010ffff"  # name of the unknown token, which occurs in no text
 _LONGEST_KEY = 256  # bytes; bounds the walk through a broken table
 
 
 class Unigram:
-    lacks = False  #: the file has a token for what is unknown
+    lacks = False  #: the file has a token for unknown text
 
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         from tokenizers import Tokenizer, models
@@ -41,7 +41,7 @@ class Unigram:
             self._table = _Replacements(table.astype(np.uint8).tobytes())
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is special. Unknown characters become bytes or the unknown token."""
+        """Ids of a text without special tokens. Unknown characters become bytes or the unknown token."""
         if self._table:
             text = self._table.apply(text)
         if self._single_spaces:
@@ -57,7 +57,7 @@ class Unigram:
         return ids
 
     def absent(self, text: str) -> list[str]:
-        """Nothing."""
+        """An empty list: nothing is left out."""
         return []
 
 

@@ -1,7 +1,7 @@
 """A tokenizer's vocabulary, read from GGUF metadata (``tokenizer.ggml.*``) and checked.
 
-The keys are those of the GGUF specification. Files come from strangers, so nothing here is believed before it
-has been looked at; whatever is wrong is a :class:`TokenizerError` of one line."""
+The keys are those of the GGUF specification. Files come from strangers, so everything is checked before it
+is used; an error is a :class:`TokenizerError` of one line."""
 
 import enum
 import re
@@ -21,11 +21,11 @@ PREFIX = "tokenizer.ggml."
 
 
 class TokenizerError(UserError):
-    """A vocabulary that cannot be used: the message has what was seen and what is allowed."""
+    """Raised for a vocabulary that cannot be used; the message has the value seen and the values allowed."""
 
 
 def wrong(key: str, what: str) -> TokenizerError:
-    """What is wrong with a value of the file; ``key`` comes without its prefix."""
+    """The error for a wrong value in the file; ``key`` comes without its prefix."""
     return TokenizerError(f"{PREFIX}{key} {what}")
 
 
@@ -37,14 +37,14 @@ TokenType = enum.IntEnum(
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a kind of tokenizer assumes where its file is silent, as llama.cpp does."""
+    """What a kind of tokenizer assumes if its file does not say, as in llama.cpp."""
 
     ids: tuple[int | None, int | None, int | None]  #: BOS, EOS, unknown
     add_bos: bool = False
     add_eos: bool = False
-    space_prefix: bool = False  #: where False, the file's add_space_prefix does not count either
+    space_prefix: bool = False  #: if False, the file's add_space_prefix is ignored, too
     scores: bool = False  #: whether scores are required
-    notes: tuple[str, ...] = ()  #: what it assumed already and the user should know
+    notes: tuple[str, ...] = ()  #: assumptions of which the user should know
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,26 @@ class Vocabulary:
     eos_id: int | None
     unknown_id: int | None
     stop_ids: frozenset[int]  #: tokens that end a text: EOS, end of turn, end of message
-    flags: TokenFlags  #: of the tokens that are found by their names
+    flags: TokenFlags  #: flags of the tokens that are found by name
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool  #: whether text starts with a space that the user did not write
     notes: tuple[str, ...] = ()  #: what was guessed or left out, a line each
 
     def ordinary(self, *excluded: TokenType) -> dict[str, int]:
-        """Ids of the tokens that text may become by their spelling; of equal tokens the last counts."""
+        """Ids of the tokens that text may become, by spelling; the last of equal tokens counts."""
         never = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, *excluded}
         found = ((token, id) for id, token in enumerate(self.tokens) if self.types[id] not in never)
-        # No text has the others, whose bytes are no UTF-8, and not every library takes them for strings.
+        # Tokens that are not UTF-8 occur in no text, and not every library accepts them as strings.
         return {token: id for token, id in found if token.isascii() or not _SURROGATE.search(token)}
 
     def byte_ids(self) -> dict[int, int]:
-        """Byte -> id of its token, such as ``<0x0A>``."""
+        """The id of the token of each byte, such as ``<0x0A>``."""
         ids = (id for id, type in enumerate(self.types) if type == TokenType.BYTE)
         return {int(self.tokens[id][1:-1], 16): id for id in ids}
 
     def pieces(self, spelled: Callable[[str], bytes]) -> list[bytes]:
-        """``[V]`` the bytes that tokens stand for: the names of special ones, the others ``spelled``."""
+        """The bytes of all tokens, ``[V]``: names for special tokens, ``spelled`` for the others."""
 
         def piece(token: str, type: int) -> bytes:
             if type == TokenType.BYTE:
@@ -88,14 +88,14 @@ class Vocabulary:
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ID_KEY = re.compile(r"tokenizer\.ggml\.[a-z_]+_token_id")
-#: Types of the tokens that are found by their names, before a text is cut into others.
+#: Types of tokens that are found by name before the rest of a text is tokenised.
 _BY_NAME = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-#: Our own key: more tokens that end a text than GGUF has keys for.
+#: A key of our own: further tokens that end a text, for which GGUF has no keys.
 MORE_ENDS = "hotcold.tokenizer.end_token_ids"
 
 
 def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabulary:
-    """Reads and checks the vocabulary of a GGUF file, and what its names and our own keys say of it."""
+    """Reads and checks the vocabulary of a GGUF file, with our own keys and what names of tokens imply."""
     tokens = array(metadata, "tokens", "U")
     if not tokens:
         raise TokenizerError(f"the file has no {PREFIX}tokens, or 0 of them: use one with a vocabulary")
@@ -105,7 +105,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
         notes.append(
             f"the file has no {PREFIX}token_type: which tokens are special is guessed by their names"
         )
-    # Types are optional; bytes show by their spelling, and the special ids are marked below.
+    # Types are optional: the spelling shows byte tokens, and the special ids are marked below.
     types = declared or [TokenType.BYTE if _BYTE_TOKEN.fullmatch(t) else TokenType.NORMAL for t in tokens]
     ids = _ids(metadata, tokens, notes)
     for name, default in zip(("bos", "eos", "unknown"), defaults.ids, strict=True):
@@ -120,7 +120,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     ends = end_tokens(tokens, control, ids, _more_ends(metadata, len(tokens), notes))
     if not ends.stops:
         notes.append("no token of the vocabulary ends a text: answers end where their length does")
-    # Whatever the file calls them: text that a user writes must never become one of these.
+    # Whatever type the file gives them: a user's text must never become one of these.
     for id in ends.reserved if bos is None else (bos, *ends.reserved):
         types[id] = TokenType.CONTROL
     if unknown is not None and types[unknown] == TokenType.NORMAL:
@@ -149,7 +149,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
 
 
 def token_bytes(token: str) -> bytes:
-    """A token's bytes as the file has them: those that are no UTF-8 are lone surrogates in the string."""
+    """The bytes of a token in the file; bytes that are not UTF-8 are lone surrogates in the string."""
     return token.encode(errors="surrogateescape")
 
 
@@ -204,8 +204,8 @@ def _scores(metadata: Mapping[str, Any], size: int) -> npt.NDArray[np.float32]:
 
 
 def _ids(metadata: Mapping[str, Any], tokens: Sequence[str], notes: list[str]) -> dict[str, int | None]:
-    """Those of the file's keys, by what stands before ``_token_id``. An id that no token has counts as none,
-    as in llama.cpp, and is told of."""
+    """The ids in the file's keys, by the name before ``_token_id``. An id that no token has counts as none,
+    as in llama.cpp, and gives a note."""
     size = len(tokens)
     ids: dict[str, int | None] = dict.fromkeys(("bos", "unknown", *END_KEYS))
     for key in filter(_ID_KEY.fullmatch, metadata):

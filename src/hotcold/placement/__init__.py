@@ -1,1 +1,1 @@
-"""What lies where, and what that costs: bytes, hardware, solver, placements, profiles."""
+"""Decides which device holds which neurons, and counts the bytes and the time."""

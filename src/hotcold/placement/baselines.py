@@ -1,4 +1,4 @@
-"""Placements to compare with: whole layers, as engines without sparsity do, and PowerInfer's own rule."""
+"""Makes placements to compare with: whole layers, as in engines without sparsity, and PowerInfer's rule."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,18 +14,19 @@ from hotcold.placement.profiles import Profile
 from hotcold.placement.sizes import Sizes
 from hotcold.placement.solver import Solver
 
-_OF_A_DENSE_PART = 1e6  # firings: more than a layer has, so that dense parts go to the GPU first
+_OF_A_DENSE_PART = 1e6  # worth in firings: more than a layer has, so that dense parts go to the GPU first
 
 
 def last_layers(sizes: Sizes, n: int) -> Placement:
-    """The head and the last ``n`` layers, whole; without any, the CPU alone."""
+    """Puts the head and the last ``n`` layers, whole, on the GPU; with ``n`` 0 nothing."""
     first = len(sizes.neurons) - n
     hot = [np.full(each, i >= first) for i, each in enumerate(sizes.neurons)]
     return Placement(hot, range(first, first + n), n > 0)
 
 
 def layer_split(sizes: Sizes, budget: int) -> tuple[Sizes, Placement]:
-    """What engines without sparsity do: as many whole layers as fit, dense, without predictors."""
+    """Puts as many whole layers as fit on the GPU, dense, without predictors, as engines without sparsity
+    do."""
     dense = replace(sizes, always_read=1.0, predictor=0 * sizes.predictor)
     for n in range(len(sizes.neurons), 0, -1):
         placement = last_layers(dense, n)
@@ -35,7 +36,8 @@ def layer_split(sizes: Sizes, budget: int) -> tuple[Sizes, Placement]:
 
 
 def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: int) -> Placement:
-    """Most firings on the GPU after all that is dense, as PowerInfer has it (arXiv 2312.12456, section 6.3).
+    """Puts the most firings on the GPU, after all dense parts, as PowerInfer does (arXiv 2312.12456, section
+    6.3).
 
     A layer has no hot neurons, or as many as save a handshake's time if all are read; those with too few are
     closed, the least first."""
@@ -53,7 +55,7 @@ def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: 
 
 
 def _missed_firings(firing: Sequence[npt.NDArray[Any]]) -> Costs:
-    """Costs that are least with the most firings on the GPU: each costs 1 on the CPU, and none there."""
+    """Costs that are least with the most firings on the GPU: a firing costs 1 on the CPU and 0 on the GPU."""
     dense = np.full(len(firing), _OF_A_DENSE_PART)
     return Costs(
         cpu=SideCosts(neurons=firing, dense=dense, head=_OF_A_DENSE_PART),

@@ -1,4 +1,4 @@
-"""What a token takes of each processor: expected seconds of a model's parts, and of a placement."""
+"""Predicts the time of a token: expected seconds of a model's parts on each processor, and of a placement."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,29 +19,29 @@ Array = npt.NDArray[Any]
 class SideCosts:
     """Seconds of a model's parts on one processor."""
 
-    neurons: Sequence[Array]  #: by layer ``[N]``
-    dense: Array  #: by layer: attention, keys and values, predictor
+    neurons: Sequence[Array]  #: seconds of each neuron, by layer ``[N]``
+    dense: Array  #: seconds by layer: attention, keys and values, predictor
     head: float
 
     @property
     def layers(self) -> Array:
-        """Of whole layers."""
+        """Seconds of whole layers."""
         return np.asarray(self.dense + [each.sum() for each in self.neurons])
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one token. A solver needs no more than their ratios, so they may be in other units, too."""
+    """The costs of one token. A solver needs only their ratios, so other units than seconds work, too."""
 
     cpu: SideCosts
     gpu: SideCosts
-    handshake: float  #: from the GPU to the CPU and back, with what is sent
-    step: float = 0.0  #: on the GPU besides, where it has a part
+    handshake: float  #: from the GPU to the CPU and back, with the data that is sent
+    step: float = 0.0  #: overhead of a step on the GPU, if it has a part
 
     @classmethod
     def expected(cls, sizes: Sizes, profile: Profile, hardware: Hardware) -> Self:
-        """A neuron is read when it fires, or always where that streams faster than rows are gathered; where
-        routing was counted, whenever its expert is chosen."""
+        """The expected costs. A neuron is read when it fires, or always if a stream is faster than gathered
+        rows; if routing was counted, whenever its expert is chosen."""
         cpu_stream, gpu_stream = hardware.cpu_stream_gb_s, hardware.gpu_stream_gb_s
 
         def neurons(layer: int, stream: float, rows: float) -> Array:
@@ -80,7 +80,7 @@ class Costs:
         return float(total)
 
     def ends(self, start: Array, stop: Array, head: bool) -> Array:
-        """Seconds of the head, of a step on the GPU, and of visits to it: two where layers of the CPU lie
+        """Seconds of the head, of a step on the GPU, and of visits to it: two if layers of the CPU lie
         between the run ``start`` to ``stop`` and a head on the GPU."""
         some = stop > start
         visits = 1.0 * (some | head) + (some & head & (stop < len(self.cpu.dense)))

@@ -1,4 +1,4 @@
-"""What a machine reads, and how fast: measured (``measuring.py``), or a preset, from published data."""
+"""Describes how fast a machine reads memory: measured (``measuring.py``), or a preset from published data."""
 
 import json
 from dataclasses import MISSING, dataclass, fields
@@ -11,7 +11,7 @@ from hotcold.errors import UserError
 from hotcold.formats.files import RegularFile
 from hotcold.values import shown
 
-DEFAULT = "rtx4090-i9"  #: the preset that plans are for, if nothing is said
+DEFAULT = "rtx4090-i9"  #: the preset of plans, if none is given
 PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("machines.json").read_bytes())
 
 _OF_THE_GPU = ("gpu_stream_gb_s", "gpu_rows_gb_s", "link_pinned_gb_s", "link_pageable_gb_s", "handshake_s")
@@ -19,24 +19,25 @@ _OF_THE_GPU = ("gpu_stream_gb_s", "gpu_rows_gb_s", "link_pinned_gb_s", "link_pag
 
 @dataclass(frozen=True)
 class Hardware:
-    """Bandwidths are in 1e9 bytes a second, as decoding gets them; a ValueError names a wrong field.
+    """Figures of a machine. Bandwidths are in 1e9 bytes a second, as decoding gets them; a ValueError names a
+    wrong field.
 
     Without a GPU its memory and all that is measured on it are 0."""
 
     name: str
-    source: str  #: where the figures come from
+    source: str  #: origin of the figures
     vram_bytes: int
     cpu_stream_gb_s: float
-    cpu_gather_gb_s: list[list[float]]  #: of scattered runs: pairs of their bytes and the bandwidth
+    cpu_gather_gb_s: list[list[float]]  #: pairs: the bytes of scattered runs, and their bandwidth
     gpu_stream_gb_s: float
-    gpu_rows_gb_s: float  #: of rows that a mask picks
-    link_pinned_gb_s: float  #: of the slower direction
-    link_pageable_gb_s: float  #: to the GPU
-    handshake_s: float  #: from the GPU to the CPU and back, without what is sent
-    machine: dict[str, Any] | None = None  #: what doctor adds: when, where, and all that it measured
-    spins: bool = False  #: of its two forms the faster one: a shader waits, or answers submit
-    step_s: float = 0.0  #: what a step takes on the GPU besides: to be submitted and waited for
-    layer_s: float = 0.0  #: what a layer takes on the GPU besides: its kernels begin and end
+    gpu_rows_gb_s: float  #: bandwidth of rows that a mask picks
+    link_pinned_gb_s: float  #: bandwidth of the slower direction
+    link_pageable_gb_s: float  #: bandwidth to the GPU
+    handshake_s: float  #: from the GPU to the CPU and back, without the data that is sent
+    machine: dict[str, Any] | None = None  #: facts that doctor adds: when, where, and all measurements
+    spins: bool = False  #: the faster form of the handshake: a shader waits (true), or answers submit
+    step_s: float = 0.0  #: overhead of a step on the GPU: to submit it and wait for it
+    layer_s: float = 0.0  #: overhead of a layer on the GPU: its kernels begin and end
 
     def __post_init__(self) -> None:
         for name in ("name", "source"):
@@ -62,7 +63,7 @@ class Hardware:
             raise UserError(f"{name} is {shown(getattr(self, name))}: {needed} is needed")
 
     def gather_gb_s(self, nbytes: float) -> float:
-        """Of scattered runs of ``nbytes``, by logarithms between the lengths that are known."""
+        """Bandwidth of scattered runs of ``nbytes``, interpolated by logarithms between known lengths."""
         lengths, speeds = np.array(sorted(self.cpu_gather_gb_s)).T
         return float(np.interp(np.log(nbytes), np.log(lengths), speeds))
 
@@ -82,7 +83,7 @@ def _positive_pairs(value: object) -> bool:
 
 
 def find_hardware(name: str) -> Hardware:
-    """A preset, or a JSON file with the fields of Hardware; ValueError where it is neither, or wrong."""
+    """A preset, or a JSON file with the fields of Hardware. ValueError: it is neither, or wrong."""
     try:
         file = None if name in PRESETS else RegularFile(Path(name))
         data = json.loads(file.read(0, min(file.size, 1 << 20))) if file else PRESETS[name]

@@ -1,4 +1,4 @@
-"""Measures what decoding gets of a machine's memory, and of a GPU's: streams, and the rows of neurons that a
+"""Measures the memory bandwidth that decoding gets, on the CPU and a GPU: streams, and rows of neurons that a
 mask picks."""
 
 import statistics
@@ -29,18 +29,18 @@ from hotcold.kernels.gpu import GPU, LinkSpeed
 from hotcold.kernels.gpus import open_gpu
 from hotcold.kernels.reference_ffn import pack_mask
 
-#: Block type and dim of the neurons that are gathered; the first are streamed as well.
+#: Block type and dim of gathered neurons; the first entry is streamed, too.
 SHAPES = (("Q4_0", 4096), ("Q4_0", 1024), ("Q4_0", 8192), ("F16", 8192))
 RUNS = 5
 SMALLEST_BUFFER, LARGEST_BUFFER = 16 << 20, 2 << 30
 
 _USUAL_BUFFER = 128 << 20
-_CACHE_MULTIPLE = 4  # so many times the caches are read before anything is read again
+_CACHE_MULTIPLE = 4  # so many times the size of the caches is read before anything is read again
 _MEMORY_SHARE = 4  # a buffer takes at most this part of the available memory: filling it takes twice its size
-_MOST_NEURONS = 1 << 16  # of a layer: the widest models have about as many, and a backend has a limit
+_MOST_NEURONS = 1 << 16  # limit per layer: the widest models have about as many, and a backend has a limit
 _WORD = 64  # neurons in one word of a mask
-_OF_A_LAYER = 3  # times the kernels of an FFN: about as many has a layer
-_LINK_BYTES = 64 << 20  # are copied at a time
+_OF_A_LAYER = 3  # a layer has about so many times the kernels of an FFN
+_LINK_BYTES = 64 << 20  # bytes copied at a time
 _TURNS = 10  # one neuron in ten is read at a time
 
 
@@ -57,7 +57,7 @@ def buffer_bytes(caches: int, available: int | None) -> int:
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """Which neurons a probe reads: those of one or more layers, none wider than models have."""
+    """The neurons that a probe reads: those of one or more layers, none wider than in real models."""
 
     type: BlockType
     dim: int
@@ -65,7 +65,7 @@ class ProbePlan:
 
     @classmethod
     def of(cls, kind: str, dim: int, nbytes: int) -> Self:
-        """For as many neurons as ``nbytes`` hold, but 64 at least; layers differ by a word at most."""
+        """A plan for as many neurons as ``nbytes`` hold, but at least 64; layers differ by at most a word."""
         type = block_type(kind)
         words = max(1, nbytes // (3 * type.row_bytes(dim) * _WORD))
         layers = -(-words * _WORD // _MOST_NEURONS)
@@ -78,18 +78,19 @@ class ProbePlan:
 
     @property
     def nbytes(self) -> int:
-        """Of the rows of all neurons; a neuron has three."""
+        """Bytes of the rows of all neurons; a neuron has three."""
         return 3 * self.row_bytes * sum(self.widths)
 
     @property
     def run_bytes(self) -> int:
-        """A neuron lies in two places, as in decoding: its gate row, and its up and down rows."""
+        """Mean bytes of a run. A neuron lies in two places, as in decoding: its gate row, and its up and down
+        rows."""
         return 3 * self.row_bytes // 2
 
 
 class NeuronProbe:
-    """FFNs that are read whole, or a tenth of one layer at a time, by turns: no neuron is due again before
-    all the others were. ``run_bytes`` is the mean length of what lies together."""
+    """Reads FFNs whole, or a tenth of one layer at a time, in turns: a neuron is read again only after all
+    others. ``run_bytes`` is the mean length of a run of neighbouring bytes."""
 
     def __init__(self, backend: Backend, plan: ProbePlan) -> None:
         self.plan = plan
@@ -114,8 +115,8 @@ class NeuronProbe:
         return self._bytes_read(backend, stats) / elapsed / 1e9
 
     def measure_passes(self, seconds: float, backend: Backend, *, dense: bool) -> list[float]:
-        """The same of :data:`RUNS` runs, whose passes over all layers are one program each: where a call is a
-        long way."""
+        """GB/s of :data:`RUNS` runs, whose passes over all layers are one program each: for devices on which
+        a call is slow."""
         stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
         batch = _one_row()
         layers = range(len(self._layers))
@@ -142,7 +143,7 @@ class NeuronProbe:
 
 
 def _seconds_of_a_run(program: Program, seconds: float) -> float:
-    """The mean of runs until ``seconds`` are over."""
+    """The mean time of a run, over ``seconds``."""
     start = time.perf_counter()
     runs, elapsed = 0, 0.0
     while elapsed <= seconds:
@@ -165,7 +166,7 @@ def _uploaded(backend: Backend, mask: Masks) -> Buffer:
 
 
 def _layer(backend: Backend, plan: ProbePlan, width: int) -> FFNWeights:
-    """All weights are 0: through the biases gates fire and down rows are added."""
+    """A layer whose weights are all 0: its biases make gates fire, so down rows are added."""
     rows = Tensor(plan.type, (width, plan.dim), np.zeros((width, plan.row_bytes), np.uint8))
     ones = np.ones(width, np.float32)
     return backend.ffn_weights(
@@ -174,7 +175,7 @@ def _layer(backend: Backend, plan: ProbePlan, width: int) -> FFNWeights:
 
 
 def _tenths(width: int, random: np.random.Generator) -> Masks:
-    """Masks ``[10, width / 64]`` that share no neuron and together have all."""
+    """Masks ``[10, width / 64]`` that share no neuron and together have all neurons."""
     turn_of = random.permutation(width) % _TURNS
     return pack_mask(turn_of == np.arange(_TURNS)[:, None])
 
@@ -194,13 +195,13 @@ class Bandwidth:
 class _Access(NamedTuple):
     name: str
     run_bytes: int
-    measure: Callable[[float, CPUBackend], float]  # of seconds, and the backend whose threads read
+    measure: Callable[[float, CPUBackend], float]  # takes seconds, and the backend whose threads read
 
 
 def measure(
     threads: Sequence[int], nbytes: int, seconds: float, advance: Callable[[int, int], None]
 ) -> list[Bandwidth]:
-    """Each way to read, on each number of threads, from buffers of ``nbytes``, in ``seconds`` of reading."""
+    """Measures each way to read, on each number of threads, from buffers of ``nbytes``, for ``seconds``."""
     backends = [CPUBackend(n) for n in threads]
     ways = 2 + len(SHAPES)
     seconds_of_a_run = seconds / (ways * len(backends) * RUNS)
@@ -244,16 +245,16 @@ def _bandwidth(access: _Access, backend: CPUBackend, seconds: float) -> Bandwidt
 
 @dataclass(frozen=True)
 class GPUSpeed:
-    """What was measured on a GPU: medians of :data:`RUNS` runs; GB/s are 10^9 bytes."""
+    """Figures of a GPU: medians of :data:`RUNS` runs; GB/s are 10^9 bytes."""
 
-    stream_gb_s: float  #: of an FFN of Q4_0 that is read whole
-    rows_gb_s: float  #: of one of which a tenth of the neurons is read
-    layer_s: float  #: of a layer that is too small to take any time: see :data:`_OF_A_LAYER`
+    stream_gb_s: float  #: reading an FFN in Q4_0 whole
+    rows_gb_s: float  #: reading a tenth of the neurons of such an FFN
+    layer_s: float  #: time of a layer with next to no work: see :data:`_OF_A_LAYER`
     link: LinkSpeed
 
 
 def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: Callable[[int, int], None]) -> GPUSpeed:
-    """From ``nbytes`` of the device's memory, in ``seconds`` of reading. GPUError: it cannot be used."""
+    """Measures a GPU with ``nbytes`` of its memory, for ``seconds``. GPUError: it cannot be used."""
     backend = open_gpu(gpu, None)
     probe = NeuronProbe(backend, ProbePlan.of(*SHAPES[0], nbytes))
 

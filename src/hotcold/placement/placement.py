@@ -1,4 +1,4 @@
-"""What a GPU has of a model and what the CPU has, and its file, which is PowerInfer's ``.gpuidx``
+"""States which parts of a model a GPU has; reads and writes it as PowerInfer's ``.gpuidx``
 (docs/formats.md)."""
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from hotcold.placement.sizes import Sizes
 from hotcold.sparse.sidecar import SidecarError, check_model, read_numbers
 from hotcold.values import shown
 
-INDEX_BYTES = 4  #: on the GPU, of a hot neuron's number
+INDEX_BYTES = 4  #: bytes of a hot neuron's number on the GPU
 
-#: Of the bill's rows, and those of them that a file has.
+#: Kinds of rows in the bill, and those that a file has.
 KINDS = ("attention", "kv", "predictor", "neurons", "head", "embedding", "buffers")
 WEIGHTS = ("attention", "predictor", "neurons", "head")
 
@@ -31,24 +31,25 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Placement:
-    """What the GPU has; the CPU has the rest and the embedding table."""
+    """The parts that the GPU has; the CPU has the rest and the embedding table."""
 
-    hot: Sequence[Bools]  #: per layer ``[N]``; none outside ``layers``
-    layers: range  #: whose attention, keys and values, and predictors it has
+    hot: Sequence[Bools]  #: mask of hot neurons per layer ``[N]``; empty outside ``layers``
+    layers: range  #: layers whose attention, keys and values, and predictors it has
     head: bool
 
     @property
     def hot_share(self) -> float:
-        """Of all neurons."""
+        """The share of neurons that are hot."""
         return float(np.concatenate(self.hot).mean())
 
     def share_of(self, firing: Sequence[npt.NDArray[Any]]) -> float:
-        """What part of the firings hot neurons have; ``firing`` as in a profile, per layer ``[N]``."""
+        """The share of firings that hot neurons have; ``firing`` as in a profile, per layer ``[N]``."""
         hot = sum(float(each[mask].sum()) for each, mask in zip(firing, self.hot, strict=True))
         return hot / sum(float(each.sum()) for each in firing)
 
     def bill(self, sizes: Sizes) -> list[dict[str, Any]]:
-        """Where every byte goes: ``kind``, ``layer`` or None, ``gpu_bytes``, ``cpu_bytes``; ``hot_share``."""
+        """The place of every byte: ``kind``, ``layer`` or None, ``gpu_bytes``, ``cpu_bytes``;
+        ``hot_share``."""
         rows: list[dict[str, Any]] = []
 
         def add(kind: str, layer: int | None, gpu: int, cpu: int, **more: float) -> None:
@@ -74,13 +75,13 @@ class Placement:
         return rows
 
     def gpu_bytes(self, sizes: Sizes, kind: str = "") -> int:
-        """Of one kind of the bill, or of all."""
+        """Bytes on the GPU, of one kind of the bill or of all."""
         return sum(row["gpu_bytes"] for row in self.bill(sizes) if kind in ("", row["kind"]))
 
 
 def write_placement(path: Path, sizes: Sizes, placement: Placement, version: str = "") -> None:
-    """Tensors in PowerInfer's order, by which it reads them; it passes over keys that it does not know.
-    ``version`` is the writing program's, for people."""
+    """Writes the file. Tensors are in PowerInfer's order, by which it reads them; it ignores unknown keys.
+    ``version`` is that of the writing program, for people."""
     metadata = {
         "general.architecture": _INDEX,
         f"{_INDEX}.block_count": len(placement.hot),
@@ -93,7 +94,7 @@ def write_placement(path: Path, sizes: Sizes, placement: Placement, version: str
     }
     tensors = {}
     for i, mask in enumerate(placement.hot):
-        # It does not look at the list of a layer without hot neurons; no tensor is empty here.
+        # PowerInfer ignores the list of a layer without hot neurons; tensors must not be empty here.
         listed = np.flatnonzero(mask) if mask.any() else np.zeros(1)
         tensors[f"blk.{i}.gpu_idx"] = _integers(mask)
         tensors[f"blk.{i}.gpu_bucket"] = _integers(listed)
@@ -105,8 +106,8 @@ def _integers(values: npt.NDArray[Any]) -> Tensor:
 
 
 def read_placement(path: Path, sizes: Sizes) -> Placement:
-    """SidecarError: another model's, or damaged. PowerInfer's own files mean all of attention and the head
-    on the GPU."""
+    """Reads the file; PowerInfer's own files mean all of attention and the head on the GPU. SidecarError: it
+    is damaged, or another model's."""
     with open_gguf(path) as file, naming(path, SidecarError):
         if file.metadata.get("general.architecture") != _INDEX:
             raise SidecarError(f"is no placement: general.architecture {_INDEX} is needed")
@@ -137,7 +138,7 @@ def _gpu_parts(file: GGUFFile, sizes: Sizes) -> tuple[range, bool]:
 
 
 def _hot_neurons(file: GGUFFile, layer: int, n: int) -> Bools:
-    """The mask ``[n]`` of a layer, after a look at whether the list beside it says the same."""
+    """The mask ``[n]`` of a layer; checks that the list beside it agrees."""
     mask: Bools = read_numbers(file, f"blk.{layer}.gpu_idx", n) == 1
     if not mask.any():
         return mask

@@ -1,4 +1,4 @@
-"""How often each neuron of a model fires: profiles, their files (docs/formats.md), and assumed ones."""
+"""Reads, writes and assumes profiles: how often each neuron of a model fires (docs/formats.md)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,20 +17,20 @@ from hotcold.values import printable
 
 _KEY = "hotcold.profile."
 
-#: Whose power law stands for a model of which nothing is known.
+#: The shape whose power law stands for an unknown model.
 _ASSUMED = SHAPES["mistral-7b"]
 _ASSUMED_SOURCE = "10 % fire, 26 % of them 80 % of all (assumed)"
 
 
 @dataclass(frozen=True)
 class Profile:
-    firing: Sequence[npt.NDArray[Any]]  #: per layer ``[N]``: share of tokens for which each neuron fires
+    firing: Sequence[npt.NDArray[Any]]  #: per layer ``[N]``: the share of tokens for which each neuron fires
     source: str
-    #: per layer ``[E]``: share of tokens that choose each expert; None: nobody counted
+    #: per layer ``[E]``: the share of tokens that choose each expert; None: not counted
     routing: Sequence[npt.NDArray[Any]] | None = field(default=None, kw_only=True)
 
     def routed(self, sizes: Sizes, layer: int) -> npt.NDArray[Any]:
-        """Share of tokens for which a router leaves each of a layer's neurons, ``[N]``."""
+        """The share of tokens for which a router chooses the expert of each neuron in a layer, ``[N]``."""
         n = int(sizes.neurons[layer])
         if self.routing is None:
             return np.full(n, sizes.expert_share)
@@ -38,8 +38,8 @@ class Profile:
 
 
 def find_profile(sizes: Sizes, path: Path | None, model: Path | None) -> Profile:
-    """The one at ``path``, else the one beside the model, else an assumed power law; where nothing is zero,
-    all fire. SidecarError as in :func:`read_profile`."""
+    """The profile at ``path``, else the one beside the model, else an assumed power law; without zeros all
+    neurons fire. SidecarError as in :func:`read_profile`."""
     beside = model.with_suffix(".profile.gguf") if model else None
     if path is None and beside is not None and beside.exists():
         path = beside
@@ -53,7 +53,8 @@ def find_profile(sizes: Sizes, path: Path | None, model: Path | None) -> Profile
 
 
 def power_law_profile(sizes: Sizes, shape: Shape, source: str = "") -> Profile:
-    """The shape's power law in every layer and expert; ``source``, if given, in place of the shape's."""
+    """A profile with the shape's power law in every layer and expert; ``source`` replaces the shape's, if
+    given."""
     firing = []
     for n in sizes.neurons.tolist():
         of_an_expert = power_law(n // sizes.experts, shape.scale, shape.exponent)
@@ -62,7 +63,7 @@ def power_law_profile(sizes: Sizes, shape: Shape, source: str = "") -> Profile:
 
 
 def read_profile(path: Path, sizes: Sizes) -> Profile:
-    """SidecarError: another model's, or damaged."""
+    """Reads a profile. SidecarError: it is damaged, or another model's."""
     with open_gguf(path) as file, naming(path, SidecarError):
         check_model(file, f"{_KEY}model_fingerprint", sizes.fingerprint)
         neurons = sizes.neurons.tolist()
@@ -77,7 +78,8 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:
-    """``facts`` are values of ``hotcold.profile.*``: ``model_fingerprint``, and what is for people."""
+    """Writes a profile. ``facts`` are values of ``hotcold.profile.*``: ``model_fingerprint``, and facts for
+    people."""
     metadata = {"general.type": "profile", f"{_KEY}source": profile.source}
     metadata |= {_KEY + name: value for name, value in facts.items()}
     tensors = {f"blk.{i}.profile": quantise(each, "F16") for i, each in enumerate(profile.firing)}

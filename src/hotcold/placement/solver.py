@@ -1,11 +1,11 @@
-"""Decides what the GPU gets: the placement with the least predicted time of a token that fits a budget.
+"""Finds the placement with the least predicted time of a token that fits a budget of GPU memory.
 
-To the GPU go attention, keys and values and predictors of a run of layers, of their neurons the hot ones, and
-perhaps the head. Neurons go in groups of 64, the most active first. A layer of the run takes
-``dense + max(hot, cold) + handshake``, without the last where all its neurons are hot. But for that step its
-time is convex in its hot groups: for a given run, and given layers that are wholly hot, it is optimal, up to
-the last group, to take groups by seconds saved per byte. Runs and numbers of wholly hot layers are searched
-by their Lagrangian bounds, until none is better than what is found: a larger budget is never slower."""
+The GPU gets attention, keys and values and predictors of a run of layers, the hot neurons of these layers,
+and maybe the head. Neurons go in groups of 64, the most active first. A layer of the run takes ``dense +
+max(hot, cold) + handshake``, without the last where all its neurons are hot. But for that step its time is
+convex in its hot groups: for a given run, and given layers that are wholly hot, it is optimal, up to the last
+group, to take groups by seconds saved per byte. Runs and numbers of wholly hot layers are searched by their
+Lagrangian bounds, until none is better than what is found: a larger budget is never slower."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from hotcold.placement.profiles import Profile
 from hotcold.placement.sizes import Sizes
 
 GROUP = 64  #: neurons that are placed together
-_PRICES = 48  # multipliers, in seconds per byte, for which bounds are computed
+_PRICES = 48  # number of multipliers, in seconds per byte, for which bounds are computed
 
 Array = npt.NDArray[Any]
 
@@ -30,11 +30,11 @@ class _Groups:
     """A layer's neurons in the order in which they become hot."""
 
     order: Array  #: ``[N]`` neurons, the most active first
-    edges: Array  #: how many neurons 0, 1, 2, ... hot groups are; the last is N
+    edges: Array  #: number of neurons in 0, 1, 2, ... hot groups; the last is N
 
     @classmethod
     def of(cls, firing: Array, block_neurons: int) -> Self:
-        """Neurons whose down weights share a block stay together."""
+        """The groups of a layer; neurons whose down weights share a block stay together."""
         sums = np.add.reduceat(firing, np.arange(0, len(firing), block_neurons))
         by_block = np.repeat(sums, block_neurons)[: len(firing)]
         starts = np.arange(0, len(firing), -(-GROUP // block_neurons) * block_neurons)
@@ -44,7 +44,7 @@ class _Groups:
         return len(self.edges) - 1
 
     def hot(self, groups: int) -> npt.NDArray[np.bool_]:
-        """The mask of so many groups."""
+        """The mask of the first ``groups`` groups."""
         mask = np.zeros(len(self.order), np.bool_)
         mask[self.order[: self.edges[groups]]] = True
         return mask
@@ -52,8 +52,8 @@ class _Groups:
 
 @dataclass(frozen=True)
 class _Tables:
-    """What layers of the run take by how many of their groups are hot, ``[layers, 1 + most groups]``: as long
-    as the GPU is not the slower side, since no more would help; and what they take wholly hot."""
+    """Time and bytes of the run's layers by the number of their hot groups, ``[layers, 1 + most groups]``, up
+    to the number at which the GPU becomes the slower side; and the same for wholly hot layers."""
 
     split_bytes: Array
     split_seconds: Array  #: infinite beyond
@@ -171,7 +171,7 @@ class Solver:
         return Placement(hot, range(run.start, run.stop), run.head)
 
     def _likely_runs(self, budget: int) -> Iterator[_Run]:
-        """Those whose dense parts fit, the one with the least bound first."""
+        """Runs whose dense parts fit, the one with the least bound first."""
         without, with_head = self._runs(budget, head=False), self._runs(budget, head=True)
         runs = _Runs(*(np.concatenate(columns) for columns in zip(without, with_head, strict=True)))
         for at in np.argsort(runs.bound, kind="stable"):
@@ -197,7 +197,7 @@ class Solver:
         return _Runs(*(column[fits] for column in columns))
 
     def _step_bytes(self, layers: Array, head: bool) -> Array:
-        """Of a step on the GPU, by whether it has layers: as if all neurons of one were hot."""
+        """Bytes of a step on the GPU, as if all neurons of a layer were hot, if it has layers."""
         most = max(map(int, self._sizes.neurons))
         alone = self._sizes.gpu_step(None, True) if head else 0
         return np.where(layers, self._sizes.gpu_step(most, head), alone)
@@ -225,5 +225,5 @@ class Solver:
 
 
 def _prices(worth: Array) -> Array:
-    """Multipliers spread over what parts are worth, and 0."""
+    """Multipliers spread over the worth of parts, and 0."""
     return np.append(0, np.maximum(np.quantile(worth, np.linspace(0, 1, _PRICES)), 0))

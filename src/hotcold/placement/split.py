@@ -1,4 +1,5 @@
-"""A placement carried out: weights in two halves, and the cold half's program beside the hot one's."""
+"""Carries out a placement: splits weights in two halves, and runs the cold half's program beside the hot
+one's."""
 
 import threading
 from collections.abc import Sequence
@@ -52,12 +53,12 @@ def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
 
 
 def _ends(tensors: FFNTensors | PredictorTensors, chosen: Bools) -> tuple[int, ...]:
-    """Where the neurons of a mask that are each expert's end."""
+    """For each expert, the end of its neurons among those of a mask."""
     return tuple(int(n) for n in np.append(0, np.cumsum(chosen))[list(tensors.ends)])
 
 
 def take_scores(tensors: PredictorTensors, chosen: Bools) -> PredictorTensors:
-    """The scores of some neurons, of experts."""
+    """The predictor of some neurons of experts."""
     index = np.flatnonzero(chosen)
     second, ends = tensors.second.take_rows(index), _ends(tensors, chosen)
     return replace(tensors, second=second, threshold=tensors.threshold[index], expert_ends=ends)
@@ -87,7 +88,7 @@ def _down(tensors: FFNTensors, chosen: Bools) -> AnyTensor:
 
 
 def _columns(tensor: AnyTensor, chosen: Bools) -> AnyTensor:
-    """Whole blocks of each row; ``UserError`` where the mask divides one."""
+    """The chosen blocks of each row. ``UserError``: the mask divides a block."""
     shared = tensor.type.weights
     blocks = chosen.reshape(-1, shared)
     if (blocks != blocks[:, :1]).any():

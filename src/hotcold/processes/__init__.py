@@ -1,1 +1,1 @@
-"""Child processes that may be killed, and plain data to and from them; knows no model."""
+"""Runs child processes that may be killed, and passes plain data to and from them."""

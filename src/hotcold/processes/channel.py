@@ -1,4 +1,5 @@
-"""Messages over two pipes, with threads that wait: the engine process's side of the channel to its front."""
+"""Messages over two pipes, read and written by threads: the engine process's end of the channel to its
+front."""
 
 import os
 import queue
@@ -11,16 +12,16 @@ from typing import TypeAlias
 
 from hotcold.processes.plain_data import HEADER, Plain, lengths, unpack
 
-#: Makes a message's bytes: the writer calls it, in a thread of its own.
+#: Makes the bytes of a message. The writer calls it in its own thread.
 Message: TypeAlias = Callable[[], bytes]
 
-_MOST_WAITING = 4096  # messages: one of each step
+_MOST_WAITING = 4096  # messages in the queue; each step makes one
 _PATIENCE_S = 120.0
 
 
 def own_pipes() -> tuple[int, int]:
-    """Takes standard input and output, so that nothing else in this process can read or write them: what is
-    printed goes to standard error. Returns the two descriptors."""
+    """Takes standard input and output away from the rest of this process, whose prints go to standard error.
+    Returns the two descriptors."""
     reading, writing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -37,8 +38,8 @@ class Reader:
         self._file = os.fdopen(descriptor, "rb", buffering=1 << 16)
 
     def read(self) -> tuple[Plain, "array[int]"] | None:
-        """The next message, when it has come; None where the other side has closed, be it within a message.
-        PlainDataError: it is none."""
+        """Waits for the next message; None if the other side has closed, even within a message.
+        PlainDataError: it is not a message."""
         header = self._file.read(HEADER.size)
         if len(header) < HEADER.size:
             return None
@@ -50,7 +51,7 @@ class Reader:
         return unpack(view[:n_text], view[n_text:])
 
     def close(self) -> None:
-        """While nobody reads."""
+        """Closes the pipe; no thread may be reading."""
         self._file.close()
 
 
@@ -64,7 +65,7 @@ class Writer:
         self._descriptor, self._gone, self._patience_s = descriptor, gone, patience_s
         self._waiting: queue.Queue[Message | None] = queue.Queue(_MOST_WAITING)
         self._ready: select.poll | None = None
-        if hasattr(select, "poll"):  # elsewhere it waits as long as the system lets it
+        if hasattr(select, "poll"):  # elsewhere it waits as long as the system allows
             os.set_blocking(descriptor, False)
             self._ready = select.poll()
             self._ready.register(descriptor, select.POLLOUT)
@@ -72,11 +73,11 @@ class Writer:
         self._thread.start()
 
     def write(self, message: Message) -> None:
-        """Queues a message. It waits only where so many are queued that the other side does not read."""
+        """Queues a message. It waits only if the queue is full, because the other side does not read."""
         self._waiting.put(message)
 
     def close(self) -> None:
-        """Writes what is queued, ends the thread, and closes the pipe."""
+        """Writes the queued messages, ends the thread and closes the pipe."""
         self._waiting.put(None)
         self._thread.join()
         os.close(self._descriptor)
@@ -96,7 +97,8 @@ class Writer:
                 self._gone()
 
     def _write(self, data: bytes) -> None:
-        """OSError: the other side has closed; TimeoutError, which is one, where it does not read."""
+        """Writes all of it. OSError: the other side has closed; TimeoutError, an OSError: it does not
+        read."""
         view = memoryview(data)
         while view:
             if self._ready is not None and not self._ready.poll(self._patience_s * 1000):

@@ -1,8 +1,8 @@
-"""A process that answers questions which strangers wrote: one line of JSON in, one line out.
+"""Runs questions that strangers wrote in a process that can be killed: one line of JSON in, one line out.
 
-What may take for ever or any amount of memory (a chat template, a grammar) runs there, so that it can be
-killed. The module that answers has a function ``answer(request: dict) -> dict``; what it imports is loaded
-before the first question, and its own bounds count from there."""
+Code that may take for ever, or any amount of memory, runs there: chat templates and grammars. The module that
+answers has a function ``answer(request: dict) -> dict``. Its imports are loaded before the first question,
+and the bounds of a question do not count them."""
 
 import contextlib
 import importlib
@@ -17,21 +17,23 @@ from typing import IO, Any
 from hotcold.errors import UserError
 from hotcold.values import shown
 
-_START_S = 120.0  # by the clock, for an interpreter and its imports on a busy machine
-_CLOCK = 10.0  # times its processor time may a question take by the clock: others want the processor, too
-_REQUEST_BYTES = 1 << 26  # of one line in
+_START_S = 120.0  # seconds by the clock for an interpreter and its imports, on a busy machine
+_CLOCK = 10.0  # a question may take so many times its processor time by the clock: others compute, too
+_REQUEST_BYTES = 1 << 26  # limit of one line of input
 
 
 class ProcessDied(UserError):
-    """The process ended, or had to be ended, before it answered. The next question starts another one."""
+    """Raised if the process ended, or was killed, before it answered. The next question starts another
+    one."""
 
 
 class ProcessLost(ProcessDied):
-    """Through no fault of the question: the process did not start, was closed, or was ended from outside."""
+    """Raised if the question is not to blame: the process did not start, was closed, or was killed from
+    outside."""
 
 
 class ProcessTimeout(ProcessDied, TimeoutError):
-    """The question took longer than it may: by the clock only, where the machine is too busy."""
+    """Raised if the question took too long; by the clock alone, if the machine is too busy."""
 
     def __init__(self, message: str, *, by_clock: bool = False) -> None:
         super().__init__(message)
@@ -39,8 +41,8 @@ class ProcessTimeout(ProcessDied, TimeoutError):
 
 
 class GuardedProcess:
-    """Asks ``module``'s function ``answer`` in a process of its own, which starts with the first question and
-    is replaced after it had to be killed. Safe to use from several threads: questions wait for each other.
+    """Asks ``module``'s function ``answer`` in a process of its own. It starts with the first question and is
+    replaced after it was killed. Several threads may use it: questions wait for each other.
 
     A question may use ``seconds`` of processor time (ten times as long by the clock), ``memory_bytes`` beyond
     what the process had after its imports, and ``output_bytes`` of JSON for its answer. The process ends when
@@ -58,14 +60,14 @@ class GuardedProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """The id of the running process, or None."""
         child = self._child
         return None if child is None else child.process.pid
 
     def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        """What the module answers, in ``seconds`` if they are given. ``UserError``: what it raised as one;
-        ``ProcessTimeout``: too slow; ``ProcessLost``: it had no process; ``ProcessDied``: it used too much
-        memory, answered too much, or failed."""
+        """The module's answer, within ``seconds`` if given. ``UserError``: the module raised one;
+        ``ProcessTimeout``: too slow; ``ProcessLost``: there was no process; ``ProcessDied``: too much memory
+        or output, or a failure."""
         seconds = self._seconds if seconds is None else seconds
         line = f"{seconds!r} {json.dumps(request)}\n".encode()
         if len(line) > _REQUEST_BYTES:
@@ -86,7 +88,7 @@ class GuardedProcess:
                 if self._closed:
                     raise ProcessLost("the process is closed") from None
                 raise
-            except BaseException:  # Ctrl-C: an answer that nobody read is still to come
+            except BaseException:  # Ctrl-C: an unread answer is still to come
                 self._give_up()
                 raise
             if "failed" in answer:
@@ -102,7 +104,7 @@ class GuardedProcess:
         self._closed = True
         child = self._child
         if child is not None:
-            child.process.kill()  # who waits for its answer sees the end of the pipe
+            child.process.kill()  # a thread that waits for its answer sees the end of the pipe
         with self._lock:
             self._give_up()
 
@@ -136,17 +138,17 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a traceback may quote what was asked
-            # Arenas of malloc take address space, which is what is bounded.
+            # Arenas of malloc take address space, and address space is bounded.
             env={**os.environ, **import_path(), "MALLOC_ARENA_MAX": "2"},
-            start_new_session=True,  # the terminal's Ctrl-C is not meant for it
+            start_new_session=True,  # keeps the terminal's Ctrl-C away
         )
         assert self.process.stdin is not None and self.process.stdout is not None
         self._in: IO[bytes] = self.process.stdin
         self._out: IO[bytes] = self.process.stdout
 
     def exchange(self, line: bytes, seconds: float, most: int) -> bytes:
-        """Sends a line and waits for the next one, of at most ``most`` bytes; without a line, for the first,
-        that of a process that has started: its memory is not bounded before."""
+        """Sends a line and waits for the answer, of at most ``most`` bytes. Without a line, waits for the
+        first one, which a started process sends: its memory is not bounded before."""
         late = threading.Event()
 
         def stop() -> None:
@@ -165,19 +167,19 @@ class _Child:
             answer = b""
         finally:
             timer.cancel()
-            timer.join()  # if it is late, it is so before this call ends, and not during the next
+            timer.join()  # a late timer must fire before this call ends, not during the next
         if answer.endswith(b"\n") and not late.is_set():
             return answer
         if len(answer) > most:
             raise ProcessDied(f"it answered more than {most} bytes")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)  # it closed its pipe: what it says itself is worth a moment
+            self.process.wait(5)  # it closed its pipe: its exit code is worth a moment
         self.process.kill()
         code = self.process.wait()
         if late.is_set() or code in _TIME_SIGNALS:
             raise ProcessTimeout("too slow", by_clock=late.is_set() or code != _TIME_SIGNALS[0])
         seen = f"signal {-code}" if code < 0 else f"exit code {code}"
-        if code == _KILLED:  # not by a bound of ours
+        if code == _KILLED:  # by no bound of ours
             raise ProcessLost(f"it ended ({seen})")
         needed = f": it may have needed more than {_mebibytes(self._memory_bytes)}" if line else ""
         raise ProcessDied(f"it ended ({seen}){needed}")
@@ -185,13 +187,13 @@ class _Child:
     def end(self) -> None:
         self.process.kill()
         for pipe in (self._in, self._out):
-            with contextlib.suppress(OSError):  # what was written and not read
+            with contextlib.suppress(OSError):  # written, but not read
                 pipe.close()
         self.process.wait()
 
 
 def import_path() -> dict[str, str]:
-    """Of the environment: lets another interpreter import what this one can."""
+    """Environment variables that let another interpreter import the same modules."""
     return {"PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
 
 
@@ -215,8 +217,8 @@ else:
     _KILLED = -signal.SIGKILL
 
     def _bound_memory(more: int) -> None:
-        """Lets the process have ``more`` bytes of address space than it has now, where the system says how
-        much that is (Linux), and leave no file behind if it crashes."""
+        """Limits the process to ``more`` bytes of address space beyond the present, where the system states
+        it (Linux), and lets it leave no file if it crashes."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
             with open("/proc/self/statm", encoding="ascii") as file:
@@ -228,7 +230,7 @@ else:
     def _bound_time(seconds: float) -> None:
         """Ends the process after this much processor time, and after ten times as much by the clock; 0 lifts
         the bounds. The system does it, whatever code is running."""
-        if not seconds:  # whoever started the process may have blocked or ignored them
+        if not seconds:  # the parent may have blocked or ignored these signals
             for one in (signal.SIGPROF, signal.SIGALRM):
                 signal.signal(one, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGPROF, signal.SIGALRM))
@@ -237,11 +239,11 @@ else:
 
 
 def serve() -> None:
-    """The process: answers until nobody asks any more."""
+    """The child process: answers until its input ends."""
     name, memory_bytes, output_bytes = sys.argv[1:]
     _bound_time(0)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing else that is printed is an answer
+    os.dup2(2, 1)  # other output must not look like an answer
     module = importlib.import_module(name)
     _bound_memory(int(memory_bytes))
     answers.write(b"{}\n")
@@ -252,10 +254,10 @@ def serve() -> None:
         reply = _reply(module, request)
         encoded = json.dumps(reply).encode() + b"\n"
         _bound_time(0)
-        answers.write(encoded[: int(output_bytes) + 1])  # the reader refuses what is longer
+        answers.write(encoded[: int(output_bytes) + 1])  # the reader refuses a longer answer
         answers.flush()
         if "failed" in reply:
-            return  # who knows in which state
+            return  # the state is unknown
 
 
 def _reply(module: Any, line: bytes) -> dict[str, Any]:

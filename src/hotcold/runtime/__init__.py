@@ -1,1 +1,1 @@
-"""From a model file to a session that can run a step: what fits, and where each part lies."""
+"""Opens a model file and makes a session that can run a step."""

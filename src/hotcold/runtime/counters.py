@@ -1,4 +1,4 @@
-"""What generation costs, counted: bytes and parameters read, neurons computed, seconds.
+"""Counts the costs of generation: bytes and parameters read, neurons computed, seconds.
 
 Bytes are those of weights and KV cache that the kernels must read; activations stay in the caches and are not
 counted. With the time of the same steps they give the rate at which memory was really read."""
@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one decode step reads, apart from how many neurons it takes."""
+    """The bytes that one decode step reads, apart from the number of neurons."""
 
     step_bytes: int  #: attention, norms, head and predictors, read once by each step
     step_params: int
     token_bytes: int  #: one row of the embedding table; it has ``dim`` parameters
-    neurons: tuple[int, ...]  #: of each layer
+    neurons: tuple[int, ...]  #: number in each layer
     dim: int  #: the model's width D, the parameters of one gate, up or down row
     row_bytes: tuple[tuple[int, ...], ...]  #: of one gate, up and down row and one run's scales, by layer
     kv_bytes: int  #: K and V of one position in all layers
@@ -25,16 +25,16 @@ class Footprint:
 
 @dataclass
 class Counters:
-    """Sums over the steps of an engine; the difference of two snapshots describes what lay between."""
+    """Sums over the steps of an engine; the difference of two snapshots describes the steps between."""
 
     rows: npt.NDArray[np.int64]  #: ``[layers, 5]`` as in FFNStats, of the steps without a prompt row
     prompt_tokens: int = 0
-    prompt_s: float = 0.0  #: of the steps that had any prompt row
-    decode_tokens: int = 0  #: of the steps without a prompt row, as all that follows
+    prompt_s: float = 0.0  #: seconds of steps with any prompt row
+    decode_tokens: int = 0  #: in steps without a prompt row, like the next fields
     decode_steps: int = 0
     decode_s: float = 0.0
     run_s: float = 0.0  #: the part of ``decode_s`` spent in the recorded program; the rest is Python's
-    kv_positions: int = 0  #: that attention read
+    kv_positions: int = 0  #: positions that attention read
 
     def copy(self) -> Self:
         return replace(self, rows=self.rows.copy())
@@ -45,7 +45,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a user is told about a piece of generation. None where nothing was decoded."""
+    """Figures of a piece of generation for users. None if nothing was decoded."""
 
     prompt_tok_s: float | None  #: tokens a second of the prompts, all sequences together
     tok_s: float | None = None  #: the same of generation

@@ -1,4 +1,4 @@
-"""From a model file to a model in memory: what fits, where each part lies, and then the weights."""
+"""Loads a model file into memory: checks what fits, decides where each part lies, and reads the weights."""
 
 import gc
 from collections.abc import Container
@@ -85,7 +85,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
 
 @dataclass(frozen=True)
 class _Reading:
-    """What reading the weights takes, whatever the devices."""
+    """The inputs of reading the weights that do not depend on devices."""
 
     model: ToLoad
     weight_bytes: int
@@ -138,7 +138,7 @@ def _less(allocated: int, planned: int) -> int:
 
 
 def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int]:
-    """Of a step, and the most positions of a sequence and prompt rows of a step."""
+    """Returns (batch limits, context length, prompt chunk)."""
     asked, most = options.context, config.context
     if asked == 0:
         asked = most

@@ -1,4 +1,4 @@
-"""What this machine is called, and what ``hotcold doctor`` measured of it, which is kept under that name."""
+"""Names this machine, and finds the figures that ``hotcold doctor`` keeps under this name."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ def processor() -> str:
 
 
 def machine_name(gpu: GPU | None) -> str:
-    """All that figures depend on: those of another name are another machine's."""
+    """A name of all facts on which figures depend; another name means another machine."""
     own = f"{processor()}, {default_isa()}, {available_cores()} threads, hotcold {__version__}"
     return own if gpu is None else f"{own}, {gpu.name}, {gpu.driver}"
 
@@ -37,7 +37,7 @@ def cache_path(gpu: GPU | None) -> Path:
 
 
 def measured_hardware(gpu: GPU) -> Hardware | None:
-    """What was measured of this machine with this GPU and driver; None where that was not done yet."""
+    """The figures of this machine with this GPU and driver; None if it was not measured yet."""
     try:
         path = cache_path(gpu)
         found = find_hardware(str(path)) if os.path.exists(path) else None

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: a model that cannot fit is refused before it is read."""
+"""Finds how much memory this process may still take: a model that cannot fit is refused before it is read."""
 
 from pathlib import Path
 
@@ -46,8 +46,8 @@ def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) 
 
 
 def affordable_pages(weight_bytes: int, cache_type: str, config: Config, limits: BatchLimits) -> int | None:
-    """Of a KV cache beside weights and steps: what takes nine tenths of the memory that is left; None where
-    the system does not say how much that is."""
+    """The pages of a KV cache, beside weights and steps, that take nine tenths of the remaining memory; None
+    if the system does not state it."""
     free = available_memory()
     if free is None:
         return None

@@ -1,4 +1,4 @@
-"""What users give as a model: a file, its name on the hub, or what was loaded from one."""
+"""Opens the model that a user gives: a file, a name on the hub, or a loaded model."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How a model is to be loaded."""
+"""Options of loading a model."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -56,7 +56,7 @@ class ModelOptions(TypedDict, total=False):
 
 
 class LLMOptions(ModelOptions, total=False):
-    """What :class:`LLM` takes besides the file."""
+    """The options of :class:`LLM` besides the file."""
 
     sequences: int  #: how many prompts of one ``generate`` call run at the same time (1)
     cache_positions: int | None  #: of the KV cache, which they share; None is ``context`` for each
@@ -82,11 +82,11 @@ class LoadOptions:
     hot_threads: int | None = None  #: of that; None: as many as ``backend`` has
     cache_type: str = "f16"  #: what keys and values are rounded to, one of :data:`CACHE_TYPES`
     chat_template: str | None = None  #: instead of the file's: Jinja or one of ``named_templates``
-    also: str | None = None  #: the mode of a second session at the same time, for which a GPU is to have room
+    also: str | None = None  #: mode of a second session beside the first, whose GPU memory is planned, too
 
     @classmethod
     def of(cls, options: Mapping[str, Any], **more: Any) -> Self:
-        """Of what a user gave, for whom a path may be a string; names are those of the fields."""
+        """Makes options from those of a user, whose paths may be strings; names are those of the fields."""
         given = {**options, **more}
         for name in ("predictor", "placement"):
             if given.get(name) is not None:

@@ -58,7 +58,7 @@ class ToLoad:
 
 @dataclass(frozen=True)
 class OnGPU:
-    """What a GPU gets of a model, and how it works with the CPU."""
+    """The part of a model on a GPU, and the form in which it works with the CPU."""
 
     gpu: GPU
     budget_bytes: int  #: the most that may be allocated
@@ -86,7 +86,7 @@ class OnGPU:
         return f"GPU {self.gpu.name} ({self.gpu.driver}): {parts}; {hot}; {memory}; handshakes by {form}"
 
     def report(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The report for ``--json``."""
         return {
             "name": self.gpu.name,
             "driver": self.gpu.driver,
@@ -206,7 +206,8 @@ def _solve(model: ToLoad, hardware: Hardware, budget: int, *, gpu: bool) -> _Fou
 
 
 def _assumed() -> Hardware:
-    """Of a GPU that was not measured: a preset, with what others report of handshakes and kernels."""
+    """Assumed figures of a GPU that was not measured: a preset, with reported times of handshakes and
+    kernels."""
     name = f"{DEFAULT} with {1e6 * _BESIDES_S:.0f} us a layer"
     preset = find_hardware(DEFAULT)
     return replace(preset, name=name, handshake_s=_BESIDES_S, step_s=_BESIDES_S, layer_s=_BESIDES_S)

@@ -1,4 +1,4 @@
-"""How tokens are chosen: the parameters, and what a model's file recommends (``general.sampling.*``)."""
+"""Parameters of sampling, and the values that a model's file recommends (``general.sampling.*``)."""
 
 import math
 import secrets
@@ -24,7 +24,7 @@ _OF_FILES = {
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen; a value that is not allowed is a ValueError."""
+    """Parameters of sampling. ValueError: a value is not allowed."""
 
     temperature: float = 0.8  #: 0 (always the most likely token) to 100; divides the logits
     top_k: int = 40  #: keep the k most likely; 0 keeps all
@@ -67,7 +67,7 @@ class SamplingParams:
 
 
 def sampling_of_file(metadata: Mapping[str, Any]) -> tuple[SamplingParams, tuple[str, ...]]:
-    """What a file recommends, and a note on each recommendation that is not followed."""
+    """The recommendations of a file, and a note on each that is not followed."""
     found, notes = SamplingParams(), []
     for key, value in metadata.items():
         if not key.startswith(_PREFIX):

@@ -1,2 +1,3 @@
-"""The HTTP server: routes, security, streaming, lifecycle. What it says is in ``protocol``; the model runs in
-a process of its own (``api/async_llm.py``)."""
+"""Serves HTTP; ``protocol`` translates what clients send and receive.
+
+The model runs in a process of its own (``api/async_llm.py``)."""

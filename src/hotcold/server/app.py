@@ -1,4 +1,4 @@
-"""The application: routes behind the guard, with errors as OpenAI's clients read them."""
+"""Makes the ASGI application: routes behind the guard, with errors in OpenAI's form."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def make_app(
     page_paths: Public = lambda path: False,
 ) -> ASGIApp:
     """The ASGI application. ``pages`` are routes of static files, which come after the API's own;
-    ``page_paths`` says which paths are theirs, for which nobody needs a key."""
+    ``page_paths`` tells their paths, which need no key."""
     app = Starlette(
         routes=[*api_routes(service), *pages],
         exception_handlers={
@@ -45,8 +45,8 @@ def make_app(
 
 
 class _Asked:
-    """Has shutting down wait for requests with a body from when they are let in, not from when the model
-    begins: what is being read or tokenised is running for whoever sent it."""
+    """Counts a POST as running from admission, so that shutdown also waits for bodies that are still being
+    read or tokenised."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -65,19 +65,19 @@ async def _told(request: Request, error: Exception) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """What a lower layer says of values that came with the request."""
+    """Answers a lower room's error about values in the request."""
     if isinstance(error, RequestError):
         return error_reply(from_job(error))
     return error_reply(APIError(str(error), code="invalid_value"))
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    """Starlette raises the error again, for the log."""
+    """Answers a defect; Starlette raises the error again, for the log."""
     return defect_reply(request.scope)
 
 
 async def _of_http(request: Request, error: Exception) -> Response:
-    """No such path, or not with this method."""
+    """Answers an unknown path or method."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 405:

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, with a registry of their own."""
+"""Collects figures for Prometheus, in a registry of their own."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -21,10 +21,10 @@ _BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5,
 class _Figure(NamedTuple):
     name: str
     help: str
-    counts: bool  #: whether it only grows
+    counts: bool  #: true if it only grows
 
 
-#: Fields of the engine's own figures -> how they are called here.
+#: Fields of the engine's figures -> names of metrics.
 _OF_ENGINE = {
     "slots": _Figure("slots", "The most requests that can run", False),
     "running": _Figure("requests_running", "Requests that have a slot", False),
@@ -46,7 +46,7 @@ _OF_ENGINE = {
 
 
 class Metrics:
-    """What happened so far. Requests are counted here; the engine's figures come when somebody asks."""
+    """The metrics of a server. Requests are counted here; the engine's figures are asked for when needed."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -75,7 +75,7 @@ class Metrics:
         self._streams.inc()
 
     def first(self, piece: Piece) -> None:
-        """The first piece of a text has come."""
+        """Records the first piece of a text."""
         if piece.timings.ttft_s is not None:
             self._first.observe(piece.timings.ttft_s)
         if piece.timings.queued_s is not None:
@@ -89,7 +89,7 @@ class Metrics:
         self._ends.labels(reason).inc()
 
     def text(self, loaded: float, stats: ProcessStats | None) -> bytes:
-        """All figures in Prometheus's format; ``stats`` of the engine with its steps, or None where it does
+        """All metrics in Prometheus's format; ``stats`` are the engine's, with its steps, or None if it does
         not answer."""
         self._loaded.set(loaded)
         for seconds in () if stats is None else stats.step_s:

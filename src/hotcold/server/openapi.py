@@ -1,4 +1,4 @@
-"""The server's own description, OpenAPI 3.1, made of the tables that requests are read with."""
+"""Makes the server's OpenAPI 3.1 description from the tables with which requests are read."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _MOMENT: Schema = {"type": "integer", "description": "Unix time, in seconds."}
 
 
 def _object(properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
-    """Whose properties are all there but the optional ones."""
+    """The schema of an object; all properties are required except the optional ones."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required}
 
@@ -156,16 +156,16 @@ _REPLIES: dict[str, Schema] = {
 
 @dataclass(frozen=True)
 class Operation:
-    """A route. Each is also there with ``/v1`` before its path, or without it."""
+    """A route, which exists with and without ``/v1`` before its path."""
 
     method: str
     path: str
     summary: str
-    reply: str  #: the name of its schema; empty: text
-    body: str = ""  #: the name of its schema
-    fields: Fields | None = None  #: of the body
+    reply: str  #: name of the reply's schema; empty: text
+    body: str = ""  #: name of the body's schema
+    fields: Fields | None = None  #: fields of the body
     streams: bool = False
-    public: bool = False  #: whether it needs no key
+    public: bool = False  #: true if it needs no key
 
     @property
     def name(self) -> str:
@@ -199,7 +199,7 @@ OPERATIONS = (
 
 @cache
 def document() -> Document:
-    """For ``/openapi.json``. Not to be changed."""
+    """The document for ``/openapi.json``; callers must not change it."""
     bodies = {each.body: Shape(each.fields).schema() for each in OPERATIONS if each.fields is not None}
     paths: Document = {}
     for each in OPERATIONS:
@@ -251,8 +251,8 @@ def _operation(each: Operation) -> Document:
 
 
 def table(fields: Fields) -> str:
-    """What a body may have, as a table in Markdown: names, values, defaults and what they do. After it, what
-    is refused unless it asks for nothing."""
+    """The fields of a body as a table in Markdown: names, values, defaults and notes. A line after it lists
+    the fields that are refused unless they ask for nothing."""
     lines = ["| field | values | default | |", "|---|---|---|---|"]
     refused = []
     for name, field in fields.items():
@@ -272,7 +272,7 @@ def _shown(field: Field) -> str:
 
 
 def _values(schema: Schema) -> str:
-    """In a few words; that numbers and truth values may be texts is said once for all."""
+    """The allowed values in a few words. Numbers and truth values may also be text: the page says so once."""
     if "anyOf" in schema:
         kinds = [each for each in schema["anyOf"] if NUMBER not in each.get("pattern", "")]
         schema = {**schema, "anyOf": kinds} if len(kinds) > 1 else kinds[0]
@@ -296,7 +296,7 @@ def _values(schema: Schema) -> str:
 
 
 def _power(bound: float) -> str:
-    """Large bounds are powers of two, or one less."""
+    """A bound in words; large ones are powers of two, or one less."""
     for each, less in ((bound, ""), (bound + 1, " - 1")):
         if (isinstance(each, int) and abs(each) > 1 << 19 and each & (each - 1) == 0) or each == -(1 << 63):
             return f"{'-' if each < 0 else ''}2^{abs(int(each)).bit_length() - 1}{less}"

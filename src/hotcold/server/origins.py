@@ -1,4 +1,4 @@
-"""Web pages that may use the server, as ``--cors-origin`` names them: one origin, or a pattern of many."""
+"""Decides which web pages may use the server: ``--cors-origin`` is one origin, or a pattern of many."""
 
 import re
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hotcold.errors import UserError
 
-#: The forms, for messages.
+#: The allowed forms, for messages.
 FORMS = (
     "https://chat.example.org, http://chat.example.org:* (any port), https://*.example.org (names below it), "
     "chrome-extension://* (any of another scheme than http), or * for any"
@@ -22,7 +22,7 @@ _WEB = {"http": 80, "https": 443}
 class _Pattern:
     scheme: str
     host: str
-    port: str  #: empty where it is the scheme's own
+    port: str  #: empty if it is the scheme's default
 
     @classmethod
     def of(cls, text: str) -> "_Pattern | None":
@@ -38,7 +38,7 @@ class _Pattern:
         return f"{self.scheme}://{self.host}" + (f":{self.port}" if self.port else "")
 
     def holds(self, other: "_Pattern") -> bool:
-        """Whether it means this origin, which has no stars."""
+        """True if the pattern covers this origin, which has no stars."""
         if self.scheme != other.scheme or self.port not in ("*", other.port):
             return False
         if self.host == "*":
@@ -47,8 +47,8 @@ class _Pattern:
 
 
 def check_origin(text: str) -> str:
-    """A value of ``--cors-origin`` as browsers write origins: in lower case, without the scheme's own port.
-    UserError: no page has such an origin, or it is a pattern of a form that is not known."""
+    """A value of ``--cors-origin`` as browsers write origins: lower case, without the scheme's default port.
+    UserError: no page has such an origin, or the form of the pattern is unknown."""
     if text == "*":
         return text
     found = _Pattern.of(text)
@@ -62,7 +62,7 @@ def check_origin(text: str) -> str:
 
 
 class Origins:
-    """Those that :func:`check_origin` has passed."""
+    """The allowed origins, which :func:`check_origin` has checked."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         allowed = tuple(allowed)
@@ -73,7 +73,7 @@ class Origins:
         return self.any or bool(self._patterns)
 
     def __contains__(self, origin: str) -> bool:
-        """Whether a page of this origin may use the server."""
+        """True if a page of this origin may use the server."""
         if self.any:
             return True
         found = _Pattern.of(origin)

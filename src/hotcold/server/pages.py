@@ -1,4 +1,4 @@
-"""The page's files, from memory. Each is for everybody: what they show, they ask the API for."""
+"""Serves the web page's files from memory, without a key: they ask the API for what they show."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-#: Nothing is taken from elsewhere, sent elsewhere, or run but these files.
+#: The page loads nothing from elsewhere, sends nothing elsewhere, and runs only these files.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -34,7 +34,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # it may be kept, and is asked for by its tag
+    "Cache-Control": "no-cache",  # browsers may keep it, and check it by its tag
 }
 
 
@@ -59,7 +59,7 @@ class _File:
 def _files() -> dict[str, _File]:
     found = {f"/page/{path.name}": _File.read(path) for path in sorted(_FOLDER.iterdir()) if path.is_file()}
     found["/"] = found.pop("/page/index.html")
-    found["/favicon.ico"] = found["/page/icon.svg"]  # browsers ask for it beside any other file
+    found["/favicon.ico"] = found["/page/icon.svg"]  # browsers ask for it with any page
     return found
 
 
@@ -67,10 +67,10 @@ _FILES = _files()
 
 
 def page_routes() -> list[BaseRoute]:
-    """``/`` and what it loads."""
+    """Routes of ``/`` and the files that it loads."""
     return [Route(path, file.__call__, methods=["GET"]) for path, file in _FILES.items()]
 
 
 def is_page(path: str) -> bool:
-    """Whether it is one of these files: nobody needs a key for them."""
+    """True for a path of these files, which need no key."""
     return path in _FILES

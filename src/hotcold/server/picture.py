@@ -1,4 +1,4 @@
-"""What the page has to know of the model before it shows anything."""
+"""Tells the web page facts about the model that it needs before it shows anything."""
 
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +12,7 @@ from hotcold.server.service import Service
 
 
 def picture_routes(service: Service) -> list[BaseRoute]:
-    """``/picture/info``, for whoever has a key."""
+    """The route ``/picture/info``, which needs a key."""
 
     async def info(request: Request) -> Response:
         return JSONReply(picture_info(service))
@@ -21,7 +21,7 @@ def picture_routes(service: Service) -> list[BaseRoute]:
 
 
 def picture_info(service: Service) -> dict[str, Any]:
-    """The model's name, whether it has a chat template, the positions of a request, and what a picture shows.
+    """The model's name, whether it has a chat template, the context of a request, and what cells stand for.
     APIError: the model is not ready."""
     facts, info = service.facts, service.llm.info
     return {

@@ -1,4 +1,4 @@
-"""One line on stderr for each request: when, what, how it ended, how long it took. Never what was asked."""
+"""Logs one line to stderr per request: when, what, how it ended, how long it took; never its content."""
 
 import queue
 import re
@@ -17,21 +17,21 @@ from hotcold.server.protocol.errors import APIError
 from hotcold.server.replies import error_reply
 from hotcold.values import printable
 
-#: Where a request's scope has its id, and what its line says besides.
+#: Keys in a request's scope: its id, and further facts for its line.
 REQUEST_ID, NOTES = "hotcold.id", "hotcold.notes"
-LEFT_OUT = "left_out"  #: the note on what of a prompt no token can spell
-NOT_ENFORCED = "not_enforced"  #: the note on what of a request's schemas its answer is not held to
-#: Notes that are headers of the answer, too.
+LEFT_OUT = "left_out"  #: the note on characters of a prompt that no token can spell
+NOT_ENFORCED = "not_enforced"  #: the note on parts of schemas that are not enforced
+#: Notes that are also headers of the answer.
 _HEADERS = {LEFT_OUT: b"x-hotcold-left-out", NOT_ENFORCED: b"x-hotcold-not-enforced"}
 _MOST_WAITING = 10_000
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-#: Asked every few seconds by programs, or many files of one page.
+#: Routes that programs call every few seconds, and the many files of the web page.
 _QUIET = ("/health", "/v1/health", "/metrics")
 
 
 class RequestLog:
-    """Lines are written by a thread, so that a reader of stderr that stands still does not hold up requests:
-    what it does not take is dropped and counted."""
+    """Writes lines in a thread, so that a stalled reader of stderr does not delay requests; lines that it
+    does not take are dropped and counted."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -41,7 +41,7 @@ class RequestLog:
         self._thread.start()
 
     def line(self, *words: object) -> None:
-        """Adds a line of words; none may forge another line or move the cursor of a terminal."""
+        """Adds a line of words; no word can forge another line or move a terminal's cursor."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
         text = " ".join([moment, *(printable(str(word), 300) for word in words)])
         try:
@@ -50,7 +50,7 @@ class RequestLog:
             self._dropped += 1
 
     def close(self, timeout_s: float = 1) -> None:
-        """Writes what is left, if the reader takes it in time."""
+        """Writes the remaining lines, if the reader takes them in time."""
         try:
             self._lines.put(None, timeout=timeout_s)
         except queue.Full:
@@ -69,7 +69,8 @@ class RequestLog:
 
 
 class Logged:
-    """The outermost layer: every request has an id, a line, and an answer, even where this program fails."""
+    """The outermost layer: gives every request an id, a log line, and an answer, even if this program
+    fails."""
 
     def __init__(self, app: ASGIApp, log: RequestLog | None, metrics: Metrics) -> None:
         self._app = app
@@ -105,7 +106,7 @@ class Logged:
             if sys.flags.dev_mode:
                 traceback.print_exc()
             if status and not complete:
-                raise _Ended from None  # uvicorn closes the connection, so that nobody takes it for the whole
+                raise _Ended from None  # uvicorn closes the connection: the answer must not look whole
             if not complete:
                 await defect_reply(scope)(scope, receive, with_id)
         finally:
@@ -122,17 +123,17 @@ class Logged:
 
 
 def _quoted(value: object) -> str:
-    """A note's value as one word of the line, or in quotes."""
+    """The value of a note as one word, or in quotes."""
     text = str(value)
     return f'"{text}"' if " " in text else text
 
 
 class _Ended(Exception):
-    """An answer that was cut off; what happened is in the log."""
+    """Raised for an answer that was cut off; the log has the reason."""
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own, if it is short and plain, or a new one."""
+    """The request's id: the client's, if it is short and plain, or a new one."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _ID.fullmatch(given := value.decode("latin-1")):
             return str(given)
@@ -140,18 +141,18 @@ def _request_id(scope: Scope) -> str:
 
 
 def _route(scope: Scope) -> str:
-    """The route's own path: of others there may be any number."""
+    """The path of the route, not of the request, which may have any number of values."""
     return str(getattr(scope.get("route"), "path", "other"))
 
 
 def defect_reply(scope: Scope) -> Response:
-    """What is told where this program fails: where to look, and nothing of what happened."""
+    """The reply if this program fails: it says where to look, and nothing of what happened."""
     message = f"the server failed, which is its defect: see its log, request {scope[REQUEST_ID]}"
     return error_reply(APIError(message, status=500, type="server_error", code="internal_error"))
 
 
 def _where(error: Exception) -> str:
-    """Its kind and place. Its message may hold what was asked."""
+    """The kind and place of an error. Its message is left out, because it may quote the request."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename.rpartition('hotcold/')[2]}:{frames[-1].lineno}" if frames else "?"
     return f"{type(error).__name__}@{place}"

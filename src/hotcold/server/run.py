@@ -1,5 +1,5 @@
-"""A server's life: it listens, loads, answers, and ends: by a signal, or because the model could not be
-loaded or its process has died."""
+"""Runs a server: it listens, loads the model, answers, and ends by a signal, or because the model could not
+be loaded or its process died."""
 
 import asyncio
 import contextlib
@@ -26,21 +26,21 @@ from hotcold.server.settings import Settings, listening_sockets
 EXIT_ENGINE = 70
 _EXIT_SECOND_SIGNAL = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LOOK_S = 0.2  # how often the engine's process is looked at
-_LAST_ANSWERS_S = 5.0  # for requests to be told that the engine has died
+_LOOK_S = 0.2  # seconds between checks of the engine process
+_LAST_ANSWERS_S = 5.0  # time to tell requests that the engine died
 
 
 @dataclass(frozen=True)
 class Listening:
-    """What is told when the model is loaded."""
+    """The facts to print when the model is loaded."""
 
     url: str
     service: Service
 
 
 def serve(llm: AsyncLLM, settings: Settings, alias: str | None, ready: Callable[[Listening], None]) -> int:
-    """Serves until a signal; the exit code. UserError: the address cannot be used, which is found before the
-    model is loaded, or the model cannot be loaded."""
+    """Serves until a signal and returns the exit code. UserError: the address cannot be used, which is
+    checked before the model is loaded, or the model cannot be loaded."""
     sockets = listening_sockets(settings)
     try:
         return asyncio.run(_Run(llm, settings, alias, ready, sockets).run())
@@ -50,7 +50,7 @@ def serve(llm: AsyncLLM, settings: Settings, alias: str | None, ready: Callable[
 
 
 class _Server(uvicorn.Server):
-    """Signals are the caller's."""
+    """uvicorn's server, with our own handling of signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -118,7 +118,7 @@ class _Run:
         def caught(number: int, frame: object = None) -> None:
             self._signals += 1
             if self._signals > 1:
-                os._exit(_EXIT_SECOND_SIGNAL)  # the engine's process ends when its pipe does
+                os._exit(_EXIT_SECOND_SIGNAL)  # the engine process ends when its pipe closes
             loop.call_soon_threadsafe(self._stop.set)
 
         for each in _SIGNALS:
@@ -133,7 +133,7 @@ class _Run:
 def http_server(service: Service, log: RequestLog | None) -> uvicorn.Server:
     """A server that :meth:`serve` runs on sockets until ``should_exit`` is set."""
     for name in ("uvicorn.error", "uvicorn.access", "asyncio"):
-        logging.getLogger(name).disabled = True  # they write tracebacks, and what clients sent
+        logging.getLogger(name).disabled = True  # they would write tracebacks and clients' data
     settings = service.settings
     config = uvicorn.Config(
         make_app(service, log, [*page_routes(), *picture_routes(service)], is_page),
@@ -157,7 +157,7 @@ def _url(listening: socket.socket) -> str:
 
 
 def _quiet(loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
-    """What went wrong outside of any request: its kind, without what a client may have sent."""
+    """Logs the kind of an error outside of any request, without data of clients."""
     error = told.get("exception")
     if isinstance(error, ConnectionError | TimeoutError):
         return

@@ -1,8 +1,9 @@
-"""Who may use the server: the name it was called by, the page that calls, and the key.
+"""Controls access to the server: by the host name of a request, by the web page that sends it, and by the
+key.
 
-A web page of somebody else may send requests to this machine through the browser of whoever reads it. It
-cannot choose ``Origin``, so pages that are not on the list are refused; and where its own name was made to
-point here (DNS rebinding) ``Host`` has that name. A key protects against everybody else."""
+A foreign web page may send requests to this machine through a visitor's browser. It cannot choose ``Origin``,
+so pages that are not on the list are refused. If its own name was made to point here (DNS rebinding),
+``Host`` has that name. A key protects against everybody else."""
 
 import hmac
 import ipaddress
@@ -24,21 +25,21 @@ _MARKS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode")
 _METHODS = "GET, HEAD, POST, OPTIONS"
 _EXPOSED = "X-Request-Id, X-Hotcold-Left-Out, X-Hotcold-Not-Enforced, Retry-After"
 _BEARER = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
-#: What programs in containers call the machine that runs them. Nobody can register such a name (``.internal``
-#: is in no public DNS), so a page under it was put there by whoever decides about this machine's names; what
-#: has the mark of a page is refused all the same, unless a key is needed anyway.
+#: Names by which programs in containers call the machine that runs them. Nobody can register such a name
+#: (public DNS has no ``.internal``); only someone who controls this machine's names could put a page there. A
+#: request with the mark of a page is refused all the same, unless a key is needed anyway.
 _OF_CONTAINERS = frozenset(
     f"{name}.internal"
     for name in ("host.docker", "gateway.docker", "host.containers", "host.lima", "host.orb", "host.minikube")
 )
 _ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
-#: Says whether a path is for everybody.
+#: Tells whether a path needs no key.
 Public = Callable[[str], bool]
 
 
 class Guard:
-    """Lets through what may be answered, and refuses the rest before its body is read."""
+    """Lets allowed requests through, and refuses the rest before their bodies are read."""
 
     def __init__(self, app: ASGIApp, settings: Settings, public: Public) -> None:
         self._app = app
@@ -71,11 +72,11 @@ class Guard:
         await (reply or self._app)(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope, headers: "_Headers", allowed: bool) -> Response | None:
-        """What to answer instead of asking the application; None where it may be asked."""
+        """The answer to a refused request; None if it is allowed."""
         try:
             if scope["http_version"] not in ("1.0", "1.1"):
                 raise APIError("HTTP/1.1 is spoken here", code="invalid_http")
-            if scope["path"] not in ("/health", "/v1/health"):  # monitors call by whatever name they know
+            if scope["path"] not in ("/health", "/v1/health"):  # monitors call it by any name
                 self._check_host(headers)
             if "origin" in headers and not allowed:
                 fix = "the server's --cors-origin allows web pages"
@@ -90,7 +91,7 @@ class Guard:
 
     def _check_host(self, headers: "_Headers") -> None:
         host = headers.get("host")
-        if host is None:  # of HTTP/1.0, which no browser speaks
+        if host is None:  # HTTP/1.0, which no browser speaks
             return
         name = _host_name(host)
         if "*" in self._hosts or name in self._hosts or name.endswith(".localhost") or _is_address(name):
@@ -106,7 +107,7 @@ class Guard:
         try:
             parts = urlsplit(origin)
             name = (parts.hostname or "").lower()
-            _ = parts.port  # ValueError for what is none
+            _ = parts.port  # ValueError: not a port
         except ValueError:
             return False
         if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}":
@@ -128,13 +129,13 @@ class Guard:
             raise _unauthorized("the API key is wrong")
 
     def _is_key(self, given: bytes) -> bool:
-        """Compares with every key, so that the time taken says nothing of them."""
+        """Compares with every key, so that the time tells nothing about them."""
         found = digest(given.decode("latin-1"))
         return bool(sum([hmac.compare_digest(found, key) for key in self._keys]))
 
 
 class _Headers(Mapping[str, str]):
-    """Header fields by their names in lower case; of several with one name, the first."""
+    """Header fields by name in lower case; the first of several with one name."""
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
         self._values: dict[str, list[bytes]] = {}
@@ -155,7 +156,7 @@ class _Headers(Mapping[str, str]):
 
 
 def from_browser(headers: Mapping[str, str]) -> bool:
-    """Whether a request has a mark that browsers give those of pages, and programs do not."""
+    """True if a request has a mark that browsers add to the requests of pages, and programs do not."""
     return any(name in headers for name in _MARKS)
 
 
@@ -184,14 +185,14 @@ def _preflight(headers: _Headers) -> Response:
 
 
 def _host_name(host: str) -> str:
-    """``localhost`` of ``localhost:8080``, ``::1`` of ``[::1]:8080``."""
+    """The host without a port: ``localhost`` from ``localhost:8080``, ``::1`` from ``[::1]:8080``."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.rpartition(":")[0].lower().rstrip(".") if ":" in host else host.lower().rstrip(".")
 
 
 def _is_address(name: str) -> bool:
-    """Addresses cannot be made to point elsewhere."""
+    """True for an address, which nobody can make point elsewhere."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

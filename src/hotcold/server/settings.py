@@ -1,4 +1,4 @@
-"""How a server is reached, who may use it, and within which bounds."""
+"""Settings of a server: its address, access control, and limits."""
 
 import contextlib
 import hashlib
@@ -16,49 +16,49 @@ from hotcold.formats.files import RegularFile, naming
 
 KEY_VARIABLE = "HOTCOLD_API_KEY"
 MOST_KEYS = 10_000
-LONGEST_FILE = 1 << 20  #: bytes of a file of keys
+LONGEST_FILE = 1 << 20  #: limit of a file of keys, in bytes
 _KEY = re.compile(r"[!-~]{1,512}")
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything has a default but who may use it. Times are in seconds, sizes in bytes."""
+    """The settings of a server. Times are in seconds, sizes in bytes."""
 
     host: str = "127.0.0.1"
-    port: int = 8080  #: 0 takes one that is free
-    keys: tuple[bytes, ...] = ()  #: SHA-256 of each key; none: everybody who reaches the port may use it
+    port: int = 8080  #: 0 takes a free one
+    keys: tuple[bytes, ...] = ()  #: SHA-256 of each key; empty: everybody who reaches the port may use it
     allow_hosts: tuple[str, ...] = ()  #: names in ``Host`` besides this machine's; ``*``: any
-    #: of web pages that may use it, besides this machine's own, as :mod:`hotcold.server.origins` reads them
+    #: origins of web pages that may use it, besides this machine's own; see :mod:`hotcold.server.origins`
     cors_origins: tuple[str, ...] = ()
     public_without_key: bool = False
-    open_schemas: bool = False  #: whether objects of JSON schemas are as open as the standard has them
-    log: bool = True  #: whether each request is a line on stderr
-    timeout_s: float = 600  #: of a request, waiting included
+    open_schemas: bool = False  #: whether objects are as open as the JSON Schema standard has them
+    log: bool = True  #: whether each request is logged to stderr
+    timeout_s: float = 600  #: limit of a request, waiting included
     drain_s: float = 30  #: how long running requests may go on after SIGTERM
-    connections: int = 512  #: at the same time
-    body_bytes: int = 4 << 20  #: of a request's body
-    body_s: float = 60  #: until a body must have arrived
-    head_s: float = 15  #: until a request's headers must have arrived
-    head_bytes: int = 32 << 10  #: of these headers
-    idle_s: float = 60  #: until a connection without a request is closed
-    write_s: float = 60  #: how long a client may take to read what fills its connection
-    ping_s: float = 10  #: until a stream without news says that it is alive
-    depth: int = 128  #: of arrays and objects in each other
-    #: fields of ``SamplingParams`` that requests have where they say nothing
+    connections: int = 512  #: limit of open connections
+    body_bytes: int = 4 << 20  #: limit of a request's body
+    body_s: float = 60  #: limit until a body has arrived
+    head_s: float = 15  #: limit until a request's headers have arrived
+    head_bytes: int = 32 << 10  #: limit of these headers
+    idle_s: float = 60  #: time until a connection without a request is closed
+    write_s: float = 60  #: time that a client has to read when its connection is full
+    ping_s: float = 10  #: time until a silent stream sends a comment
+    depth: int = 128  #: limit of nested arrays and objects
+    #: defaults of requests, as fields of ``SamplingParams``
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    max_tokens: int | None = None  #: of an answer whose request states no length; None: the routes' own
+    max_tokens: int | None = None  #: limit of an answer if the request sets none; None: the route's
 
 
 def digest(key: str) -> bytes:
-    """What a key is compared by: digests have one length, so comparing them tells nothing of the key."""
+    """The digest of a key for comparisons. Digests have one length, so comparing them tells nothing."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def api_keys(path: Path | None) -> tuple[bytes, ...]:
-    """Digests of the keys in a file, one a line (empty lines and those that begin with ``#`` are no keys), or
-    of the one in the environment. UserError for a file that has none, for lines that no client can send, and
-    for what is no regular file: a pipe or a device may never end. OSError where it cannot be opened."""
+    """Digests of the keys in a file, one per line (empty lines and lines with ``#`` first are ignored), or of
+    the key in the environment. UserError: the file has no key, has a line that no client can send, or is no
+    regular file (a pipe or a device may never end). OSError: it cannot be opened."""
     if path is None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
         return (_digest(key, f"${KEY_VARIABLE}"),) if key else ()
@@ -88,15 +88,15 @@ def _digest(key: str, place: str) -> bytes:
 
 
 def check_host(name: str) -> str:
-    """A name for ``--allow-host``, in lower case."""
+    """Checks a name for ``--allow-host``, and returns it in lower case."""
     if name != "*" and not _HOST_NAME.fullmatch(name):
         raise UserError(f"host {name!r:.80}: a name such as llm.example.org, without a port, or * for any")
     return name.lower().rstrip(".")
 
 
 def listening_sockets(settings: Settings) -> list[socket.socket]:
-    """Sockets that listen at the address of ``settings``. UserError: the address is public and nobody would
-    need a key; the name is unknown; the port is in use, or not for this user."""
+    """Opens the sockets that listen at the address of ``settings``. UserError: the address is public and
+    there is no key; the name is unknown; the port is in use, or not for this user."""
     host, port = settings.host, settings.port
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -122,7 +122,7 @@ def listening_sockets(settings: Settings) -> list[socket.socket]:
 
 
 class _Absent(Exception):
-    """An address that this machine does not have, such as ``::1`` without IPv6."""
+    """Raised for an address that this machine does not have, such as ``::1`` without IPv6."""
 
 
 def _listen(family: int, host: str, port: int) -> socket.socket:

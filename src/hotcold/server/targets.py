@@ -1,4 +1,4 @@
-"""The target of a request in the forms that clients write it, made the one that routes know."""
+"""Rewrites the targets of requests, which clients write in several forms, to the form that routes know."""
 
 import re
 from typing import Any
@@ -11,9 +11,9 @@ _SLASHES = re.compile(r"//+")
 
 
 class PlainTarget:
-    """Hands on requests with a path alone, without doubled slashes: a base URL that ends with a slash and a
-    path that begins with one make ``//v1/models``, and a proxy's client writes ``http://host/v1/models``, in
-    which the host counts and that of ``Host`` does not (RFC 9112, 3.2.2)."""
+    """Reduces targets to a path without doubled slashes. A base URL that ends with a slash and a path that
+    begins with one make ``//v1/models``; a proxy's client writes ``http://host/v1/models``, whose host counts
+    instead of that in ``Host`` (RFC 9112, 3.2.2)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -25,7 +25,7 @@ class PlainTarget:
 
 
 def _plain(scope: Scope) -> dict[str, Any]:
-    """What of the scope is otherwise."""
+    """The changed entries of the scope."""
     changed: dict[str, Any] = {}
     raw = scope.get("raw_path", b"").decode("latin-1") or scope["path"]
     if found := _ABSOLUTE.fullmatch(raw):

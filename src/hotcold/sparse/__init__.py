@@ -1,1 +1,1 @@
-"""Activation sparsity: which neurons a token needs, and an FFN that computes only those."""
+"""Predicts which neurons a token needs, and computes an FFN of only those."""

@@ -1,6 +1,6 @@
-"""Fits predictors to a layer of experts, as fitting.py does to one without.
+"""Fits predictors to a layer of experts, as fitting.py does to a layer without.
 
-Experts share the first factor, so their gates are cut together; thresholds are set for each expert by itself,
+Experts share the first factor, so their gates are cut together; each expert has its own thresholds, set
 on the tokens that chose it. Shapes use T tokens, D model dim, E experts, N neurons of each, R rank."""
 
 from collections.abc import Iterator, Mapping
@@ -34,15 +34,15 @@ from hotcold.sparse.fitting import (
 )
 from hotcold.sparse.predictor import PredictorError
 
-Inputs = Mapping[str, npt.NDArray[Any]]  #: ``normed`` ``[T, D]``, and ``ids`` ``[T, k]``, what tokens chose
+Inputs = Mapping[str, npt.NDArray[Any]]  #: ``normed`` ``[T, D]``, and ``ids`` ``[T, k]`` of experts
 
 
 @dataclass(frozen=True)
 class _Routed:
-    """A text's tokens, by the expert that they chose."""
+    """The tokens of a text, grouped by the expert that they chose."""
 
     rows: list[npt.NDArray[np.int64]]
-    activity: list[Activity]  #: of each expert, for its tokens
+    activity: list[Activity]  #: for each expert, over its tokens
 
     @classmethod
     def of(cls, parts: list[ReferenceFFN], inputs: Inputs) -> "_Routed":
@@ -54,7 +54,7 @@ class _Routed:
 def fit_experts(
     file: GGUFFile, config: Config, layer: int, options: FitOptions, *, fit_to: Inputs, held_out: Inputs
 ) -> list[Fitted]:
-    """As :func:`~hotcold.sparse.fitting.fit_layer`; by ``svd`` alone."""
+    """Fits predictors as :func:`~hotcold.sparse.fitting.fit_layer` does, but only by ``svd``."""
     assert config.experts is not None and options.target is not None
     ffn = ReferenceBackend().ffn_weights(ffn_tensors(file, config, ReferenceBackend(), layer))
     assert isinstance(ffn, ReferenceExperts)
@@ -107,7 +107,7 @@ def _truncations(
 
 
 def _scores(tensors: PredictorTensors, hidden: Floats, text: _Routed) -> list[Floats]:
-    """Of each expert, for the tokens that chose it, ``[T_e, N]``."""
+    """Scores ``[T_e, N]`` of each expert for the tokens that chose it."""
     found, begin = [], 0
     for end, rows in zip(tensors.ends, text.rows, strict=True):
         part: Tensor = tensors.second.take_rows(slice(begin, end))
@@ -117,7 +117,7 @@ def _scores(tensors: PredictorTensors, hidden: Floats, text: _Routed) -> list[Fl
 
 
 def _thresholds(options: FitOptions, scores: Floats, activity: Activity) -> Floats:
-    """An expert that no token chose names all its neurons."""
+    """Thresholds ``[N]`` of one expert; an expert that no token chose names all its neurons."""
     if not len(scores):
         return np.full(scores.shape[1], -1e38, np.float32)
     assert options.target is not None
@@ -134,7 +134,7 @@ def _judged(
     tokens: int,
     ffn_bytes: int,
 ) -> Fit:
-    """Shares are of the neurons of chosen experts."""
+    """Judges a predictor; shares are those of the neurons of chosen experts."""
     first, rest = tensors.first.nbytes, tensors.second.nbytes + tensors.threshold.nbytes
     predicted = tokens * (first + rest * tensors.chosen // tensors.experts)
     exact = pairs = named = active = recalled = 0

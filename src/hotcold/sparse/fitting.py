@@ -2,10 +2,10 @@
 
 With ``C = L L^T`` the covariance of a layer's inputs, cutting ``gate @ L`` to its R leading singular vectors
 makes the least mean square error of gates (SVD-LLM, arXiv 2403.07378). Each neuron counts in units of its
-gate's standard deviation. Under dReLU a neuron needs both gate and up, and their sum is what is cut.
+gate's standard deviation. Under dReLU a neuron needs both gate and up, so their sum is cut.
 
-All is computed as the reference backend does, with the factors as they are stored, and judged by text that
-was not fitted to. Shapes use T tokens, D model dim, N neurons, R rank."""
+Everything is computed as in the reference backend, with the factors as they are stored, and judged by text
+that was not fitted to. Shapes use T tokens, D model dim, N neurons, R rank."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,16 +24,16 @@ from hotcold.model.config import Config
 from hotcold.model.weights import ffn_tensors
 from hotcold.sparse.predictor import PredictorError, read_predictor
 
-INPUTS = {"svd": "normed", "trained": "residual"}  #: by method, what predictors read
+INPUTS = {"svd": "normed", "trained": "residual"}  #: by method, the input of predictors
 RANK_STEP = 32  #: ranks are whole blocks
 
-_LADDER = (1, 0.75, 0.5, 0.375, 0.25, 0.125)  # ranks that are tried, as parts of the largest
-_NEWTON_STEPS = 8  # of the logistic regressions
-_PRIOR = 0.1  # of theirs, which keeps slopes finite
-_NEURONS_TOGETHER = 128  # regressed at a time, so that temporaries stay in the cache
-_RIDGE = 1e-4  # of the mean variance, added to C for directions that the text never took
+_LADDER = (1, 0.75, 0.5, 0.375, 0.25, 0.125)  # ranks to try, as parts of the largest
+_NEWTON_STEPS = 8  # steps of the logistic regressions
+_PRIOR = 0.1  # prior of the regressions, which keeps slopes finite
+_NEURONS_TOGETHER = 128  # neurons per regression pass, so that temporaries stay in the cache
+_RIDGE = 1e-4  # part of the mean variance that is added to C, for directions that the text never took
 
-# When prediction pays; :func:`pays` says how they are used.
+# Bounds of when prediction pays; :func:`pays` says how they are used.
 _MOST_READ = 0.95
 _LEAST_WEIGHTED_RECALL = 0.98
 _SLACK = 2
@@ -41,11 +41,11 @@ _SLACK = 2
 
 @dataclass(frozen=True)
 class FitOptions:
-    method: str = "svd"  #: or ``trained``: PowerInfer's, from the model's own file
-    recall: float | None = None  #: of the active neurons; None: 0.99, or what trained thresholds give
+    method: str = "svd"  #: or ``trained``: PowerInfer's predictors in the model's own file
+    recall: float | None = None  #: share of active neurons to find; None: 0.99, or as trained thresholds give
     weighted: bool = False  #: recall counts |h| times the norm of the down row instead of neurons
-    type: str | None = None  #: block type of the factors; None: Q4_0, or that of the trained ones
-    max_share: float = 0.15  #: the most bytes, as a part of the layer's FFN
+    type: str | None = None  #: block type of the factors; None: Q4_0, or the type of the trained ones
+    max_share: float = 0.15  #: limit of bytes, as a part of the layer's FFN
 
     def __post_init__(self) -> None:
         for name, value in (("recall", self.recall), ("max_share", self.max_share)):
@@ -55,27 +55,28 @@ class FitOptions:
 
     @property
     def target(self) -> float | None:
-        """The recall that thresholds are set for; None leaves trained thresholds as they are."""
+        """The recall for which thresholds are set; None keeps trained thresholds."""
         return 0.99 if self.recall is None and self.method == "svd" else self.recall
 
     @property
     def stored_type(self) -> str | None:
-        """Of the factors; None leaves trained ones as they are."""
+        """The block type of the factors; None keeps trained factors unchanged."""
         return "Q4_0" if self.type is None and self.method == "svd" else self.type
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a layer's predictor does on held-out text. A neuron is active when its coefficient h is not 0."""
+    """The quality of a layer's predictor on held-out text. A neuron is active if its coefficient h is not
+    0."""
 
     rank: int
     nbytes: int
-    size_ratio: float  #: of its bytes to those of the layer's FFN
+    size_ratio: float  #: its bytes over those of the layer's FFN
     candidates: float  #: mean share of neurons that it names
     active: float  #: mean share of neurons that are active
-    recall: float  #: share of the active ones that are candidates
-    weighted_recall: float  #: the same, each counted by |h| times the norm of its down row
-    read_ratio: float  #: of the bytes of predictor and rows that a token reads to those that `exact` reads
+    recall: float  #: share of active neurons that are candidates
+    weighted_recall: float  #: the same, with each neuron weighed by |h| times the norm of its down row
+    read_ratio: float  #: bytes of predictor and rows that a token reads, over those that `exact` reads
     pays: bool
 
 
@@ -86,9 +87,9 @@ class Fitted(NamedTuple):
 
 @dataclass(frozen=True)
 class Activity:
-    """What a layer's neurons do for the tokens of a text; all ``[T, N]``."""
+    """The activity of a layer's neurons for the tokens of a text; all ``[T, N]``."""
 
-    fires: Bools  #: the gate does
+    fires: Bools  #: the gate fires
     active: Bools  #: the coefficient h is not 0
     weight: Floats  #: |h| times the norm of the down row
 
@@ -108,7 +109,7 @@ def fit_layer(
     fit_to: Mapping[str, Floats],
     held_out: Mapping[str, Floats],
 ) -> list[Fitted]:
-    """Predictors of several ranks, the best first: those that pay, and of these the one that reads least.
+    """Fits predictors of several ranks, the best first: those that pay come first, then those that read less.
 
     ``fit_to`` and ``held_out`` are the layer's inputs for the two texts: ``normed``, and ``residual`` if
     predictors read it, ``[T, D]``. PredictorError: none is small enough, or the file has none."""
@@ -143,7 +144,8 @@ def fit_layer(
 
 
 def stored(tensors: PredictorTensors, type: str | None) -> PredictorTensors:
-    """With factors of the type that they are stored in; None leaves them as they are."""
+    """The predictor with its factors in the block type in which they are stored; None keeps them
+    unchanged."""
     if type is None:
         return tensors
     first, second = (quantise(factor.dequantise(), type) for factor in (tensors.first, tensors.second))
@@ -167,14 +169,14 @@ def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | No
         odds += np.log((weight.sum(0) + weights.mean()) / (count + 1))
     bound = _bound((slope * z + odds)[active], weights, recall)
     limits = np.clip((bound - odds) / slope * spread + mean, -1e38, 1e38)
-    lower = limits - 1e-5 * (np.abs(limits) + spread)  # keeps the one at the bound
+    lower = limits - 1e-5 * (np.abs(limits) + spread)  # keeps the neuron at the bound
     return np.asarray(lower, np.float32)
 
 
 def _bound(
     values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], recall: float
 ) -> np.float64 | float:
-    """The largest number that values with ``recall`` of all the weight reach; infinity if none has to."""
+    """The largest bound that values with ``recall`` of all the weight reach; infinity if none has to."""
     order = np.argsort(values)
     missed = np.searchsorted(np.cumsum(weights[order]), (1 - recall) * weights.sum(), side="right")
     return values[order[missed]] if missed < len(order) else np.inf
@@ -196,7 +198,7 @@ def _log_odds(z: Floats, active: Bools) -> npt.NDArray[np.float64]:
         u = (error * z).sum(0) - _PRIOR * slope
         v = error.sum(0)
         step = np.stack([c * u - b * v, a * v - b * u]) / (a * c - b * b)
-        step *= np.minimum(1, (slope + 0.5) / (np.abs(step[0]) + 1e-9))  # neurons that separate have no end
+        step *= np.minimum(1, (slope + 0.5) / (np.abs(step[0]) + 1e-9))  # separable neurons never converge
         slope = np.maximum(slope + step[0], 1e-3)
         odds = odds + step[1]
     return np.stack([slope, odds])
@@ -205,7 +207,7 @@ def _log_odds(z: Floats, active: Bools) -> npt.NDArray[np.float64]:
 def _truncations(
     ffn: ReferenceFFN, x: Floats, most_bytes: float, type: str | None
 ) -> Iterator[PredictorTensors]:
-    """The SVD cut to several ranks, in F32, none of which takes more than ``most_bytes`` as ``type``."""
+    """The SVD cut to several ranks, in F32; none takes more than ``most_bytes`` as ``type``."""
     neurons, dim = ffn.up.shape
     root = root_of(x)
     target = cut_to(ffn, root)
@@ -222,7 +224,7 @@ def _truncations(
 
 
 def root_of(x: Floats) -> npt.NDArray[np.float64]:
-    """L of the covariance of inputs ``[T, D]``, ``(D, D)``."""
+    """The factor L ``(D, D)`` of the covariance of inputs ``[T, D]``."""
     covariance = np.cov(x, rowvar=False)
     dim = len(covariance)
     ridge = _RIDGE * covariance.trace() / dim + 1e-12
@@ -230,7 +232,7 @@ def root_of(x: Floats) -> npt.NDArray[np.float64]:
 
 
 def cut_to(ffn: ReferenceFFN, root: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What of an FFN is cut, ``(N, D)``: its gates, each in units of its standard deviation."""
+    """The matrix ``(N, D)`` that is cut: an FFN's gates, each in units of its standard deviation."""
     parts = [ffn.gate or ffn.up]
     if ffn.activation == "drelu":
         parts.append(ffn.up)
@@ -242,7 +244,7 @@ def cut_to(ffn: ReferenceFFN, root: npt.NDArray[np.float64]) -> npt.NDArray[np.f
 
 
 def ranks(neurons: int, dim: int, most_bytes: float, type: str | None) -> list[int]:
-    """Parts of the largest rank that fits, ascending; none where not even one step does."""
+    """Ranks to try, ascending: parts of the largest that fits; empty if not even one step fits."""
     block = block_type(type or "F32")
     step_bytes = RANK_STEP * block.row_bytes(dim) + neurons * block.row_bytes(RANK_STEP)
     threshold_bytes = 4 * neurons
@@ -259,7 +261,7 @@ def _judged(
     truth: Activity,
     options: FitOptions,
 ) -> Fit:
-    """What ``candidates`` ``[T, N]`` cost and find on the text of ``truth``."""
+    """The cost and recall of ``candidates`` ``[T, N]`` on the text of ``truth``."""
     found = candidates & truth.active
     recall = float(found.sum() / max(1, truth.active.sum()))
     weighted_recall = float((truth.weight * found).sum() / (truth.weight.sum() or 1))
@@ -281,7 +283,7 @@ def _judged(
 
 
 def rows_read(ffn: ReferenceFFN, gates: Bools, ups: Bools, downs: Bools) -> int:
-    """Bytes of the rows that tokens read, each token for itself; without a gate, up is read in its place."""
+    """Bytes of rows that tokens read, counted for each token; without a gate, up is read in its place."""
     gate, up, down, scales = ffn.row_bytes
     if ffn.gate is None:
         gate, up = up, 0
@@ -290,12 +292,12 @@ def rows_read(ffn: ReferenceFFN, gates: Bools, ups: Bools, downs: Bools) -> int:
 
 
 def pays(options: FitOptions, read_ratio: float, recall: float, weighted_recall: float) -> bool:
-    """Whether `--sparsity auto` is to use a predictor: it saves bytes, and the text hardly changes by it.
+    """True if `--sparsity auto` should use a predictor: it saves bytes, and hardly changes the text.
 
-    Three things are needed. It reads less than 0.95 of what `exact` reads. Neurons that it finds do 0.98 of
-    what all active ones add (``weighted_recall``): this holds whatever was asked, trained thresholds too,
-    for which nobody asked anything. And where a recall was asked for, it misses at most twice the part that
-    it may miss, since other text than the one fitted to costs a little."""
+    Three conditions must hold. It reads less than 0.95 of the bytes of `exact`. The neurons that it finds
+    have 0.98 of what all active ones add (``weighted_recall``), whatever recall was asked for, and for
+    trained thresholds, too. If a recall was asked for, it misses at most twice what it may miss, because
+    held-out text costs a little."""
     if read_ratio >= _MOST_READ or weighted_recall < _LEAST_WEIGHTED_RECALL:
         return False
     if options.target is None:

@@ -1,4 +1,4 @@
-"""Predictors in files: PowerInfer's, inside a model file, and fitted ones in a sidecar (docs/formats.md).
+"""Reads predictors from files: PowerInfer's inside a model file, fitted ones in a sidecar (docs/formats.md).
 
 PowerInfer's are ``blk.N.fc1.weight`` (R, D) and ``blk.N.fc2.weight`` (N, R), with a ReLU between and one
 threshold; they read the residual stream before the FFN's norm. A sidecar states what its predictors read, and
@@ -33,16 +33,16 @@ _PARTS = ("first", "second", "threshold")
 
 
 class PredictorError(UserError):
-    """Predictors that are incomplete, damaged, or not this model's."""
+    """Raised for predictors that are incomplete, damaged, or those of another model."""
 
 
 @dataclass(frozen=True)
 class PredictorFacts:
     path: Path
-    input: str  #: what they read, one of ``PREDICTOR_INPUTS``
-    relu: bool  #: whether there is one between the factors
-    pays: tuple[bool, ...]  #: by layer, whether ``auto`` is to use it; False where nobody measured
-    params: tuple[int, ...]  #: by layer, weights of both factors
+    input: str  #: what predictors read, one of ``PREDICTOR_INPUTS``
+    relu: bool  #: true if there is a ReLU between the factors
+    pays: tuple[bool, ...]  #: by layer, whether ``auto`` should use it; False if it was not measured
+    params: tuple[int, ...]  #: by layer, the number of weights in both factors
     nbytes: int
 
 
@@ -51,14 +51,15 @@ def is_sidecar(file: GGUFFile) -> bool:
 
 
 def find_predictors(model: GGUFFile, named: Path | None = None) -> Path | None:
-    """Where a model's predictors are: as named, ``x.predictor.gguf`` beside ``x.gguf``, or the model."""
+    """The file with a model's predictors: the named one, ``x.predictor.gguf`` beside ``x.gguf``, or the
+    model."""
     beside = model.path.with_suffix(".predictor.gguf")
     found = beside if beside.exists() else model.path if predictor_names(model) else None
     return named or found
 
 
 def predictor_names(file: GGUFFile) -> frozenset[str]:
-    """Names of PowerInfer's predictor tensors; empty when the file has none."""
+    """Names of PowerInfer's predictor tensors; empty if the file has none."""
     return frozenset(name for name in file.tensors if re.fullmatch(r"blk\..*\.fc[12]\.weight", name))
 
 
@@ -66,7 +67,7 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
     """Checks metadata, names, shapes and types of all layers' predictors; reads no tensor.
 
     ``file`` is a sidecar, or the model itself, for which ``fingerprint``, the model's, may be None.
-    PredictorError: another model's, a layer has none, or a shape, type or value does not fit."""
+    PredictorError: they are another model's, a layer has none, or a shape, type or value does not fit."""
     with naming(file.path, PredictorError):
         if fingerprint is not None:
             _check_owner(file, fingerprint)
@@ -106,7 +107,7 @@ def _facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[bool, ...]]
 
 
 def _layer_infos(file: GGUFFile, layers: int) -> list[list[TensorInfo]]:
-    """Both factors of each layer, and thresholds where the file has them."""
+    """Both factors of each layer, and thresholds if the file has them."""
     missing = [i for i in range(layers) if any(name not in file.tensors for name in _names(file, i))]
     if len(missing) == layers:
         raise PredictorError("this file has no predictor (blk.N.fc1, blk.N.fc2): use `sparsity=exact`")
@@ -143,8 +144,8 @@ def read_predictor(file: GGUFFile, config: Config, layer: int) -> PredictorTenso
 def write_sidecar(
     path: Path, fingerprint: str, layers: Sequence[PredictorTensors], facts: Mapping[str, Any]
 ) -> None:
-    """Writes all layers' predictors of the model of this fingerprint. ``facts`` are ``hotcold.predictor.*``:
-    ``input``, ``pays``; version and figures, read by people."""
+    """Writes the predictors of all layers for the model with this fingerprint. ``facts`` are the keys
+    ``hotcold.predictor.*``: ``input`` and ``pays``, and version and figures for people."""
     keys = {"model_fingerprint": fingerprint, "relu": layers[0].relu, **facts}
     tensors: dict[str, Tensor] = {}
     for i, each in enumerate(layers):
@@ -157,7 +158,8 @@ def write_sidecar(
 def load_predictors(
     file: GGUFFile, config: Config, backend: Backend | Devices, fingerprint: str | None = None
 ) -> list[PredictorWeights]:
-    """All layers' predictors in a backend; arguments and errors as in :func:`check_predictors`."""
+    """Loads the predictors of all layers into a backend; arguments and errors as in
+    :func:`check_predictors`."""
     check_predictors(file, config, fingerprint)
     devices = Devices.of(backend, config.layers)
     return [devices.predictor_weights(i, read_predictor(file, config, i)) for i in range(config.layers)]
@@ -177,7 +179,7 @@ def _threshold(file: GGUFFile) -> float:
 
 
 def _finite(tensor: Tensor, name: str) -> Tensor:
-    """Refuses NaN and infinity: a NaN score would leave a neuron out without a word."""
+    """Refuses NaN and infinity: a NaN score would silently leave a neuron out."""
     if not tensor.is_finite():
         raise PredictorError(f"tensor {name} holds values that are not finite: the file is damaged")
     return tensor

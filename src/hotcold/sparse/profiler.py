@@ -1,4 +1,4 @@
-"""Which neurons fire for a text, token by token: how often each, how many again for the next token, and how
+"""Counts which neurons fire for a text: how often each does, how many fire again for the next token, and how
 many in a run of tokens. Also reads PowerInfer's counts. Shapes use L layers, N neurons."""
 
 import re
@@ -16,14 +16,14 @@ from hotcold.sparse.sidecar import SidecarError
 Doubles = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.uint64]
 
-SPANS = (2, 4, 8, 16, 32, 64)  #: tokens of a run
+SPANS = (2, 4, 8, 16, 32, 64)  #: lengths of runs, in tokens
 
 _ONES = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, np.uint8)
 
 
 class Firings:
-    """Counts masks of all layers side by side; of the masks themselves it keeps the last 63 tokens'. Of
-    layers of experts it also counts how often each is chosen."""
+    """Counts firings in the masks of all layers, and keeps the masks of the last 63 tokens. In layers of
+    experts it also counts how often each expert is chosen."""
 
     def __init__(self, neurons: Sequence[int], experts: int = 1) -> None:
         ends = [equal_ends(n, experts) for n in neurons]
@@ -35,12 +35,12 @@ class Firings:
         self._chosen: list[tuple[Backend, Chosen]] = []
         self._routed = np.zeros((len(neurons), experts), np.int64)
         self._start = words.cumsum() - words  # each layer's first word
-        self._counts = np.zeros(64 * words.sum(), np.int64)  # by bit of all words
-        self._run = np.zeros((0, words.sum()), np.uint64)  # the last tokens' masks
+        self._counts = np.zeros(64 * words.sum(), np.int64)  # firings, by bit of all words
+        self._run = np.zeros((0, words.sum()), np.uint64)  # masks of the last tokens
         self._after = np.zeros(len(words), np.int64)  # by layer: firings after another token
-        self._again = np.zeros(len(words), np.int64)  # and those that fired for that one too
+        self._again = np.zeros(len(words), np.int64)  # those of neurons that fired for that token, too
         self._runs = np.zeros(len(SPANS), np.int64)  # runs so far, by length
-        self._unions = np.zeros((len(SPANS), len(words)), np.int64)  # neurons in these, by layer
+        self._unions = np.zeros((len(SPANS), len(words)), np.int64)  # neurons in these runs, by layer
 
     def watch(self, backend: Backend, ffns: list[Any], rows: int) -> list[Any]:
         """Gives each :class:`FFN` a mask for ``rows`` rows, which :meth:`step` then reads."""
@@ -51,7 +51,7 @@ class Firings:
         return ffns
 
     def watch_routers(self, chosen: Sequence[tuple[Backend, Chosen]]) -> None:
-        """What the rows of each layer choose, which :meth:`step` then reads."""
+        """Sets the buffers with the experts that the rows of each layer choose; :meth:`step` reads them."""
         self._chosen = [*chosen]
 
     def step(self, rows: int) -> None:
@@ -60,7 +60,7 @@ class Firings:
             counts += np.bincount(backend.read(chosen.ids, 0, rows).ravel(), minlength=len(counts))
 
     def restart(self) -> None:
-        """What follows does not continue the text."""
+        """Begins a new text: the next token has no predecessor."""
         self._run = self._run[:0]
 
     def add(self, masks: Masks) -> None:
@@ -74,7 +74,7 @@ class Firings:
         union = run
         for i, span in enumerate(SPANS):
             union = union[: -span // 2] | union[span // 2 :]
-            self._unions[i] += self._ones(union[-new:])  # those that end in a new token
+            self._unions[i] += self._ones(union[-new:])  # runs that end in a new token
             self._runs[i] += len(union[-new:])
         self._run = run[1 - SPANS[-1] :]
 
@@ -93,9 +93,8 @@ class Firings:
         return [counts / self.tokens for counts in self._routed] if self._chosen else None
 
     def figures(self) -> dict[str, list[float]]:
-        """By layer: ``overlap``, the share of a token's neurons that fired for the last one too; ``union_2``
-        to ``union_64``, the mean share of neurons that fire in so many tokens in a row, if there are so many.
-        """
+        """Figures by layer: ``overlap``, the share of a token's neurons that fired for the last one, too;
+        ``union_2`` to ``union_64``, the mean share of neurons that fire in so many tokens in a row."""
         found = {"overlap": self._again / np.maximum(1, self._after)}
         for span, n, union in zip(SPANS, self._runs, self._unions, strict=True):
             found |= {f"union_{span}": union / n / self._neurons} if n else {}
@@ -105,8 +104,8 @@ class Firings:
 def import_counts(folder: Path, neurons: Sequence[int], tokens: int | None = None) -> list[Doubles]:
     """Shares ``[N]`` by layer from PowerInfer's ``activation_{i}.pt``.
 
-    Its files say how often neurons fired, not for how many tokens. Without ``tokens``, counts are parts of
-    the largest of all, as if that neuron had always fired; numbers up to 1 are shares already.
+    Its files say how often neurons fired, but not for how many tokens. Without ``tokens``, counts are divided
+    by the largest of all, as if that neuron had always fired; numbers up to 1 are shares already.
 
     SidecarError: a layer without a file, a file without a layer, another length or range; TorchFileError."""
     needed = [f"activation_{i}.pt" for i in range(len(neurons))]

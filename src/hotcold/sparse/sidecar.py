@@ -1,4 +1,4 @@
-"""What profiles and placements share: they belong to one model, and have numbers for its neurons."""
+"""Checks files that belong to one model and have numbers for its neurons: profiles and placements."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from hotcold.values import shown
 
 
 class SidecarError(UserError):
-    """A profile or placement that is another model's, or damaged."""
+    """Raised for a profile or placement that is another model's, or damaged."""
 
 
 def check_model(file: GGUFFile, key: str, fingerprint: str) -> None:
-    """SidecarError: ``key`` does not hold the model's fingerprint."""
+    """Raises SidecarError unless ``key`` holds the model's fingerprint."""
     seen = file.metadata.get(key)
     if seen != fingerprint:
         what = f"has no {key}" if seen is None else f"belongs to the model {shown(seen)}"
@@ -22,7 +22,7 @@ def check_model(file: GGUFFile, key: str, fingerprint: str) -> None:
 
 
 def read_numbers(file: GGUFFile, name: str, n: int, most: int = 1) -> npt.NDArray[Any]:
-    """A tensor ``[n]`` of numbers from 0 to ``most``; SidecarError where it is missing or holds others."""
+    """A tensor ``[n]`` of numbers from 0 to ``most``. SidecarError: it is missing or has other numbers."""
     if name not in file.tensors:
         raise SidecarError(f"tensor {name} is missing: every layer of the model needs one")
     info = file.tensors[name]

@@ -1,4 +1,4 @@
-"""When the two sides of a hybrid model compute and when they wait."""
+"""Records when the two sides of a hybrid model compute and when they wait."""
 
 import statistics
 from itertools import groupby, product
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from hotcold.kernels._native import Link
 
 SIDES = ("hot", "cold")
-#: What a link records, in the order of csrc/program/link.h, and then what :meth:`Timeline.stage` adds.
+#: Marks that a link records, in the order of csrc/program/link.h, then those of :meth:`Timeline.stage`.
 MOMENTS = ("post", "take", "wait", "give", "waited", "hot", "cold", "end")
 
-_CAPACITY = 1 << 18  #: moments that are kept, of which a step has five in each split layer
+_CAPACITY = 1 << 18  #: marks that are kept; a step has five in each split layer
 
-#: The side, and what lies between a mark and the one before it there.
+#: By mark, the side, and what it did between its last mark and this one.
 _BETWEEN = {
     "post": ("hot", "attention"),
     "wait": ("hot", "hot ffn"),
@@ -29,26 +29,26 @@ class Span(NamedTuple):
     what: str
     step: int
     layer: int
-    start: float  #: microseconds, as ``end``
+    start: float  #: in microseconds, like ``end``
     end: float
 
 
 class Handshake(NamedTuple):
-    """Medians, in microseconds; None where it never happened."""
+    """Median delays between the two sides, in microseconds; None if it never happened."""
 
-    post_to_take_us: float | None  #: until the cold side takes what was posted
-    answer_to_collect_us: float | None  #: until the hot side, which was waiting, goes on with an answer
+    post_to_take_us: float | None  #: from a post until the cold side takes it
+    answer_to_collect_us: float | None  #: from an answer until the waiting hot side goes on
 
 
 class Timeline:
-    """What a link records, together with :meth:`stage`, which is the ``watch`` of a Transformer."""
+    """Collects the marks of a link and those of :meth:`stage`, which is the ``watch`` of a Transformer."""
 
     def __init__(self, hot: Backend) -> None:
         self._hot = hot
         self._link: Link | None = None
 
     def start(self, link: "Link") -> None:
-        """Forgets what the link has recorded, and lets it record what follows."""
+        """Drops the marks of the link, and lets it record from now on."""
         self._link = link
         link.start_marks(_CAPACITY)
 
@@ -59,12 +59,12 @@ class Timeline:
 
     @property
     def marks(self) -> list[tuple[str, int, float]]:
-        """What happened, in which layer, and when, in microseconds; in the order of their times."""
+        """The marks in the order of time: what happened, in which layer, and when in microseconds."""
         recorded = self._link.marks() if self._link is not None else []
         return [(MOMENTS[moment], layer, nanoseconds / 1e3) for moment, layer, nanoseconds in recorded]
 
     def handshake(self) -> Handshake:
-        """What the two sides take to hear of each other."""
+        """The delays with which the two sides hear of each other."""
         taken, collected = [], []
         last = dict.fromkeys(MOMENTS, 0.0)
         for what, _, now in self.marks:
@@ -77,8 +77,8 @@ class Timeline:
         return Handshake(*medians)
 
     def spans(self) -> list[Span]:
-        """In the order of their ends. A wholly hot layer belongs to the next one's attention; ``layers`` are
-        those after the last split one, or of the cold side alone."""
+        """The spans of both sides, in the order of their ends. A wholly hot layer counts as the next one's
+        attention. ``layers`` are those after the last split one, or those of the cold side alone."""
         found: list[Span] = []
         since = dict.fromkeys(SIDES, 0.0)  # each side's last mark
         step = 0
@@ -99,7 +99,7 @@ class Timeline:
         return found
 
     def overlap(self) -> float | None:
-        """Share of the cold side's busy time in which the hot side was busy too; None without any."""
+        """The share of the cold side's busy time in which the hot side was busy, too; None without any."""
         both = busy = 0.0
         for _, spans in groupby(self.spans(), lambda span: span.step):
             working = [span for span in spans if span.what != "wait"]
@@ -109,7 +109,7 @@ class Timeline:
         return both / busy if busy else None
 
     def trace(self) -> list[dict[str, Any]]:
-        """Chrome's Trace Event Format, for ui.perfetto.dev."""
+        """The spans in Chrome's Trace Event Format, for ui.perfetto.dev."""
         rows: list[dict[str, Any]] = [
             {"name": "thread_name", "ph": "M", "tid": i, "args": {"name": side}}
             for i, side in enumerate(SIDES)

@@ -1,1 +1,1 @@
-"""What is done with a model beside generating: bench, profile, fit predictors, plan, score."""
+"""Does the rest with a model: bench, profile, fit predictors, plan, score."""

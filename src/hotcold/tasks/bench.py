@@ -1,4 +1,4 @@
-"""Measures generation: one prompt, one or more continuations of fixed lengths, and what they cost."""
+"""Measures the speed of a prompt and of one or more continuations of fixed lengths."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from hotcold.sparse.timeline import Handshake, Timeline
 from hotcold.tasks.reports import Setup
 from hotcold.values import whole
 
-#: Natural text, since which neurons fire depends on it; repeated up to the prompt's length.
+#: Natural text, because firing depends on the text; repeated up to the prompt's length.
 _TEXT = (
     "Once upon a time there was a little girl who lived with her grandmother at the edge of a great forest. "
     "Every morning she carried water from the well and fed the hens, and in the evening she sat by the fire "
@@ -35,12 +35,12 @@ _TEXT = (
 _PROBE_S = 0.2
 _WITH_RANGE = ("prompt_tok_s", "tok_s", "tok_s_per_sequence", "bandwidth_share")
 
-MOST_SEQUENCES = 4096  #: of one benchmark
+MOST_SEQUENCES = 4096  #: limit of sequences in one benchmark
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round's figures; None for what could not be measured. Most are those of :class:`Figures`."""
+    """The figures of one round, most of them as in :class:`Figures`; None if it could not be measured."""
 
     prompt_tok_s: float | None
     tok_s: float | None
@@ -51,27 +51,27 @@ class Round:
     python_share: float | None
     rows_per_step: float | None
     tok_s_per_sequence: float | None
-    ttft_s: float | None  #: of the first prompt
-    read_bandwidth_gb_s: float | None  #: of memory, measured beside it
-    bandwidth_share: float | None  #: of that, what generation used
+    ttft_s: float | None  #: time to the first token, of the first prompt
+    read_bandwidth_gb_s: float | None  #: bandwidth of memory, measured in the same round
+    bandwidth_share: float | None  #: the share of it that generation used
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What was measured, round by round; ``str()`` gives the lines that ``hotcold bench`` prints."""
+    """The figures of all rounds; ``str()`` gives the lines that ``hotcold bench`` prints."""
 
     prompt_tokens: int
-    generated_tokens: int  #: of each sequence
-    parallel: int  #: sequences
+    generated_tokens: int  #: by each sequence
+    parallel: int  #: number of sequences
     setup: Setup
     rounds: tuple[Round, ...] = field(repr=False)
-    #: of two backends, where a timeline was asked for: the share of the cold one's busy time in which the hot
-    #: one was busy, and how long each takes to hear of the other
+    #: with two backends, if a timeline was asked for: the share of the cold one's busy time in which the hot
+    #: one was busy, and the delays between them
     overlap: float | None = None
     handshake: Handshake | None = None
 
     def median(self, name: str) -> float | None:
-        """Of one figure of :class:`Round` over all rounds."""
+        """The median over all rounds of one figure of :class:`Round`."""
         values = self._values(name)
         return statistics.median(values) if values else None
 
@@ -79,7 +79,7 @@ class Benchmark:
         return sorted(value for each in self.rounds if (value := getattr(each, name)) is not None)
 
     def report(self) -> dict[str, Any]:
-        """What ``--json`` prints: the medians, and of the speeds the ranges."""
+        """The report for ``--json``: the medians, and the ranges of speeds."""
         found: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,
@@ -140,22 +140,22 @@ def bench(
     progress: Progress | None = None,
     **options: Unpack[ModelOptions],
 ) -> Benchmark:
-    """Measures the speed of prompts and of generation, what was read for it, and the bandwidth of memory.
+    """Measures the speed of prompts and of generation, the bytes read, and the bandwidth of memory.
 
     >>> print(hotcold.bench("model.gguf", parallel=8, threads=4))
 
     Args:
         model: a GGUF file, or what was loaded from one; None is the built-in model.
         n_prompt: tokens of the prompt, 1 or more.
-        n_gen: tokens to generate of each sequence, 2 or more.
-        parallel: sequences. Those that the model cannot decode together wait for their turn.
+        n_gen: tokens to generate in each sequence, 2 or more.
+        parallel: number of sequences. If the model cannot decode all together, some wait for their turn.
         repetitions: rounds to measure, after one that is not counted.
         timeline: a file for the Chrome trace of one more round: when each of two backends worked and waited.
             It needs a GPU with a part of the model.
         progress: is told of the phases ``loading`` and ``rounds``.
-        options: as of :class:`LLM`, of a model that is still to be loaded.
+        options: as in :class:`LLM`, for a model that is not loaded yet.
 
-    UserError: numbers that are not allowed; more positions than the context has; and those of loading."""
+    UserError: a number is not allowed, the context is too small, or loading fails."""
     check_names(options, ModelOptions)
     n_prompt, n_gen = whole("n_prompt", n_prompt, 1), whole("n_gen", n_gen, 2)
     parallel = whole("parallel", parallel, 1, MOST_SEQUENCES)
@@ -203,7 +203,7 @@ def _rounds(
 
 
 def _trace(engine: Engine, prompt: Sequence[int], lengths: Sequence[int]) -> Timeline:
-    """Of one more round."""
+    """Runs one more round and returns its timeline."""
     assert engine.model.hot is not None
     timeline = Timeline(engine.model.hot)
     engine.session.trace(timeline)
@@ -215,7 +215,7 @@ def _trace(engine: Engine, prompt: Sequence[int], lengths: Sequence[int]) -> Tim
 
 
 def prompt_of(model: LoadedModel, length: int) -> list[int]:
-    """``length`` tokens of text, begun as the model's file says."""
+    """``length`` tokens of text, with BOS if the model's file asks for it."""
     more = model.tokenizer.encode(_TEXT, add_bos=False)
     return [*model.tokenizer.encode(_TEXT), *more * (length // len(more))][:length]
 
@@ -223,10 +223,11 @@ def prompt_of(model: LoadedModel, length: int) -> list[int]:
 def lengths_to_end_together(
     parallel: int, n_prompt: int, n_generate: int, chunk: int, together: int
 ) -> list[int]:
-    """Tokens to generate of each sequence, ``n_generate`` or a few more, where ``together`` run at a time.
+    """Tokens to generate for each sequence, ``n_generate`` or a few more, if ``together`` run at a time.
 
-    Prompts are read one after the other, so the first to be ready generates beside the others' prompts. With
-    these lengths those that run together end together, and steps without prompt rows hold all of them."""
+    Prompts are read one after the other, so the first sequence generates while the others' prompts are read.
+    With these lengths sequences that run together end together, and all of them are in each step without
+    prompt rows."""
     ready = [-(-(i % together + 1) * n_prompt // chunk) for i in range(parallel)]
     last = [max(ready[i - i % together :][:together]) for i in range(parallel)]
     return [n_generate + end - start for start, end in zip(ready, last, strict=True)]
@@ -235,8 +236,8 @@ def lengths_to_end_together(
 def measure(
     engine: Engine, prompt: Sequence[int], lengths: Sequence[int], probe: ReadProbe | None, *, seed: int
 ) -> Round:
-    """One prompt and as many continuations as there are lengths, after a probe of the read bandwidth. The
-    first token belongs to the prompt, so generation is measured on those after it."""
+    """Measures one prompt and one continuation per length, after a probe of the read bandwidth. The first
+    token comes from the prompt, so generation is measured on the tokens after it."""
     bandwidth = probe.measure(_PROBE_S) if probe else None
     before = engine.session.counters.copy()
     requests = [

@@ -1,5 +1,5 @@
-"""What each layer's FFN is given for a text: what predictors are fitted to. The inputs of all layers are more
-than memory should hold (4 GiB for 8192 tokens of a 7B model), so they go to disk and come back by layer."""
+"""Collects the inputs of each layer's FFN for a text, to which predictors are fitted. All of them together
+are too large for memory (4 GiB for 8192 tokens of a 7B model), so they go to disk and come back by layer."""
 
 import shutil
 import tempfile
@@ -21,8 +21,8 @@ Inputs = Mapping[str, npt.NDArray[Any]]
 
 
 class FFNInputs(Sequence[Inputs]):
-    """The inputs of each layer, in temporary files without a name: they are gone when this object is, however
-    the process ends. A layer's arrays are mapped when it is asked for, and read-only."""
+    """The inputs of each layer, in temporary files without a name, which vanish with this object, however the
+    process ends. The arrays of a layer are mapped on demand, read-only."""
 
     def __init__(self, model: LoadedModel, names: Collection[str], tokens: int) -> None:
         self._tokens = tokens
@@ -66,11 +66,11 @@ def _close(files: list[dict[str, IO[bytes]]]) -> None:
 
 
 def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Collection[str]) -> FFNInputs:
-    """What each layer's FFN is given for the tokens of the windows but the last ones, by the decode rule of
-    ``exact``. ``names`` are those of ``normed`` and ``residual`` that are wanted, beside what tokens chose of
-    experts, if there are any.
+    """The inputs of each layer's FFN for all tokens of the windows but the last ones, computed as in decoding
+    with ``exact``. ``names`` chooses among ``normed`` and ``residual``; with experts, the experts that tokens
+    chose are collected, too.
 
-    UserError: the folder for temporary files has no room for them; OSError: it could not be written."""
+    UserError: the folder for temporary files has no room; OSError: it could not be written."""
     rows, dim = model.limits.tokens, model.config.dim
     backends = model.devices.layers
     buffers: list[dict[str, Buffer]] = []
@@ -82,7 +82,7 @@ def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Coll
         def run(
             normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
         ) -> None:
-            for name, buffer in own.items():  # added to zeros, since that is an op and can be recorded
+            for name, buffer in own.items():  # added to zeros: that is an op, so it can be recorded
                 ops.add(buffer, normed if name == "normed" else residual, batch)
             ffn(normed, residual, batch, out, chosen)
 

@@ -1,4 +1,4 @@
-"""Fits the predictors of a model to a text, without training, and says what they are worth."""
+"""Fits the predictors of a model to a text, without training, and measures their quality."""
 
 import os
 import statistics
@@ -31,7 +31,7 @@ from hotcold.tasks.windows import evenly, text_windows
 from hotcold.values import printable, whole
 from hotcold.version import __version__
 
-_ROUNDS = 5  # of timing
+_ROUNDS = 5  # rounds of timing
 
 _HEADING = "layer  rank     bytes  of FFN  candidates  active  recall  weighted   read  pays"
 _ROW = (
@@ -44,11 +44,11 @@ Windows = list[list[int]]
 
 @dataclass(frozen=True)
 class Speed:
-    """Of generation, on this machine: medians of rounds in which both modes took turns."""
+    """The speed of generation on this machine: medians of rounds in which both modes took turns."""
 
     exact_tok_s: float
     predicted_tok_s: float
-    ratio: float  #: of the second to the first, round by round
+    ratio: float  #: median over rounds of the second over the first
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,27 @@ class FittedPredictor:
     """A model's predictors; ``str()`` gives the table that ``hotcold fit-predictor`` prints."""
 
     options: FitOptions
-    layers: list[Fit]  #: what each layer's predictor does on text that was not fitted to
-    frontier: list[list[Fit]]  #: and those of other ranks, the best first
-    pays: list[bool]  #: by layer, whether ``--sparsity auto`` is to use it
+    layers: list[Fit]  #: by layer, the quality of its predictor on text that was not fitted to
+    frontier: list[list[Fit]]  #: by layer, the predictors of all ranks, the best first
+    pays: list[bool]  #: by layer, whether ``--sparsity auto`` should use it
     speed: Speed
-    measured: Literal["auto", "predicted"]  #: the sparsity that ``speed.predicted_tok_s`` is of
-    fingerprint: str  #: of the model
+    measured: Literal["auto", "predicted"]  #: the sparsity mode of ``speed.predicted_tok_s``
+    fingerprint: str  #: the model's
     setup: Setup
     tensors: Sequence[PredictorTensors] = field(repr=False)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """As ``MODEL.predictor.gguf`` beside the model it is found by whatever loads the model."""
+        """Writes the file. As ``MODEL.predictor.gguf`` beside the model it is found when the model is
+        loaded."""
         write_sidecar(Path(path), self.fingerprint, self.tensors, self.metadata)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """``hotcold.predictor.*`` of the file, as docs/formats.md lists them."""
+        """The keys ``hotcold.predictor.*`` of the file, as docs/formats.md lists them."""
         return _metadata(self.options, self.layers, self.pays)
 
     def report(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The report for ``--json``."""
         return {
             **self.metadata,
             **asdict(self.speed),
@@ -119,26 +120,27 @@ def fit_predictor(
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> FittedPredictor:
-    """Makes the predictors of ``sparsity="predicted"`` from a text, and measures what they are worth.
+    """Makes the predictors of ``sparsity="predicted"`` from a text, and measures their quality.
 
     >>> fitted = hotcold.fit_predictor("model.gguf", Path("text.txt"), output="model.predictor.gguf")
 
     Args:
         model: a GGUF file, or what was loaded from one; None is the built-in model.
-        text: a text, or the ``Path`` of one in UTF-8, cut into windows of ``context`` positions (512 at most
-            where nothing is said).
+        text: a text, or the ``Path`` of a file in UTF-8, cut into windows of ``context`` positions (at most
+            512 by default).
         held_out: another text to judge by; None takes the last fifth of ``text``, which is not fitted to.
         method: ``svd``, a truncated SVD of the gate, or ``trained``, the predictors in a PowerInfer file.
-        recall: share of the active neurons to find; None: 0.99, or what trained ones' own thresholds find.
-        weighted: whether a neuron counts in ``recall`` by how much it adds.
+        recall: share of the active neurons to find; None: 0.99, or as trained thresholds give.
+        weighted: whether ``recall`` weighs each neuron by how much it adds.
         type: block type of the predictors; None: Q4_0, or that of the trained ones.
-        max_share: most bytes of a predictor, as a part of its layer's FFN.
-        tokens: how many to use, spread over the text: four fifths to fit to, one to judge by.
-        threads, cache_type, backend: as in :class:`LLM`, of a model that is still to be loaded.
-        output: where to write the sidecar; without it none is left.
+        max_share: limit of a predictor's bytes, as a part of its layer's FFN.
+        tokens: how many tokens to use, spread over the text: four fifths to fit, one to judge.
+        threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
+        output: file to write; None writes nothing.
         progress: is told of the phases ``loading`` and ``layers``.
 
-    UserError: what is not allowed; a text of less than two windows; no predictor within ``max_share``."""
+    UserError: a value is not allowed, the text has less than two windows, or no predictor fits
+    ``max_share``."""
     if method not in INPUTS:
         raise UserError(f"method {method!r}: choose from {', '.join(INPUTS)}")
     tokens = whole("tokens", tokens, 2)
@@ -170,7 +172,7 @@ def _check_experts(path: Path) -> None:
 
 
 def _windows(model: LoadedModel, texts: Sequence[str], tokens: int, length: int) -> tuple[Windows, Windows]:
-    """Windows to fit to and to judge by, none in both: four fifths and one fifth of ``tokens``.
+    """Windows to fit to and, without overlap, windows to judge by: four fifths and one fifth of ``tokens``.
 
     They are spread over the two texts, or over the first four fifths and the last fifth of one."""
     fit_to, *more = (text_windows(model.tokenizer, text, length) for text in texts)
@@ -192,7 +194,7 @@ def _fit(
     held_out: Windows,
     progress: Progress | None,
 ) -> list[list[Fitted]]:
-    """By layer, predictors of several ranks, the best first."""
+    """Fits predictors of several ranks for each layer, the best first."""
     names = {"normed", INPUTS[settings.method]}
     inputs = ffn_inputs(model, fit_to, names), ffn_inputs(model, held_out, names)
     ladders = []
@@ -208,7 +210,8 @@ def _fit(
 def _measured(
     model: LoadedModel, settings: FitOptions, ladders: list[list[Fitted]], output: Path | None
 ) -> FittedPredictor:
-    """The best of each layer. Bytes say in which layers prediction pays, the clock whether it does at all."""
+    """The best predictor of each layer. Bytes decide in which layers prediction pays, timing whether it pays
+    at all."""
     best = [ladder[0] for ladder in ladders]
     tensors, fits = [each.tensors for each in best], [each.fit for each in best]
     pays = [fit.pays for fit in fits]

@@ -1,4 +1,4 @@
-"""Plans what of a model a GPU and a CPU get, and predicts the speed, at a full context. Loads no weights."""
+"""Plans which parts of a model go to a GPU, and predicts the speed at a full context. Loads no weights."""
 
 import os
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ OBJECTIVES: tuple[Objective, ...] = ("time", "paper")
 class Plan:
     """A placement and what it promises; ``str()`` gives the lines that ``hotcold plan`` prints.
 
-    Speeds are predicted tokens a second of one sequence whose context is full: of the plan, of the CPU alone,
-    of the last layers on the GPU without sparsity, and of a GPU that has everything."""
+    Speeds are predicted tokens a second of one sequence whose context is full: for the plan, for the CPU
+    alone, for the last layers on the GPU without sparsity, and for a GPU that has everything."""
 
     model: str
     fingerprint: str
@@ -51,21 +51,21 @@ class Plan:
     budget_bytes: int
     gpu_bytes: int
     cpu_bytes: int
-    hot_share: float  #: of the neurons
-    hot_activation_share: float  #: of the firings
+    hot_share: float  #: share of neurons that are hot
+    hot_activation_share: float  #: share of firings that hot neurons have
     predicted_tok_s: float
     cpu_tok_s: float
     layer_split_tok_s: float
     layer_split_layers: int
     all_gpu_tok_s: float
     all_gpu_bytes: int
-    #: where every byte goes: ``kind``, ``layer`` or None, ``gpu_bytes``, ``cpu_bytes``; ``hot_share``
+    #: the place of every byte: ``kind``, ``layer`` or None, ``gpu_bytes``, ``cpu_bytes``; ``hot_share``
     parts: Sequence[dict[str, Any]] = field(repr=False)
     placement: Placement = field(repr=False)
     sizes: Sizes = field(repr=False)
 
     def report(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The report for ``--json``."""
         names = [each.name for each in fields(self)]
         return {name: getattr(self, name) for name in names if name not in ("placement", "sizes")}
 
@@ -114,7 +114,7 @@ _GivenProfile: TypeAlias = str | os.PathLike[str] | Profile | None
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is to be placed, and how often its neurons fire."""
+    """The model to place, and how often its neurons fire."""
 
     sizes: Sizes
     profile: Profile
@@ -135,26 +135,26 @@ def plan(
     placement: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> Plan:
-    """Decides which neurons, layers and other parts of a model a GPU gets, and predicts the speed.
+    """Decides which neurons, layers and other parts of a model go to a GPU, and predicts the speed.
 
     >>> print(hotcold.plan("model.gguf", vram_budget=8 << 30, output="model.gpuidx"))
 
     Args:
         model: a GGUF file, or what was loaded from one; None is the built-in model.
-        shape: instead of a model, the name of one without a file, with matrices of block type ``type``.
-        context: positions; None: a loaded model's own, else the file's, 4096 at most; of a shape 2048. 0: all
-            that the model has.
-        cache_type: of keys and values; None: a loaded model's own, else ``f16``.
-        vram_budget: bytes of GPU memory that may be allocated; None: all of the card's but 1 GiB, or but an
-            eighth where it has less than 8 GiB.
-        profile: what :func:`hotcold.profile` gave or wrote; None finds ``MODEL.profile.gguf`` beside the
+        shape: instead of a model, the name of a shape, with matrices of block type ``type``.
+        context: positions; None: a loaded model's own, else the file's, at most 4096, or 2048 for a shape. 0:
+            all that the model has.
+        cache_type: type of keys and values; None: a loaded model's own, else ``f16``.
+        vram_budget: limit in bytes of GPU memory; None: the card's memory minus 1 GiB, or minus an eighth if
+            it has less than 8 GiB.
+        profile: a result or file of :func:`hotcold.profile`; None finds ``MODEL.profile.gguf`` beside the
             model, else assumes a power law.
-        hardware: the name of a preset, a file that ``hotcold doctor`` wrote, or a :class:`Hardware`.
-        objective: what is best.
-        placement: a ``.gpuidx`` file that is judged instead of finding another.
-        output: where to write the placement; nothing is written without it.
+        hardware: the name of a preset, a file of ``hotcold doctor``, or a :class:`Hardware`.
+        objective: what to optimise, ``time`` or ``paper``.
+        placement: a ``.gpuidx`` file to judge instead of solving.
+        output: file to write the placement to; None writes nothing.
 
-    UserError: names and numbers that are not allowed, and files that are another model's or damaged."""
+    UserError: a name or number is not allowed, or a file is damaged or another model's."""
     if objective not in OBJECTIVES:
         raise UserError(f"objective {objective!r}: choose from {', '.join(OBJECTIVES)}")
     if cache_type is not None and cache_type not in CACHE_TYPES:

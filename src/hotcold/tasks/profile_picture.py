@@ -1,4 +1,4 @@
-"""A picture of a profile: how often the neurons of each layer fire."""
+"""Draws a profile: how often the neurons of each layer fire."""
 
 import colorsys
 import html
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 580, 40, 380  # of the axes
-_DECADES, _NAMED = 4, 16  # of the vertical axis; layers beside it
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 580, 40, 380  # ends of the axes
+_DECADES, _NAMED = 4, 16  # decades of the vertical axis; layers named beside it
 
 
 def power_law_picture(name: str, firing: Sequence[npt.NDArray[Any]]) -> str:

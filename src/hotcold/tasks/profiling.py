@@ -1,4 +1,4 @@
-"""Counts how often each neuron of a model fires, every token of a text evaluated by the decode rule."""
+"""Counts how often each neuron of a model fires on a text; every token is computed as in decoding."""
 
 import os
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from hotcold.tasks.windows import evenly, text_windows
 from hotcold.values import integer, printable, whole
 from hotcold.version import __version__
 
-LONGEST_WINDOW = 512  #: positions, where nobody says how many
+LONGEST_WINDOW = 512  #: default limit of a window, in positions
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class ModelProfile(Profile):
     """How often each neuron of a model fires; ``str()`` gives the lines that ``hotcold profile`` prints."""
 
     model: str
-    fingerprint: str  #: of the model
-    tokens: int | None  #: that were counted; None where counts were imported
-    #: by name, a share for each layer: ``active``, of neurons that fire, on average; ``hottest_fifth``, of
-    #: firings that a fifth of the neurons has; and of a text ``overlap``, of a token's neurons that fired for
-    #: the last one too, and ``union_2`` to ``union_64``, of neurons that fire in so many tokens; of experts
-    #: ``most_chosen`` and ``least_chosen``, of tokens that choose the expert for which that is so
+    fingerprint: str  #: the model's
+    tokens: int | None  #: how many tokens were counted; None for imported counts
+    #: by name, a share per layer. ``active``: of neurons that fire, on average. ``hottest_fifth``: of firings
+    #: that the most active fifth has. ``overlap``: of a token's neurons that fired for the last one, too.
+    #: ``union_2`` to ``union_64``: of neurons that fire in so many tokens. With experts, ``most_chosen`` and
+    #: ``least_chosen``: of tokens that choose the most and the least chosen expert
     columns: dict[str, list[float]] = field(repr=False)
-    setup: Setup | None  #: how the model ran; None where counts were imported
+    setup: Setup | None  #: how the model ran; None for imported counts
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """As ``MODEL.profile.gguf`` beside the model it is found by :func:`hotcold.plan` and the commands."""
+        """Writes the file. As ``MODEL.profile.gguf`` beside the model, ``plan`` and the commands find it."""
         facts: dict[str, Any] = {"version": __version__, "model_fingerprint": self.fingerprint}
         if self.tokens is not None:
             facts["tokens"] = self.tokens
@@ -58,7 +58,7 @@ class ModelProfile(Profile):
         return power_law_picture(self.model, self.firing)
 
     def report(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The report for ``--json``."""
         facts = {"model": self.model, "model_fingerprint": self.fingerprint, "source": self.source}
         counted = {} if self.setup is None else asdict(self.setup) | {"tokens": self.tokens}
         return facts | counted | self.columns
@@ -95,20 +95,20 @@ def profile(
 
     Args:
         model: a GGUF file, or what was loaded from one; None is the built-in model.
-        text: a text, or the ``Path`` of one in UTF-8. It is cut into windows of ``context`` positions (512 at
-            most where nothing is said), each judged by itself.
-        counts: instead of a text a folder with PowerInfer's counts, ``activation_0.pt`` and so on. No pickle
-            in them is executed.
-        tokens: how many of the text to take, spread over all of it; None takes all. Of ``counts``: how many
-            they are of; None: as many as the largest count.
-        threads, cache_type, backend: as in :class:`LLM`, of a model that is still to be loaded.
-        output: where to write the profile; nothing is written without it.
+        text: a text, or the ``Path`` of a file in UTF-8. It is cut into windows of ``context`` positions (at
+            most 512 by default), each computed by itself.
+        counts: instead of a text, a folder with PowerInfer's counts (``activation_0.pt``, ...). No pickle in
+            them is executed.
+        tokens: how many tokens of the text to take, spread over it; None takes all. With ``counts``: how many
+            tokens they cover; None: as many as the largest count.
+        threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
+        output: file to write the profile to; None writes nothing.
         progress: is told of the phases ``loading`` and ``windows``.
 
-    Of experts it counts how often each is chosen, too, and where the activation gives no zeros, that alone.
+    With experts it also counts how often each is chosen, and only that if the activation gives no zeros.
 
-    UserError: a model whose activation gives no zeros, and which has no experts; a text that is empty; what
-    does not fit the model."""
+    UserError: the model has neither an activation with zeros nor experts, the text is empty, or a value does
+    not fit the model."""
     to_write = None if output is None else new_file(output)
     if (text is None) == (counts is None):
         raise UserError("a text and counts: give one of them")
@@ -152,7 +152,7 @@ def _count(
     options: dict[str, Any],
     progress: Progress | None,
 ) -> tuple[Firings, Setup]:
-    """Runs the model over the text."""
+    """Runs the model over the text and counts firings."""
     if not isinstance(model, LoadedModel):
         options = options | {"context": context}
     base = opened(model, options, progress, sparsity=mode, default_context=LONGEST_WINDOW, gpu=OFF)
@@ -181,7 +181,7 @@ def _count(
 
 
 def window_length(most: int, asked: int | None) -> int:
-    """Positions of a window where the model has ``most``; UserError for a longer one."""
+    """Positions of a window if the model has ``most``. UserError: more were asked for."""
     if asked is None:
         return min(most, LONGEST_WINDOW)
     if asked == 0:
@@ -192,6 +192,6 @@ def window_length(most: int, asked: int | None) -> int:
 
 
 def _skew(firing: Sequence[npt.NDArray[Any]]) -> dict[str, list[float]]:
-    """By layer, the mean share of neurons that fire, and the share of firings that the hottest fifth has."""
+    """By layer, the mean share of neurons that fire, and the share of firings of the most active fifth."""
     hottest = [np.sort(each)[-(len(each) // 5) :].sum() / (each.sum() or 1) for each in firing]
     return {"active": [float(each.mean()) for each in firing], "hottest_fifth": [float(h) for h in hottest]}

@@ -1,4 +1,4 @@
-"""What figures of reports depend on."""
+"""The facts on which the figures of a report depend."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What figures depend on: the model, how it ran, and the machine."""
+    """The facts on which figures depend: the model, how it ran, and the machine."""
 
     sparsity: str  #: the mode in force
-    notes: tuple[str, ...]  #: what ``auto`` chose and why, and what ran a slower way
-    threads: int | None  #: None where the backend has no pool
-    context: int  #: positions of a sequence
+    notes: tuple[str, ...]  #: what ``auto`` chose and why, and what ran in a slower way
+    threads: int | None  #: None if the backend has no pool
+    context: int  #: positions per sequence
     cache_type: str
     backend: str
     hot_backend: str | None
     hot_threads: int | None
-    gpu: dict[str, Any] | None  #: which one, and what it has of the model; None where it has nothing
+    gpu: dict[str, Any] | None  #: the GPU and its part of the model; None if it has none
     isa: str | None
     processor: str
     model: str

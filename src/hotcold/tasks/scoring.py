@@ -1,4 +1,4 @@
-"""How well a model predicts a text, every token judged by the decode rule of the model's sparsity mode."""
+"""Measures how well a model predicts a text; every token is computed as in decoding."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -79,7 +79,7 @@ class Scorer:
 
     @property
     def figures(self) -> Figures:
-        """What the decode rows so far cost; times are not measured here."""
+        """The costs of the decode rows so far, without times."""
         return Figures.of(self.session.counters.since(self._before), self.session.footprint)
 
 
@@ -108,7 +108,8 @@ class Divergence(NamedTuple):
         }
 
     def ratio_interval(self, seed: int = 0, level: float = 0.95) -> tuple[float, float] | None:
-        """Of the perplexity ratio, by a bootstrap of blocks of tokens; None for fewer than LEAST_TOKENS."""
+        """Interval of the perplexity ratio, by a bootstrap of blocks of tokens; None for fewer than
+        LEAST_TOKENS."""
         difference = self.nll - self.base_nll
         if len(difference) < LEAST_TOKENS:
             return None

@@ -1,4 +1,4 @@
-"""Text that is read and files that will be written, with their mistakes told before anything is computed."""
+"""Reads texts and checks files to write, so that mistakes are found before anything is computed."""
 
 import codecs
 import os
@@ -11,8 +11,8 @@ _LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memo
 
 
 def read_text(path: Path | None) -> str:
-    """A UTF-8 text file as it is, but for a byte order mark; None reads standard input. UserError: more than
-    anyone means, or not UTF-8; OSError: it cannot be read."""
+    """The text of a UTF-8 file without a byte order mark; None reads standard input. UserError: it is too
+    large, or not UTF-8. OSError: it cannot be read."""
     name = "standard input" if path is None else str(path)
     with sys.stdin.buffer if path is None else path.open("rb") as file:
         data = file.read(_LONGEST_TEXT + 1)
@@ -26,8 +26,8 @@ def read_text(path: Path | None) -> str:
 
 
 def text_of(text: str | Path) -> str:
-    """A text, or what is in a file. UserError for a string that looks like a file's name, which would
-    silently be taken for a text of some three words; others as in :func:`read_text`."""
+    """A text itself, or the text of a file. UserError: a string looks like a file's name, and would silently
+    count as a text of about three words; others as in :func:`read_text`."""
     if isinstance(text, Path):
         return read_text(text)
     if not isinstance(text, str):
@@ -38,7 +38,7 @@ def text_of(text: str | Path) -> str:
 
 
 def new_file(path: str | os.PathLike[str]) -> Path:
-    """UserError for a file that exists, or could not be made."""
+    """The path of a file to write. UserError: it exists, or could not be made."""
     found = Path(path)
     if found.exists() or not found.parent.is_dir():
         raise UserError(f"{found}: a new file in a folder that exists is needed")

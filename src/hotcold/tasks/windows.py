@@ -1,4 +1,4 @@
-"""Windows of a text for what evaluates every token of it: how it is cut, and how a part of it is chosen."""
+"""Cuts a text into windows, and chooses a part of them."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -10,14 +10,14 @@ _T = TypeVar("_T")
 
 
 def text_windows(tokenizer: Tokenizer, text: str, size: int) -> list[list[int]]:
-    """Consecutive windows of ``size`` tokens, each begun by BOS where the model's file asks for one;
-    ValueError as in :func:`~hotcold.tasks.scoring.cut_windows`."""
+    """Consecutive windows of ``size`` tokens, each with BOS first if the model's file asks for it; ValueError
+    as in :func:`~hotcold.tasks.scoring.cut_windows`."""
     bos = tokenizer.bos_id if tokenizer.add_bos else None
     return cut_windows(tokenizer.encode(text, add_bos=False), size, bos)
 
 
 def evenly(items: Sequence[_T], n: int) -> list[_T]:
-    """``n`` items at equal distances from the first to near the last; all where there are no more than n."""
+    """``n`` items at equal distances from the first to near the last; all, if there are at most ``n``."""
     if n >= len(items):
         return list(items)
     return [items[i * len(items) // n] for i in range(n)]

@@ -1,1 +1,1 @@
-"""Which neurons fire for a request that somebody watches."""
+"""Shows which neurons fire for a request that somebody watches."""

@@ -1,4 +1,4 @@
-"""What a loaded model and a session of it take, by kind and by side."""
+"""Counts the memory of a loaded model and a session, by kind and by side."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.session import Session
 from hotcold.sparse.ffn import SplitWeights
 
-#: In the order in which they are shown.
+#: Kinds of memory, in the order in which they are shown.
 KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers")
 
 
@@ -21,7 +21,7 @@ class MemoryUse:
 
 
 def memory_use(session: Session) -> tuple[MemoryUse, ...]:
-    """Weights, keys and values as they lie there; ``buffers`` of steps as they were counted before."""
+    """The memory in use: weights, keys and values as allocated; ``buffers`` of steps as planned."""
     model = session.model
     config, weights, devices = model.config, model.weights, model.devices
     hot: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""A small map of a model's neurons: each layer a column of cells, from hot to cold.
+"""Maps a model's neurons to few cells: each layer is a column of cells, from hot to cold.
 
-A cell is one neuron or, where a model has too many, several of a kind that fire about as often."""
+A cell is one neuron or, if a model has too many, several of one kind that fire about equally often."""
 
 import base64
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.ffn import SplitWeights
 from hotcold.sparse.sidecar import SidecarError
 
-MOST_CELLS = 8192  #: of a whole model
-HOT_PART = 0.2  #: of a layer's neurons: without a GPU, those that fire most are called hot
+MOST_CELLS = 8192  #: limit for a whole model
+HOT_PART = 0.2  #: without a GPU, this part of a layer's neurons counts as hot: those that fire most
 
-_LEVELS = 15  # of a cell of several neurons: 4 bits
+_LEVELS = 15  # levels of a cell with several neurons: 4 bits
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -30,22 +30,22 @@ Masks = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class MapLayout:
-    """What cells stand for. Those of all layers follow each other, layer 0 first."""
+    """The neurons that cells stand for. The cells of all layers follow each other, layer 0 first."""
 
-    neurons: tuple[int, ...]  #: of each layer
-    hot: tuple[int, ...]  #: so many of them
-    cells: tuple[int, ...]  #: of each layer
-    hot_cells: tuple[int, ...]  #: the first so many of them
-    bits: int  #: of a cell in a frame: 1 where each is one neuron, else 4
-    #: why neurons are called hot: a ``placement`` puts them on the GPU, or by a ``profile`` they fire often;
-    #: empty where nothing says so
+    neurons: tuple[int, ...]  #: number in each layer
+    hot: tuple[int, ...]  #: number of hot ones in each layer
+    cells: tuple[int, ...]  #: number in each layer
+    hot_cells: tuple[int, ...]  #: how many of them are hot; these come first
+    bits: int  #: bits of a cell in a frame: 1 if each is one neuron, else 4
+    #: why neurons are called hot: a ``placement`` puts them on the GPU, or a ``profile`` says that they fire
+    #: often; empty without either
     hot_by: str
-    zeros: bool  #: whether the activation gives zeros: without any, every neuron fires for every token
-    firing: str  #: by cell, how often its neurons fire by the profile, 0 to 255, in base64; empty without one
+    zeros: bool  #: whether the activation gives zeros; otherwise every neuron fires for every token
+    firing: str  #: by cell, how often its neurons fire by the profile, 0 to 255, base64; empty without one
 
 
 class NeuronMap:
-    """Reduces masks of what fired, of a model as it is placed, to cells."""
+    """Reduces masks of fired neurons to cells, for a model as it is placed."""
 
     def __init__(self, model: LoadedModel) -> None:
         neurons = model.config.neurons
@@ -62,7 +62,7 @@ class NeuronMap:
             sizes.append([_sizes(int(mask.sum()), size), _sizes(int((~mask).sum()), size)])
             begins.append(order)
         cells = np.concatenate([each for both in sizes for each in both])
-        self._bits = np.concatenate(orders)  # where each neuron is among the bits of all masks
+        self._bits = np.concatenate(orders)  # position of each neuron among the bits of all masks
         self._sizes, self._starts = cells, np.cumsum(cells) - cells
         self._hot = np.concatenate([np.arange(len(mask)) < mask.sum() for mask in hot])
         self._layers = np.cumsum([0, *map(len, hot[:-1])])
@@ -82,15 +82,15 @@ class NeuronMap:
 
     @property
     def nbytes(self) -> int:
-        """Of one token's cells."""
+        """Bytes of one token's cells."""
         return -(-len(self._sizes) * self.layout.bits // 8)
 
     def cells(self, masks: Masks) -> tuple[str, list[tuple[int, int]]]:
-        """Of masks of all layers side by side, ``[tokens, words]``: the cells in base64, each token's own
-        bytes after the other's, and by token how many hot and cold neurons fired.
+        """The cells of masks of all layers side by side, ``[tokens, words]``: base64 of the bytes of one
+        token after the other, and for each token how many hot and cold neurons fired.
 
-        A byte has the lower cell in its lower bits. Four bits say which part ``p`` of a cell's neurons fired:
-        ``15 sqrt(p)``, rounded up."""
+        A byte has the lower cell in its lower bits. Four bits state the part ``p`` of a cell's neurons that
+        fired: ``15 sqrt(p)``, rounded up."""
         bits = np.unpackbits(np.ascontiguousarray(masks).view(np.uint8), axis=1, bitorder="little")
         fired = bits[:, self._bits]
         hot = fired[:, self._hot].sum(1, np.int64)
@@ -103,7 +103,7 @@ class NeuronMap:
         return _text(levels[:, ::2] | levels[:, 1::2] << 4), both
 
     def _means(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Of each cell's neurons; along the last axis."""
+        """The mean over each cell's neurons, along the last axis."""
         sums = np.add.reduceat(values, self._starts, axis=-1, dtype=np.float64)
         return np.asarray(sums / self._sizes)
 
@@ -113,18 +113,18 @@ def _text(values: npt.NDArray[np.uint8]) -> str:
 
 
 def _count(neurons: int, size: int) -> int:
-    """The most cells of a layer: hot and cold ones may each have one that is not full."""
+    """The most cells of a layer: one hot and one cold cell may be partly filled."""
     return -(-neurons // size) + (size > 1)
 
 
 def _sizes(neurons: int, size: int) -> Ints:
-    """Of cells that so many neurons are cut into."""
+    """Sizes of the cells into which so many neurons are cut."""
     ends = np.append(np.arange(size, neurons, size), neurons) if neurons else np.zeros(0, np.int64)
     return np.diff(ends, prepend=0)
 
 
 def _firing(model: LoadedModel) -> list[npt.NDArray[Any]] | None:
-    """By the profile beside the model, where there is one that fits."""
+    """How often neurons fire, from the profile beside the model; None if none fits."""
     path = model.path.with_suffix(".profile.gguf")
     if not path.exists():
         return None
@@ -134,7 +134,7 @@ def _firing(model: LoadedModel) -> list[npt.NDArray[Any]] | None:
     try:
         return list(read_profile(path, sizes).firing)
     except SidecarError:
-        return None  # another model's: whoever loads with it is told
+        return None  # another model's: loading says so
 
 
 def _hot(model: LoadedModel, firing: list[npt.NDArray[Any]] | None) -> tuple[list[Bools], str]:
@@ -155,7 +155,7 @@ def _hottest(firing: npt.NDArray[Any]) -> Bools:
 
 
 def _places(model: LoadedModel, layer: int, hot: Bools) -> tuple[Ints, int]:
-    """Which bit of its layer's mask each neuron is, and how many words that has."""
+    """The bit of each neuron in its layer's mask, and the number of words of this mask."""
     weights, experts = model.weights.layers[layer].ffn, model.config.experts
     ends = experts.ends if experts else (len(hot),)
     if not isinstance(weights, SplitWeights):

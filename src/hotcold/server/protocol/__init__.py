@@ -1,2 +1,2 @@
-"""What clients send and get, as translations of plain data: JSON values to jobs, pieces of text to JSON
-values. Nothing here knows HTTP, an event loop or an engine."""
+"""Translates plain data: clients' JSON values to jobs, and pieces of text to JSON values. Knows no HTTP and
+no event loop."""

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: four keys, always present."""
+"""Errors in OpenAI's form: four keys, always present."""
 
 from typing import Any, NamedTuple
 
@@ -8,8 +8,9 @@ INVALID = "invalid_request_error"
 
 
 class APIError(Exception):
-    """Why a request is refused or ended. ``message`` is one line for whoever wrote the request, ``param`` the
-    field that is wrong, ``code`` is for programs; another try may succeed ``retry_after`` seconds later."""
+    """Raised if a request is refused or ended. ``message`` is one line for the author of the request,
+    ``param`` the wrong field, ``code`` is for programs. Another try may succeed after ``retry_after``
+    seconds."""
 
     def __init__(
         self,
@@ -30,13 +31,13 @@ class APIError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
-        """What is sent, as a reply of its own or as the last event of a stream."""
+        """The JSON to send, as a reply or as the last event of a stream."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
 
 def invalid(message: str, param: str | None, code: str = "invalid_value") -> APIError:
-    """What a request has wrong."""
+    """The error for a wrong value in a request."""
     return APIError(message, param=param, code=code)
 
 
@@ -47,7 +48,7 @@ class _Told(NamedTuple):
     param: str | None = None
 
 
-#: :attr:`RequestError.code` -> how clients are told.
+#: :attr:`RequestError.code` -> the status and type for clients.
 _OF_JOBS = {
     "queue_full": _Told(429, "rate_limit_error", "rate_limit_exceeded"),
     "not_ready": _Told(503, "unavailable_error", "model_loading"),
@@ -62,8 +63,8 @@ _OF_JOBS = {
 
 
 def from_job(error: RequestError, param: str | None = None) -> APIError:
-    """What the engine says of a job. ``param`` is the field that a too long prompt or a bad grammar came in,
-    where it is not the chat route's."""
+    """The error for a job that the engine refused or ended. ``param`` is the field of a too long prompt or a
+    bad grammar, if it is not the chat route's."""
     told = _OF_JOBS.get(error.code, _OF_JOBS["engine_failed"])
     status = told.status
     retry = None if error.retry_after_s is None else max(1, round(error.retry_after_s))

@@ -1,4 +1,4 @@
-"""What the translations need to know of the model and the server."""
+"""Facts about the model and the server that the translations need."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,21 +19,21 @@ another number."""
 
 @dataclass(frozen=True)
 class Facts:
-    name: str  #: of the model, as clients are told
+    name: str  #: name of the model for clients
     tokenizer: Tokenizer
     aliases: tuple[str, ...] = ()  #: other names that requests may use
     context: int = 0  #: positions of one request
-    slots: int = 1  #: requests that run at a time
+    slots: int = 1  #: requests that run at the same time
     created: int = 0  #: Unix time of the model
     params: int = 0
     size_bytes: int = 0
-    fingerprint: str = ""  #: of the model, its mode and the program
-    max_tokens: int | None = None  #: of an answer whose request states no length; None: the routes' own
-    deadline_s: float | None = None  #: of each request
+    fingerprint: str = ""  #: identifies the model, its mode and the program
+    max_tokens: int | None = None  #: limit of an answer if the request sets none; None: the route's
+    deadline_s: float | None = None  #: time limit of each request
     tool_format: ToolFormat = GENERAL  #: how the model writes calls
-    call_ids: CallIds = "openai"  #: the form of ids that its template wants
+    call_ids: CallIds = "openai"  #: form of call ids that the template wants
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
-    sampling: SamplingParams = field(default_factory=SamplingParams)  #: where a request does not say
+    sampling: SamplingParams = field(default_factory=SamplingParams)  #: defaults for a request
     sparsity: str = ""  #: the mode: off, exact or predicted
     open_schemas: bool = False  #: as :attr:`hotcold.server.settings.Settings.open_schemas`
 
@@ -51,11 +51,11 @@ class Facts:
 
     @cached_property
     def _longest(self) -> int:
-        """The most characters that a token can stand for."""
+        """The most characters of a token."""
         return max(len(self.tokenizer.piece(id)) for id in range(self.vocab))
 
     def check_ids(self, ids: list[int], param: str) -> None:
-        """APIError for an id that is not in the vocabulary, or more of them than fit."""
+        """Raises APIError for an id that is not in the vocabulary, or for more ids than fit."""
         if len(ids) > self.context:
             seen = f"{param} has {len(ids)} tokens and the context holds {self.context}"
             message = f"{seen}: shorten it, or enlarge the context (-c) as far as the model allows"
@@ -63,8 +63,8 @@ class Facts:
         prompts.check_ids(ids, self.vocab, param)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a whole prompt that a program wrote: names of control tokens are these tokens. One
-        that begins with BOS gets no second one. APIError, at once, for one that cannot fit."""
+        """The tokens of a whole prompt that a program wrote: names of control tokens are these tokens. A
+        prompt that begins with BOS gets no second one. APIError: it cannot fit, which is checked first."""
         if len(text) > (self.context + 1) * self._longest:
             seen = f"prompt has {len(text)} characters, which are more than {self.context} tokens"
             message = f"{seen}: shorten it, or enlarge the context (-c) as far as the model allows"

@@ -1,7 +1,7 @@
 """Kinds of JSON values: each reads a value, or says what is wrong with it, and describes itself as a schema.
 
-What a route takes is a table of these. The validators and the OpenAPI document are both made from that table,
-so that they cannot disagree. ``null`` is the same as a field that is absent, as in OpenAI's description."""
+The fields of a route are a table of these kinds. Validation and the OpenAPI document both come from it, so
+they cannot disagree. ``null`` means the same as an absent field, as in OpenAI's description."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from hotcold.values import shown
 
 Schema: TypeAlias = dict[str, Any]
 
-#: A number as JSON writes it, which forms, shells and settings files often give as text.
+#: A number as JSON writes it; forms, shells and settings files often send it as text.
 NUMBER = r"-?(0|[1-9][0-9]{0,29})([.][0-9]{1,30})?([eE][+-]?[0-9]{1,3})?"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TYPES = {
@@ -33,11 +33,11 @@ class Kind(Protocol):
         """The value as the program uses it. ``param`` is the name of the field, for the ``APIError``."""
 
     def schema(self) -> Schema:
-        """JSON Schema (2020-12) of what :meth:`read` takes."""
+        """JSON Schema (2020-12) of the values that :meth:`read` takes."""
 
 
 def seen(value: object) -> str:
-    """A value of a request as an error shows it: on one line and short, whatever it is."""
+    """A value of a request for an error message: short, on one line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -60,7 +60,7 @@ def inside(param: str, name: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Of a text that is a number, the number; any other value as it is."""
+    """The number that a text spells; any other value unchanged."""
     if not isinstance(value, str) or not re.fullmatch(NUMBER, value):
         return value
     number = float(value)
@@ -70,7 +70,7 @@ def _number(value: Any) -> Any:
 
 
 def _or_text(schema: Schema) -> Schema:
-    """A number, or the same as text, whose bounds a schema cannot say."""
+    """The schema of a number, or of the same as text, whose bounds a schema cannot state."""
     return {"anyOf": [schema, {"type": "string", "pattern": f"^(?:{NUMBER})$"}]}
 
 
@@ -81,7 +81,7 @@ class Whole:
     low: int
     high: int = LARGEST
     hint: str = ""
-    without: int | None = None  #: the one between the bounds that is not allowed
+    without: int | None = None  #: a number between the bounds that is not allowed
 
     def read(self, value: Any, param: str) -> int:
         given, value = value, _number(value)
@@ -101,7 +101,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Real:
-    """A number that is finite; as text, too."""
+    """A finite number; text is accepted, too."""
 
     low: float
     high: float
@@ -110,7 +110,7 @@ class Real:
     def read(self, value: Any, param: str) -> float:
         given, value = value, _number(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not self.low <= value <= self.high:  # NaN is not
+        if not number or not self.low <= value <= self.high:  # true for NaN, too
             hint = f" ({self.hint})" if self.hint else ""
             refuse(param, given, f"allowed are {self.low:g} to {self.high:g}{hint}")
         return float(value)
@@ -121,7 +121,7 @@ class Real:
 
 @dataclass(frozen=True)
 class Flag:
-    """True or false; the words as text, too."""
+    """True or false; the words as text are accepted, too."""
 
     def read(self, value: Any, param: str) -> bool:
         if isinstance(value, str):
@@ -139,7 +139,7 @@ class Text:
     """A string of valid Unicode. ``pattern`` is what all of it must match, ``hint`` says that in words."""
 
     low: int = 0
-    high: int | None = None  #: characters; None: the body's bound is enough
+    high: int | None = None  #: limit in characters; None: only the body's limit
     pattern: str | None = None
     hint: str = ""
 
@@ -215,7 +215,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Anything:
-    """An object, taken as it is."""
+    """Any object, unchanged."""
 
     def read(self, value: Any, param: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -265,7 +265,7 @@ class Either:
 @dataclass(frozen=True)
 class Field:
     kind: Kind
-    default: Any = None  #: of the value that is read, where the field is absent or null
+    default: Any = None  #: value if the field is absent or null
     note: str = ""
     required: bool = False
 
@@ -286,7 +286,7 @@ class Shape:
     """An object with named fields; others are ignored."""
 
     fields: Fields
-    check: Callable[[dict[str, Any], str], None] | None = None  #: of fields that depend on each other
+    check: Callable[[dict[str, Any], str], None] | None = None  #: checks fields that depend on each other
 
     def read(self, value: Any, param: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -323,7 +323,7 @@ class Tagged:
 
     key: str
     shapes: Mapping[str, Shape]
-    unsupported: str = ""  #: said of other values, where these exist elsewhere
+    unsupported: str = ""  #: message for values that other servers have
 
     def read(self, value: Any, param: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -345,7 +345,7 @@ class Tagged:
 
 
 def check_depth(value: object) -> None:
-    """APIError where lists and objects lie in each other more than :data:`MAX_DEPTH` deep."""
+    """Raises APIError if lists and objects are nested more than :data:`MAX_DEPTH` deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         inner: list[object] = []
@@ -364,5 +364,5 @@ def check_depth(value: object) -> None:
 
 
 def finite(value: float) -> float:
-    """A log-probability as JSON has it: OpenAI's sign for one that is very unlikely instead of infinity."""
+    """A log-probability for JSON: instead of infinity OpenAI's value for a very unlikely token."""
     return value if math.isfinite(value) else -9999.0

@@ -1,4 +1,4 @@
-"""How much a request may hold. Bodies are bounded by the server before they are read."""
+"""Limits of what a request may hold. The server bounds bodies before it reads them."""
 
 from hotcold.engine.request import MAX_LOGPROBS
 from hotcold.engine.text import MAX_STOP_LENGTH, MAX_STOPS
@@ -10,11 +10,11 @@ MAX_CHOICES = 16  #: ``n``
 MAX_JOBS = 64  #: texts of one request: prompts times ``n``
 MAX_BIAS = 1024  #: entries of ``logit_bias``
 MAX_MESSAGES = 4096
-MAX_PARTS = 256  #: of one message
+MAX_PARTS = 256  #: parts of one message
 MAX_TOOLS = 128
-MAX_CALLS = 128  #: of one message of the assistant
+MAX_CALLS = 128  #: calls in one message of the assistant
 MAX_NAME = 64  #: characters of a function's name
 MAX_TEMPLATE_KWARGS = 32
-MAX_DEPTH = 64  #: of lists and objects in each other
+MAX_DEPTH = 64  #: nested lists and objects
 MAX_GRAMMAR = 64 << 10  #: characters of a grammar or an expression
 MAX_SEED = (1 << 64) - 1

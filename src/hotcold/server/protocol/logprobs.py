@@ -9,7 +9,7 @@ from hotcold.server.protocol.fields import finite
 
 
 def of_chat(tokenizer: Tokenizer, ids: Sequence[int], found: Sequence[Logprobs]) -> list[dict[str, Any]]:
-    """``choices[].logprobs.content`` of the chat route."""
+    """The field ``choices[].logprobs.content`` of the chat route."""
     return [
         {
             **_token(tokenizer, id, each.logprob),
@@ -37,10 +37,10 @@ def empty() -> dict[str, Any]:
 
 
 class Columns:
-    """``choices[].logprobs`` of the completion route: four lists with an entry for each token.
+    """The field ``choices[].logprobs`` of the completion route: four lists with an entry for each token.
 
-    ``text_offset`` counts the characters before a token in the text that the tokens decode to. Of tokens with
-    the same text the likeliest is in ``top_logprobs``."""
+    ``text_offset`` counts the characters before a token in the text that the tokens decode to. Among tokens
+    with the same text, ``top_logprobs`` has the likeliest."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -48,13 +48,14 @@ class Columns:
         self._offset = 0
 
     def skip(self, ids: Sequence[int]) -> None:
-        """Tokens that come before the text that is shown."""
+        """Skips tokens that come before the shown text."""
         for id in ids:
             self._decoder.push(id)
 
     def add(self, ids: Sequence[int], found: Sequence[Logprobs | None], text: str = "") -> dict[str, Any]:
-        """Of the next tokens; None for one that follows nothing. ``text`` is what they were made of, where
-        that is known: names of control tokens are a part of it, and of no text that tokens decode to."""
+        """The entries of the next tokens; None for a token that follows nothing. ``text`` is the text of
+        which they were made, if known: it has the names of control tokens, which decoded text does not
+        have."""
         columns = empty()
         for id, each in zip(ids, found, strict=True):
             piece = self._tokenizer.piece(id)
@@ -69,7 +70,7 @@ class Columns:
         return columns
 
     def nothing(self) -> dict[str, Any]:
-        """Of the end of a text, which is no token."""
+        """The entry of the end of a text, which is no token."""
         return {
             "tokens": [""],
             "token_logprobs": [None],
@@ -86,7 +87,7 @@ class Columns:
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What several calls of :meth:`Columns.add` gave, as one."""
+    """The results of several calls of :meth:`Columns.add` as one."""
     columns = empty()
     for part in parts:
         for key, values in columns.items():

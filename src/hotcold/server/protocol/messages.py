@@ -42,7 +42,7 @@ _OWN_PART = Tagged(
 
 
 class Content:
-    """A text, or a list of parts that are texts: templates that know parts get them as they are."""
+    """A text, or a list of text parts; templates that know parts get them unchanged."""
 
     def __init__(self, part: Tagged) -> None:
         self._kind = Either(

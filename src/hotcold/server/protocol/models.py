@@ -1,4 +1,4 @@
-"""``/v1/models``: the one model that is served. Requests may call it by any name."""
+"""The route ``/v1/models``: the one model of the server, which answers to any name."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def listing(facts: Facts) -> dict[str, Any]:
 
 
 def one(facts: Facts, name: str) -> dict[str, Any]:
-    """Under its name or an alias; APIError for any other, since a list of models has no such one."""
+    """The model under its name or an alias; APIError for another name, which the list does not have."""
     if name not in facts.names:
         served = ", ".join(facts.names)
         message = f"model is {seen(name)}: this server has {served[:300]}"

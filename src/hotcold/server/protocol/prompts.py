@@ -1,4 +1,4 @@
-"""Prompts that come as text or as token ids."""
+"""Prompts as text or as token ids."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,14 +7,14 @@ from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.fields import Items, Schema, Whole, refuse
 from hotcold.server.protocol.limits import LARGEST
 
-MAX_IDS = 1 << 20  #: of one prompt; the context is the true bound, and the engine's to check
+MAX_IDS = 1 << 20  #: limit of one prompt; the engine checks the context
 
 
 @dataclass(frozen=True)
 class Ids:
     """A list of token ids."""
 
-    low: int = 1  #: the fewest
+    low: int = 1  #: least number of ids
 
     def read(self, value: Any, param: str) -> list[int]:
         if not isinstance(value, list) or len(value) < self.low:
@@ -31,7 +31,7 @@ class Ids:
 
 
 def check_ids(ids: list[int], vocab: int, param: str) -> None:
-    """APIError for an id that is not in the vocabulary."""
+    """Raises APIError for an id that is not in the vocabulary."""
     for id in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= id < vocab:
             message = f"{param} has token {id}: allowed are the ids 0 to {vocab - 1}"

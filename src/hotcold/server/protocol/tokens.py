@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``."""
+"""The routes ``/tokenize`` and ``/detokenize``."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ class TokenizeCall:
     with_pieces: bool
 
     def answer(self) -> dict[str, Any]:
-        """Takes as long as the text is: not for an event loop's thread."""
+        """The reply. The time grows with the text, so it must not run in an event loop's thread."""
         add_bos = None if self.add_special else False
         ids = self.facts.tokenizer.encode(self.content, add_bos=add_bos, parse_special=self.parse_special)
         if not self.with_pieces:
@@ -33,7 +33,7 @@ class TokenizeCall:
         return {"tokens": [{"id": id, "piece": self._piece(id)} for id in ids]}
 
     def _piece(self, id: int) -> str | list[int]:
-        """A text, or the values of bytes that are not whole characters."""
+        """The text of a token, or its bytes if these are not whole characters."""
         piece = self.facts.tokenizer.piece(id)
         try:
             return piece.decode()
@@ -47,7 +47,7 @@ class DetokenizeCall:
     tokens: list[int]
 
     def answer(self) -> dict[str, Any]:
-        """Takes as long as the list is: not for an event loop's thread."""
+        """The reply. The time grows with the list, so it must not run in an event loop's thread."""
         return {"content": self.facts.tokenizer.decode(self.tokens)}
 
 

@@ -1,4 +1,4 @@
-"""Counts and times of a request's texts."""
+"""Counts tokens and times of a request's texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from hotcold.engine.generation import Piece
 
 @dataclass
 class Tally:
-    """What one text took so far."""
+    """Tokens and times of one text so far."""
 
     tokens: int = 0
-    reasoning_tokens: int = 0  #: of these; to the piece, which may hold some of either kind
+    reasoning_tokens: int = 0  #: part of them; exact to a piece, which may hold both kinds
     last: Piece | None = field(default=None, repr=False)
 
     def add(self, piece: Piece, silent: bool = False) -> None:
-        """``silent``: its tokens are not shown, and do not count."""
+        """Adds a piece. ``silent``: its tokens are not shown, and do not count."""
         self.tokens += 0 if silent else len(piece.ids)
         self.last = piece
 
@@ -36,9 +36,9 @@ def usage(tallies: Sequence[Tally], n: int = 1) -> dict[str, Any]:
 
 
 def timings(tallies: Sequence[Tally], n: int = 1, sparsity: str = "") -> dict[str, Any]:
-    """llama.cpp's ``timings``, in milliseconds, of texts that ran beside each other. ``prompt_ms`` is the
-    time to the first token, waiting included; rates of answers leave the first token out, which came with the
-    prompt. ``sparsity`` is our own: the mode."""
+    """llama.cpp's ``timings``, in milliseconds, of texts that ran at the same time. ``prompt_ms`` is the time
+    to the first token, waiting included. Rates of answers exclude the first token, which comes with the
+    prompt. ``sparsity`` is a field of our own: the mode."""
     pieces = [each.last for each in tallies if each.last is not None]
     firsts = [each.last for each in tallies[::n] if each.last is not None]
     reused = sum(each.reused for each in firsts)
