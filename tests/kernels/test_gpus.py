@@ -69,10 +69,10 @@ def test_a_whole_name_is_one_device_though_others_contain_it(see: See) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("radeon", "--gpu radeon: 2 devices match: give the number of 0 .Radeon RX 7900 XTX., 1 .Radeon"),
-        ("arc", "--gpu arc: no such device: choose from 0 .Radeon.*4 .GeForce GT 710., or off"),
-        ("9", "--gpu 9: no such device"),
-        ("710", "--gpu 710: GeForce GT 710: its driver has Vulkan 1.2: update"),
+        ("radeon", "`gpu=radeon`: 2 devices match: give the number of 0 .Radeon RX 7900 XTX., 1 .Radeon"),
+        ("arc", "`gpu=arc`: no such device: choose from 0 .Radeon.*4 .GeForce GT 710., or off"),
+        ("9", "`gpu=9`: no such device"),
+        ("710", "`gpu=710`: GeForce GT 710: its driver has Vulkan 1.2: update"),
     ],
 )
 def test_a_name_that_does_not_choose_one(asked: str, message: str, see: See) -> None:
@@ -90,7 +90,7 @@ def test_where_there_is_none(see: See) -> None:
         with pytest.raises(GPUError, match="no GPU found: install a driver"):
             ask()
     see(SOFTWARE)
-    with pytest.raises(GPUError, match=r"no GPU found, but 3 \(llvmpipe.*: name one to use it \(--gpu\)"):
+    with pytest.raises(GPUError, match=r"no GPU found, but 3 \(llvmpipe.*: name one to use it \(`gpu`\)"):
         choose_gpu(None, needed=True)
 
 

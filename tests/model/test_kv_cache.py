@@ -49,7 +49,7 @@ def test_other_types(type: str, dtype: type, row: int) -> None:
 @pytest.mark.parametrize("head_dim", [4, 48, 80])
 def test_heads_that_blocks_do_not_fit_are_refused(head_dim: int) -> None:
     config = replace(CONFIG, head_dim=head_dim)
-    message = rf"type q8_0 \(--cache-type\): its blocks of 32 do not fit heads of {head_dim}: use f16"
+    message = rf"type q8_0 \(`cache_type`\): its blocks of 32 do not fit heads of {head_dim}: use f16"
     with pytest.raises(ModelError, match=message):
         KVCache.page_bytes(config, "q8_0")
     with pytest.raises(ModelError, match=message):

@@ -111,7 +111,7 @@ def test_memory_that_runs_out_while_loading(gpu: str, share: float, monkeypatch:
         assert llm.generate("Once upon a time", **options).ids == expected
         check(llm.session, opened[-1])
     assert len(opened) == 2 and 3.5 * MIB < opened[1] < 5 * MIB
-    assert "the budget has" in first and f"now --vram-budget {opened[1]} B" in first
+    assert "the budget has" in first and f"now `vram_budget={opened[1]}` B" in first
     assert second.startswith("GPU ")
 
 

@@ -95,7 +95,7 @@ def test_a_smaller_context_is_advised_where_it_would_do(monkeypatch: pytest.Monk
         try:
             loading.load(None, options).session()
         except LoadError as error:
-            return "context (-c)" in str(error)
+            return "context (`context`)" in str(error)
         return True
 
     advice = least(advised, monkeypatch)

@@ -91,7 +91,7 @@ def test_a_card_that_was_not_measured(has: Machine) -> None:
     assert model.hot is None and "it is expected not to be faster than the CPU" in model.notes[0]
     model = load(gpu="card")
     assert model.hot is not None and model.notes[0].startswith("GPU Made-Up Card")
-    assert model.notes[1].startswith("the CPU alone (--gpu off) is expected to be faster (")
+    assert model.notes[1].startswith("the CPU alone (`gpu=off`) is expected to be faster (")
 
 
 def test_without_a_gpu_nothing_is_said(has: Machine) -> None:
@@ -163,9 +163,9 @@ def test_memory_that_runs_out_shrinks_the_placement(
 
     has.change = fail
     model = load(vram_budget=12 << 20)
-    first = int(model.notes[0].split("--vram-budget ")[1].split()[0])
+    first = int(model.notes[0].split("`vram_budget=")[1].split("`")[0])
     assert allocated * 19 // 20 <= first < 10 << 20
-    assert model.notes[0].startswith("12 bytes: the device's memory is full: now --vram-budget ")
+    assert model.notes[0].startswith("12 bytes: the device's memory is full: now `vram_budget=")
     assert model.notes[1].startswith("GPU Made-Up Card")
     assert [budget for _, budget, _ in has.opened] == [12 << 20, first]
     assert model.on_gpu.planned_bytes <= first and Setup.of(model.session()).notes[:2] == model.notes[:2]

@@ -89,7 +89,7 @@ def test_the_threshold_is_0_unless_the_file_says_it(write: Callable[..., GGUFFil
 REFUSED: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "none": (
         lambda t: [t.pop(name(i)) for name in (first, second) for i in range(2)],
-        "this file has no predictor .*: use --sparsity exact",
+        "this file has no predictor .*: use `sparsity=exact`",
     ),
     "a layer": (lambda t: [t.pop(first(1)), t.pop(second(1))], "predictor of layer 1 is missing"),
     "half a layer": (lambda t: t.pop(second(0)), "predictor of layer 0 is missing"),

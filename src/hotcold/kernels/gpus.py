@@ -50,7 +50,7 @@ def choose_gpu(asked: str | None, *, needed: bool = False) -> tuple[GPU | None, 
     refused = [gpu for gpu in seen if gpu.kind in USUAL_KINDS]
     note = f"GPU {refused[0].title} is not used: {refused[0].problem}" if refused else ""
     if needed:
-        other = f"no GPU found, but {titles(seen)}: name one to use it (--gpu)"
+        other = f"no GPU found, but {titles(seen)}: name one to use it (`gpu`)"
         raise GPUError(note or (other if seen else reason))
     return None, note
 
@@ -61,18 +61,18 @@ def titles(seen: Sequence[GPU]) -> str:
 
 def _named(asked: str, seen: Sequence[GPU], reason: str) -> GPU:
     if not seen:
-        raise GPUError(f"--gpu {asked}: {reason}")
+        raise GPUError(f"`gpu={asked}`: {reason}")
     matching = [gpu for gpu in seen if str(gpu.index) == asked]
     if not matching and not re.fullmatch("[0-9]{1,2}", asked):  # 7600 is a part of a name
         matching = [gpu for gpu in seen if asked.casefold() in gpu.name.casefold()]
     if not matching:
-        raise GPUError(f"--gpu {asked}: no such device: choose from {titles(seen)}, or {OFF}")
+        raise GPUError(f"`gpu={asked}`: no such device: choose from {titles(seen)}, or {OFF}")
     exactly = [gpu for gpu in matching if asked.casefold() == gpu.name.casefold()]
     matching = exactly or matching
     if len(matching) > 1:
-        raise GPUError(f"--gpu {asked}: {len(matching)} devices match: give the number of {titles(matching)}")
+        raise GPUError(f"`gpu={asked}`: {len(matching)} devices match: give the number of {titles(matching)}")
     if matching[0].problem:
-        raise GPUError(f"--gpu {asked}: {matching[0].name}: {matching[0].problem}")
+        raise GPUError(f"`gpu={asked}`: {matching[0].name}: {matching[0].problem}")
     return matching[0]
 
 

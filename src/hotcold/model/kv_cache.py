@@ -210,5 +210,5 @@ class KVCache(PagePool):
         block = BLOCK_TYPES[type.upper()]
         if config.head_dim % block.weights:
             seen = f"its blocks of {block.weights} do not fit heads of {config.head_dim}"
-            raise ModelError(f"KV cache of type {type} (--cache-type): {seen}: use f16")
+            raise ModelError(f"KV cache of type {type} (`cache_type`): {seen}: use f16")
         return config.layers * 2 * config.kv_heads * PAGE * block.row_bytes(config.head_dim)

@@ -121,7 +121,7 @@ def _read_where_it_fits(reading: _Reading) -> tuple[Decision, Devices, Weights]:
             if decision.on_gpu is None or len(changes) == _TRIES:
                 raise
             less = _less(error.allocated, decision.on_gpu.planned_bytes)
-            changes.append(f"{error}: now --vram-budget {less} B ({size(less)})")
+            changes.append(f"{error}: now `vram_budget={less}` B ({size(less)})")
         except GPUError as error:
             if decision.asked:
                 raise
@@ -142,13 +142,15 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
     if asked == 0:
         asked = most
     if asked is not None and not 2 <= asked <= most:
-        raise LoadError(f"context of {asked} positions (-c): this model allows 2 to {most}, and 0 for all")
+        raise LoadError(
+            f"context of {asked} positions (`context`): this model allows 2 to {most}, and 0 for all"
+        )
     context = asked or min(most, options.default_context)
     if (pool := options.cache_positions) is not None and pool < context:
         if asked is not None or pool < 2:
-            seen = f"a KV cache of {pool} positions (--cache-positions)"
+            seen = f"a KV cache of {pool} positions (`cache_positions`)"
             raise LoadError(
-                f"{seen} holds less than one context of {context} (-c): make it as large at least"
+                f"{seen} holds less than one context of {context} (`context`): make it as large at least"
             )
         context = pool
     chunk = min(options.chunk, context)

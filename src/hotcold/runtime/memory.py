@@ -80,9 +80,9 @@ def check_memory(
         step_bytes *= len(backends)
     free = available_memory()
     if free is not None and weight_bytes + cache_bytes + step_bytes > free:
-        smaller = "context (-c)" if weight_bytes < free else "or more quantised model"
+        smaller = "context (`context`)" if weight_bytes < free else "or more quantised model"
         if weight_bytes < free and pages > limits.pages_per_sequence:
-            smaller = f"KV cache (--cache-positions) or {smaller}"
+            smaller = f"KV cache (`cache_positions`) or {smaller}"
         sizes = (weight_bytes, cache_bytes, step_bytes, free)
         weights, cache, steps, left = (f"{n / 2**30:.2f} GiB" for n in sizes)
         needs = f"{what} {weights}, its KV cache of {pages * PAGE} positions {cache}, steps {steps}"

@@ -34,13 +34,13 @@ def choose_mode(
             whole = ", so chosen experts are computed whole" if config.experts else ""
             seen = f"sparsity auto is off: activation {activation} gives no zeros"
             return SparsityMode("off", (seen + whole,))
-        seen = f"--sparsity {requested}: activation {activation} gives no zeros"
+        seen = f"`sparsity={requested}`: activation {activation} gives no zeros"
         raise LoadError(f"{seen}, so no neuron can be left out: use off or auto")
     if requested == "exact":
         return SparsityMode("exact")
     if requested == "predicted":
         if predictor is None:
-            seen = "--sparsity predicted: the file has no predictor (blk.N.fc1, blk.N.fc2) and no sidecar"
+            seen = "`sparsity=predicted`: the file has no predictor (blk.N.fc1, blk.N.fc2) and no sidecar"
             needed = "use exact, which is lossless and needs none, or make one with hotcold fit-predictor"
             raise LoadError(f"{seen}: {needed}")
         facts = _facts(predictor, config, fingerprint)
@@ -56,7 +56,7 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
             where = f"{paying} of {config.layers} layers, by {printable(facts.path.name)}"
             note = f"sparsity auto is predicted: this pays in {where}"
             return SparsityMode("predicted", (note,), facts, tuple(facts.pays))
-    note = "sparsity auto is exact: nothing says that the predictor pays; --sparsity predicted uses it"
+    note = "sparsity auto is exact: nothing says that the predictor pays; `sparsity=predicted` uses it"
     return SparsityMode("exact", (note,) if predictor else ())
 
 

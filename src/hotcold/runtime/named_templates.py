@@ -77,7 +77,7 @@ def template_text(template: str) -> str:
         return template
     if template in TEMPLATES:
         return TEMPLATES[template]
-    allowed = f"Jinja, such as that of a file (--chat-template-file), or one of {', '.join(TEMPLATES)}"
+    allowed = f"Jinja, or one of {', '.join(TEMPLATES)}"
     raise UserError(f"chat template {shown(template, 60)} is no template: {allowed}")
 
 

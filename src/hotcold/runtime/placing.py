@@ -151,22 +151,22 @@ def decide(model: ToLoad, most: int | None = None) -> Decision:
     if gpu is not None:
         return _on_gpu(model, gpu, most, asked=asked)
     if wanted:
-        raise UserError(f"--placement and --vram-budget are for a GPU, and {ENVIRONMENT} is {OFF}")
+        raise UserError(f"`placement` and `vram_budget` are for a GPU, and {ENVIRONMENT} is {OFF}")
     return Decision((note,) if note else ())
 
 
 def _check(options: LoadOptions, *, wanted: bool) -> None:
     hot = options.hot_backend
     if options.placement is not None and options.vram_budget is not None:
-        raise UserError("--placement and --vram-budget: give one of them")
+        raise UserError("`placement` and `vram_budget`: give one of them")
     if hot is None and options.hot_threads is not None:
-        raise UserError(f"--hot-threads needs --hot-backend {' or '.join(BACKENDS)}")
+        raise UserError(f"`hot_threads` needs `hot_backend={' or '.join(BACKENDS)}`")
     if hot is not None and not wanted:
-        raise UserError("--hot-backend and --hot-threads need --placement or --vram-budget")
+        raise UserError("`hot_backend` and `hot_threads` need `placement` or `vram_budget`")
     if hot is not None and options.gpu not in (None, OFF):
-        raise UserError(f"--gpu {options.gpu} and --hot-backend {hot}: give one of them")
+        raise UserError(f"`gpu={options.gpu}` and `hot_backend={hot}`: give one of them")
     if hot is None and options.gpu == OFF and wanted:
-        raise UserError("--placement and --vram-budget are for a GPU: leave them out, or --gpu off")
+        raise UserError("`placement` and `vram_budget` are for a GPU: leave them out, or `gpu=off`")
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _solve(model: ToLoad, hardware: Hardware, budget: int, *, gpu: bool) -> _Fou
     source = hardware.source if hardware.machine else f"the preset {hardware.name}"
     assumed = f"{source}, and {profile.source}"
     measure = "" if hardware.machine or not gpu else "; hotcold doctor measures this machine"
-    note = f"neurons are placed for {assumed}: hotcold plan takes others (--hardware){measure}"
+    note = f"neurons are placed for {assumed}: hotcold plan takes others (`hardware`){measure}"
     return _Found(placement, sizes, profile, ratio, source, (note,))
 
 
@@ -223,7 +223,7 @@ def _on_gpu(model: ToLoad, gpu: GPU, most: int | None, *, asked: bool) -> Decisi
     unused = f"GPU {gpu.title} is not used"
     if gpu.shares_memory and not asked and measured is None:
         shares = "it shares the processor's memory, and need not be faster"
-        return Decision((f"{unused}: {shares}: hotcold doctor measures it, and --gpu {gpu.index} uses it",))
+        return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={gpu.index}` uses it",))
     budget = gpu.default_budget if options.vram_budget is None else options.vram_budget
     budget = budget if most is None else min(most, budget)
     room = max(0, budget - slack_bytes(budget))
@@ -235,9 +235,9 @@ def _on_gpu(model: ToLoad, gpu: GPU, most: int | None, *, asked: bool) -> Decisi
         found = _solve(model, measured or _assumed(), room, gpu=True)
         if not asked and found.ratio > _PAYS:
             why = f"it is expected not to be faster than the CPU ({found.source})"
-            return Decision((f"{unused}: {why}: --gpu {gpu.index} uses it",))
+            return Decision((f"{unused}: {why}: `gpu={gpu.index}` uses it",))
         if found.is_empty:
-            slower = f"the CPU alone (--gpu {OFF}) is expected to be faster ({found.source})"
+            slower = f"the CPU alone (`gpu={OFF}`) is expected to be faster ({found.source})"
             found = _solve(model, _favourable(), room, gpu=True)
             found = replace(found, notes=(slower, *found.notes))
     if found.is_empty:

@@ -72,7 +72,7 @@ def fit_experts(
         found.append(Fitted(tensors, _judged(tensors, parts, candidates, unseen, options, *sizes)))
     if not found:
         bound = f"at most {options.max_share:.0%} of the experts' {ffn.nbytes} bytes"
-        fix = "raise --max-share, or take a smaller --type"
+        fix = "raise `max_share`, or take a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor takes {bound}: {fix}")
     return sorted(found, key=lambda each: (not each.fit.pays, each.fit.read_ratio))
 

@@ -48,9 +48,9 @@ class FitOptions:
     max_share: float = 0.15  #: the most bytes, as a part of the layer's FFN
 
     def __post_init__(self) -> None:
-        for name, value in (("recall", self.recall), ("max-share", self.max_share)):
+        for name, value in (("recall", self.recall), ("max_share", self.max_share)):
             if value is not None and not 0 < value <= 1:
-                raise UserError(f"--{name} is {value}: above 0 and at most 1 is needed")
+                raise UserError(f"`{name}` is {value}: above 0 and at most 1 is needed")
         quantise(np.zeros(256), self.stored_type or "F16")  # refuses what cannot be written
 
     @property
@@ -137,7 +137,7 @@ def fit_layer(
         found.append(Fitted(tensors, fit))
     if not found:
         bound = f"at most {options.max_share:.0%} of the FFN's {ffn.nbytes} bytes"
-        fix = "raise --max-share, or take a smaller --type"
+        fix = "raise `max_share`, or take a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor takes {bound}: {fix}")
     return sorted(found, key=lambda each: (not each.fit.pays, each.fit.read_ratio))
 

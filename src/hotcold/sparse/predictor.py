@@ -89,7 +89,7 @@ def _check_owner(file: GGUFFile, fingerprint: str) -> None:
     seen = file.metadata.get(_KEY + "model_fingerprint") if is_sidecar(file) else file.fingerprint()
     if seen != fingerprint:
         owner = f"the model with fingerprint {shown(seen)}, not to this one ('{fingerprint}')"
-        raise PredictorError(f"belongs to {owner}: run hotcold fit-predictor again, or use --sparsity exact")
+        raise PredictorError(f"belongs to {owner}: run hotcold fit-predictor again, or use `sparsity=exact`")
 
 
 def _facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[bool, ...]]:
@@ -109,7 +109,7 @@ def _layer_infos(file: GGUFFile, layers: int) -> list[list[TensorInfo]]:
     """Both factors of each layer, and thresholds where the file has them."""
     missing = [i for i in range(layers) if any(name not in file.tensors for name in _names(file, i))]
     if len(missing) == layers:
-        raise PredictorError("this file has no predictor (blk.N.fc1, blk.N.fc2): use --sparsity exact")
+        raise PredictorError("this file has no predictor (blk.N.fc1, blk.N.fc2): use `sparsity=exact`")
     if missing:
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         raise PredictorError(f"predictor of layer {listed} is missing: both factors of all are needed")

@@ -164,13 +164,13 @@ def bench(
     more = {} if isinstance(source, LoadedModel) else {"sequences": min(parallel, DECODE_ROWS)}
     base = opened(source, options, progress, **more)
     if timeline is not None and base.hot is None:
-        raise UserError("--timeline shows a GPU and the CPU: it needs --gpu, --placement or --vram-budget")
+        raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")
     together = min(parallel, base.limits.sequences)
     lengths = lengths_to_end_together(parallel, n_prompt, n_gen, base.chunk, together)
     need = n_prompt + lengths[0]
     if need > base.context:
         several = f", {parallel} sequences together," if parallel > 1 else ""
-        asked = f"-p {n_prompt} and -n {n_gen}{several} need {need} positions"
+        asked = f"`n_prompt={n_prompt}` and `n_gen={n_gen}`{several} need {need} positions"
         raise UserError(f"{asked}: the context holds {base.context}")
     prompt = prompt_of(base, n_prompt)
     with closing(base.session()) as session:

@@ -32,7 +32,7 @@ class FFNInputs(Sequence[Inputs]):
         free = shutil.disk_usage(folder).free
         if nbytes > free:
             seen = f"the inputs of {layers} layers for {tokens} tokens take {nbytes / 2**30:.2f} GiB"
-            fix = "take fewer --tokens, or set TMPDIR to a folder with more room"
+            fix = "take fewer `tokens`, or set TMPDIR to a folder with more room"
             raise UserError(f"{seen}, and {folder} has {free / 2**30:.2f} GiB free: {fix}")
         self.files: list[dict[str, IO[bytes]]] = []
         self.close = weakref.finalize(self, _close, self.files)

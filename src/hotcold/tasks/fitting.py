@@ -166,7 +166,7 @@ def _check_experts(path: Path) -> None:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
     if config.experts is not None:
         seen = f"{printable(path.name)} has {config.experts.count} experts in a layer"
-        raise UserError(f"{seen}: trained predictors are taken of layers without experts; use --method svd")
+        raise UserError(f"{seen}: trained predictors are taken of layers without experts; use `method=svd`")
 
 
 def _windows(model: LoadedModel, texts: Sequence[str], tokens: int, length: int) -> tuple[Windows, Windows]:
@@ -180,7 +180,7 @@ def _windows(model: LoadedModel, texts: Sequence[str], tokens: int, length: int)
         end = len(fit_to) * 4 // 5
         fit_to, held_out = fit_to[:end], fit_to[end:]
     if not fit_to:
-        raise UserError("the text is less than two windows: give more, or make them smaller (-c)")
+        raise UserError("the text is less than two windows: give more, or make them smaller (`context`)")
     wanted = max(1, tokens * 4 // (5 * length)), max(1, tokens // (5 * length))
     return evenly(fit_to, wanted[0]), evenly(held_out, wanted[1])
 

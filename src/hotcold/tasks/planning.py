@@ -180,13 +180,13 @@ def plan(
 def _budget(asked: int | None, hardware: Hardware) -> int:
     vram = int(hardware.vram_bytes)
     if not vram:
-        seen = f"--hardware {printable(hardware.name)}: no GPU was measured, so nothing is to be placed"
+        seen = f"`hardware={printable(hardware.name)}`: no GPU was measured, so nothing is to be placed"
         raise UserError(f"{seen}; choose a preset, {', '.join(PRESETS)}, or leave it out")
     if asked is None:
         return vram - min(_GIB, vram // 8)
     if not 0 < integer("vram_budget", asked) <= vram:
         allowed = f"more than 0, which is the CPU alone, and at most the card's {vram / _GIB:g} are needed"
-        raise UserError(f"--vram-budget is {asked / _GIB:g} GiB: {allowed}")
+        raise UserError(f"`vram_budget` is {asked / _GIB:g} GiB: {allowed}")
     return int(asked)
 
 
@@ -211,7 +211,7 @@ def _of_model(
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         positions = min(config.context, 4096) if context is None else context or config.context
         if positions > config.context:
-            raise UserError(f"-c {positions}: this model has {config.context} positions")
+            raise UserError(f"`context={positions}`: this model has {config.context} positions")
         predictors = find_predictors(file)
         sizes = sizes_of_file(file, config, positions, cache_type or "f16", predictors=predictors)
     return _Subject(sizes, _profile(sizes, profile, path), positions)
@@ -240,7 +240,7 @@ def _placement(
         placement = read_placement(given, sizes)
         needed = placement.gpu_bytes(sizes)
         if needed > budget:
-            raise UserError(f"{given} needs {needed} bytes: --vram-budget is {budget}")
+            raise UserError(f"{given} needs {needed} bytes: `vram_budget` is {budget}")
         return placement
     if objective == "paper":
         return paper_placement(sizes, profile, hardware, budget)

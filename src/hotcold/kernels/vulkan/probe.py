@@ -246,6 +246,6 @@ def check_results(info: _native.VulkanDeviceInfo, found: list[Words]) -> bool:
         at = int(wrong[0])
         seen, needed = _shown(check, words[at]), _shown(check, check.expected[at])
         given = f"{check.name} gives {seen} instead of {needed} ({len(wrong)} of {len(words)} are wrong)"
-        advice = "hotcold cannot rely on this driver; update it, or choose another --gpu"
+        advice = "hotcold cannot rely on this driver; update it, or choose another `gpu`"
         raise GPUError(f"{info.name} ({info.driver}): {given}: {advice}")
     return exact
