@@ -434,7 +434,7 @@ def test_options_that_the_engine_process_refuses() -> None:
     async def program() -> None:
         engine = AsyncLLM(context=100_000)
         await engine.start()
-        with pytest.raises(UserError, match=r"context of 100000 positions \(-c\)"):
+        with pytest.raises(UserError, match=r"context of 100000 positions \(`context`\)"):
             await engine.ready()
         await engine.close()
 

@@ -266,13 +266,13 @@ def test_the_timeline_of_two_sides(half: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hot_backend": None}, "--placement and --vram-budget are for a GPU, and HOTCOLD_GPU is off"),
-        ({"hot_backend": None, "gpu": "off"}, "are for a GPU: leave them out, or --gpu off"),
-        ({"gpu": "card"}, "--gpu card and --hot-backend cpu: give one of them"),
-        ({"hot_backend": None, "hot_threads": 2}, "--hot-threads needs --hot-backend cpu or reference"),
+        ({"hot_backend": None}, "`placement` and `vram_budget` are for a GPU, and HOTCOLD_GPU is off"),
+        ({"hot_backend": None, "gpu": "off"}, "are for a GPU: leave them out, or `gpu=off`"),
+        ({"gpu": "card"}, "`gpu=card` and `hot_backend=cpu`: give one of them"),
+        ({"hot_backend": None, "hot_threads": 2}, "`hot_threads` needs `hot_backend=cpu or reference`"),
         ({"hot_backend": "gpu"}, "backend 'gpu' does not exist: choose from cpu, reference"),
-        ({"vram_budget": 1 << 20}, "--placement and --vram-budget: give one of them"),
-        ({"placement": None}, "--hot-backend and --hot-threads need --placement or --vram-budget"),
+        ({"vram_budget": 1 << 20}, "`placement` and `vram_budget`: give one of them"),
+        ({"placement": None}, "`hot_backend` and `hot_threads` need `placement` or `vram_budget`"),
         ({"hot_backend": "reference", "hot_threads": 2}, "'reference' has no thread pool"),
     ],
 )

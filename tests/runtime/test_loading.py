@@ -101,7 +101,7 @@ def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> Non
     session = reference(with_predictor(folder, 0.0))
     assert session.sparsity == "exact"
     assert session.notes == [
-        "sparsity auto is exact: nothing says that the predictor pays; --sparsity predicted uses it"
+        "sparsity auto is exact: nothing says that the predictor pays; `sparsity=predicted` uses it"
     ]
 
 
@@ -190,7 +190,7 @@ def test_context(asked: int | None, given: int) -> None:
 
 @pytest.mark.parametrize("asked", [257, 100_000, 1, -5])
 def test_a_context_that_the_model_does_not_have_is_refused(asked: int) -> None:
-    with pytest.raises(LoadError, match=rf"context of {asked} positions \(-c\): this model allows 2 to 256"):
+    with pytest.raises(LoadError, match=rf"context of {asked} positions \(`context`\): this .* 2 to 256"):
         reference(context=asked)
 
 
@@ -211,7 +211,7 @@ def test_a_model_that_does_not_fit_in_memory_is_refused_before_it_is_read(
     ):
         reference()
     monkeypatch.setattr(memory, "available_memory", lambda: 12 << 20)
-    smaller = r"use a smaller KV cache \(--cache-positions\) or context \(-c\)"
+    smaller = r"use a smaller KV cache \(`cache_positions`\) or context \(`context`\)"
     with pytest.raises(LoadError, match=smaller):
         reference(sequences=100, cache_positions=100 * 256)
 
@@ -222,7 +222,7 @@ def test_the_cache_is_what_the_sequences_need_or_what_was_asked_for() -> None:
     assert (session.cache.pages, session.model.context) == (10, 256)
     small = reference(sequences=3, cache_positions=100)
     assert (small.cache.pages, small.model.context, small.model.limits.pages_per_sequence) == (4, 100, 4)
-    with pytest.raises(LoadError, match=r"KV cache of 100 .* less than one context of 128 \(-c\)"):
+    with pytest.raises(LoadError, match=r"KV cache of 100 .* less than one context of 128 \(`context`\)"):
         reference(context=128, cache_positions=100)
 
 

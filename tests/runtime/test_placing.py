@@ -163,7 +163,7 @@ def test_memory_that_runs_out_shrinks_the_placement(
 
     has.change = fail
     model = load(vram_budget=12 << 20)
-    first = int(model.notes[0].split("--vram-budget ")[1].split()[0])
+    first = int(model.notes[0].split("`vram_budget=")[1].split("`")[0])
     assert allocated * 19 // 20 <= first < 10 << 20
     assert model.notes[0].startswith("12 bytes: the device's memory is full: now `vram_budget=")
     assert model.notes[1].startswith("GPU Made-Up Card")

@@ -77,7 +77,7 @@ def test_another_session_is_refused_where_its_cache_does_not_fit(monkeypatch: py
     monkeypatch.setattr(memory, "available_memory", lambda: taken)
     monkeypatch.setattr(type(model.backend), "zeros", lambda *_: pytest.fail("something was allocated"))
     refused = (
-        r"the predictors of a session need 0\.00 GiB, its KV cache .* use a smaller KV .* context \(-c\)"
+        r"the predictors of a session need 0\.00 GiB, its KV cache .* a smaller KV .* context \(`context`\)"
     )
     with pytest.raises(LoadError, match=refused):
         model.session()

@@ -225,8 +225,8 @@ def test_a_recall_by_weight_marks_fewer(tmp_path: Path) -> None:
             {"type": "F32", "max_share": 0.1},
             r"layer 0: no predictor takes at most 10% of the FFN's 73728 bytes",
         ),
-        ({"recall": 0.0}, r"--recall is 0.0: above 0 and at most 1"),
-        ({"max_share": 1.5}, r"--max-share is 1.5: above 0 and at most 1"),
+        ({"recall": 0.0}, r"`recall` is 0.0: above 0 and at most 1"),
+        ({"max_share": 1.5}, r"`max_share` is 1.5: above 0 and at most 1"),
         ({"type": "Q6_K"}, r"cannot write Q6_K: choose from"),
     ],
 )
