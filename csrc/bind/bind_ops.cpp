@@ -191,7 +191,10 @@ Batch BatchArrays::view() const {
 
 nb::class_<BoundProgram> bind_ops(nb::module_& m) {
     nb::class_<BoundProgram> program(m, "Program");
-    program.def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_a)
+    program
+        .def(
+            "__init__", &make_program, "isa"_a, "pool"_a, "batch"_a,
+            nb::sig("def __init__(self, isa: str, pool: Pool, batch: hotcold.kernels.backend.Batch) -> None"))
         .def("embed", &bind_embed, "table"_a, "out"_exact, "by"_a, "accumulate"_a)
         .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_exact, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)

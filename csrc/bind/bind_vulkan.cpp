@@ -155,12 +155,12 @@ void raise_memory_error(const std::exception_ptr& thrown, void* type) {
     }
 }
 
-nb::object bind_host(std::shared_ptr<Memory> memory) {
-    if (!memory->host()) return nb::none();
+std::optional<nb::ndarray<nb::numpy, uint8_t>> bind_host(std::shared_ptr<Memory> memory) {
+    if (!memory->host()) return {};
     auto* kept = new std::shared_ptr<Memory>(memory);
     nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::shared_ptr<Memory>*>(p); });
     const size_t shape[] = {memory->size()};
-    return nb::cast(nb::ndarray<nb::numpy, uint8_t>(memory->host(), 1, shape, owner));
+    return nb::ndarray<nb::numpy, uint8_t>(memory->host(), 1, shape, owner);
 }
 
 void bind_info(nb::module_& m) {
@@ -217,7 +217,9 @@ void bind_vulkan(nb::module_& m) {
         self.program->run(check);
     });
     nb::class_<BoundRecorder>(m, "VulkanRecorder")
-        .def("batch", &bind_batch, "memory"_a, "batch"_a, "rows"_a, "bounds"_a)
+        .def("batch", &bind_batch, "memory"_a, "batch"_a, "rows"_a, "bounds"_a,
+             nb::sig("def batch(self, memory: VulkanMemory, batch: hotcold.kernels.backend.Batch, rows: int, "
+                     "bounds: collections.abc.Mapping[str, int]) -> None"))
         .def("dispatch", &bind_dispatch, "pipeline"_a, "ranges"_a, "push"_a, "x"_a, "y"_a, "z"_a)
         .def(
             "copy",

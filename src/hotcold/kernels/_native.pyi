@@ -1,18 +1,12 @@
-"""The C++ extension (csrc/bind/bind.cpp). Arrays must have exactly the dtype named and be C-contiguous."""
+"""The C++ extension: csrc/bind/bind_stub.py wrote this. Arrays must be C-contiguous."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import numpy
+from numpy.typing import NDArray
 
-from hotcold.kernels.backend import Batch
-from hotcold.kernels.gpu import GPUError, GPUMemoryError
-
-_F32 = npt.NDArray[np.float32]
-_I32 = npt.NDArray[np.int32]
-_U64 = npt.NDArray[np.uint64]
-_Cache = npt.NDArray[np.uint16] | npt.NDArray[np.uint8] | _F32  # float16 bits, Q8_0 blocks
+import hotcold.kernels.backend
+import hotcold.kernels.gpu
 
 class Pool:
     def __init__(self, threads: int) -> None: ...
@@ -27,7 +21,7 @@ class Memory:
     def address(self) -> int: ...
 
 class Arena:
-    def __init__(self, nodes: Sequence[int] = ()) -> None: ...
+    def __init__(self, nodes: Sequence[int] = []) -> None: ...
     def take(self, nbytes: int) -> Memory: ...
 
 class WeightRows:
@@ -39,10 +33,10 @@ class WeightRows:
     def part(self, first: int, count: int) -> WeightRows: ...
     def pack(
         self,
-        tensor: npt.NDArray[np.uint8],
+        tensor: NDArray[numpy.uint8],
         pool: Pool,
         by_output: bool = False,
-        chosen: npt.NDArray[np.int64] | None = None,
+        chosen: NDArray[numpy.int64] | None = None,
     ) -> None: ...
     def read(
         self,
@@ -52,63 +46,169 @@ class WeightRows:
         row_bytes: int,
         pool: Pool,
         by_output: bool = False,
-        chosen: npt.NDArray[np.int64] | None = None,
+        chosen: NDArray[numpy.int64] | None = None,
     ) -> None: ...
     def packed(self) -> bytes: ...
 
-class FfnWeights:
-    def __init__(
-        self, gate: WeightRows | None, up: WeightRows, down: WeightRows, gate_bias: _F32 | None,
-        up_bias: _F32 | None, down_bias: _F32 | None, by_output: bool, activation: int, threshold: float,
-        limit: float, alpha: float, ends: Sequence[int], chosen: int,
-    ) -> None: ...  # fmt: skip
+def row_size(type: int, cols: int) -> int: ...
+def panels_size(dim: int, neurons: int, type: int) -> int: ...
 
 class Program:
-    def __init__(self, isa: str, pool: Pool, batch: Batch) -> None: ...
-    @property
-    def scratch_bytes(self) -> int: ...  # that the first run allocates for the ops; threads have their own
-    def embed(self, table: WeightRows, out: _F32, by: int, accumulate: bool) -> None: ...
+    def __init__(self, isa: str, pool: Pool, batch: hotcold.kernels.backend.Batch) -> None: ...
+    def embed(self, table: WeightRows, out: NDArray[numpy.float32], by: int, accumulate: bool) -> None: ...
     def norm(
-        self, x: _F32, out: _F32, weight: _F32, bias: _F32 | None, eps: float, centre: bool, rows: int
+        self,
+        x: NDArray[numpy.float32],
+        out: NDArray[numpy.float32],
+        weight: NDArray[numpy.float32],
+        bias: NDArray[numpy.float32] | None,
+        eps: float,
+        centre: bool,
+        rows: int,
     ) -> None: ...
     def linear(
-        self, x: _F32, weights: Sequence[WeightRows], biases: Sequence[_F32 | None], outs: Sequence[_F32],
-        accumulate: bool, rows: int,
-    ) -> None: ...  # fmt: skip
-    def rope(self, x: _F32, cos: _F32, sin: _F32, interleaved: bool) -> None: ...
-    def store_kv(self, k: _F32, v: _F32, k_cache: _Cache, v_cache: _Cache) -> None: ...
+        self,
+        x: NDArray[numpy.float32],
+        weights: Sequence[WeightRows],
+        biases: Sequence[NDArray[numpy.float32] | None],
+        outs: Sequence[NDArray[numpy.float32]],
+        accumulate: bool,
+        rows: int,
+    ) -> None: ...
+    def rope(
+        self,
+        x: NDArray[numpy.float32],
+        cos: NDArray[numpy.float32],
+        sin: NDArray[numpy.float32],
+        interleaved: bool,
+    ) -> None: ...
+    def store_kv(
+        self,
+        k: NDArray[numpy.float32],
+        v: NDArray[numpy.float32],
+        k_cache: NDArray[numpy.generic],
+        v_cache: NDArray[numpy.generic],
+    ) -> None: ...
     def attention(
-        self, q: _F32, k_cache: _Cache, v_cache: _Cache, out: _F32, scale: float, window: int | None,
-        sinks: _F32 | None, softcap: float | None,
-    ) -> None: ...  # fmt: skip
-    def predict(
-        self, x: _F32, first: WeightRows, second: WeightRows, relu: bool, threshold: _F32, mask: _U64,
-        ends: Sequence[int], chosen: int, ids: _I32 | None,
-    ) -> None: ...  # fmt: skip
-    def ffn(
-        self, x: _F32, weights: FfnWeights, out: _F32, skip: bool, mask: _U64 | None, fired: _U64 | None,
-        stats: npt.NDArray[np.int64] | None, accumulate: bool, ids: _I32 | None, factors: _F32 | None,
-    ) -> None: ...  # fmt: skip
-    def router(
-        self, x: _F32, weights: WeightRows, bias: _F32 | None, ids: _I32, factors: _F32, k: int,
-        softmax: bool, selection_bias: _F32 | None, normalise: bool, scale: float,
-    ) -> None: ...  # fmt: skip
-    def add(self, x: _F32, y: _F32, keep: float, scale: float) -> None: ...
-    def gather(self, x: _F32, out: _F32) -> None: ...
-    def post(
-        self, link: FlagLink, layer: int, box_x: _F32, box_y: _F32, box_mask: _U64 | None, counts: _I32,
-        x: _F32, mask: _U64 | None, box_ids: _I32 | None, box_factors: _F32 | None, ids: _I32 | None,
-        factors: _F32 | None,
-    ) -> None: ...  # fmt: skip
-    def collect(
-        self, link: FlagLink, layer: int, box_x: _F32, box_y: _F32, box_mask: _U64 | None, counts: _I32,
-        out: _F32,
-    ) -> None: ...  # fmt: skip
+        self,
+        q: NDArray[numpy.float32],
+        k_cache: NDArray[numpy.generic],
+        v_cache: NDArray[numpy.generic],
+        out: NDArray[numpy.float32],
+        scale: float,
+        window: int | None,
+        sinks: NDArray[numpy.float32] | None,
+        softcap: float | None,
+    ) -> None: ...
+    def add(
+        self, x: NDArray[numpy.float32], y: NDArray[numpy.float32], keep: float, scale: float
+    ) -> None: ...
+    def gather(self, x: NDArray[numpy.float32], out: NDArray[numpy.float32]) -> None: ...
+    @property
+    def scratch_bytes(self) -> int: ...
     def run(self) -> None: ...
+    def predict(
+        self,
+        x: NDArray[numpy.float32],
+        first: WeightRows,
+        second: WeightRows,
+        relu: bool,
+        threshold: NDArray[numpy.float32],
+        mask: NDArray[numpy.uint64],
+        ends: Sequence[int],
+        chosen: int,
+        ids: NDArray[numpy.int32] | None,
+    ) -> None: ...
+    def ffn(
+        self,
+        x: NDArray[numpy.float32],
+        weights: FfnWeights,
+        out: NDArray[numpy.float32],
+        skip: bool,
+        mask: NDArray[numpy.uint64] | None,
+        fired: NDArray[numpy.uint64] | None,
+        stats: NDArray[numpy.int64] | None,
+        accumulate: bool,
+        ids: NDArray[numpy.int32] | None,
+        factors: NDArray[numpy.float32] | None,
+    ) -> None: ...
+    def post(
+        self,
+        link: FlagLink,
+        layer: int,
+        box_x: NDArray[numpy.float32],
+        box_y: NDArray[numpy.float32],
+        box_mask: NDArray[numpy.uint64] | None,
+        counts: NDArray[numpy.int32],
+        x: NDArray[numpy.float32],
+        mask: NDArray[numpy.uint64] | None,
+        box_ids: NDArray[numpy.int32] | None,
+        box_factors: NDArray[numpy.float32] | None,
+        ids: NDArray[numpy.int32] | None,
+        factors: NDArray[numpy.float32] | None,
+    ) -> None: ...
+    def collect(
+        self,
+        link: FlagLink,
+        layer: int,
+        box_x: NDArray[numpy.float32],
+        box_y: NDArray[numpy.float32],
+        box_mask: NDArray[numpy.uint64] | None,
+        counts: NDArray[numpy.int32],
+        out: NDArray[numpy.float32],
+    ) -> None: ...
+    def router(
+        self,
+        x: NDArray[numpy.float32],
+        weights: WeightRows,
+        bias: NDArray[numpy.float32] | None,
+        ids: NDArray[numpy.int32],
+        factors: NDArray[numpy.float32],
+        k: int,
+        softmax: bool,
+        selection_bias: NDArray[numpy.float32] | None,
+        normalise: bool,
+        scale: float,
+    ) -> None: ...
 
-class LinkError(RuntimeError): ...
+def step_scratch_bytes(
+    *,
+    tokens: int,
+    logits: int,
+    pages_per_sequence: int,
+    dim: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    neurons: int,
+    experts: int,
+    chosen: int,
+    shared: int,
+    by_output: bool,
+) -> int: ...
 
-class Link:  # csrc/program/link.h
+class FfnWeights:
+    def __init__(
+        self,
+        gate: WeightRows | None,
+        up: WeightRows,
+        down: WeightRows,
+        gate_bias: NDArray[numpy.float32] | None,
+        up_bias: NDArray[numpy.float32] | None,
+        down_bias: NDArray[numpy.float32] | None,
+        by_output: bool,
+        activation: int,
+        threshold: float,
+        limit: float,
+        alpha: float,
+        ends: Sequence[int],
+        chosen: int,
+    ) -> None: ...
+
+class LinkError(RuntimeError):
+    pass
+
+class Link:
     def wait_posted(self, layer: int) -> bool: ...
     def answer(self, layer: int) -> None: ...
     def fail(self, reason: str) -> None: ...
@@ -118,7 +218,7 @@ class Link:  # csrc/program/link.h
     def start_marks(self, capacity: int) -> None: ...
     def stop_marks(self) -> None: ...
     def mark(self, moment: int, layer: int) -> None: ...
-    def marks(self) -> list[tuple[int, int, int]]: ...  # moment, layer, nanoseconds
+    def marks(self) -> list[tuple[int, int, int]]: ...
 
 class FlagLink(Link):
     def __init__(self, timeout_seconds: float) -> None: ...
@@ -126,20 +226,21 @@ class FlagLink(Link):
     def post(self, layer: int) -> None: ...
     def wait_answered(self, layer: int) -> bool: ...
 
-class VulkanError(GPUError): ...  # csrc/vulkan/functions.h
+def serve(link: Link, layers: Sequence[tuple[int, Program]]) -> None: ...
 
-class VulkanMemoryError(VulkanError, GPUMemoryError):
-    asked: int  # bytes; 0 where a call failed that names none
-    allocated: int
-    budget: int | None
+class VulkanError(hotcold.kernels.gpu.GPUError):
+    pass
 
-class VulkanDeviceInfo:  # csrc/vulkan/device.h
+class VulkanMemoryError(VulkanError, hotcold.kernels.gpu.GPUMemoryError):
+    pass
+
+class VulkanDeviceInfo:
     @property
     def index(self) -> int: ...
     @property
     def name(self) -> str: ...
     @property
-    def kind(self) -> str: ...  # discrete, integrated, virtual, software, other
+    def kind(self) -> str: ...
     @property
     def driver(self) -> str: ...
     @property
@@ -165,44 +266,54 @@ class VulkanDeviceInfo:  # csrc/vulkan/device.h
     @property
     def problem(self) -> str: ...
 
+def vulkan_devices() -> list[VulkanDeviceInfo]: ...
+
 class VulkanMemory:
     @property
     def nbytes(self) -> int: ...
     @property
-    def host(self) -> npt.NDArray[np.uint8] | None: ...
+    def host(self) -> NDArray[numpy.uint8] | None: ...
 
-class VulkanPipeline: ...
-
-class VulkanProgram:
-    def run(self) -> None: ...
+class VulkanPipeline:
+    pass
 
 class VulkanLinkCounts:
     @property
     def steps(self) -> int: ...
     @property
-    def answered(self) -> int: ...  # collects whose answer a waiting shader saw
+    def answered(self) -> int: ...
     @property
     def gave_up(self) -> int: ...
     @property
-    def spins(self) -> bool: ...  # still: not if shaders gave up in three steps in a row
+    def spins(self) -> bool: ...
 
-class VulkanLink(Link):  # csrc/vulkan/vulkan_link.h
+class VulkanLink(Link):
     @property
     def spin(self) -> bool: ...
     @property
     def counts(self) -> VulkanLinkCounts: ...
 
+class VulkanProgram:
+    def run(self) -> None: ...
+
 class VulkanRecorder:
-    def batch(self, memory: VulkanMemory, batch: Batch, rows: int, bounds: Mapping[str, int]) -> None: ...
+    def batch(
+        self, memory: VulkanMemory, batch: hotcold.kernels.backend.Batch, rows: int, bounds: Mapping[str, int]
+    ) -> None: ...
     def dispatch(
-        self, pipeline: VulkanPipeline, ranges: Sequence[tuple[VulkanMemory, int, int, bool]], push: bytes,
-        x: int, y: int, z: int,
-    ) -> None: ...  # fmt: skip
+        self,
+        pipeline: VulkanPipeline,
+        ranges: Sequence[tuple[VulkanMemory, int, int, bool]],
+        push: bytes,
+        x: int,
+        y: int,
+        z: int,
+    ) -> None: ...
     def copy(
         self, source: VulkanMemory, source_offset: int, target: VulkanMemory, target_offset: int, nbytes: int
     ) -> None: ...
     def cut(self) -> None: ...
-    def clear(self, memory: VulkanMemory) -> None: ...  # which the host sees: before each run
+    def clear(self, memory: VulkanMemory) -> None: ...
     def post(self, link: VulkanLink, layer: int) -> None: ...
     def collect(self, link: VulkanLink, layer: int) -> None: ...
     def finish(self) -> VulkanProgram: ...
@@ -212,10 +323,10 @@ class VulkanDevice:
     @property
     def info(self) -> VulkanDeviceInfo: ...
     @property
-    def allocated_bytes(self) -> int: ...  # of the device's own memory
+    def allocated_bytes(self) -> int: ...
     @property
-    def host_bytes(self) -> int: ...  # of the host's, for what moves
-    def allocate(self, nbytes: int, where: str = "device") -> VulkanMemory: ...  # or upload, download
+    def host_bytes(self) -> int: ...
+    def allocate(self, nbytes: int, where: str = "device") -> VulkanMemory: ...
     def pipeline(
         self, spirv: bytes, ranges: int, push_bytes: int, constants: Sequence[int]
     ) -> VulkanPipeline: ...
@@ -223,25 +334,20 @@ class VulkanDevice:
         self, timeout_seconds: float, spin: bool, post: VulkanPipeline, wait: VulkanPipeline
     ) -> VulkanLink: ...
     def recorder(self) -> VulkanRecorder: ...
-    def write(self, memory: VulkanMemory, offset: int, data: npt.NDArray[np.uint8]) -> None: ...
-    def read(self, memory: VulkanMemory, offset: int, data: npt.NDArray[np.uint8]) -> None: ...
+    def write(self, memory: VulkanMemory, offset: int, data: NDArray[numpy.uint8]) -> None: ...
+    def read(self, memory: VulkanMemory, offset: int, data: NDArray[numpy.uint8]) -> None: ...
     def clear(self, memory: VulkanMemory) -> None: ...
 
-def vulkan_devices() -> list[VulkanDeviceInfo]: ...
-def serve(link: Link, layers: Sequence[tuple[int, Program]]) -> None: ...
-def row_size(type: int, cols: int) -> int: ...
-def panels_size(dim: int, neurons: int, type: int) -> int: ...
 def top_k(
-    logits: _F32, bias_ids: _I32 | None, bias: _F32 | None, allowed: _U64 | None, ids: _I32, values: _F32
+    logits: NDArray[numpy.float32],
+    bias_ids: NDArray[numpy.int32] | None,
+    bias: NDArray[numpy.float32] | None,
+    allowed: NDArray[numpy.uint64] | None,
+    ids: NDArray[numpy.int32],
+    values: NDArray[numpy.float32],
 ) -> int: ...
 def has_isa(isa: str) -> bool: ...
 def best_isa() -> str: ...
-def step_scratch_bytes(
-    *, tokens: int, logits: int, pages_per_sequence: int, dim: int, heads: int, kv_heads: int, head_dim: int,
-    neurons: int, experts: int, chosen: int, shared: int, by_output: bool,
-) -> int: ...  # fmt: skip
-def fetching() -> tuple[int, int]: ...  # bytes ahead, level of the cache
+def fetching() -> tuple[int, int]: ...
 def set_fetching(ahead: int, level: int) -> None: ...
 def read_bandwidth(isa: str, pool: Pool, memory: Memory, seconds: float) -> float: ...
-
-__all__: Any
