@@ -6,7 +6,7 @@
 Threads that went to sleep since the last step must be woken. For each gap: the median time of a step without
 it, how often threads of the process went to sleep for a token (so often one was woken), and the processor
 time of a token with its gap, on all threads. Then the processor time of a second in which nothing is
-asked of the model. To compare the times of two builds, run by run in turns: compare_builds.py --gaps.
+asked of the model. To compare the times of two builds, run by run in turns: builds.py --gaps.
 
 The last line of stdout is one JSON object.
 """

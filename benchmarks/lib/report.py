@@ -38,7 +38,7 @@ class Sample:
     tok_s: float
     gb_s: float | None  #: of weights and KV cache that had to be read
     read_gb_s: float  #: of the probe just before
-    state: str  #: of the machine: see machine_state.py
+    state: str  #: of the machine: see machine.py
 
 
 def ratios(samples: Sequence[Sample], above: str, below: str) -> list[float]:

@@ -4,7 +4,7 @@
 
 Each model is a checkpoint with Hugging Face's names, written by NumPy, that ``convert --dense`` turns into
 F16; llama.cpp's quantiser (package llama-cpp-python) makes the types of it. Llama, Phi-3, Granite and Mixtral
-are stories260K made wider (as in compare_formats.py), the last with experts that are copies of its FFN, and
+are stories260K made wider (as in formats.py), the last with experts that are copies of its FFN, and
 score a text of stories. The others cannot say what stories260K says: their weights are random, and their text
 is drawn from their own F16 file. Random models let rounding grow; what they show is F16. With ``--teach
 STEPS`` transformers trains every family on one text of stories instead (taught.py), and another is scored.

@@ -272,9 +272,7 @@ def test_the_quick_table_is_made_and_added_to(
     for type in ("Q4_0", "Q8_0"):
         options = ["--quick", "--only", type, "--shape", *shape, "--layers", "1", "--rounds", "1"]
         options += ["--prompts", "40", "--depths", "0", "512", "--sequences", "2", "--generate", "3"]
-        monkeypatch.setattr(
-            sys, "argv", ["compare_cpu.py", *options, "--no-llama-cpp", "--out", str(tmp_path)]
-        )
+        monkeypatch.setattr(sys, "argv", ["compare.py", *options, "--no-llama-cpp", "--out", str(tmp_path)])
         compare.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["quick"] and [*found["types"]] == ["Q4_0", "Q8_0"]
@@ -315,7 +313,7 @@ def test_files_of_ones_own_are_measured_with_their_perplexity(
         "40",
         *peer,
     ]
-    monkeypatch.setattr(sys, "argv", ["compare_cpu.py", "--quick", *options, "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["compare.py", "--quick", *options, "--out", str(tmp_path)])
     compare.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     measures = ["prompt of 40", "decode at 0", "8 sequences", "loading, MB/s"]

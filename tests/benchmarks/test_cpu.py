@@ -34,24 +34,24 @@ def synthetic() -> ModuleType:
 
 
 def test_a_sample_between_two_states_belongs_to_neither(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine_state = importlib.import_module("lib.machine")
+    machine = importlib.import_module("lib.machine")
     barriers = iter([31.0, 32.0, 31.0, 150.0, 150.0, 140.0, 150.0, 5000.0, 5000.0, 5000.0, 450.0, 460.0])
 
     class Scripted:
         def measure(self, *seconds: float) -> float:
             return 40.0 if seconds else next(barriers)
 
-    monkeypatch.setattr(machine_state, "BarrierProbe", Scripted)
-    monkeypatch.setattr(machine_state, "ReadProbe", lambda backend: Scripted())
-    machine = machine_state.MachineState(1)
-    states = [machine.around(lambda: None)[1].state for _ in range(6)]
+    monkeypatch.setattr(machine, "BarrierProbe", Scripted)
+    monkeypatch.setattr(machine, "ReadProbe", lambda backend: Scripted())
+    state = machine.MachineState(1)
+    states = [state.around(lambda: None)[1].state for _ in range(6)]
     assert states == ["smt", "mixed", "two_core", "mixed", "busy", "far"]
 
 
 def test_the_barrier_of_two_threads_is_timed() -> None:
-    machine_state = importlib.import_module("lib.machine")
+    machine = importlib.import_module("lib.machine")
     try:
-        probe = machine_state.BarrierProbe()
+        probe = machine.BarrierProbe()
     except RuntimeError as error:
         pytest.skip(str(error))
     assert 1 < probe.measure() < 1e9
