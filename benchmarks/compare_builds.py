@@ -66,7 +66,7 @@ def serve(path: str, sparsity: str, threads: int) -> None:
     """Of the build that runs this: answers lines ``sequences tokens gap_us seed`` with seconds per token."""
     from hotcold.demo import model_path
     from hotcold.engine.engine import Engine
-    from hotcold.engine.request import Request
+    from hotcold.engine.request import Job, Request
     from hotcold.runtime.loading import load
     from hotcold.runtime.options import LoadOptions
     from hotcold.runtime.sampling import SamplingParams
@@ -82,7 +82,9 @@ def serve(path: str, sparsity: str, threads: int) -> None:
     for line in sys.stdin:
         sequences, tokens, gap_us, seed = map(int, line.split())
         if sequences == 0:
-            request = Request(prompt[:tokens], SamplingParams(temperature=0), max_tokens=1, ignore_eos=True)
+            request = Request(
+                Job(prompt[:tokens], SamplingParams(temperature=0), max_tokens=1, ignore_eos=True)
+            )
             start = time.perf_counter()
             engine.run([request])
             print((time.perf_counter() - start) / tokens, flush=True)
@@ -90,7 +92,7 @@ def serve(path: str, sparsity: str, threads: int) -> None:
         requests = []
         for i in range(sequences):
             params = SamplingParams(seed=seed + i)
-            requests.append(Request(prompt[:_PROMPT], params, max_tokens=tokens + 20, ignore_eos=True))
+            requests.append(Request(Job(prompt[:_PROMPT], params, max_tokens=tokens + 20, ignore_eos=True)))
             engine.add(requests[-1])
         while len(requests[-1].output) < 2:
             engine.step()

@@ -32,7 +32,7 @@ from llama_quantiser import quantise as quantise_by_llama_cpp
 from llama_quantiser import quiet
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
 from hotcold.model.tokenizer import Tokenizer
@@ -156,7 +156,7 @@ class Ours:
 
         engine.sampler.sample = sample  # type: ignore[method-assign]
         requests = [
-            Request(prompt, SamplingParams(temperature=0, seed=i), max_tokens=TOKENS, ignore_eos=True)
+            Request(Job(prompt, SamplingParams(temperature=0, seed=i), max_tokens=TOKENS, ignore_eos=True))
             for i, prompt in enumerate(prompts)
         ]
         for request in requests:

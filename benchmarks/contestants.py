@@ -20,7 +20,7 @@ import numpy as np
 from llama_library import open_llama_cpp
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.sampling import SamplingParams
@@ -89,7 +89,7 @@ def read(engine: Engine, requests: Sequence[Request]) -> Measured:
     start = time.perf_counter()
     while not all(request.output for request in requests):
         engine.step()
-    return Measured(sum(len(request.prompt) for request in requests), time.perf_counter() - start)
+    return Measured(sum(len(request.job.prompt) for request in requests), time.perf_counter() - start)
 
 
 def generate(engine: Engine, requests: Sequence[Request], each: int) -> Measured:
@@ -131,7 +131,7 @@ class Ours:
 
     def _add(self, prompt: int, generate: int, seed: int) -> Request:
         tokens = random_tokens(prompt, self.session.model.config.vocab, seed)
-        request = Request(tokens, SamplingParams(seed=seed), max_tokens=generate, ignore_eos=True)
+        request = Request(Job(tokens, SamplingParams(seed=seed), max_tokens=generate, ignore_eos=True))
         self._engine.add(request)
         return request
 

@@ -24,7 +24,7 @@ from contestants import Lengths, LlamaCpp, random_tokens
 from synthetic import Recipe, Shape, write
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -53,7 +53,7 @@ class BothLlamaCpp(LlamaCpp):
 
 
 def ours(engine: Engine, prompt: list[int], steps: int) -> tuple[float, float]:
-    request = Request(prompt, SamplingParams(temperature=0), max_tokens=steps + 2, ignore_eos=True)
+    request = Request(Job(prompt, SamplingParams(temperature=0), max_tokens=steps + 2, ignore_eos=True))
     engine.add(request)
     start = time.perf_counter()
     while not request.output:

@@ -18,7 +18,7 @@ from contestants import Lengths, LlamaCpp, Measured, generate, random_tokens, re
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.prefix_cache import PrefixCache
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.kernels.backend import PAGE
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
@@ -143,15 +143,15 @@ class QuickOurs:
 
     def _request(self, prompt: int, generate: int, seed: int) -> Request:
         tokens = random_tokens(prompt, self.session.model.config.vocab, seed)
-        return Request(tokens, SamplingParams(seed=seed), max_tokens=generate, ignore_eos=True)
+        return Request(Job(tokens, SamplingParams(seed=seed), max_tokens=generate, ignore_eos=True))
 
     def _pretend(self, request: Request) -> None:
         """Says of pages that they hold the request's prompt, as if an earlier request had left them."""
         session = self.session
         session.claim(self._engine)
         kept = PrefixCache(session.cache, session.identity, generated=session.sparsity != "predicted")
-        before = Request(request.prompt)
-        before.pages = session.cache.allocate("before", len(request.prompt) // PAGE)
+        before = Request(Job(request.job.prompt))
+        before.pages = session.cache.allocate("before", len(request.job.prompt) // PAGE)
         before.computed = len(before.pages) * PAGE
         kept.keep(before)
         session.cache.release("before")

@@ -29,7 +29,7 @@ from load import TEXT
 from load_client import COMPLETIONS, Connection, Server
 
 from hotcold import AsyncLLM
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Job
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.run import http_server
 from hotcold.server.service import Service

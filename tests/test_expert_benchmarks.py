@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -27,7 +27,7 @@ def recipes() -> Any:
 
 def generated(session: Session) -> tuple[list[int], Figures]:
     tokens = np.random.default_rng(4).integers(259, 2000, 40).tolist()
-    request = Request(tokens, SamplingParams(seed=1), max_tokens=30, ignore_eos=True)
+    request = Request(Job(tokens, SamplingParams(seed=1), max_tokens=30, ignore_eos=True))
     Engine(session).run([request])
     return request.output, Figures.of(session.counters, session.footprint)
 

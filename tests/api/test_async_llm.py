@@ -20,11 +20,10 @@ import pytest
 from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
 from hotcold.engine.generation import Generation, Piece
-from hotcold.engine.request import RequestError
+from hotcold.engine.request import Grammar, Job, RequestError
+from hotcold.engine.sampler import Allowed
 from hotcold.errors import UserError
 from hotcold.grammar.checking import GrammarProcess
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
 from hotcold.hosting.messages import Submit
 from hotcold.runtime.sampling import SamplingParams
 
@@ -213,18 +212,25 @@ def test_chat_is_that_of_llm(llm: LLM) -> None:
     run(program())
 
 
-def test_a_grammar_is_checked_before_and_then_held_to() -> None:
+def test_a_grammar_is_checked_before_and_then_held_to(llm: LLM) -> None:
+    options: Any = {"max_tokens": 40, "seed": 2, "grammar": Grammar("regex", "[0-9]{3}")}
+    expected = llm.generate(PROMPT, **options)
+
     async def program() -> None:
         async with started() as engine:
-            options: Any = {"max_tokens": 40, "seed": 2}
-            number = await engine.generate(PROMPT, grammar=Grammar("regex", "[0-9]{3}"), **options)
+            number = await engine.generate(PROMPT, **options)
             assert re.fullmatch("[0-9]{3}", number.text) and number.finish_reason == "stop"
+            assert comparable(number) == comparable(expected)
             for wrong in (Grammar("regex", "(("), Grammar("json_schema", "{"), Grammar("gbnf", "")):
                 error = await refused(engine, Job([9], grammar=wrong))
                 assert error.code == "invalid_grammar" and "\n" not in str(error)
             await assert_all_is_free(engine)
 
     run(program())
+    with pytest.raises(RequestError, match="grammar is not valid"):
+        llm.generate(PROMPT, grammar=Grammar("regex", "(("))
+    with pytest.raises(UserError, match="a grammar and a constraint are both given"):
+        llm.generate(PROMPT, constraint=lambda output: Allowed(), **options)
 
 
 def test_the_engine_process_gets_grammars_as_their_check_left_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +376,7 @@ def test_jobs_that_cannot_run_say_why() -> None:
         async with started(context=64) as engine:
             for prompt in ([5] * 64, [5] * 100_000):
                 assert (await refused(engine, Job(prompt))).code == "context_length_exceeded"
-            for job in (Job([]), Job([1 << 30]), Job([1 << 40]), Job([-1]), Job([1], max_tokens=-1)):
+            for job in (Job([]), Job([1 << 30]), Job([1 << 40]), Job([-1])):
                 assert (await refused(engine, job)).code == "invalid_request"
             error = await refused(engine, Job([9], deadline_s=0))
             assert error.code == "deadline"

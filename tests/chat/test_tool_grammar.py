@@ -20,9 +20,9 @@ from hotcold.chat.tool_formats import (
     ToolFormat,
 )
 from hotcold.chat.tool_grammar import framed, tools_grammar
+from hotcold.engine.request import Grammar
 from hotcold.grammar.constraint import Grammars
 from hotcold.grammar.error import GrammarError
-from hotcold.grammar.grammar import Grammar
 from hotcold.grammar.notations import lark_of
 
 WEATHER = {

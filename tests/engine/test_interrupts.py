@@ -13,7 +13,7 @@ from support.history_model import VOCAB, follow, history_model
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import generate, stream
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.engine.sampler import Allowed, Logprobs
 from hotcold.kernels.backend import PAGE
 from hotcold.runtime.sampling import SamplingParams
@@ -86,18 +86,20 @@ def some_requests() -> list[Request]:
     stops = next([i] for i in range(VOCAB) if len(follow([i], 3)) < 3)
     greedy = SamplingParams(temperature=0)
     return [
-        Request([1] * 19, greedy, max_tokens=3, ignore_eos=True),
-        Request([2] * 3, greedy, max_tokens=4, ignore_eos=True),
-        Request(stops, greedy, max_tokens=3),
+        Request(Job([1] * 19, greedy, max_tokens=3, ignore_eos=True)),
+        Request(Job([2] * 3, greedy, max_tokens=4, ignore_eos=True)),
+        Request(Job(stops, greedy, max_tokens=3)),
         Request(
-            [3, 4],
-            SamplingParams(temperature=3, seed=5, repeat_penalty=1.1),
-            max_tokens=3,
-            ignore_eos=True,
-            logprobs=2,
+            Job(
+                [3, 4],
+                SamplingParams(temperature=3, seed=5, repeat_penalty=1.1),
+                max_tokens=3,
+                ignore_eos=True,
+                logprobs=2,
+            ),
             constraint=lambda output: Allowed(bias={len(output): 3.0}),
         ),
-        Request([5] * 30, greedy, max_tokens=20, ignore_eos=True),  # up to the end of the context
+        Request(Job([5] * 30, greedy, max_tokens=20, ignore_eos=True)),  # up to the end of the context
     ]
 
 
@@ -115,7 +117,7 @@ def undisturbed() -> list[Ending]:
 def ending(request: Request) -> Ending:
     """All that must not depend on interrupts."""
     logprobs = request.output_logprobs
-    assert len(logprobs) == (0 if request.logprobs is None else len(request.output))
+    assert len(logprobs) == (0 if request.job.logprobs is None else len(request.output))
     return request.output, request.finish_reason, request.context_full, logprobs
 
 
@@ -264,7 +266,7 @@ def test_shared_pages_stay_what_they_are_through_interrupts() -> None:
         engine = Engine(history_model(context=70, sequences=2, pages=4, chunk=30))
         watch(engine.session)
         greedy = SamplingParams(temperature=0)
-        requests = [Request(each, greedy, max_tokens=5, ignore_eos=True) for each in prompts]
+        requests = [Request(Job(each, greedy, max_tokens=5, ignore_eos=True)) for each in prompts]
         interrupter = Interrupter(10**9 if moment is None else moment)
         try:
             with interrupter:
@@ -304,7 +306,9 @@ def test_pages_that_are_taken_from_a_request_through_interrupts(alike: bool) -> 
         watch(engine.session)
         greedy = SamplingParams(temperature=0)
         requests = [
-            Request(each, greedy, max_tokens=n, ignore_eos=True, echo=n == 1, logprobs=0 if n == 1 else None)
+            Request(
+                Job(each, greedy, max_tokens=n, ignore_eos=True, echo=n == 1, logprobs=0 if n == 1 else None)
+            )
             for each, n in zip(prompts, tokens, strict=True)
         ]
         for request in requests:

@@ -10,7 +10,7 @@ import pytest
 from support.sidecars import with_sidecar
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.runtime.loading import load
@@ -55,7 +55,7 @@ def some_requests(seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def request(given: dict[str, Any]) -> Request:
-    return Request(params=GREEDY, ignore_eos=True, **given)
+    return Request(Job(params=GREEDY, ignore_eos=True, **given))
 
 
 def alone(model: LoadedModel, given: dict[str, Any]) -> Request:

@@ -14,7 +14,7 @@ from real.conftest import Published
 
 from hotcold.chat.chat import Chat
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -97,7 +97,7 @@ def greedy(session: Session, prompts: list[list[int]], count: int) -> list[list[
     """Their continuations, all at the same time."""
     engine = Engine(session)
     requests = [
-        Request(prompt, SamplingParams(temperature=0), max_tokens=count, ignore_eos=False)
+        Request(Job(prompt, SamplingParams(temperature=0), max_tokens=count, ignore_eos=False))
         for prompt in prompts
     ]
     for request in requests:

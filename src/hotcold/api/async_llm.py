@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from hotcold.api.llm import Ids, Prompt, check_each, ids_of, is_one
-from hotcold.api.options import JobChatOptions, JobOptions, JobSettings
+from hotcold.api.options import Options, job_of, refused
 from hotcold.chat.answer import Answer, ChatPiece, answer_of
 from hotcold.chat.chat import ANSWER_TOKENS, Chat
+from hotcold.chat.messages import TemplateValue
 from hotcold.engine.generation import Generation, Piece, joined
+from hotcold.engine.request import Grammar, Job
 from hotcold.errors import UserError
-from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.front import EngineFront
-from hotcold.hosting.job import Job
 
 if TYPE_CHECKING:
     from hotcold.grammar.constraint import Grammars
@@ -59,32 +59,32 @@ class AsyncLLM(EngineFront):
             async for piece in pieces:
                 yield piece
 
-    async def stream_text(self, prompt: Prompt, **options: Unpack[JobOptions]) -> AsyncGenerator[Piece, None]:
+    async def stream_text(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Piece, None]:
         """:meth:`stream` of a text, or token ids. UserError: an option or a prompt that is not allowed."""
-        settings = JobSettings.of(options, self.sampling)
+        job = self._job(options)
         ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
-        async with contextlib.aclosing(self.stream(settings.job(ids))) as pieces:
+        async with contextlib.aclosing(self.stream(replace(job, prompt=ids))) as pieces:
             async for piece in pieces:
                 yield piece
 
     @overload
-    async def generate(self, prompt: str, **options: Unpack[JobOptions]) -> Generation: ...
+    async def generate(self, prompt: str, **options: Unpack[Options]) -> Generation: ...
     @overload
-    async def generate(self, prompt: Ids, **options: Unpack[JobOptions]) -> Generation: ...
+    async def generate(self, prompt: Ids, **options: Unpack[Options]) -> Generation: ...
     @overload
     async def generate(
-        self, prompt: list[str] | Sequence[Ids], **options: Unpack[JobOptions]
+        self, prompt: list[str] | Sequence[Ids], **options: Unpack[Options]
     ) -> list[Generation]: ...
     @overload
-    async def generate(self, prompt: list[Prompt], **options: Unpack[JobOptions]) -> list[Generation]: ...
+    async def generate(self, prompt: list[Prompt], **options: Unpack[Options]) -> list[Generation]: ...
     async def generate(
-        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[JobOptions]
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
     ) -> Generation | list[Generation]:
         """Continues a prompt, or each of several, as :meth:`LLM.generate` does, and with the same texts. One
         of several that fails says why in :attr:`Generation.error`. Cancelling it ends all of them."""
-        settings = JobSettings.of(options, self.sampling)
+        job = self._job(options)
         if is_one(prompt):
-            done = await self._generate(prompt, settings.of_prompt(0))  # type: ignore[arg-type]
+            done = await self._generate(prompt, job)  # type: ignore[arg-type]
             if done.error is not None:
                 raise done.error
             return done
@@ -95,24 +95,27 @@ class AsyncLLM(EngineFront):
 
         async def each(index: int) -> Generation:
             async with room:
-                return await self._generate(prompts[index], settings.of_prompt(index))
+                return await self._generate(prompts[index], job.nth(index))
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each(index)) for index in range(len(prompts))]
         return [task.result() for task in tasks]
 
     async def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[JobChatOptions]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_values: Mapping[str, TemplateValue] | None = None,
+        continue_last: bool = False,
+        **options: Unpack[Options],
     ) -> AsyncGenerator[ChatPiece, None]:
         """:meth:`LLM.stream_chat`: the answer to the last message of a conversation, piece by piece."""
-        rest: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, **options}
-        tools, values = rest.pop("tools", ()), rest.pop("template_values", None)
-        continue_last = rest.pop("continue_last", False)
-        settings, template = JobSettings.of(rest, self.sampling), self.template
-        rendered = partial(template.ids, messages, tools, kwargs=values, continue_last=continue_last)
+        job, template = self._job({"max_tokens": ANSWER_TOKENS, **options}), self.template
+        rendered = partial(template.ids, messages, tools, kwargs=template_values, continue_last=continue_last)
         ids = await asyncio.to_thread(rendered)
         parts = template.stream(template.opens_thinking(ids), tools)
-        job = replace(settings.job(ids), shown=template.shown)
+        job = replace(job, prompt=ids, shown=template.shown)
         async with contextlib.aclosing(self.stream(job)) as pieces:
             async for piece in pieces:
                 new = parts.push(piece.text)
@@ -120,9 +123,24 @@ class AsyncLLM(EngineFront):
                     new += parts.finish()
                 yield ChatPiece(tuple(new), piece)
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[JobChatOptions]) -> Answer:
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_values: Mapping[str, TemplateValue] | None = None,
+        continue_last: bool = False,
+        **options: Unpack[Options],
+    ) -> Answer:
         """:meth:`LLM.chat`: the answer to the last message of a conversation."""
-        async with contextlib.aclosing(self.stream_chat(messages, **options)) as pieces:
+        pieces = self.stream_chat(
+            messages,
+            tools=tools,
+            template_values=template_values,
+            continue_last=continue_last,
+            **options,
+        )
+        async with contextlib.aclosing(pieces):
             return answer_of([piece async for piece in pieces])
 
     async def close(self, drain_s: float = 0) -> None:
@@ -133,17 +151,23 @@ class AsyncLLM(EngineFront):
                 if each is not None:
                     await asyncio.to_thread(each.close)
 
-    async def _generate(self, prompt: Prompt, settings: JobSettings) -> Generation:
+    def _job(self, options: Mapping[str, Any]) -> Job:
+        """Errors as of :func:`job_of`."""
+        if options.get("constraint") is not None:
+            raise UserError("a constraint cannot cross to the engine's process: give a grammar")
+        return job_of(options, self.sampling)
+
+    async def _generate(self, prompt: Prompt, job: Job) -> Generation:
         """With its error, if it has one."""
         pieces: list[Piece] = []
         try:
             ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
-            async with contextlib.aclosing(self.stream(settings.job(ids))) as stream:
+            async with contextlib.aclosing(self.stream(replace(job, prompt=ids))) as stream:
                 async for piece in stream:
                     pieces.append(piece)
         except UserError as error:
             if not pieces:
-                return settings.refused(error)
+                return refused(job, error)
             return joined([*pieces[:-1], replace(pieces[-1], finish_reason="error")], error)
         return joined(pieces)
 

@@ -6,8 +6,8 @@ from typing import Any
 from hotcold.chat.call_grammar import Terms, call_rules, content_term
 from hotcold.chat.harmony_grammar import harmony_rules
 from hotcold.chat.tool_formats import HARMONY, ToolFormat
+from hotcold.engine.request import Grammar
 from hotcold.grammar.error import GrammarError
-from hotcold.grammar.grammar import Grammar
 from hotcold.grammar.json_schema import read
 from hotcold.grammar.schema_rewriting import Rewritten
 from hotcold.values import shown

@@ -12,7 +12,7 @@ from hotcold.commands.interrupts import Interrupts
 from hotcold.commands.options import note_left_out
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.sampling import SamplingParams
@@ -101,7 +101,7 @@ class Terminal:
     def _answer(self, go_on: bool = False) -> None:
         messages = self.conversation.messages
         ids = self._prompt(go_on)
-        request = Request(ids, self.params, max_tokens=self.max_tokens, shown=self.chat.shown)
+        request = Request(Job(ids, self.params, max_tokens=self.max_tokens, shown=self.chat.shown))
         self._engine.check(request)
         divide = self.chat.stream(self.chat.opens_thinking(ids))
         before = self.session.counters.copy()

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import RequestError
+from hotcold.engine.request import Job, RequestError
 from hotcold.errors import UserError
-from hotcold.hosting.job import Job
 from hotcold.hosting.messages import (
     Abort,
     AskStats,

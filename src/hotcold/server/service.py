@@ -9,9 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from hotcold.api.async_llm import AsyncLLM
 from hotcold.chat.chat import Chat
-from hotcold.engine.request import RequestError
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Grammar, Job, RequestError
 from hotcold.hosting.state import ProcessStats
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.chat import ChatCall

@@ -9,8 +9,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import RequestError
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Job, RequestError
 from hotcold.server.connections import drop
 from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.replies import JSONReply, error_reply, to_json

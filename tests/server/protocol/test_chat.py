@@ -15,9 +15,8 @@ from hotcold.chat.stream import ChatStream
 from hotcold.chat.thinking import Thinking
 from hotcold.chat.tool_formats import HERMES
 from hotcold.chat.tool_grammar import tools_grammar
+from hotcold.engine.request import Grammar, Job
 from hotcold.engine.sampler import splitmix64
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import chat
 from hotcold.server.protocol.errors import APIError

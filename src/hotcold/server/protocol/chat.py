@@ -6,9 +6,8 @@ from typing import Any, TypeAlias
 
 from hotcold.chat.tool_formats import GENERAL, HARMONY
 from hotcold.chat.tool_grammar import framed, tools_grammar
+from hotcold.engine.request import Grammar, Job
 from hotcold.grammar.error import GrammarError
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat_reply import ChatReply, Splitter

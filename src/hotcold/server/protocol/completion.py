@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Grammar, Job
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat import EXTENSIONS, MODEL, STREAMING, include_usage

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Grammar, Job
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.errors import invalid
