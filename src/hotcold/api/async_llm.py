@@ -4,14 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from hotcold.api.llm import Ids, Prompt, check_each, ids_of, is_one
-from hotcold.api.options import Options, job_of, refused
+from hotcold.api.options import ChatOptions, Options, chat_job, job_of, refused
 from hotcold.chat.answer import Answer, ChatPiece, answer_of
-from hotcold.chat.chat import ANSWER_TOKENS, Chat
-from hotcold.chat.messages import TemplateValue
+from hotcold.chat.chat import Chat
 from hotcold.engine.generation import Generation, Piece, joined
 from hotcold.engine.request import Grammar, Job
 from hotcold.errors import UserError
@@ -53,7 +51,7 @@ class AsyncLLM(EngineFront):
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
         """As :meth:`EngineFront.stream`; the job's grammar is checked first."""
-        if job.grammar is not None:
+        if job.grammar is not None and job.grammar.kind != "checked":
             job = replace(job, grammar=await self._checked(job.grammar))
         async with contextlib.aclosing(super().stream(job)) as pieces:
             async for piece in pieces:
@@ -102,20 +100,11 @@ class AsyncLLM(EngineFront):
         return [task.result() for task in tasks]
 
     async def stream_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        template_values: Mapping[str, TemplateValue] | None = None,
-        continue_last: bool = False,
-        **options: Unpack[Options],
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[ChatPiece, None]:
         """:meth:`LLM.stream_chat`: the answer to the last message of a conversation, piece by piece."""
-        job, template = self._job({"max_tokens": ANSWER_TOKENS, **options}), self.template
-        rendered = partial(template.ids, messages, tools, kwargs=template_values, continue_last=continue_last)
-        ids = await asyncio.to_thread(rendered)
-        parts = template.stream(template.opens_thinking(ids), tools)
-        job = replace(job, prompt=ids, shown=template.shown)
+        _check_plain(options)
+        job, parts = await asyncio.to_thread(chat_job, self.template, messages, options, self.sampling)
         async with contextlib.aclosing(self.stream(job)) as pieces:
             async for piece in pieces:
                 new = parts.push(piece.text)
@@ -123,24 +112,9 @@ class AsyncLLM(EngineFront):
                     new += parts.finish()
                 yield ChatPiece(tuple(new), piece)
 
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        template_values: Mapping[str, TemplateValue] | None = None,
-        continue_last: bool = False,
-        **options: Unpack[Options],
-    ) -> Answer:
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Answer:
         """:meth:`LLM.chat`: the answer to the last message of a conversation."""
-        pieces = self.stream_chat(
-            messages,
-            tools=tools,
-            template_values=template_values,
-            continue_last=continue_last,
-            **options,
-        )
-        async with contextlib.aclosing(pieces):
+        async with contextlib.aclosing(self.stream_chat(messages, **options)) as pieces:
             return answer_of([piece async for piece in pieces])
 
     async def close(self, drain_s: float = 0) -> None:
@@ -152,9 +126,7 @@ class AsyncLLM(EngineFront):
                     await asyncio.to_thread(each.close)
 
     def _job(self, options: Mapping[str, Any]) -> Job:
-        """Errors as of :func:`job_of`."""
-        if options.get("constraint") is not None:
-            raise UserError("a constraint cannot cross to the engine's process: give a grammar")
+        _check_plain(options)
         return job_of(options, self.sampling)
 
     async def _generate(self, prompt: Prompt, job: Job) -> Generation:
@@ -183,3 +155,8 @@ class AsyncLLM(EngineFront):
 
             self._grammars = Grammars(self.tokenizer)
         return self._grammars
+
+
+def _check_plain(options: Mapping[str, Any]) -> None:
+    if options.get("constraint") is not None:
+        raise UserError("a constraint cannot cross to the engine's process: give a grammar")

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.api.options import Options, job_of, refused
+from hotcold.api.options import ChatOptions, Options, chat_job, job_of, refused
 from hotcold.chat.answer import Answer, ChatPiece, answer_of, divided
-from hotcold.chat.chat import ANSWER_TOKENS, Chat
-from hotcold.chat.messages import TemplateValue
+from hotcold.chat.chat import Chat
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Generation, Piece, generate, stream
 from hotcold.engine.request import Constraint, Job, Request
@@ -106,7 +105,7 @@ class LLM:
         job, constraint = job_of(options, self.model.sampling), options.get("constraint")
         if not is_one(prompt):
             return self._several([*prompt], job, constraint)
-        request = self._request(prompt, job, constraint)  # type: ignore[arg-type]
+        request = self._request(self._of(prompt, job), constraint)  # type: ignore[arg-type]
         self.engine.check(request)
         (done,) = generate(self.engine, [request])
         if done.error is not None:
@@ -120,60 +119,35 @@ class LLM:
             self._template = Chat(self.tokenizer, self.model.chat_metadata, self.model.name)
         return self._template
 
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        template_values: Mapping[str, TemplateValue] | None = None,
-        continue_last: bool = False,
-        **options: Unpack[Options],
-    ) -> Answer:
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Answer:
         """The answer to the last message of a conversation. Messages are dicts with ``role`` (system, user,
         assistant, tool) and ``content``; :attr:`Answer.message` is one for the next turn, which reads only
-        what is new. ``tools`` are ``{"type": "function", "function": {"name": ..., "description": ...,
-        "parameters": JSON schema}}`` each; ``template_values`` is what the model's chat template may ask for,
-        such as ``{"enable_thinking": False}``. With ``continue_last`` the last message, an assistant's, is
-        the beginning of the answer.
+        what is new.
 
         >>> messages = [{"role": "user", "content": "Once upon a time there was a fox."}]
         >>> messages.append(llm.chat(messages).message)
 
         A model without a chat template continues the text of all messages: see docs/chat.md. ``ValueError``:
         messages that are no conversation, a template that cannot be rendered, and those of :meth:`stream`."""
-        pieces = self.stream_chat(
-            messages,
-            tools=tools,
-            template_values=template_values,
-            continue_last=continue_last,
-            **options,
-        )
-        return answer_of([*pieces])
+        return answer_of([*self.stream_chat(messages, **options)])
 
     def stream_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        template_values: Mapping[str, TemplateValue] | None = None,
-        continue_last: bool = False,
-        **options: Unpack[Options],
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> Generator[ChatPiece, None, None]:
         """:meth:`chat`, piece by piece; leaving the loop early cancels the answer.
 
         >>> for piece in llm.stream_chat(messages):
         ...     print(piece, end="", flush=True)"""
-        job = job_of({"max_tokens": ANSWER_TOKENS, **options}, self.model.sampling)
-        template = self.template
-        ids = template.ids(messages, tools, kwargs=template_values, continue_last=continue_last)
-        request = self._request(ids, replace(job, shown=template.shown), options.get("constraint"))
+        job, parts = chat_job(self.template, messages, options, self.model.sampling)
+        request = self._request(job, options.get("constraint"))
         self.engine.check(request)
-        return divided(stream(self.engine, request), template.stream(template.opens_thinking(ids), tools))
+        return divided(stream(self.engine, request), parts)
 
     def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
         """A request for ``llm.engine``, for those who run its steps themselves. Stop strings are for them to
         look for: a :class:`~hotcold.engine.generation.Continuation` does."""
-        return self._request(prompt, job_of(options, self.model.sampling), options.get("constraint"))
+        job = job_of(options, self.model.sampling)
+        return self._request(self._of(prompt, job), options.get("constraint"))
 
     def close(self) -> None:
         """Frees the model, unless others share it. Using the LLM afterwards is a ValueError."""
@@ -201,7 +175,7 @@ class LLM:
         for i, prompt in enumerate(prompts):
             own = job.nth(i)
             try:
-                request = self._request(prompt, own, constraint)
+                request = self._request(self._of(prompt, own), constraint)
                 self.engine.check(request)
             except UserError as error:
                 done.append(refused(own, error))
@@ -211,8 +185,10 @@ class LLM:
         ran = iter(generate(self.engine, requests))
         return [next(ran) if each is None else each for each in done]
 
-    def _request(self, prompt: Prompt, job: Job, constraint: Constraint | None) -> Request:
-        job = replace(job, prompt=ids_of(self.tokenizer, prompt))
+    def _of(self, prompt: Prompt, job: Job) -> Job:
+        return replace(job, prompt=ids_of(self.tokenizer, prompt))
+
+    def _request(self, job: Job, constraint: Constraint | None) -> Request:
         if job.grammar is not None:
             if constraint is not None:
                 raise UserError("a grammar and a constraint are both given: one is allowed")

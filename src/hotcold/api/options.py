@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
+from hotcold.chat.chat import ANSWER_TOKENS, AnswerStream, Chat
+from hotcold.chat.messages import TemplateValue, check_messages, check_tools, check_values
 from hotcold.engine.generation import Generation
 from hotcold.engine.request import Constraint, Grammar, Job, Timings
 from hotcold.errors import UserError
@@ -40,6 +42,16 @@ class Options(TypedDict, total=False):
     deadline_s: float | None  #: the request ends with an error after so many seconds
 
 
+class ChatOptions(Options, total=False):
+    """What methods that answer take besides the messages."""
+
+    #: ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}`` each
+    tools: Sequence[Mapping[str, Any]]
+    #: what the model's chat template may ask for, such as ``{"enable_thinking": False}``
+    template_values: Mapping[str, TemplateValue] | None
+    continue_last: bool  #: the last message, an assistant's, is the beginning of the answer (False)
+
+
 def job_of(options: Mapping[str, Any], base: SamplingParams) -> Job:
     """The job of :class:`Options`, without its prompt; how tokens are chosen is ``base`` where they do not
     say. UserError: a value that is not allowed; TypeError: an unknown option."""
@@ -47,6 +59,23 @@ def job_of(options: Mapping[str, Any], base: SamplingParams) -> Job:
     own = {name: value for name, value in options.items() if name != "constraint"}
     params = {name: own.pop(name) for name in SamplingParams.__dataclass_fields__ if name in own}
     return Job(params=replace(base, **params), **own)
+
+
+def chat_job(
+    chat: Chat, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], base: SamplingParams
+) -> tuple[Job, AnswerStream]:
+    """The job of the next answer in a conversation, of :class:`ChatOptions`, and what divides the answer's
+    text. Takes as long as the chat template does. Errors are those of :func:`job_of`, and a UserError for
+    messages that are no conversation."""
+    check_names(options, ChatOptions)
+    rest = {"max_tokens": ANSWER_TOKENS, **options}
+    tools = check_tools(rest.pop("tools", ()))
+    values = check_values(rest.pop("template_values", None) or {})
+    go_on = rest.pop("continue_last", False)
+    job = job_of(rest, base)
+    ids = chat.ids(check_messages(messages), tools, kwargs=values, continue_last=go_on)
+    parts = chat.stream(chat.opens_thinking(ids), tools)
+    return replace(job, prompt=ids, shown=chat.shown), parts
 
 
 def refused(job: Job, error: UserError) -> Generation:

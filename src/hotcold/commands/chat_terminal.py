@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 from hotcold.chat.chat import AnswerStream, Chat, Part
-from hotcold.chat.messages import TemplateValue
+from hotcold.chat.messages import TemplateValue, check_messages
 from hotcold.commands.conversation import Conversation
 from hotcold.commands.figures import figures_of, print_figures
 from hotcold.commands.interrupts import Interrupts
@@ -138,7 +138,7 @@ class Terminal:
             self._left_out = first
         for start in starts[starts.index(self._left_out) :]:
             kept = messages[:first] + messages[start:]
-            ids = self.chat.ids(kept, kwargs=self.values, continue_last=go_on)
+            ids = self.chat.ids(check_messages(kept), kwargs=self.values, continue_last=go_on)
             if len(ids) + min(self.max_tokens, context // 4) <= context:
                 break
         if len(ids) >= context:

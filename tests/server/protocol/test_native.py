@@ -19,7 +19,7 @@ def parse(**fields: Any) -> native.NativeCall:
 
 
 def params(**fields: Any) -> SamplingParams:
-    return parse(**fields).params
+    return parse(**fields).job.params
 
 
 def test_a_request_without_options_has_the_defaults_of_llama_cpp() -> None:
