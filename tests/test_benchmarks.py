@@ -133,7 +133,7 @@ def test_a_predictor_finds_the_neurons_that_fire(
     tokens = np.random.default_rng(0).integers(259, 1000, 200).tolist()
     shares = {}
     for mode in ("exact", "predicted"):
-        scorer = Scorer(load(path, LoadOptions(mode)).session())
+        scorer = Scorer(load(path, LoadOptions(sparsity=mode)).session())
         score(scorer, tokens)
         shares[mode] = np.array(scorer.figures.active_share_by_layer)
     recall = [each.recall for each in figures]
@@ -147,7 +147,7 @@ def test_bytes_read_are_those_of_the_file(
     path, lengths = tmp_path / "model.gguf", contestants.Lengths(40, 6, 3, 7, 4, pieces=2)
     shape = synthetic.Shape(512, 1376, 2, 8, 4, 1000, 256)
     synthetic.write(path, synthetic.Recipe(shape))
-    session = load(path, LoadOptions("off", context=lengths.context, sequences=3)).session()
+    session = load(path, LoadOptions(sparsity="off", context=lengths.context, sequences=3)).session()
     names, found = zip(
         *((name, run()) for name, run in contestants.Ours(session, lengths).phases(0)), strict=True
     )

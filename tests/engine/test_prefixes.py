@@ -258,7 +258,9 @@ def test_the_built_in_model_gives_the_same_bits(sparsity: str, cache_type: str, 
     """A second turn: probabilities too are those of the same tokens alone, and it reads only what is new. The
     predictors name nothing, so decode rows are not what prompt rows are."""
     path = with_sidecar(tmp_path, [True] * 6, 1e30) if sparsity == "predicted" else None
-    model = load(path, LoadOptions(sparsity, sequences=2, chunk=40, threads=2, cache_type=cache_type))
+    model = load(
+        path, LoadOptions(sparsity=sparsity, sequences=2, chunk=40, threads=2, cache_type=cache_type)
+    )
     text = "Heidi ran down the path to the hut, and the wind sang in the fir trees. " * 8
     stem = model.tokenizer.encode(text)[: 2 * PAGE + 5]
 

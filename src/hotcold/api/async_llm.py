@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from hotcold.api.llm import Ids, Prompt, check_each, ids_of, is_one
 from hotcold.api.options import ChatOptions, Options, chat_job, job_of, refused
@@ -13,13 +14,17 @@ from hotcold.chat.chat import Chat
 from hotcold.engine.generation import Generation, Piece, joined
 from hotcold.engine.request import Grammar, Job
 from hotcold.errors import UserError
-from hotcold.hosting.front import EngineFront
+from hotcold.hosting.front import EngineFront, Status
+from hotcold.hosting.state import ModelInfo, ProcessStats
+from hotcold.model.tokenizer import Tokenizer
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from hotcold.grammar.constraint import Grammars
 
 
-class AsyncLLM(EngineFront):
+class AsyncLLM:
     """A model in a process of its own, for one event loop.
 
     >>> async with AsyncLLM("model.gguf", sequences=4) as llm:
@@ -32,8 +37,51 @@ class AsyncLLM(EngineFront):
 
     All methods belong to the event loop in which :meth:`start` was called, and to its thread."""
 
-    _grammars: "Grammars | None" = None  # once one was to be checked
-    _template: Chat | None = None  # once it was asked for
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        max_waiting: int = 64,
+        **options: Unpack[LoadOptions],
+    ) -> None:
+        #: what talks with the engine's process
+        self.front = EngineFront(model, max_waiting=max_waiting, **options)
+        self._grammars: Grammars | None = None  # once one was to be checked
+        self._template: Chat | None = None  # once it was asked for
+
+    @property
+    def status(self) -> Status:
+        return self.front.status
+
+    @property
+    def loaded(self) -> float:
+        """The part of the model that was read, 0 to 1."""
+        return self.front.loaded
+
+    @property
+    def error(self) -> str | None:
+        """A line on why the status is ``failed``."""
+        return self.front.error
+
+    @property
+    def info(self) -> ModelInfo:
+        """RequestError: the model is not loaded yet, or could not be."""
+        return self.front.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Errors as of :attr:`info`."""
+        return self.front.tokenizer
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the GGUF file says beside its tensors; errors as of :attr:`info`."""
+        return self.front.metadata
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How tokens are chosen where a request does not say: as the file recommends, once it is loaded."""
+        return self.front.sampling
 
     @property
     def template(self) -> Chat:
@@ -42,6 +90,20 @@ class AsyncLLM(EngineFront):
         if self._template is None:
             self._template = Chat(self.tokenizer, self.metadata, self.info.name)
         return self._template
+
+    async def start(self) -> None:
+        """Starts the engine process, which then loads the model: see :meth:`ready`. RuntimeError: it was
+        started or closed before; OSError: the system starts no process."""
+        await self.front.start()
+
+    async def ready(self) -> None:
+        """Waits until the model is loaded; a UserError says why it cannot be."""
+        await self.front.ready()
+
+    async def stats(self, *, steps: bool = False) -> ProcessStats:
+        """How the engine is, after its current step; with ``steps`` how long the steps took since this was
+        asked for last. RequestError: there is no engine."""
+        return await self.front.stats(steps=steps)
 
     async def check(self, grammar: Grammar) -> Grammar:
         """The grammar with ``notes`` on what of its schemas an answer is not held to. RequestError
@@ -53,7 +115,7 @@ class AsyncLLM(EngineFront):
         """As :meth:`EngineFront.stream`; the job's grammar is checked first."""
         if job.grammar is not None and job.grammar.kind != "checked":
             job = replace(job, grammar=await self._checked(job.grammar))
-        async with contextlib.aclosing(super().stream(job)) as pieces:
+        async with contextlib.aclosing(self.front.stream(job)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -89,7 +151,7 @@ class AsyncLLM(EngineFront):
         prompts: list[Prompt] = [*prompt]
         check_each(prompts)
         # None of them meets a full queue, if it is alone.
-        room = asyncio.Semaphore(min(2 * self.info.slots, self._most))
+        room = asyncio.Semaphore(min(2 * self.info.slots, self.front.most))
 
         async def each(index: int) -> Generation:
             async with room:
@@ -118,12 +180,27 @@ class AsyncLLM(EngineFront):
             return answer_of([piece async for piece in pieces])
 
     async def close(self, drain_s: float = 0) -> None:
+        """Ends the engine process. No new job can start from now on; those that run have ``drain_s`` seconds
+        to end, and then get a RequestError ``closed``. May be called again meanwhile, to wait for less
+        time."""
         try:
-            await super().close(drain_s)
+            await self.front.close(drain_s)
         finally:
             for each in (self._grammars, self._template):
                 if each is not None:
                     await asyncio.to_thread(each.close)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        try:
+            await self.ready()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def _job(self, options: Mapping[str, Any]) -> Job:
         _check_plain(options)
@@ -145,8 +222,7 @@ class AsyncLLM(EngineFront):
 
     async def _checked(self, grammar: Grammar) -> Grammar:
         """As the engine process takes it: nothing of it is read there in Python."""
-        if self.status != "ready":
-            raise self._unusable()
+        self.front.check()
         return await asyncio.wrap_future(self._of_grammars().checking(grammar))
 
     def _of_grammars(self) -> "Grammars":

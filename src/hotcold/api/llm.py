@@ -17,7 +17,7 @@ from hotcold.engine.request import Constraint, Job, Request
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.runtime.opening import Source, opened
-from hotcold.runtime.options import LLMOptions, Progress, check_names
+from hotcold.runtime.options import LoadOptions, Progress, check_names
 from hotcold.runtime.session import LoadedModel, Session
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class LLM:
         model: Source = None,
         *,
         progress: Progress | None = None,
-        **options: Unpack[LLMOptions],
+        **options: Unpack[LoadOptions],
     ) -> None:
-        check_names(options, LLMOptions)
+        check_names(options, LoadOptions)
         self._engine: Engine | None = Engine(opened(model, options, progress).session())
         self._shared = isinstance(model, LoadedModel)
         self._template: Chat | None = None  # once it was asked for
