@@ -21,7 +21,7 @@ import time
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -36,7 +36,7 @@ def spent() -> tuple[int, float]:
 
 
 def measure(engine: Engine, gap_us: int, tokens: int) -> dict[str, float]:
-    request = Request(_PROMPT, SamplingParams(temperature=0), max_tokens=tokens + 10, ignore_eos=True)
+    request = Request(Job(_PROMPT, SamplingParams(temperature=0), max_tokens=tokens + 10, ignore_eos=True))
     engine.add(request)
     while len(request.output) < 3:
         engine.step()

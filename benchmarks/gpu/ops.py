@@ -20,7 +20,7 @@ import numpy as np
 from cpu.expert_layers import Layer, Shape, random_tensor
 from gpu.placed import Placed, gpu_options, hottest, sizes_of
 from hotcold.demo import model_path
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.kernels.backend import Backend, Batch, BatchLimits, Program
@@ -229,7 +229,7 @@ def continuations(model: LoadedModel, prompts: Sequence[str], tokens: int) -> li
     found = []
     for prompt in prompts:
         params = SamplingParams(temperature=0.0)
-        request = Request(model.tokenizer.encode(prompt), params, max_tokens=tokens, ignore_eos=True)
+        request = Request(Job(model.tokenizer.encode(prompt), params, max_tokens=tokens, ignore_eos=True))
         contestant.engine.run([request])
         found.append([*request.output])
     return found

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.engine.sampler import Allowed
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import BACKENDS
@@ -203,7 +203,7 @@ class Placed:
         """No further step is begun after so many seconds, but three are."""
         vocab = self.model.config.vocab
         tokens = random_tokens(prompt, vocab, seed)
-        request = Request(tokens, SamplingParams(seed=seed), max_tokens=steps + 1, ignore_eos=True)
+        request = Request(Job(tokens, SamplingParams(seed=seed), max_tokens=steps + 1, ignore_eos=True))
         self.engine.add(request)
         try:
             start = time.perf_counter()
@@ -236,7 +236,9 @@ class Placed:
             return Allowed(mask)
 
         params = SamplingParams(temperature=0.0)
-        request = Request(prompt, params, max_tokens=len(forced) + 2, ignore_eos=True, constraint=constraint)
+        request = Request(
+            Job(prompt, params, max_tokens=len(forced) + 2, ignore_eos=True), constraint=constraint
+        )
         self.engine.add(request)
         try:
             found = []

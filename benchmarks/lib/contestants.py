@@ -18,7 +18,7 @@ import numpy as np
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.prefix_cache import PrefixCache
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.kernels.backend import PAGE
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.sampling import SamplingParams
@@ -131,7 +131,7 @@ def read(engine: Engine, requests: Sequence[Request]) -> Measured:
     start = time.perf_counter()
     while not all(request.output for request in requests):
         engine.step()
-    return Measured(sum(len(request.prompt) for request in requests), time.perf_counter() - start)
+    return Measured(sum(len(request.job.prompt) for request in requests), time.perf_counter() - start)
 
 
 def generate(engine: Engine, requests: Sequence[Request], each: int) -> Measured:
@@ -203,15 +203,15 @@ class Ours:
 
     def _request(self, prompt: int, generate: int, seed: int) -> Request:
         tokens = random_tokens(prompt, self.session.model.config.vocab, seed)
-        return Request(tokens, SamplingParams(seed=seed), max_tokens=generate, ignore_eos=True)
+        return Request(Job(tokens, SamplingParams(seed=seed), max_tokens=generate, ignore_eos=True))
 
     def _pretend(self, request: Request) -> None:
         """Says of pages that they hold the request's prompt, as if an earlier request had left them."""
         session = self.session
         session.claim(self._engine)
         kept = PrefixCache(session.cache, session.identity, generated=session.sparsity != "predicted")
-        before = Request(request.prompt)
-        before.pages = session.cache.allocate("before", len(request.prompt) // PAGE)
+        before = Request(Job(request.job.prompt))
+        before.pages = session.cache.allocate("before", len(request.job.prompt) // PAGE)
         before.computed = len(before.pages) * PAGE
         kept.keep(before)
         session.cache.release("before")

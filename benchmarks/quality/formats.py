@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
 from hotcold.model.tokenizer import Tokenizer
@@ -147,7 +147,7 @@ class Ours:
         stops = self.session.model.tokenizer.stop_ids
         greedy = SamplingParams(temperature=0)
         requests = [
-            Request(prompt, greedy, max_tokens=TOKENS, logprobs=2 + len(stops), ignore_eos=True)
+            Request(Job(prompt, greedy, max_tokens=TOKENS, logprobs=2 + len(stops), ignore_eos=True))
             for prompt in prompts
         ]
         Engine(self.session).run(requests)

@@ -41,7 +41,7 @@ Logits = Iterator[npt.NDArray[np.float32]]
 
 class Ours:
     def __init__(self, path: Path, args: argparse.Namespace) -> None:
-        options = LoadOptions("off", threads=args.threads, context=args.context, gpu="off")
+        options = LoadOptions(sparsity="off", threads=args.threads, context=args.context, gpu="off")
         self.session = load(path, options).session()
 
     def windows(self, text: str, most: int) -> list[list[int]]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hotcold import AsyncLLM
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Job
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.run import http_server
 from hotcold.server.service import Service

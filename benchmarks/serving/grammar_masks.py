@@ -22,11 +22,11 @@ from hotcold import LLM
 from hotcold.chat.tool_formats import HERMES
 from hotcold.chat.tool_grammar import tools_grammar
 from hotcold.demo import model_path
+from hotcold.engine.request import Grammar
 from hotcold.engine.sampler import Allowed
 from hotcold.formats.gguf import open_gguf
 from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary
 from hotcold.grammar.constraint import GrammarConstraint, Grammars, schema_grammar
-from hotcold.grammar.grammar import Grammar
 from hotcold.grammar.notations import lark_of
 from hotcold.model.tokenizer import Tokenizer
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Token
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -40,7 +40,7 @@ def pauses(model: LoadedModel, parallel: int, prompt: int, seconds: float) -> di
 
     def added(length: int, tokens: int) -> Request:
         text = ids.integers(3, vocab, length).tolist()
-        request = Request(text, greedy, max_tokens=tokens, ignore_eos=True, cache=False)
+        request = Request(Job(text, greedy, max_tokens=tokens, ignore_eos=True, cache=False))
         engine.add(request)
         return request
 

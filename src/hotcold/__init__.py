@@ -18,10 +18,8 @@ from hotcold.version import __version__
 if TYPE_CHECKING:
     from hotcold.api.async_llm import AsyncLLM
     from hotcold.api.llm import LLM
-    from hotcold.engine.request import RequestError
+    from hotcold.engine.request import Grammar, Job, RequestError
     from hotcold.grammar.constraint import Grammars, schema_grammar
-    from hotcold.grammar.grammar import Grammar
-    from hotcold.hosting.job import Job
     from hotcold.tasks.bench import bench
     from hotcold.tasks.doctor import doctor
     from hotcold.tasks.fitting import fit_predictor
@@ -47,9 +45,9 @@ __all__ = [
 #: Imported when first asked for: they bring NumPy and the kernels, and `hotcold --help` needs neither.
 _MODULES = {
     "AsyncLLM": "hotcold.api.async_llm",
-    "Grammar": "hotcold.grammar.grammar",
+    "Grammar": "hotcold.engine.request",
     "Grammars": "hotcold.grammar.constraint",
-    "Job": "hotcold.hosting.job",
+    "Job": "hotcold.engine.request",
     "LLM": "hotcold.api.llm",
     "RequestError": "hotcold.engine.request",
     "bench": "hotcold.tasks.bench",

@@ -20,11 +20,10 @@ import pytest
 from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
 from hotcold.engine.generation import Generation, Piece
-from hotcold.engine.request import RequestError
+from hotcold.engine.request import Grammar, Job, RequestError
+from hotcold.engine.sampler import Allowed
 from hotcold.errors import UserError
 from hotcold.grammar.checking import GrammarProcess
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
 from hotcold.hosting.messages import Submit
 from hotcold.runtime.sampling import SamplingParams
 
@@ -75,6 +74,12 @@ async def started(**options: Any) -> AsyncIterator[AsyncLLM]:
     llm = AsyncLLM(threads=1, **options)
     async with llm:
         yield llm
+
+
+def process_id(llm: AsyncLLM) -> int | None:
+    """Of the engine process, while there is one."""
+    transport = llm.front._transport
+    return None if transport is None or llm.front._exited.is_set() else transport.get_pid()
 
 
 async def read(llm: AsyncLLM, job: Job) -> list[Piece]:
@@ -213,18 +218,25 @@ def test_chat_is_that_of_llm(llm: LLM) -> None:
     run(program())
 
 
-def test_a_grammar_is_checked_before_and_then_held_to() -> None:
+def test_a_grammar_is_checked_before_and_then_held_to(llm: LLM) -> None:
+    options: Any = {"max_tokens": 40, "seed": 2, "grammar": Grammar("regex", "[0-9]{3}")}
+    expected = llm.generate(PROMPT, **options)
+
     async def program() -> None:
         async with started() as engine:
-            options: Any = {"max_tokens": 40, "seed": 2}
-            number = await engine.generate(PROMPT, grammar=Grammar("regex", "[0-9]{3}"), **options)
+            number = await engine.generate(PROMPT, **options)
             assert re.fullmatch("[0-9]{3}", number.text) and number.finish_reason == "stop"
+            assert comparable(number) == comparable(expected)
             for wrong in (Grammar("regex", "(("), Grammar("json_schema", "{"), Grammar("gbnf", "")):
                 error = await refused(engine, Job([9], grammar=wrong))
                 assert error.code == "invalid_grammar" and "\n" not in str(error)
             await assert_all_is_free(engine)
 
     run(program())
+    with pytest.raises(RequestError, match="grammar is not valid"):
+        llm.generate(PROMPT, grammar=Grammar("regex", "(("))
+    with pytest.raises(UserError, match="a grammar and a constraint are both given"):
+        llm.generate(PROMPT, constraint=lambda output: Allowed(), **options)
 
 
 def test_the_engine_process_gets_grammars_as_their_check_left_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,8 +250,8 @@ def test_the_engine_process_gets_grammars_as_their_check_left_them(monkeypatch: 
     async def program() -> None:
         async with started() as engine:
             sent: list[Any] = []
-            send = engine._send
-            monkeypatch.setattr(engine, "_send", lambda command: sent.append(command) or send(command))
+            send = engine.front._send
+            monkeypatch.setattr(engine.front, "_send", lambda command: sent.append(command) or send(command))
             grammar = Grammar("gbnf", 'root ::= [0-9]{3} "!"')
             found = await engine.generate([PROMPT] * 4, grammar=grammar, max_tokens=20, seed=1)
             assert all(re.fullmatch("[0-9]{3}!", each.text) for each in found)
@@ -296,7 +308,7 @@ def test_a_stream_that_is_left_frees_its_slot_wherever_the_job_is() -> None:
         async with started(sequences=1, chunk=1) as engine:
             decoding = await begun(engine, ENDLESS)
             waiting = asyncio.create_task(read(engine, ENDLESS))
-            await until(lambda: waiting.done() or len(engine._replies) == 2)
+            await until(lambda: waiting.done() or len(engine.front._replies) == 2)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
@@ -321,8 +333,8 @@ def test_a_stream_that_is_left_frees_its_slot_wherever_the_job_is() -> None:
     async def whole_stream_then_close(engine: AsyncLLM) -> None:
         """No abort is sent for a job that has ended, even when its last piece is the last one read."""
         sent: list[Any] = []
-        send = engine._send
-        engine._send = lambda command: (sent.append(command), send(command))[1]  # type: ignore[method-assign]
+        send = engine.front._send
+        engine.front._send = lambda command: (sent.append(command), send(command))[1]  # type: ignore[method-assign]
         stream = engine.stream(Job([9], GREEDY, max_tokens=3, ignore_eos=True))
         async for piece in stream:
             if piece.finish_reason:
@@ -341,7 +353,7 @@ def test_a_full_queue_refuses_at_once_and_takes_jobs_again() -> None:
         async with started(sequences=1, max_waiting=2) as engine:
             streams = [await begun(engine, ENDLESS)]
             waiting = [asyncio.create_task(read(engine, Job([9], GREEDY, max_tokens=2))) for _ in range(2)]
-            await until(lambda: len(engine._replies) == 3)
+            await until(lambda: len(engine.front._replies) == 3)
             error = await refused(engine, ENDLESS)
             assert error.code == "queue_full" and error.retry_after_s is not None
             assert 1 <= error.retry_after_s <= 60
@@ -370,7 +382,7 @@ def test_jobs_that_cannot_run_say_why() -> None:
         async with started(context=64) as engine:
             for prompt in ([5] * 64, [5] * 100_000):
                 assert (await refused(engine, Job(prompt))).code == "context_length_exceeded"
-            for job in (Job([]), Job([1 << 30]), Job([1 << 40]), Job([-1]), Job([1], max_tokens=-1)):
+            for job in (Job([]), Job([1 << 30]), Job([1 << 40]), Job([-1])):
                 assert (await refused(engine, job)).code == "invalid_request"
             error = await refused(engine, Job([9], deadline_s=0))
             assert error.code == "deadline"
@@ -382,7 +394,7 @@ def test_jobs_that_cannot_run_say_why() -> None:
 def test_before_and_after_there_is_no_engine() -> None:
     async def program() -> None:
         engine = AsyncLLM(threads=1)
-        assert (engine.status, engine.loaded, engine.error, engine.process_id) == ("new", 0, None, None)
+        assert (engine.status, engine.loaded, engine.error, process_id(engine)) == ("new", 0, None, None)
         for code in ("not_ready", "not_ready", "closed"):
             error = await refused(engine, ENDLESS)
             assert error.code == code
@@ -472,7 +484,7 @@ def test_an_engine_process_that_is_killed_ends_every_stream(when: str) -> None:
     async def program() -> None:
         engine = AsyncLLM(threads=1, sequences=2)
         await engine.start()
-        process = engine.process_id
+        process = process_id(engine)
         assert process is not None
         if when == "loading":
             os.kill(process, signal.SIGKILL)
@@ -482,7 +494,7 @@ def test_an_engine_process_that_is_killed_ends_every_stream(when: str) -> None:
             await engine.ready()
             streams = [await begun(engine, ENDLESS) for _ in range(2)]
             waiting = asyncio.create_task(refused(engine, ENDLESS))
-            await until(lambda: len(engine._replies) == 3)
+            await until(lambda: len(engine.front._replies) == 3)
             os.kill(process, signal.SIGKILL)
             for stream in streams:
                 with pytest.raises(RequestError, match="signal 9") as caught:
@@ -493,7 +505,7 @@ def test_an_engine_process_that_is_killed_ends_every_stream(when: str) -> None:
             assert (await refused(engine, ENDLESS)).code == "engine_failed"
             with pytest.raises(RequestError):
                 await engine.stats()
-        assert engine.status == "failed" and engine.error and engine.process_id is None
+        assert engine.status == "failed" and engine.error and process_id(engine) is None
         await engine.close()
 
     run(program())
@@ -503,8 +515,8 @@ def test_an_engine_process_that_is_not_understood_is_ended() -> None:
     async def program() -> None:
         async with started() as engine:
             stream = await begun(engine, ENDLESS)
-            assert engine._transport is not None
-            protocol = engine._transport.get_protocol()
+            assert engine.front._transport is not None
+            protocol = engine.front._transport.get_protocol()
             assert isinstance(protocol, asyncio.SubprocessProtocol)
             protocol.pipe_data_received(1, b"no message at all")
             with pytest.raises(RequestError, match="not understood") as caught:
@@ -519,8 +531,8 @@ def test_an_engine_process_that_is_not_understood_is_ended() -> None:
 def test_signals_are_left_to_this_process(name: str) -> None:
     async def program() -> None:
         async with started() as engine:
-            assert engine.process_id is not None
-            os.kill(engine.process_id, getattr(signal, name))
+            assert process_id(engine) is not None
+            os.kill(process_id(engine), getattr(signal, name))
             assert (await read(engine, ENDLESS))[-1].finish_reason == "length"
 
     run(program())
@@ -549,11 +561,11 @@ def test_closing_again_ends_at_once() -> None:
         async with engine:
             stream = await begun(engine, ENDLESS)
             waiting = asyncio.create_task(refused(engine, ENDLESS))
-            await until(lambda: len(engine._replies) == 2)
-            os.kill(engine.process_id or 0, signal.SIGSTOP)  # nothing can end by itself now
+            await until(lambda: len(engine.front._replies) == 2)
+            os.kill(process_id(engine) or 0, signal.SIGSTOP)  # nothing can end by itself now
             closing = asyncio.create_task(engine.close(drain_s=10 * LIMIT_S))
             await until(lambda: engine.status == "closed")
-            os.kill(engine.process_id or 0, signal.SIGCONT)
+            os.kill(process_id(engine) or 0, signal.SIGCONT)
             await engine.close()
             await closing
             assert (await waiting).code == "closed"
@@ -588,7 +600,7 @@ def test_closing_that_is_cancelled_still_ends_the_process() -> None:
             closing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await closing
-            await until(lambda: engine.process_id is None)
+            await until(lambda: process_id(engine) is None)
             await stream.aclose()
 
     run(program())
@@ -602,7 +614,7 @@ def test_the_engine_process_does_not_inherit_descriptors(tmp_path: Path) -> None
         os.set_inheritable(inherited, True)
         try:
             async with started() as engine:
-                seen = {os.readlink(path) for path in Path(f"/proc/{engine.process_id}/fd").iterdir()}
+                seen = {os.readlink(path) for path in Path(f"/proc/{process_id(engine)}/fd").iterdir()}
                 assert seen and str(tmp_path / "open") not in seen
         finally:
             os.close(inherited)

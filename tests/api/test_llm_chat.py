@@ -83,6 +83,10 @@ def test_the_models_template_is_used() -> None:
 def test_errors_come_before_the_first_piece(llm: LLM) -> None:
     with pytest.raises(UserError, match="role"):
         llm.stream_chat([{"role": "hacker", "content": "x"}])
+    with pytest.raises(UserError, match=r"tools\[0\] is"):
+        llm.stream_chat(FOX, tools=[{"type": "function"}])
+    with pytest.raises(UserError, match="chat_template is not for requests"):
+        llm.stream_chat(FOX, template_values={"chat_template": "x"})
     with pytest.raises(TypeError, match="unknown option 'max_length'"):
         llm.stream_chat(FOX, max_length=5)  # type: ignore[call-arg]
     with pytest.raises(UserError, match="context"):

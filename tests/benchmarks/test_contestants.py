@@ -55,7 +55,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def session_of(path: Path, plan: Any) -> Session:
-    options = LoadOptions("off", context=plan.context, sequences=3, cache_positions=4096)
+    options = LoadOptions(sparsity="off", context=plan.context, sequences=3, cache_positions=4096)
     return load(path, options).session()
 
 
@@ -322,7 +322,7 @@ def test_files_of_ones_own_are_measured_with_their_perplexity(
     assert all(each["tok_s"]["dense"]["median"] > 0 for each in found["types"]["stories"].values())
     assert found["types"]["stories"]["loading, MB/s"]["tok_s"]["dense"]["n"] == 3 and megabytes > 0.9
     told = found["settings"]["perplexity, stories"]
-    session = load(path, LoadOptions("off", context=512)).session()
+    session = load(path, LoadOptions(sparsity="off", context=512)).session()
     windows = text_windows(session.model.tokenizer, compare.TEXT.read_text(encoding="utf-8"), compare.WINDOW)
     nll = np.concatenate([score(Scorer(session), each) for each in windows[1 : compare.WINDOWS + 1]])
     assert told["Hotcold, dense"] == pytest.approx(np.exp(nll.mean()), abs=1e-3)

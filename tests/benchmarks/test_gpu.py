@@ -56,7 +56,7 @@ def test_neurons_of_a_slice_fire_as_its_profile_says(
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         sizes = sizes_of_file(file, config, 256, "f16")
     firing = read_profile(path.with_suffix(".profile.gguf"), sizes).firing
-    scorer = Scorer(load(path, LoadOptions("exact")).session())
+    scorer = Scorer(load(path, LoadOptions(sparsity="exact")).session())
     score(scorer, np.random.default_rng(0).integers(259, config.vocab, 200).tolist())
     expected = [float(np.mean(each)) for each in firing]
     assert scorer.figures.active_share_by_layer == pytest.approx(expected, rel=0.1)

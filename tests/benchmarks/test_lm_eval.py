@@ -13,7 +13,7 @@ import pytest
 
 from hotcold import LLM
 from hotcold.demo import model_path
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_own_scores_are_those_of_the_library(script: ModuleType) -> None:
                 ids = llm.tokenizer.encode(text, add_bos=bos)
                 if first is None:
                     first = len(llm.tokenizer.encode(text.rsplit(" ", 1)[0], add_bos=False))
-                request = Request(ids, max_tokens=1, logprobs=0, echo=True)
+                request = Request(Job(ids, max_tokens=1, logprobs=0, echo=True))
                 llm.engine.run([request])
                 expected = sum(each.logprob for each in request.prompt_logprobs[first:] if each)
                 assert own["passages"][task][i] == pytest.approx(expected, abs=1e-3)

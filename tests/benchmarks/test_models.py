@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFReader
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.counters import Figures
@@ -31,7 +31,7 @@ def synthetic() -> Any:
 
 def generated(session: Session) -> tuple[list[int], Figures]:
     tokens = np.random.default_rng(4).integers(259, 2000, 40).tolist()
-    request = Request(tokens, SamplingParams(seed=1), max_tokens=30, ignore_eos=True)
+    request = Request(Job(tokens, SamplingParams(seed=1), max_tokens=30, ignore_eos=True))
     Engine(session).run([request])
     return request.output, Figures.of(session.counters, session.footprint)
 
@@ -139,7 +139,7 @@ def test_a_predictor_finds_the_neurons_that_fire(
     tokens = np.random.default_rng(0).integers(259, 1000, 200).tolist()
     shares = {}
     for mode in ("exact", "predicted"):
-        scorer = Scorer(load(path, LoadOptions(mode)).session())
+        scorer = Scorer(load(path, LoadOptions(sparsity=mode)).session())
         score(scorer, tokens)
         shares[mode] = np.array(scorer.figures.active_share_by_layer)
     assert (shares["predicted"] / shares["exact"] > 0.97).all()

@@ -13,6 +13,7 @@ from support.chat_models import CHATML, chat_of, names
 
 from hotcold.chat.call_ids import call_ids_of, new_call_id, with_fitting_ids
 from hotcold.chat.chat import Chat
+from hotcold.chat.messages import check_messages
 from hotcold.chat.rendering import TemplateError, TemplateProcess
 from hotcold.chat.tool_formats import GENERAL, HERMES, KIMI, MISTRAL, tool_format
 from hotcold.chat.traits import Traits
@@ -58,7 +59,7 @@ def _process() -> Iterator[None]:
 def prompt(template: str, *messages: dict[str, Any], tools: Any = (), **more: Any) -> str:
     chat, tokenizer = chat_of(chat_models.bpe(template))
     chat._process = _shared
-    return names(tokenizer, chat.ids([*messages], tools, **more))
+    return names(tokenizer, chat.ids(check_messages(messages), tools, **more))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_the_general_form_fits_every_template(template: str) -> None:
 
 def test_the_general_form_without_any_template() -> None:
     chat, tokenizer = chat_of(chat_models.spm(None))
-    text = tokenizer.decode(chat.ids([USER, CALLS, RESULT], [TOOL]))
+    text = tokenizer.decode(chat.ids(check_messages([USER, CALLS, RESULT]), [TOOL]))
     assert text.startswith("You may call functions") and text.endswith(
         "<tool_response>\n42\n</tool_response>"
     )
@@ -335,7 +336,7 @@ def test_the_servers_own_ids_go_through() -> None:
     chat, tokenizer = chat_of(chat_models.bpe((TEMPLATES / "mistral-nemo.jinja").read_text("utf-8")))
     id = new_call_id(chat.call_ids, "f", 0)
     loop = [USER, {**CALLS, "tool_calls": [{**CALL, "id": id}]}, {**RESULT, "tool_call_id": id}]
-    assert names(tokenizer, chat.ids(loop, [TOOL])).count(id) == 2
+    assert names(tokenizer, chat.ids(check_messages(loop), [TOOL])).count(id) == 2
     assert chat.call_ids == "nine" and chat.tool_format is MISTRAL
     chat.close()
     assert HERMES.name == "hermes" and KIMI.name == "kimi"

@@ -10,7 +10,7 @@ import pytest
 
 from hotcold import LLM
 from hotcold.commands import cli, options
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.runtime.sampling import SamplingParams
 
 
@@ -62,11 +62,11 @@ def test_python_and_the_command_line_agree() -> None:
     assert request.params == expected
     args.seed = seed
     assert SamplingParams(**options.sampling_given(args)) == expected
-    assert request.max_tokens == args.n_predict == Request([1]).max_tokens == 200
-    assert request.ignore_eos is args.ignore_eos is Request([1]).ignore_eos is False
+    assert request.job.max_tokens == args.n_predict == Job().max_tokens == 200
+    assert request.job.ignore_eos is args.ignore_eos is Job().ignore_eos is False
 
 
 def test_a_seed_is_drawn_where_none_is_given() -> None:
     args = parser("generate").parse_args([])
     assert "seed" not in options.sampling_given(args)
-    assert len({Request([1]).seed for _ in range(8)}) == 8
+    assert len({Request(Job([1])).seed for _ in range(8)}) == 8

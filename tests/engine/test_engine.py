@@ -13,7 +13,7 @@ from support.history_model import STOP, VOCAB, follow, history_model
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished, Token
-from hotcold.engine.request import Request
+from hotcold.engine.request import Grammar, Job, Request
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
 from hotcold.runtime.sampling import SamplingParams
@@ -22,7 +22,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def greedy(prompt: list[int], max_tokens: int, *, ignore_eos: bool = False) -> Request:
-    return Request(prompt, GREEDY, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    return Request(Job(prompt, GREEDY, max_tokens=max_tokens, ignore_eos=ignore_eos))
 
 
 def finish(engine: Engine, requests: list[Request]) -> None:
@@ -38,9 +38,9 @@ def run(engine: Engine, requests: list[Request]) -> None:
 
 def expect(request: Request) -> None:
     """The tokens are those of the prompt alone, and the reason is the right one."""
-    tokens = follow(list(request.prompt), request.max_tokens, ignore_eos=request.ignore_eos)
+    tokens = follow(list(request.job.prompt), request.job.max_tokens, ignore_eos=request.job.ignore_eos)
     assert request.output == tokens
-    assert request.finish_reason == ("length" if len(tokens) == request.max_tokens else "stop")
+    assert request.finish_reason == ("length" if len(tokens) == request.job.max_tokens else "stop")
 
 
 prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=70)
@@ -126,7 +126,7 @@ def test_the_end_of_the_context_stops_generation_and_says_so() -> None:
     request = greedy([1] * 30, 100, ignore_eos=True)
     run(engine, [request])
     assert (request.finish_reason, request.context_full) == ("length", True)
-    assert len(request.prompt) + len(request.output) == 40
+    assert len(request.job.prompt) + len(request.output) == 40
 
 
 def test_max_tokens_that_just_fit_do_not_blame_the_context() -> None:
@@ -200,7 +200,7 @@ def test_sampled_text_depends_on_the_seed_and_on_nothing_beside_it() -> None:
     def sampled(seed: int, others: int) -> list[int]:
         engine = Engine(history_model(sequences=8))
         params = SamplingParams(temperature=2.0, seed=seed)
-        request = Request([1, 2, 3], params, max_tokens=30, ignore_eos=True)
+        request = Request(Job([1, 2, 3], params, max_tokens=30, ignore_eos=True))
         run(engine, [greedy([i], 11) for i in range(others)] + [request])
         return request.output
 
@@ -220,7 +220,7 @@ def test_repeat_penalty_sees_the_prompt_and_the_output() -> None:
 
     engine.sampler.sample = sample  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, repeat_penalty=1.5)
-    request = Request([1, 2], params, max_tokens=3, ignore_eos=True)
+    request = Request(Job([1, 2], params, max_tokens=3, ignore_eos=True))
     run(engine, [request])
     assert seen == [[1, 2], [1, 2, *request.output[:1]], [1, 2, *request.output[:2]]]
 
@@ -228,7 +228,7 @@ def test_repeat_penalty_sees_the_prompt_and_the_output() -> None:
 @pytest.mark.parametrize("last", [0, 1, 3, 5, 100, -1])
 def test_the_repetition_penalty_costs_what_is_new(last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long sequence is not copied for each token."""
-    request = Request([7, 8, 9, 8])
+    request = Request(Job([7, 8, 9, 8]))
     read = 0
     tokens = Request.tokens
 
@@ -239,7 +239,7 @@ def test_the_repetition_penalty_costs_what_is_new(last: int, monkeypatch: pytest
 
     monkeypatch.setattr(Request, "tokens", counted)
     for new in range(20, 30):
-        every = [*request.prompt, *request.output]
+        every = [*request.job.prompt, *request.output]
         expected = every if last < 0 else every[max(len(every) - last, 0) :]
         assert set(request.recent(last)) == set(expected)
         request.output.append(new)
@@ -260,18 +260,32 @@ def test_a_short_window_of_the_repetition_penalty() -> None:
 
     engine.sampler.sample = sample  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, repeat_penalty=1.5, repeat_last_n=2)
-    request = Request([3, 1, 2], params, max_tokens=2, ignore_eos=True)
+    request = Request(Job([3, 1, 2], params, max_tokens=2, ignore_eos=True))
     run(engine, [request])
     assert seen == [[1, 2], [2, request.output[0]]]
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_tokens", "message"),
-    [([], 1, "no tokens"), ([1], 0, "max_tokens is 0"), ([1], -3, "max_tokens is -3: allowed are 1")],
+    ("asked", "message"),
+    [
+        ({"prompt": []}, "no tokens"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": 0, "echo": True}, "max_tokens is 0"),
+        ({"max_tokens": -3}, "max_tokens is -3: allowed are the whole numbers 1 to"),
+        ({"stop": ("",)}, "stop holds a string of 0"),
+        ({"deadline_s": -1}, "deadline_s is -1"),
+    ],
 )
-def test_a_request_that_makes_no_sense_is_refused(prompt: list[int], max_tokens: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Request(prompt, max_tokens=max_tokens)
+def test_a_request_that_makes_no_sense_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Request(Job(**{"prompt": [1], **asked}))
+
+
+def test_a_grammar_that_nobody_holds_the_text_to_is_refused() -> None:
+    engine = Engine(history_model())
+    with pytest.raises(ValueError, match="give the request the constraint"):
+        engine.add(Request(Job([1], grammar=Grammar("regex", "a"))))
+    assert not engine.scheduler.unfinished
 
 
 def test_timings_are_in_order() -> None:
@@ -302,7 +316,7 @@ def test_time_to_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     finish(engine, [first, second])
     assert (first.timings.ttft_s, first.timings.finished) == (1, 101)
     assert (second.timings.ttft_s, second.timings.finished) == (4, 108)
-    assert Request([1]).timings.ttft_s is None
+    assert Request(Job([1])).timings.ttft_s is None
 
 
 def test_prompts_are_read_in_order_of_arrival() -> None:
@@ -326,12 +340,18 @@ def test_prompts_are_read_in_order_of_arrival() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request([1], SamplingParams(logit_bias={10**6: 1.0})), "logit_bias names token 1000000: .* 0 to 49"),
-        (Request([1], SamplingParams(logit_bias={VOCAB: -1.0})), "logit_bias names token 50: .* 0 to 49"),
-        (Request([1, VOCAB, 2]), "the prompt names token 50: allowed are the ids 0 to 49"),
-        (Request([1, -1, 2]), "the prompt names token -1: allowed are the ids 0 to 49"),
-        (Request([1.5, 2]), "the prompt holds float64: token ids, whole numbers, are needed"),  # type: ignore[list-item]
-        (Request("ab"), "the prompt holds .*: token ids, whole numbers, are needed"),  # type: ignore[arg-type]
+        (
+            Request(Job([1], SamplingParams(logit_bias={10**6: 1.0}))),
+            "logit_bias names token 1000000: .* 0 to 49",
+        ),
+        (
+            Request(Job([1], SamplingParams(logit_bias={VOCAB: -1.0}))),
+            "logit_bias names token 50: .* 0 to 49",
+        ),
+        (Request(Job([1, VOCAB, 2])), "the prompt names token 50: allowed are the ids 0 to 49"),
+        (Request(Job([1, -1, 2])), "the prompt names token -1: allowed are the ids 0 to 49"),
+        (Request(Job([1.5, 2])), "the prompt holds float64: token ids, whole numbers, are needed"),  # type: ignore[list-item]
+        (Request(Job("ab")), "the prompt holds .*: token ids, whole numbers, are needed"),  # type: ignore[arg-type]
     ],
     ids=lambda value: None if isinstance(value, Request) else value[:25],
 )
@@ -371,7 +391,7 @@ class Failing:
 def test_a_request_that_fails_ends_alone(error: Exception) -> None:
     engine = Engine(history_model(sequences=3, chunk=8))
     engine.sampler.sample = Failing(engine, error).sample  # type: ignore[method-assign]
-    bad = Request([1, 2], SamplingParams(temperature=0, seed=13), max_tokens=9, ignore_eos=True)
+    bad = Request(Job([1, 2], SamplingParams(temperature=0, seed=13), max_tokens=9, ignore_eos=True))
     good = [greedy([i] * 11, 20, ignore_eos=True) for i in (3, 4, 5)]
     for request in (good[0], bad, *good[1:]):
         engine.add(request)
@@ -390,7 +410,7 @@ def test_run_raises_the_error_when_the_others_are_done() -> None:
     engine = Engine(history_model(sequences=3, chunk=8))
     error = UserError("the logits contain nan")
     engine.sampler.sample = Failing(engine, error).sample  # type: ignore[method-assign]
-    bad = Request([1, 2], SamplingParams(temperature=0, seed=13), max_tokens=9, ignore_eos=True)
+    bad = Request(Job([1, 2], SamplingParams(temperature=0, seed=13), max_tokens=9, ignore_eos=True))
     good = greedy([3] * 11, 20, ignore_eos=True)
     with pytest.raises(UserError, match="logits contain nan"):
         engine.run([bad, good])
@@ -404,7 +424,7 @@ def test_nothing_allowed_and_no_numbers_are_errors_of_one_request() -> None:
     session = history_model(sequences=2)
     engine = Engine(session)
     banned = SamplingParams(temperature=0, logit_bias=dict.fromkeys(range(VOCAB), -math.inf))
-    nothing, good = Request([1], banned), greedy([2], 20, ignore_eos=True)
+    nothing, good = Request(Job([1], banned)), greedy([2], 20, ignore_eos=True)
     for request in (nothing, good):
         engine.add(request)
     engine.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from support.history_model import STOP, VOCAB, follow, history_model, logits_aft
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Event, Finished, Token
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.engine.sampler import Allowed, Sampler
 from hotcold.errors import UserError
 from hotcold.kernels.reference import ReferenceBackend
@@ -57,20 +58,20 @@ def test_events_tell_every_token_and_one_end_of_each_request(
     requests: list[tuple[list[int], int]], sequences: int, chunk: int
 ) -> None:
     engine = Engine(history_model(sequences=sequences, chunk=chunk))
-    made = [Request(prompt, GREEDY, max_tokens=n) for prompt, n in requests]
+    made = [Request(Job(prompt, GREEDY, max_tokens=n)) for prompt, n in requests]
     for request in made:
         engine.add(request)
     events = all_events(engine, made)
     for request in made:
         own = [event for event in events if event.request is request]
-        tokens = follow(list(request.prompt), request.max_tokens)
+        tokens = follow(list(request.job.prompt), request.job.max_tokens)
         assert own[:-1] == [Token(request, token) for token in tokens]
-        assert own[-1] == Finished(request, "length" if len(tokens) == request.max_tokens else "stop")
+        assert own[-1] == Finished(request, "length" if len(tokens) == request.job.max_tokens else "stop")
     assert engine.step() == []
 
 
 def test_an_end_comes_in_the_step_of_the_last_token() -> None:
-    request = Request([1], GREEDY, max_tokens=2, ignore_eos=True)
+    request = Request(Job([1], GREEDY, max_tokens=2, ignore_eos=True))
     engine = Engine(history_model())
     engine.add(request)
     assert [type(event) for event in engine.step()] == [Token]
@@ -80,14 +81,14 @@ def test_an_end_comes_in_the_step_of_the_last_token() -> None:
 def test_a_request_that_was_complete_before_the_step_is_told_too() -> None:
     """One may ask for fewer tokens between two steps."""
     engine = Engine(history_model(sequences=2))
-    first, second = (Request([i], GREEDY, max_tokens=5, ignore_eos=True) for i in (1, 2))
+    first, second = (Request(Job([i], GREEDY, max_tokens=5, ignore_eos=True)) for i in (1, 2))
     for request in (first, second):
         engine.add(request)
     engine.step()
-    first.max_tokens = 1
+    first.job = replace(first.job, max_tokens=1)
     events = engine.step()
     assert [type(event) for event in events if event.request is first] == [Finished]
-    second.max_tokens = 2
+    second.job = replace(second.job, max_tokens=2)
     assert engine.step() == [Finished(second, "length")]
 
 
@@ -103,7 +104,7 @@ def test_log_probabilities_are_those_of_the_model_whatever_sampling_does() -> No
     params = SamplingParams(
         temperature=5.0, top_k=7, seed=3, repeat_penalty=3.0, logit_bias={4: 9.0, 5: -math.inf}
     )
-    request = Request([1, 2], params, max_tokens=12, ignore_eos=True, logprobs=4)
+    request = Request(Job([1, 2], params, max_tokens=12, ignore_eos=True, logprobs=4))
     tokens = [event for event in run(request) if isinstance(event, Token)]
     assert [token.id for token in tokens] == request.output and len(tokens) == 12
     assert any(token.id != token.top[0][0] for token in tokens)  # or sampling changed nothing
@@ -119,7 +120,7 @@ def test_log_probabilities_are_those_of_the_model_whatever_sampling_does() -> No
 
 
 def test_what_was_not_asked_for_is_not_stated() -> None:
-    without, alone = (Request([1], GREEDY, max_tokens=3, ignore_eos=True, logprobs=n) for n in (None, 0))
+    without, alone = (Request(Job([1], GREEDY, max_tokens=3, ignore_eos=True, logprobs=n)) for n in (None, 0))
     for event in run(without):
         assert isinstance(event, Finished) or (event.logprob, event.top) == (None, ())
     assert without.output_logprobs == []
@@ -129,8 +130,8 @@ def test_what_was_not_asked_for_is_not_stated() -> None:
 
 @pytest.mark.parametrize("count", [-1, 21])
 def test_too_many_alternatives_are_refused(count: int) -> None:
-    with pytest.raises(UserError, match=rf"logprobs is {count}: allowed are 0 to 20, or None"):
-        Request([1], logprobs=count)
+    with pytest.raises(UserError, match=rf"logprobs is {count}: allowed are the whole numbers 0 to 20"):
+        Request(Job([1], logprobs=count))
 
 
 def test_more_alternatives_than_the_vocabulary_has() -> None:
@@ -176,8 +177,8 @@ def test_a_mask_for_each_token(temperature: float) -> None:
         return Allowed(mask(sets[len(output)])) if len(output) in sets else Allowed()
 
     params = SamplingParams(temperature=temperature, seed=1)
-    request = Request([5, 6], params, max_tokens=6, ignore_eos=True, constraint=constraint)
-    other = Request([7, 8], GREEDY, max_tokens=6, ignore_eos=True)
+    request = Request(Job([5, 6], params, max_tokens=6, ignore_eos=True), constraint=constraint)
+    other = Request(Job([7, 8], GREEDY, max_tokens=6, ignore_eos=True))
     Engine(history_model(sequences=2)).run([request, other])
     assert seen == [request.output[:i] for i in range(6)]
     assert all(request.output[i] in ids for i, ids in sets.items())
@@ -191,13 +192,13 @@ def test_a_bias_for_each_token_is_added_to_that_of_all_tokens() -> None:
         return Allowed(bias={10 + len(output): 50.0})
 
     params = SamplingParams(temperature=0, logit_bias={11: -60.0, 30: 40.0})
-    request = Request([5], params, max_tokens=3, ignore_eos=True, constraint=constraint)
+    request = Request(Job([5], params, max_tokens=3, ignore_eos=True), constraint=constraint)
     run(request)
     assert request.output == [10, 30, 12]
 
 
 def test_a_mask_may_allow_the_end_alone() -> None:
-    request = Request([5], GREEDY, max_tokens=9, constraint=lambda output: Allowed(mask([STOP])))
+    request = Request(Job([5], GREEDY, max_tokens=9), constraint=lambda output: Allowed(mask([STOP])))
     assert run(request) == [Finished(request, "stop")] and not request.output
 
 
@@ -214,8 +215,8 @@ def test_a_mask_may_allow_the_end_alone() -> None:
     ],
 )
 def test_a_constraint_that_makes_no_sense_ends_its_request_alone(allowed: Allowed, message: str) -> None:
-    bad = Request([5], GREEDY, max_tokens=9, ignore_eos=True, constraint=lambda output: allowed)
-    good = Request([6], GREEDY, max_tokens=9, ignore_eos=True)
+    bad = Request(Job([5], GREEDY, max_tokens=9, ignore_eos=True), constraint=lambda output: allowed)
+    good = Request(Job([6], GREEDY, max_tokens=9, ignore_eos=True))
     engine = Engine(history_model(sequences=2))
     with pytest.raises(UserError, match=message):
         engine.run([bad, good])
@@ -230,8 +231,8 @@ def test_an_exception_of_a_constraint_ends_its_request_alone() -> None:
             raise error
         return Allowed()
 
-    bad = Request([5], GREEDY, max_tokens=9, ignore_eos=True, constraint=constraint)
-    good = Request([6], GREEDY, max_tokens=9, ignore_eos=True)
+    bad = Request(Job([5], GREEDY, max_tokens=9, ignore_eos=True), constraint=constraint)
+    good = Request(Job([6], GREEDY, max_tokens=9, ignore_eos=True))
     engine = Engine(history_model(sequences=2))
     for request in (bad, good):
         engine.add(request)
@@ -253,7 +254,7 @@ def test_a_request_is_ended_from_outside_in_any_state(place: int, steps: int, re
     """One of two that run while a third waits: its tokens stay, its pages are free at once and the third gets
     them in the next step; the others' tokens are their own. Nobody is told who asked for it."""
     engine = Engine(history_model(context=64, sequences=2, pages=4, chunk=24))
-    requests = [Request([i] * 15, GREEDY, max_tokens=49, ignore_eos=True) for i in (1, 2, 3)]
+    requests = [Request(Job([i] * 15, GREEDY, max_tokens=49, ignore_eos=True)) for i in (1, 2, 3)]
     for request in requests:
         engine.add(request)
     for _ in range(steps):
@@ -270,13 +271,13 @@ def test_a_request_is_ended_from_outside_in_any_state(place: int, steps: int, re
     events += all_events(engine, rest)
     assert all(event.request is not ended for event in events)
     for request in rest:
-        assert request.output == follow(list(request.prompt), 49, ignore_eos=True)
+        assert request.output == follow(list(request.job.prompt), 49, ignore_eos=True)
     assert engine.session.cache.free_pages == engine.session.cache.pages
 
 
 def test_a_request_that_waits_behind_others_is_ended_from_outside() -> None:
     engine = Engine(history_model(sequences=1))
-    requests = [Request([i], GREEDY, max_tokens=4, ignore_eos=True) for i in (1, 2, 3)]
+    requests = [Request(Job([i], GREEDY, max_tokens=4, ignore_eos=True)) for i in (1, 2, 3)]
     for request in requests:
         engine.add(request)
     engine.step()

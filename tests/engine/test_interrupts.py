@@ -20,7 +20,7 @@ from support.vulkan_devices import DRIVERS, device_index
 import hotcold
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import generate, stream
-from hotcold.engine.request import Request, RequestError
+from hotcold.engine.request import Job, Request, RequestError
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PAGE
 from hotcold.runtime import placing
@@ -35,7 +35,7 @@ VULKAN = DRIVERS[0]  #: lavapipe, or a GPU that was named
 
 
 def greedy(prompt: list[int], n: int) -> Request:
-    return Request(prompt, GREEDY, max_tokens=n, ignore_eos=True)
+    return Request(Job(prompt, GREEDY, max_tokens=n, ignore_eos=True))
 
 
 def step_to_the_end(engine: Engine) -> None:
@@ -65,7 +65,7 @@ def test_what_ran_ends_and_what_waits_goes_on(at: int, error: type[BaseException
         assert request.finish_reason == "cancelled"
         told = f"a step ended with {error.__name__}, which ended the requests that ran: ask again"
         assert isinstance(request.error, RequestError) and str(request.error) == told
-        assert request.output == follow([*request.prompt], len(request.output), ignore_eos=True)
+        assert request.output == follow([*request.job.prompt], len(request.output), ignore_eos=True)
     assert not waits.finished and engine.scheduler.unfinished == 1
     assert session.cache.free_pages == session.cache.pages
     step_to_the_end(engine)
@@ -81,7 +81,7 @@ def test_pages_that_others_may_find_stay_where_the_model_is_interrupted() -> Non
         engine.run([greedy([1] * 70, 40)])
     engine.run([again := greedy([1] * 70 + [2], 4)])
     assert again.reused == 2 * PAGE
-    assert again.output == follow([*again.prompt], 4, ignore_eos=True)
+    assert again.output == follow([*again.job.prompt], 4, ignore_eos=True)
 
 
 def test_a_stream_beside_one_that_is_interrupted_says_why_it_ends() -> None:
@@ -258,7 +258,7 @@ def interrupt_at_random(
             for request in interrupted(engine, seed, interrupter := Interrupter(where, turn)):
                 check(request, truth)
             points -= interrupter.came
-            engine.run(again := [greedy([*each.prompt], each.max_tokens) for each in fresh])
+            engine.run(again := [greedy([*each.job.prompt], each.job.max_tokens) for each in fresh])
             assert [each.output for each in again] == [each.output for each in fresh]
             assert not engine.scheduler.running and not engine.scheduler.waiting and not pool._owned
             assert_no_page_is_lost(pool)
@@ -277,7 +277,7 @@ def test_after_interrupts_at_random_instructions(alike: bool, points: int) -> No
     """On a model whose tokens depend on every row that was ever written, through pages that are few."""
 
     def truth(request: Request) -> list[int]:
-        return follow([*request.prompt], request.max_tokens, ignore_eos=True, alike=alike)
+        return follow([*request.job.prompt], request.job.max_tokens, ignore_eos=True, alike=alike)
 
     history_engine(alike).run(fresh := some_requests())
     assert [each.output for each in fresh] == [truth(each) for each in fresh]

@@ -10,7 +10,7 @@ import pytest
 from support.sidecars import with_sidecar
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.runtime.loading import load
@@ -37,7 +37,7 @@ def some_predictors(neurons: int, dim: int, rank: int) -> PredictorTensors:
 @pytest.fixture(scope="module", params=["off", "exact", "predicted"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     path = with_sidecar(tmp_path_factory.mktemp("model"), [True] * 6, tensors=some_predictors)
-    return load(path, LoadOptions(request.param, sequences=6, chunk=40, threads=1, context=160))
+    return load(path, LoadOptions(sparsity=request.param, sequences=6, chunk=40, threads=1, context=160))
 
 
 def some_requests(seed: int, count: int) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def some_requests(seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def request(given: dict[str, Any]) -> Request:
-    return Request(params=GREEDY, ignore_eos=True, **given)
+    return Request(Job(params=GREEDY, ignore_eos=True, **given))
 
 
 def alone(model: LoadedModel, given: dict[str, Any]) -> Request:

@@ -14,7 +14,7 @@ from support.sidecars import with_sidecar
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.prefix_cache import PrefixCache
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.kernels.backend import PAGE
 from hotcold.model.kv_cache import PagePool
 from hotcold.runtime.loading import load
@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def greedy(prompt: list[int], n: int, **more: Any) -> Request:
-    return Request(prompt, GREEDY, max_tokens=n, ignore_eos=True, **more)
+    return Request(Job(prompt, GREEDY, max_tokens=n, ignore_eos=True, **more))
 
 
 def watch(session: Any) -> None:
@@ -87,11 +87,11 @@ def test_the_same_tokens_with_and_without_a_shared_prefix(
     ]
     engine.run(requests)
     for request in requests:
-        assert request.output == follow(list(request.prompt), n, ignore_eos=True, alike=alike)
-        assert request.reused < len(request.prompt)
+        assert request.output == follow(list(request.job.prompt), n, ignore_eos=True, alike=alike)
+        assert request.reused < len(request.job.prompt)
     if engine.scheduler.preemptions == 0:
         prompt_rows = sum(rows for _, rows in session.transformer.row_counts)
-        assert prompt_rows == sum(len(request.prompt) - request.reused for request in requests)
+        assert prompt_rows == sum(len(request.job.prompt) - request.reused for request in requests)
     assert session.cache.free_pages == session.cache.pages
 
 
@@ -116,7 +116,7 @@ def test_a_chats_second_turn_reads_only_what_is_new(alike: bool) -> None:
     watch(session)
     engine = Engine(session)
     first, _ = ran(engine, some_prompt(50), 80)
-    turn = [*first.prompt, *first.output, *some_prompt(20, 1)]
+    turn = [*first.job.prompt, *first.output, *some_prompt(20, 1)]
     second, rows = ran(engine, turn, 5)
     computed = 129 if alike else 50  # nobody needed keys and values of the last token of the answer
     assert second.reused == computed // PAGE * PAGE and rows == len(turn) - second.reused
@@ -147,7 +147,7 @@ def test_several_at_once_compute_their_common_beginning_once() -> None:
     assert sum(rows for _, rows in session.transformer.row_counts) < 101 + 3 * 45
     assert requests[0].reused == 0
     for request in requests:
-        assert request.output == follow(list(request.prompt), 4, ignore_eos=True)
+        assert request.output == follow(list(request.job.prompt), 4, ignore_eos=True)
 
 
 # --- what is not shared -------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_a_cache_full_of_prefixes_holds_up_nobody() -> None:
         requests = [greedy(some_prompt(70, 2 * seed + i), 40) for i in range(2)]
         engine.run(requests)
         for request in requests:
-            assert request.output == follow(list(request.prompt), 40, ignore_eos=True)
+            assert request.output == follow(list(request.job.prompt), 40, ignore_eos=True)
             assert request.preempted == 0
     assert session.cache.kept_pages > 4 and session.cache.free_pages == 8
 
@@ -258,7 +258,9 @@ def test_the_built_in_model_gives_the_same_bits(sparsity: str, cache_type: str, 
     """A second turn: probabilities too are those of the same tokens alone, and it reads only what is new. The
     predictors name nothing, so decode rows are not what prompt rows are."""
     path = with_sidecar(tmp_path, [True] * 6, 1e30) if sparsity == "predicted" else None
-    model = load(path, LoadOptions(sparsity, sequences=2, chunk=40, threads=2, cache_type=cache_type))
+    model = load(
+        path, LoadOptions(sparsity=sparsity, sequences=2, chunk=40, threads=2, cache_type=cache_type)
+    )
     text = "Heidi ran down the path to the hut, and the wind sang in the fir trees. " * 8
     stem = model.tokenizer.encode(text)[: 2 * PAGE + 5]
 
@@ -266,7 +268,7 @@ def test_the_built_in_model_gives_the_same_bits(sparsity: str, cache_type: str, 
     watch(session)
     engine = Engine(session)
     engine.run([first := greedy([*stem, 300], 40, logprobs=3)])
-    turn = [*first.prompt, *first.output, 301, 302]
+    turn = [*first.job.prompt, *first.output, 301, 302]
     before = session.counters.prompt_tokens
     engine.run([second := greedy(turn, 12, logprobs=3)])
     pages = 2 if sparsity == "predicted" else 3
@@ -274,6 +276,6 @@ def test_the_built_in_model_gives_the_same_bits(sparsity: str, cache_type: str, 
     assert session.counters.prompt_tokens - before == len(turn) - pages * PAGE
 
     for request in (first, second):
-        alone = greedy(list(request.prompt), request.max_tokens, logprobs=3)
+        alone = greedy(list(request.job.prompt), request.job.max_tokens, logprobs=3)
         Engine(model.session(), reuse=False).run([alone])
         assert request.output_logprobs == alone.output_logprobs and request.output == alone.output

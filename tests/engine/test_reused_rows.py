@@ -5,12 +5,12 @@ from __future__ import annotations
 from support.history_model import follow, history_model
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.runtime.sampling import SamplingParams
 
 
 def greedy(prompt: list[int], tokens: int) -> Request:
-    return Request(prompt, SamplingParams(temperature=0), max_tokens=tokens, ignore_eos=True)
+    return Request(Job(prompt, SamplingParams(temperature=0), max_tokens=tokens, ignore_eos=True))
 
 
 def test_a_step_covers_the_highest_row_whatever_was_admitted_below_it() -> None:
@@ -29,4 +29,4 @@ def test_a_step_covers_the_highest_row_whatever_was_admitted_below_it() -> None:
         assert len(rows[-1]) == len(running) <= 3
     assert {0, 1, 2} in rows and {2} in rows, "the highest row outlives those below it"
     for request in requests:
-        assert request.output == follow(list(request.prompt), request.max_tokens, ignore_eos=True)
+        assert request.output == follow(list(request.job.prompt), request.job.max_tokens, ignore_eos=True)

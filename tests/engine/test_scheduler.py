@@ -16,7 +16,7 @@ from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished
-from hotcold.engine.request import Request, RequestError
+from hotcold.engine.request import Job, Request, RequestError
 from hotcold.engine.sampler import Allowed
 from hotcold.engine.scheduler import divided
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
@@ -26,12 +26,13 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def greedy(prompt: list[int], n: int, **more: Any) -> Request:
-    return Request(prompt, GREEDY, max_tokens=n, ignore_eos=True, **more)
+    constraint = more.pop("constraint", None)
+    return Request(Job(prompt, GREEDY, max_tokens=n, ignore_eos=True, **more), constraint)
 
 
 def expected(request: Request, *, alike: bool = True) -> list[int]:
-    prompt = list(request.prompt)
-    return follow(prompt, request.max_tokens, ignore_eos=True, alike=alike, scored=request.scored)
+    prompt = list(request.job.prompt)
+    return follow(prompt, request.job.max_tokens, ignore_eos=True, alike=alike, scored=request.job.scored)
 
 
 def finish(engine: Engine, requests: Sequence[Request]) -> None:
@@ -120,7 +121,7 @@ def test_max_tokens_0_scores_the_prompt_alone() -> None:
         engine.run([request := greedy(prompt, 0, echo=True, logprobs=0)])
         assert request.output == [] and request.finish_reason == "length" and not request.context_full
         assert len(request.prompt_logprobs) == len(prompt)
-    with pytest.raises(ValueError, match="max_tokens is 0: allowed are 1 and more"):
+    with pytest.raises(ValueError, match="max_tokens is 0: allowed are the whole numbers 1 to"):
         greedy([1], 0, echo=True)
 
 
@@ -178,9 +179,9 @@ def test_a_request_whose_time_is_over_ends_alone(steps: int) -> None:
 
 def test_a_deadline_that_does_not_come_changes_nothing() -> None:
     engine = Engine(history_model())
-    engine.run([request := greedy([1], 9, deadline=time.perf_counter() + 3600)])
+    engine.run([request := greedy([1], 9, deadline_s=3600)])
     assert request.output == expected(request)
-    engine.add(late := greedy([1], 9, deadline=time.perf_counter() - 1))
+    engine.add(late := greedy([1], 9, deadline_s=0))
     assert engine.step() == [Finished(late, "error")]
 
 
@@ -298,7 +299,7 @@ class Schedules(RuleBasedStateMachine):
             more |= {"echo": True, "logprobs": 0}
         stem = np.random.default_rng(1).integers(0, VOCAB, common).tolist()
         request = greedy([*stem, *own], n, **more)
-        if len(request.prompt) < self.engine.scheduler.context:
+        if len(request.job.prompt) < self.engine.scheduler.context:
             self.engine.add(request)
             self.requests.append(request)
 
@@ -330,10 +331,10 @@ class Schedules(RuleBasedStateMachine):
         for request in self.requests:
             whole = expected(request, alike=self.alike)
             assert request.output == whole[: len(request.output)]
-            room = self.engine.scheduler.context - len(request.prompt)
+            room = self.engine.scheduler.context - len(request.job.prompt)
             if request.finish_reason == "length":
-                assert len(request.output) == min(request.max_tokens, room)
-                assert request.context_full == (request.max_tokens > room)
+                assert len(request.output) == min(request.job.max_tokens, room)
+                assert request.context_full == (request.job.max_tokens > room)
         pool = self.session.cache
         assert pool.free_pages == pool.pages and not self.engine.scheduler.unfinished
 

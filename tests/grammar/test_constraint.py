@@ -16,7 +16,7 @@ import pytest
 from support.vocabulary_of_bytes import ids_in, tokenizer, tokens_of
 
 from hotcold import LLM
-from hotcold.engine.request import Constraint, RequestError
+from hotcold.engine.request import Constraint, Grammar, RequestError
 from hotcold.errors import UserError
 from hotcold.grammar import compiler as grammar_compiler
 from hotcold.grammar import constraint as grammar_module
@@ -31,7 +31,6 @@ from hotcold.grammar.constraint import (
     check,
     schema_grammar,
 )
-from hotcold.grammar.grammar import Grammar
 from hotcold.processes.guarded import ProcessDied, ProcessTimeout
 
 OBJECT = {

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import Timings
+from hotcold.engine.request import Job, Timings
 from hotcold.hosting.host import encoded
-from hotcold.hosting.job import Job
 from hotcold.hosting.messages import (
     Abort,
     Close,

@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import Timings
+from hotcold.engine.request import Grammar, Job, Timings
 from hotcold.engine.sampler import Logprobs
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
 from hotcold.hosting.messages import (
     Abort,
     AskStats,
@@ -45,6 +43,7 @@ from hotcold.processes.plain_data import (
     to_plain,
 )
 from hotcold.runtime.sampling import SamplingParams
+from hotcold.values import LARGEST
 
 texts = st.text(max_size=20)
 floats = st.floats(allow_nan=False)
@@ -75,10 +74,10 @@ jobs = st.builds(
         seed=st.none() | st.integers(0, (1 << 64) - 1),
         logit_bias=st.dictionaries(st.integers(0, 1 << 20), biases, max_size=3),
     ),
-    max_tokens=st.integers(1, 1 << 40),
-    stop=st.lists(texts).map(tuple),
+    max_tokens=st.integers(1, LARGEST),
+    stop=st.lists(st.text(min_size=1, max_size=20)).map(tuple),
     grammar=st.none() | st.builds(Grammar, st.sampled_from(["json_object", "regex"]), texts),
-    deadline_s=st.none() | floats,
+    deadline_s=st.none() | st.floats(0, 1e9),
     logprobs=st.none() | st.integers(0, 20),
     echo=st.booleans(),
 )

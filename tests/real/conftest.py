@@ -37,7 +37,7 @@ class Published:
 
     @cached_property
     def model(self) -> LoadedModel:
-        return load(self.path, LoadOptions("off", context=512, sequences=8, threads=2))
+        return load(self.path, LoadOptions(sparsity="off", context=512, sequences=8, threads=2))
 
 
 @pytest.fixture(scope="session", params=NAMES)

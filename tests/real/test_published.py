@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from real.conftest import Published
 
 from hotcold.chat.chat import Chat
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -97,7 +96,7 @@ def greedy(session: Session, prompts: list[list[int]], count: int) -> list[list[
     """Their continuations, all at the same time."""
     engine = Engine(session)
     requests = [
-        Request(prompt, SamplingParams(temperature=0), max_tokens=count, ignore_eos=False)
+        Request(Job(prompt, SamplingParams(temperature=0), max_tokens=count, ignore_eos=False))
         for prompt in prompts
     ]
     for request in requests:
@@ -127,9 +126,9 @@ def test_greedy_texts_part_from_llama_cpps_at_a_near_tie_or_not_at_all(published
 def test_a_prompt_in_chunks_and_beside_others_gives_the_same(smollm2: Path) -> None:
     text = HEIDI.read_text(encoding="utf-8")[TEXT_BEGINS : TEXT_BEGINS + 700]
     found = []
-    options = LoadOptions("off", context=512, sequences=4, threads=2)
+    options = LoadOptions(sparsity="off", context=512, sequences=4, threads=2)
     for chunk in (128, 16):
-        model = load(smollm2, replace(options, chunk=chunk))
+        model = load(smollm2, {**options, "chunk": chunk})
         prompt = model.tokenizer.encode(text)
         assert len(prompt) > 128
         found.append(greedy(model.session(), [prompt, prompt[:40], prompt[:150]], 8))

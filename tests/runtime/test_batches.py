@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -49,7 +49,7 @@ class Watched:
 
     def add(self, name: int, prompt: list[int]) -> None:
         params = SamplingParams(temperature=0, seed=name)
-        self.engine.add(Request(prompt, params, max_tokens=self.tokens, ignore_eos=True))
+        self.engine.add(Request(Job(prompt, params, max_tokens=self.tokens, ignore_eos=True)))
 
     def run(self, steps: int = 10_000) -> dict[int, Logits]:
         scheduler, counts = self.engine.scheduler, self.engine.session.transformer.batch.counts

@@ -9,7 +9,7 @@ import pytest
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.placement import sizes
 from hotcold.placement.sizes import Sizes
@@ -24,7 +24,7 @@ def test_the_hot_side_computes_where_it_has_a_budget(budget: int) -> None:
     session = load(None, LoadOptions(vram_budget=budget, hot_backend="cpu", threads=1)).session()
     assert session.model.hot is not None
     session.trace(timeline := Timeline(session.model.hot))
-    Engine(session).run([Request([1, 400], SamplingParams(temperature=0), max_tokens=3)])
+    Engine(session).run([Request(Job([1, 400], SamplingParams(temperature=0), max_tokens=3))])
     session.close()
     assert ("hot" in {span.side for span in timeline.spans()}) == (budget > 0)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.runtime.counters import Counters, Figures, Footprint
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -19,7 +19,7 @@ PROMPT = [1, *range(300, 320)]
 
 
 def greedy(prompt: list[int], tokens: int) -> Request:
-    return Request(prompt, SamplingParams(temperature=0), max_tokens=tokens, ignore_eos=True)
+    return Request(Job(prompt, SamplingParams(temperature=0), max_tokens=tokens, ignore_eos=True))
 
 
 def test_before_the_first_step_everything_is_0() -> None:

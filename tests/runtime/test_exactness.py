@@ -10,7 +10,7 @@ from support.pwri import write_pwri
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -33,7 +33,7 @@ def prompts(n: int) -> list[list[int]]:
 def greedy(session: Session, prompts: list[list[int]], n: int) -> list[list[int]]:
     engine, outputs = Engine(session), []
     for prompt in prompts:
-        request = Request(prompt, SamplingParams(temperature=0), max_tokens=n, ignore_eos=True)
+        request = Request(Job(prompt, SamplingParams(temperature=0), max_tokens=n, ignore_eos=True))
         engine.add(request)
         while not request.finished:
             engine.step()
@@ -74,7 +74,7 @@ def test_logits_are_bit_identical_exact_or_off_at_any_number_of_threads(
 def test_sampled_text_is_the_same_at_one_and_two_threads() -> None:
     def sampled(threads: int) -> list[int]:
         engine = Engine(session(threads=threads))
-        request = Request(list(range(300, 310)), SamplingParams(seed=4), max_tokens=200, ignore_eos=True)
+        request = Request(Job(list(range(300, 310)), SamplingParams(seed=4), max_tokens=200, ignore_eos=True))
         engine.add(request)
         while not request.finished:
             engine.step()

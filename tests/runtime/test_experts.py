@@ -19,7 +19,7 @@ from support.vulkan_model import OrderedReference
 import hotcold
 from hotcold.commands import cli
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
@@ -62,7 +62,7 @@ def greedy(session: Session, tokens: int = 20) -> list[list[int]]:
     random = np.random.default_rng(5)
     prompts = [[1, *random.integers(3, 288, length).tolist()] for length in (4, 30, 9)]
     params = SamplingParams(temperature=0)
-    requests = [Request(prompt, params, max_tokens=tokens, ignore_eos=True) for prompt in prompts]
+    requests = [Request(Job(prompt, params, max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
     Engine(session).run(requests)
     return [request.output for request in requests]
 
@@ -114,7 +114,7 @@ def test_rows_of_a_prompt_and_rows_that_decode_give_the_same_bits(name: str, tmp
     path = expert_golden(name, tmp_path, type="Q4_0").path
     session = load(path, LoadOptions(sparsity="off", threads=2)).session()
     decoded = logits(session)
-    request = Request(TOKENS[:-1], SamplingParams(temperature=0), max_tokens=1)
+    request = Request(Job(TOKENS[:-1], SamplingParams(temperature=0), max_tokens=1))
     Engine(session).run([request])
     np.testing.assert_array_equal(session.transformer.read_logits(0, 1)[0], decoded[-1])
 

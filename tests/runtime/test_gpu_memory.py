@@ -14,7 +14,7 @@ from support.vulkan_devices import DRIVERS, FULL, device_index
 
 from hotcold import LLM
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.kernels import gpus
 from hotcold.kernels.gpu import GPU, GPUBackend, GPUMemoryError
 from hotcold.kernels.gpus import slack_bytes
@@ -37,7 +37,7 @@ def run(path: Path | None, **options: Any) -> Any:
     model = load(path, LoadOptions(threads=1, **options))
     session = model.session()
     prompt = [*range(10, 40)]
-    Engine(session).run([Request(prompt, SamplingParams(temperature=0), max_tokens=3, ignore_eos=True)])
+    Engine(session).run([Request(Job(prompt, SamplingParams(temperature=0), max_tokens=3, ignore_eos=True))])
     return session
 
 

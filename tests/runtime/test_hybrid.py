@@ -21,7 +21,7 @@ from support.sidecars import with_sidecar
 from hotcold import LLM
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels._native import LinkError
@@ -75,7 +75,7 @@ def random_prompts(*lengths: int) -> list[list[int]]:
 def greedy(session: Session, prompts: list[list[int]], tokens: int) -> list[list[int]]:
     """All prompts at the same time."""
     params = SamplingParams(temperature=0)
-    requests = [Request(prompt, params, max_tokens=tokens, ignore_eos=True) for prompt in prompts]
+    requests = [Request(Job(prompt, params, max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
     Engine(session).run(requests)
     return [request.output for request in requests]
 
@@ -214,7 +214,7 @@ def test_ctrl_c_in_a_step(half: Path, hot: str, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(session.model.backend, "ffn", slow)
     params = SamplingParams(temperature=0)
-    requests = [Request(prompt, params, max_tokens=8, ignore_eos=True) for _ in range(2)]
+    requests = [Request(Job(prompt, params, max_tokens=8, ignore_eos=True)) for _ in range(2)]
     engine = Engine(session)
     with pytest.raises(KeyboardInterrupt):
         engine.run(requests[:1])

@@ -13,7 +13,7 @@ from support.sidecars import with_sidecar
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
@@ -404,13 +404,13 @@ def test_a_mixed_step_does_not_count_rows() -> None:
     """So that rows and time belong to the same steps: a prompt row beside a decode row."""
     session = reference(sequences=2, sparsity="exact")
     engine = Engine(session)
-    first = Request([300] * 3, SamplingParams(temperature=0), max_tokens=9, ignore_eos=True)
+    first = Request(Job([300] * 3, SamplingParams(temperature=0), max_tokens=9, ignore_eos=True))
     engine.add(first)
     engine.step()
     engine.step()
     before = session.counters.copy()
     assert before.rows.any() and before.decode_steps == 1
-    engine.add(Request([301] * 5, SamplingParams(temperature=0), max_tokens=9, ignore_eos=True))
+    engine.add(Request(Job([301] * 5, SamplingParams(temperature=0), max_tokens=9, ignore_eos=True)))
     engine.step()
     after = session.counters
     assert len(first.output) == 3

@@ -15,7 +15,7 @@ from support.sidecars import with_sidecar
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.placement.placement import Placement, write_placement
@@ -42,7 +42,7 @@ def half(tmp_path: Path) -> Iterator[LoadedModel]:
 
 
 def greedy(tokens: int = 6) -> Request:
-    return Request([1, 400, 300], SamplingParams(temperature=0), max_tokens=tokens)
+    return Request(Job([1, 400, 300], SamplingParams(temperature=0), max_tokens=tokens))
 
 
 def test_sessions_share_weights_and_nothing_else() -> None:
@@ -85,7 +85,7 @@ def test_another_session_is_refused_where_its_cache_does_not_fit(monkeypatch: py
 
 def test_the_predictors_of_a_session_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the byte: with room for all but one of them it is refused, and a mode without predictors is not."""
-    model = load(with_sidecar(tmp_path, [True] * 6), LoadOptions("exact"))
+    model = load(with_sidecar(tmp_path, [True] * 6), LoadOptions(sparsity="exact"))
     with open_gguf(tmp_path / "model.predictor.gguf") as file:
         predictors = sum(info.nbytes for info in file.tensors.values())
     steps = buffer_bytes(model.config, model.limits) + scratch_bytes(model.config, model.limits)
@@ -136,7 +136,7 @@ def test_sessions_of_one_model_in_two_threads(backend: str) -> None:
     prompts = [[1, 400 + i, 300] for i in range(2)]
 
     def generate(prompt: list[int]) -> list[int]:
-        request = Request(prompt, SamplingParams(temperature=0), max_tokens=12, ignore_eos=True)
+        request = Request(Job(prompt, SamplingParams(temperature=0), max_tokens=12, ignore_eos=True))
         Engine(model.session()).run([request])
         return request.output
 

@@ -13,7 +13,7 @@ from support.placed import on_two
 from support.vulkan_devices import DRIVERS, device_index
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.kernels._native import LinkError, VulkanError
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
@@ -41,7 +41,7 @@ def loaded(index: int, share: float = 0.5) -> Session:
 
 
 def generate(session: Session) -> list[int]:
-    request = Request([1, 300, 400], SamplingParams(temperature=0), max_tokens=4, ignore_eos=True)
+    request = Request(Job([1, 300, 400], SamplingParams(temperature=0), max_tokens=4, ignore_eos=True))
     Engine(session).run([request])
     return request.output
 

@@ -17,7 +17,7 @@ from support.vulkan_devices import FULL
 from support.vulkan_model import OrderedReference
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.runtime.loading import load
@@ -55,7 +55,7 @@ def logits(session: Session, text: str = TEXT) -> np.ndarray:
 def generated(session: Session, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], np.ndarray]:
     """Greedy texts of all prompts at the same time, and logits along a text."""
     params = SamplingParams(temperature=0)
-    requests = [Request(prompt, params, max_tokens=tokens, ignore_eos=True) for prompt in prompts]
+    requests = [Request(Job(prompt, params, max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
     Engine(session).run(requests)
     return [request.output for request in requests], logits(session)
 

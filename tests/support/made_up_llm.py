@@ -10,9 +10,7 @@ from typing import Any
 
 from hotcold.demo import model_path
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import RequestError, Timings
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Grammar, Job, RequestError, Timings
 from hotcold.hosting.model_file import ModelFile
 from hotcold.hosting.state import ModelInfo
 from hotcold.watch.live import Frame

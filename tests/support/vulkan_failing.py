@@ -26,7 +26,7 @@ from support.placed import on_two  # noqa: E402
 from support.vulkan_devices import device_index  # noqa: E402
 
 from hotcold.engine.engine import Engine  # noqa: E402
-from hotcold.engine.request import Request  # noqa: E402
+from hotcold.engine.request import Job, Request  # noqa: E402
 from hotcold.engine.sampler import SamplingParams  # noqa: E402
 from hotcold.kernels.vulkan.backend import VulkanBackend  # noqa: E402
 from hotcold.runtime.session import Session  # noqa: E402
@@ -59,7 +59,7 @@ class Model:
         return session
 
     def step(self, session: Session) -> list[int]:
-        request = Request([1, 5, 9], SamplingParams(temperature=0), max_tokens=4, ignore_eos=True)
+        request = Request(Job([1, 5, 9], SamplingParams(temperature=0), max_tokens=4, ignore_eos=True))
         Engine(session).run([request])
         return request.output
 

@@ -23,7 +23,7 @@ from support.placed import on_two  # noqa: E402
 from support.vulkan_table import cases  # noqa: E402
 
 from hotcold.engine.engine import Engine  # noqa: E402
-from hotcold.engine.request import Request  # noqa: E402
+from hotcold.engine.request import Job, Request  # noqa: E402
 from hotcold.engine.sampler import SamplingParams  # noqa: E402
 from hotcold.kernels.backend import Batch, BatchLimits  # noqa: E402
 
@@ -49,7 +49,8 @@ def sample(backend: Any, model: Path) -> None:
         session = on_two(backend, 0.5, model, sequences=2)
         params = SamplingParams(temperature=0)
         requests = [
-            Request(prompt, params, max_tokens=3, ignore_eos=True) for prompt in ([1, 2], [*range(5, 30)])
+            Request(Job(prompt, params, max_tokens=3, ignore_eos=True))
+            for prompt in ([1, 2], [*range(5, 30)])
         ]
         Engine(session).run(requests)
         session.close()

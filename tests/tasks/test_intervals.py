@@ -9,7 +9,7 @@ import pytest
 from support.history_model import history_model, logits_after
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -48,7 +48,7 @@ def test_a_model_for_several_sequences_scores_as_one_for_a_single_one() -> None:
     session = load(None, LoadOptions(sequences=3)).session()
     np.testing.assert_array_equal(score(Scorer(session), window), expected)
     params = SamplingParams(temperature=0)
-    Engine(session).run([Request([1, 400 + i], params, max_tokens=3 + i) for i in range(3)])
+    Engine(session).run([Request(Job([1, 400 + i], params, max_tokens=3 + i)) for i in range(3)])
     np.testing.assert_array_equal(score(Scorer(session), window), expected)
 
 

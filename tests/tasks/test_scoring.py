@@ -12,7 +12,7 @@ from support.buffers import cache_bytes
 from support.golden import golden
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -100,7 +100,7 @@ def test_sixteen_rows_a_step_are_what_single_decode_steps_compute(session: Sessi
 
     session.run = run  # type: ignore[method-assign]
     try:
-        request = Request(window[:1], SamplingParams(temperature=0), max_tokens=len(window) - 1)
+        request = Request(Job(window[:1], SamplingParams(temperature=0), max_tokens=len(window) - 1))
         engine.sampler.sample = lambda logits, row, params, position, recent=(): window[position]  # type: ignore[assignment,method-assign]
         engine.add(request)
         while not request.finished:

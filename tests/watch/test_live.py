@@ -16,7 +16,7 @@ from support.vulkan_devices import DRIVERS
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import joined, stream
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.gpu import GPUMemoryError
 from hotcold.model.config import Config
@@ -59,8 +59,8 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def run(session: Session, *, watched: bool = True) -> tuple[Request, list[Frame]]:
     engine = Engine(session)
     ids = session.model.tokenizer.encode(PROMPT)
-    viewer = Viewer() if watched else None
-    request = Request(ids, SamplingParams(temperature=0), max_tokens=TOKENS, ignore_eos=True, viewer=viewer)
+    params = SamplingParams(temperature=0)
+    request = Request(Job(ids, params, max_tokens=TOKENS, ignore_eos=True, picture=watched))
     pieces = list(stream(engine, request))
     assert joined(pieces).ids == tuple(request.output)
     return request, [piece.frame for piece in pieces if piece.frame is not None]
@@ -89,10 +89,10 @@ def truth(model: LoadedModel, request: Request) -> dict[int, Bools]:
         return ffns
 
     session = model.session(wrap=watch)
-    for logits in Scorer(session).logits([*request.prompt, *request.output]):
+    for logits in Scorer(session).logits([*request.job.prompt, *request.output]):
         words = np.hstack([model.backend.read(mask, 0, len(logits)) for mask in masks])
         found += [*np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").astype(bool)]
-    first = len(request.prompt) - 1
+    first = len(request.job.prompt) - 1
     return {token: found[first + token] for token in range(len(request.output))}
 
 
@@ -193,8 +193,8 @@ def test_a_viewer_sees_only_its_own_request(model: LoadedModel) -> None:
     expected, alone = run(session)
     engine, layout = Engine(session), NeuronMap(model).layout
     params = SamplingParams(temperature=0)
-    own = Request(expected.prompt, params, max_tokens=TOKENS, ignore_eos=True, viewer=Viewer())
-    other = Request(expected.prompt[::-1], params, max_tokens=TOKENS, ignore_eos=True)
+    own = Request(Job(expected.job.prompt, params, max_tokens=TOKENS, ignore_eos=True, picture=True))
+    other = Request(Job(expected.job.prompt[::-1], params, max_tokens=TOKENS, ignore_eos=True))
     engine.add(other)
     frames = [piece.frame for piece in stream(engine, own) if piece.frame is not None]
     assert own.output == expected.output and len(other.output) > 10

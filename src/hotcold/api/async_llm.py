@@ -2,26 +2,29 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from hotcold.api.llm import Ids, Prompt, check_each, ids_of, is_one
-from hotcold.api.options import JobChatOptions, JobOptions, JobSettings
+from hotcold.api.options import ChatOptions, Options, chat_job, job_of, refused
 from hotcold.chat.answer import Answer, ChatPiece, answer_of
-from hotcold.chat.chat import ANSWER_TOKENS, Chat
+from hotcold.chat.chat import Chat
 from hotcold.engine.generation import Generation, Piece, joined
+from hotcold.engine.request import Grammar, Job
 from hotcold.errors import UserError
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.front import EngineFront
-from hotcold.hosting.job import Job
+from hotcold.hosting.front import EngineFront, Status
+from hotcold.hosting.state import ModelInfo, ProcessStats
+from hotcold.model.tokenizer import Tokenizer
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from hotcold.grammar.constraint import Grammars
 
 
-class AsyncLLM(EngineFront):
+class AsyncLLM:
     """A model in a process of its own, for one event loop.
 
     >>> async with AsyncLLM("model.gguf", sequences=4) as llm:
@@ -34,8 +37,51 @@ class AsyncLLM(EngineFront):
 
     All methods belong to the event loop in which :meth:`start` was called, and to its thread."""
 
-    _grammars: "Grammars | None" = None  # once one was to be checked
-    _template: Chat | None = None  # once it was asked for
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        max_waiting: int = 64,
+        **options: Unpack[LoadOptions],
+    ) -> None:
+        #: what talks with the engine's process
+        self.front = EngineFront(model, max_waiting=max_waiting, **options)
+        self._grammars: Grammars | None = None  # once one was to be checked
+        self._template: Chat | None = None  # once it was asked for
+
+    @property
+    def status(self) -> Status:
+        return self.front.status
+
+    @property
+    def loaded(self) -> float:
+        """The part of the model that was read, 0 to 1."""
+        return self.front.loaded
+
+    @property
+    def error(self) -> str | None:
+        """A line on why the status is ``failed``."""
+        return self.front.error
+
+    @property
+    def info(self) -> ModelInfo:
+        """RequestError: the model is not loaded yet, or could not be."""
+        return self.front.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Errors as of :attr:`info`."""
+        return self.front.tokenizer
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the GGUF file says beside its tensors; errors as of :attr:`info`."""
+        return self.front.metadata
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How tokens are chosen where a request does not say: as the file recommends, once it is loaded."""
+        return self.front.sampling
 
     @property
     def template(self) -> Chat:
@@ -45,6 +91,20 @@ class AsyncLLM(EngineFront):
             self._template = Chat(self.tokenizer, self.metadata, self.info.name)
         return self._template
 
+    async def start(self) -> None:
+        """Starts the engine process, which then loads the model: see :meth:`ready`. RuntimeError: it was
+        started or closed before; OSError: the system starts no process."""
+        await self.front.start()
+
+    async def ready(self) -> None:
+        """Waits until the model is loaded; a UserError says why it cannot be."""
+        await self.front.ready()
+
+    async def stats(self, *, steps: bool = False) -> ProcessStats:
+        """How the engine is, after its current step; with ``steps`` how long the steps took since this was
+        asked for last. RequestError: there is no engine."""
+        return await self.front.stats(steps=steps)
+
     async def check(self, grammar: Grammar) -> Grammar:
         """The grammar with ``notes`` on what of its schemas an answer is not held to. RequestError
         ``invalid_grammar``: no answer may be held to this. It is compiled in another process, within bounds,
@@ -53,66 +113,60 @@ class AsyncLLM(EngineFront):
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
         """As :meth:`EngineFront.stream`; the job's grammar is checked first."""
-        if job.grammar is not None:
+        if job.grammar is not None and job.grammar.kind != "checked":
             job = replace(job, grammar=await self._checked(job.grammar))
-        async with contextlib.aclosing(super().stream(job)) as pieces:
+        async with contextlib.aclosing(self.front.stream(job)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    async def stream_text(self, prompt: Prompt, **options: Unpack[JobOptions]) -> AsyncGenerator[Piece, None]:
+    async def stream_text(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Piece, None]:
         """:meth:`stream` of a text, or token ids. UserError: an option or a prompt that is not allowed."""
-        settings = JobSettings.of(options, self.sampling)
+        job = self._job(options)
         ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
-        async with contextlib.aclosing(self.stream(settings.job(ids))) as pieces:
+        async with contextlib.aclosing(self.stream(replace(job, prompt=ids))) as pieces:
             async for piece in pieces:
                 yield piece
 
     @overload
-    async def generate(self, prompt: str, **options: Unpack[JobOptions]) -> Generation: ...
+    async def generate(self, prompt: str, **options: Unpack[Options]) -> Generation: ...
     @overload
-    async def generate(self, prompt: Ids, **options: Unpack[JobOptions]) -> Generation: ...
+    async def generate(self, prompt: Ids, **options: Unpack[Options]) -> Generation: ...
     @overload
     async def generate(
-        self, prompt: list[str] | Sequence[Ids], **options: Unpack[JobOptions]
+        self, prompt: list[str] | Sequence[Ids], **options: Unpack[Options]
     ) -> list[Generation]: ...
     @overload
-    async def generate(self, prompt: list[Prompt], **options: Unpack[JobOptions]) -> list[Generation]: ...
+    async def generate(self, prompt: list[Prompt], **options: Unpack[Options]) -> list[Generation]: ...
     async def generate(
-        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[JobOptions]
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
     ) -> Generation | list[Generation]:
         """Continues a prompt, or each of several, as :meth:`LLM.generate` does, and with the same texts. One
         of several that fails says why in :attr:`Generation.error`. Cancelling it ends all of them."""
-        settings = JobSettings.of(options, self.sampling)
+        job = self._job(options)
         if is_one(prompt):
-            done = await self._generate(prompt, settings.of_prompt(0))  # type: ignore[arg-type]
+            done = await self._generate(prompt, job)  # type: ignore[arg-type]
             if done.error is not None:
                 raise done.error
             return done
         prompts: list[Prompt] = [*prompt]
         check_each(prompts)
         # None of them meets a full queue, if it is alone.
-        room = asyncio.Semaphore(min(2 * self.info.slots, self._most))
+        room = asyncio.Semaphore(min(2 * self.info.slots, self.front.most))
 
         async def each(index: int) -> Generation:
             async with room:
-                return await self._generate(prompts[index], settings.of_prompt(index))
+                return await self._generate(prompts[index], job.nth(index))
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each(index)) for index in range(len(prompts))]
         return [task.result() for task in tasks]
 
     async def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[JobChatOptions]
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[ChatPiece, None]:
         """:meth:`LLM.stream_chat`: the answer to the last message of a conversation, piece by piece."""
-        rest: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, **options}
-        tools, values = rest.pop("tools", ()), rest.pop("template_values", None)
-        continue_last = rest.pop("continue_last", False)
-        settings, template = JobSettings.of(rest, self.sampling), self.template
-        rendered = partial(template.ids, messages, tools, kwargs=values, continue_last=continue_last)
-        ids = await asyncio.to_thread(rendered)
-        parts = template.stream(template.opens_thinking(ids), tools)
-        job = replace(settings.job(ids), shown=template.shown)
+        _check_plain(options)
+        job, parts = await asyncio.to_thread(chat_job, self.template, messages, options, self.sampling)
         async with contextlib.aclosing(self.stream(job)) as pieces:
             async for piece in pieces:
                 new = parts.push(piece.text)
@@ -120,37 +174,55 @@ class AsyncLLM(EngineFront):
                     new += parts.finish()
                 yield ChatPiece(tuple(new), piece)
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[JobChatOptions]) -> Answer:
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Answer:
         """:meth:`LLM.chat`: the answer to the last message of a conversation."""
         async with contextlib.aclosing(self.stream_chat(messages, **options)) as pieces:
             return answer_of([piece async for piece in pieces])
 
     async def close(self, drain_s: float = 0) -> None:
+        """Ends the engine process. No new job can start from now on; those that run have ``drain_s`` seconds
+        to end, and then get a RequestError ``closed``. May be called again meanwhile, to wait for less
+        time."""
         try:
-            await super().close(drain_s)
+            await self.front.close(drain_s)
         finally:
             for each in (self._grammars, self._template):
                 if each is not None:
                     await asyncio.to_thread(each.close)
 
-    async def _generate(self, prompt: Prompt, settings: JobSettings) -> Generation:
+    async def __aenter__(self) -> Self:
+        await self.start()
+        try:
+            await self.ready()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _job(self, options: Mapping[str, Any]) -> Job:
+        _check_plain(options)
+        return job_of(options, self.sampling)
+
+    async def _generate(self, prompt: Prompt, job: Job) -> Generation:
         """With its error, if it has one."""
         pieces: list[Piece] = []
         try:
             ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
-            async with contextlib.aclosing(self.stream(settings.job(ids))) as stream:
+            async with contextlib.aclosing(self.stream(replace(job, prompt=ids))) as stream:
                 async for piece in stream:
                     pieces.append(piece)
         except UserError as error:
             if not pieces:
-                return settings.refused(error)
+                return refused(job, error)
             return joined([*pieces[:-1], replace(pieces[-1], finish_reason="error")], error)
         return joined(pieces)
 
     async def _checked(self, grammar: Grammar) -> Grammar:
         """As the engine process takes it: nothing of it is read there in Python."""
-        if self.status != "ready":
-            raise self._unusable()
+        self.front.check()
         return await asyncio.wrap_future(self._of_grammars().checking(grammar))
 
     def _of_grammars(self) -> "Grammars":
@@ -159,3 +231,8 @@ class AsyncLLM(EngineFront):
 
             self._grammars = Grammars(self.tokenizer)
         return self._grammars
+
+
+def _check_plain(options: Mapping[str, Any]) -> None:
+    if options.get("constraint") is not None:
+        raise UserError("a constraint cannot cross to the engine's process: give a grammar")

@@ -1,66 +1,85 @@
-"""Jobs from what a caller gives: the options of :meth:`LLM.generate`, and those that only a server has."""
+"""What callers ask for as keyword arguments, and the job that comes of it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict
 
-from hotcold.api.llm import ChatOptions, GenerationOptions, Settings, settings_of
+from hotcold.chat.chat import ANSWER_TOKENS, AnswerStream, Chat
+from hotcold.chat.messages import TemplateValue, check_messages, check_tools, check_values
 from hotcold.engine.generation import Generation
-from hotcold.engine.text import stop_strings
+from hotcold.engine.request import Constraint, Grammar, Job, Timings
 from hotcold.errors import UserError
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
 from hotcold.runtime.options import check_names
 from hotcold.runtime.sampling import SamplingParams
-from hotcold.values import real
 
 
-class JobOptions(GenerationOptions, total=False):
-    """What :meth:`AsyncLLM.generate` and :meth:`AsyncLLM.stream_text` take besides the prompt; all optional.
-    A ``constraint`` is refused, since it cannot cross to the engine's process: a ``grammar`` can."""
+class Options(TypedDict, total=False):
+    """What methods of :class:`LLM` and :class:`AsyncLLM` take besides a prompt or messages; all optional.
+    Numbers may be NumPy's. How tokens are chosen is as the model's file recommends where it does
+    (``llm.model.sampling``), else as stated here."""
 
-    grammar: Grammar | None  #: what the answer must match
+    max_tokens: int  #: the most tokens to generate (200; 512 in a chat)
+    ignore_eos: bool  #: never choose a token that ends the text (False)
+    temperature: float  #: 0 is greedy (0.8)
+    top_k: int  #: keep the k likeliest tokens; 0 keeps all (40)
+    top_p: float  #: keep the likeliest tokens that together have this probability (0.95)
+    min_p: float  #: drop tokens less likely than this times the likeliest (0.05)
+    repeat_penalty: float  #: above 1 makes recent tokens less likely (1.0)
+    repeat_last_n: int  #: how many tokens are recent; 0 is none, -1 all (64)
+    frequency_penalty: float  #: taken from a logit for each time its token was generated, -2 to 2 (0)
+    presence_penalty: float  #: taken once from logits of tokens that were generated, -2 to 2 (0)
+    logit_bias: Mapping[int, float]  #: token id -> number added to its logit; minus infinity forbids it
+    seed: int | None  #: 0 or more; the same seed gives the same text. None draws one
+    #: one string or several, which end the text where they come up in it, and are no part of it; the last
+    #: token is the one that completed such a string
+    stop: str | Sequence[str] | None
+    #: states each token's log-probability and those of the likeliest, so many (0 to 20); None states nothing
+    logprobs: int | None
     echo: bool  #: with ``logprobs``: the prompt's tokens get them, too (False)
+    grammar: Grammar | None  #: what the text must match; needs the extra ``serve``
+    constraint: Constraint | None  #: asked before each token which may come next; for :class:`LLM` alone
     cache: bool  #: whether pages of the KV cache are shared with other requests (True)
     deadline_s: float | None  #: the request ends with an error after so many seconds
 
 
-class JobChatOptions(JobOptions, ChatOptions, total=False):
-    """What :meth:`AsyncLLM.chat` and :meth:`AsyncLLM.stream_chat` take besides the messages."""
+class ChatOptions(Options, total=False):
+    """What methods that answer take besides the messages."""
+
+    #: ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}`` each
+    tools: Sequence[Mapping[str, Any]]
+    #: what the model's chat template may ask for, such as ``{"enable_thinking": False}``
+    template_values: Mapping[str, TemplateValue] | None
+    continue_last: bool  #: the last message, an assistant's, is the beginning of the answer (False)
 
 
-_OF_THE_JOB = ("grammar", "echo", "cache")
+def job_of(options: Mapping[str, Any], base: SamplingParams) -> Job:
+    """The job of :class:`Options`, without its prompt; how tokens are chosen is ``base`` where they do not
+    say. UserError: a value that is not allowed; TypeError: an unknown option."""
+    check_names(options, Options)
+    own = {name: value for name, value in options.items() if name != "constraint"}
+    params = {name: own.pop(name) for name in SamplingParams.__dataclass_fields__ if name in own}
+    return Job(params=replace(base, **params), **own)
 
 
-@dataclass(frozen=True)
-class JobSettings:
-    """What the jobs of one call share, checked."""
+def chat_job(
+    chat: Chat, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], base: SamplingParams
+) -> tuple[Job, AnswerStream]:
+    """The job of the next answer in a conversation, of :class:`ChatOptions`, and what divides the answer's
+    text. Takes as long as the chat template does. Errors are those of :func:`job_of`, and a UserError for
+    messages that are no conversation."""
+    check_names(options, ChatOptions)
+    rest = {"max_tokens": ANSWER_TOKENS, **options}
+    tools = check_tools(rest.pop("tools", ()))
+    values = check_values(rest.pop("template_values", None) or {})
+    go_on = rest.pop("continue_last", False)
+    job = job_of(rest, base)
+    ids = chat.ids(check_messages(messages), tools, kwargs=values, continue_last=go_on)
+    parts = chat.stream(chat.opens_thinking(ids), tools)
+    return replace(job, prompt=ids, shown=chat.shown), parts
 
-    settings: Settings
-    fields: Mapping[str, Any]  #: of :class:`Job`, that a request of the engine does not have
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any], base: SamplingParams) -> Self:
-        """Of :class:`JobOptions`, and of ``base`` what they do not say. UserError: a value that is not
-        allowed; TypeError: an unknown option."""
-        check_names(options, JobOptions)
-        rest: dict[str, Any] = dict(options)
-        if rest.pop("constraint", None) is not None:
-            raise UserError("a constraint cannot cross to the engine's process: give a grammar")
-        own: dict[str, Any] = {name: rest.pop(name) for name in _OF_THE_JOB if name in rest}
-        own["stop"] = stop_strings(rest.pop("stop", None))
-        deadline_s = rest.pop("deadline_s", None)
-        if deadline_s is not None:
-            own["deadline_s"] = real("deadline_s", deadline_s, 0, 1e9, "seconds")
-        return cls(settings_of(rest, base), own)
-
-    def job(self, ids: list[int]) -> Job:
-        return Job(ids, self.settings.params.with_seed(), **self.settings.fields, **self.fields)
-
-    def of_prompt(self, index: int) -> Self:
-        """Those of one prompt of several, as :meth:`LLM.generate` numbers them."""
-        return replace(self, settings=self.settings.of_prompt(index))
-
-    def refused(self, error: UserError) -> Generation:
-        """For a prompt that did not start."""
-        return self.settings.refused(error)
+def refused(job: Job, error: UserError) -> Generation:
+    """What comes of a job that cannot run, beside others that can."""
+    seed = job.params.with_seed().seed
+    assert seed is not None
+    return Generation("", (), (), "error", None, False, 0, seed, Timings(), error)

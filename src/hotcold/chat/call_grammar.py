@@ -6,8 +6,8 @@ from typing import Any
 
 from hotcold.chat.call_readers import types_of
 from hotcold.chat.tool_formats import CallKind, JSONCall, NamedCall, TaggedCall
+from hotcold.engine.request import Grammar
 from hotcold.grammar.compiler import escaped_regex
-from hotcold.grammar.grammar import Grammar
 
 
 class Terms:

@@ -5,14 +5,7 @@ from typing import Any
 
 from hotcold.chat.call_ids import CallIds, call_ids_of
 from hotcold.chat.harmony import EFFORTS, HarmonyStream
-from hotcold.chat.messages import (
-    Message,
-    TemplateValue,
-    check_messages,
-    check_tools,
-    check_values,
-    content_text,
-)
+from hotcold.chat.messages import Message, TemplateValue, content_text
 from hotcold.chat.prompt import fitted
 from hotcold.chat.rendering import TemplateError, TemplateProcess, check_extra
 from hotcold.chat.stand_ins import StandIns, encode_rendered, stand_ins, texts_of
@@ -91,8 +84,8 @@ class Chat:
 
     def ids(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
         *,
         kwargs: Mapping[str, TemplateValue] | None = None,
         add_generation_prompt: bool = True,
@@ -100,17 +93,17 @@ class Chat:
     ) -> list[int]:
         """Token ids of the prompt for the next answer; blocks for as long as rendering takes.
 
-        ``kwargs`` are values that the template may ask for, such as ``enable_thinking``. With
-        ``continue_last`` the last message, an assistant's, is the beginning of the answer. Special tokens
-        inside the messages' texts stay text. ``MessageError``: messages, tools or kwargs are not as they have
-        to be; :class:`TemplateError`: the template cannot be rendered with them; RequestError: no template
-        can be rendered now."""
-        values = check_values(kwargs or {})
+        Messages, tools and ``kwargs``, which are values that the template may ask for, are taken to be right:
+        what others wrote goes through :func:`check_messages`, :func:`check_tools` and :func:`check_values`
+        before. With ``continue_last`` the last message, an assistant's, is the beginning of the answer.
+        Special tokens inside the messages' texts stay text. :class:`TemplateError`: the template cannot be
+        rendered with these; RequestError: no template can be rendered now."""
+        values = dict(kwargs or {})
         if self._harmony and isinstance(effort := values.get("reasoning_effort"), str):
             values["reasoning_effort"] = EFFORTS.get(effort, effort)
         text, marks = self._text(
-            check_messages(messages),
-            check_tools(tools),
+            messages,
+            tools,
             values,
             add_generation_prompt and not continue_last,
             continue_last,
@@ -145,7 +138,7 @@ class Chat:
         that a grammar holds the calls to the tools' schemas."""
         schemas = None
         if not isinstance(tools, bool):
-            functions = [tool["function"] for tool in check_tools(tools)]
+            functions = [tool["function"] for tool in tools]
             schemas = {each["name"]: each.get("parameters") for each in functions}
         if self._harmony:
             return HarmonyStream(schemas, sure=sure)
@@ -169,8 +162,8 @@ class Chat:
 
     def _text(
         self,
-        messages: list[Message],
-        tools: list[dict[str, Any]],
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
         values: dict[str, TemplateValue],
         add_generation_prompt: bool,
         continue_last: bool,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from hotcold.chat.call_grammar import Terms, content_term, json_term
 from hotcold.chat.tool_formats import HARMONY
-from hotcold.grammar.grammar import Grammar
+from hotcold.engine.request import Grammar
 
 
 def harmony_rules(

@@ -121,10 +121,21 @@ def _message(where: str, message: Mapping[str, Any]) -> Message:
     if calls is not None and calls != []:
         if role != "assistant" or not isinstance(calls, list | tuple):
             raise MessageError(f"{where}.tool_calls is {shown(calls)}: only assistants have them, in a list")
-        found["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+        for i, call in enumerate(calls):
+            _check_call(f"{where}.tool_calls[{i}]", call)
+        found["tool_calls"] = calls
     if content is None and role not in ("assistant", "tool"):
         raise MessageError(f"{where}.content is missing: text is needed")
-    if content is None and "tool_calls" not in found:
+    return normal(found)
+
+
+def normal(message: Message) -> Message:
+    """A message that is right, as templates expect it: the arguments of calls are objects, and content is
+    None only beside calls."""
+    found = {name: value for name, value in message.items() if name != "tool_calls"}
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_normal_call(call) for call in calls]
+    elif found["content"] is None:
         found["content"] = ""
     return found
 
@@ -155,22 +166,23 @@ def _parts(where: str, parts: Sequence[Any]) -> Iterator[str]:
         yield part["text"]
 
 
-def _call(where: str, call: Any) -> dict[str, Any]:
+def _check_call(where: str, call: Any) -> None:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise MessageError(f"{where} is {shown(call)}: an object with function.name is needed")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = _arguments(arguments)
-    if not isinstance(arguments, Mapping | None):
-        seen = shown(function.get("arguments"))
-        raise MessageError(f"{where}.function.arguments is {seen}: an object as JSON is needed")
-    arguments = dict(arguments or {})
-    found = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    id = call.get("id")
+    arguments, id = function.get("arguments"), call.get("id")
+    if not isinstance(arguments, str | Mapping | None):
+        raise MessageError(f"{where}.function.arguments is {shown(arguments)}: an object as JSON is needed")
     if id is not None and not isinstance(id, str):
         raise MessageError(f"{where}.id is {shown(id)}: a string is needed")
-    return found if id is None else {"id": id, **found}
+
+
+def _normal_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    name, arguments = call["function"]["name"], call["function"].get("arguments")
+    if isinstance(arguments, str):
+        arguments = _arguments(arguments)
+    found = {"type": "function", "function": {"name": name, "arguments": dict(arguments or {})}}
+    return found if call.get("id") is None else {"id": call["id"], **found}
 
 
 def _arguments(text: str) -> dict[str, Any]:

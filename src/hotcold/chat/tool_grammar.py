@@ -6,13 +6,12 @@ from typing import Any
 from hotcold.chat.call_grammar import Terms, call_rules, content_term
 from hotcold.chat.harmony_grammar import harmony_rules
 from hotcold.chat.tool_formats import HARMONY, ToolFormat
+from hotcold.engine.request import Grammar
 from hotcold.grammar.error import GrammarError
-from hotcold.grammar.grammar import Grammar
 from hotcold.grammar.json_schema import read
 from hotcold.grammar.schema_rewriting import Rewritten
 from hotcold.values import shown
 
-MOST_TOOLS = 128
 #: Of one answer. Small models call the same tool again and again, where nothing ends that.
 MOST_CALLS = 16
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -30,33 +29,23 @@ def tools_grammar(
 ) -> Grammar | None:
     """The grammar of an answer, None where it is free.
 
-    ``tools`` are OpenAI's: ``{"type": "function", "function": {"name", "parameters"}}``. ``choice`` is
-    ``none``; ``auto``: text, then perhaps calls; ``required``: calls only; or
+    ``tools`` are OpenAI's: ``{"type": "function", "function": {"name", "parameters"}}``, each with a name of
+    its own. ``choice`` is ``none``; ``auto``: text, then perhaps calls; ``required``: calls only; or
     ``{"type": "function", "function": {"name": ...}}``: calls of that tool only. With ``parallel`` there may
     be several calls where the format has room for them. ``token_ids`` are the control tokens of the
     vocabulary by name: where one of them is in the format's texts it is that token; others may stand in free
     text. Text that is no call must match ``content``, where that is given: then there are no calls behind it.
     What of a tool's schema cannot be enforced is in the grammar's notes, or an error where the tool is
-    ``strict``; ``open`` is as of :func:`~hotcold.grammar.schema_rewriting.rewritten`. GrammarError: a tool,
-    its schema or the choice is not right."""
-    named = _named(tools)
+    ``strict``; ``open`` is as of :func:`~hotcold.grammar.schema_rewriting.rewritten`. GrammarError: a tool's
+    schema is not right. All else is taken to be so."""
+    functions = [tool["function"] for tool in tools]
     if isinstance(choice, Mapping):
-        name = _function(choice).get("name")
-        if name not in named:
-            raise GrammarError(f"tool_choice names {shown(name)}: the tools are {shown(list(named))}")
-        named = {str(name): named[str(name)]}
-    elif choice not in ("none", "auto", "required"):
-        raise GrammarError(
-            f"tool_choice is {shown(choice)}: allowed are none, auto, required, or a tool's name"
-        )
-    if choice == "none" or (choice == "auto" and not named):
+        functions = [each for each in functions if each["name"] == choice["function"]["name"]]
+    if choice == "none" or not functions:
         return None
-    if not named:
-        raise GrammarError(f"tool_choice is {shown(choice)}, but there are no tools")
     terms = Terms(token_ids or {})
     free = choice == "auto"
-    strict = {function.get("name") for function in map(_function, tools) if function.get("strict") is True}
-    found = {name: _read(name, schema, name in strict, open) for name, schema in named.items()}
+    found = {each["name"]: _read(each, open) for each in functions}
     named = {name: each.schema for name, each in found.items()}
     notes = [f"tool {shown(name)}: {note}" for name, each in found.items() for note in each.notes]
     if free and content is not None:
@@ -79,38 +68,19 @@ def framed(content: Grammar, format: ToolFormat, token_ids: Mapping[str, int]) -
     return Grammar("lark", "\n".join([*lines, *terms.lines]) + "\n", content.notes)
 
 
-def _read(name: str, schema: object, strict: bool, open: bool) -> Rewritten:
+def _read(function: Mapping[str, Any], open: bool) -> Rewritten:
+    """The schema of a tool's arguments, and notes on it."""
+    schema = function.get("parameters")
+    if isinstance(schema, dict) and schema and "type" not in schema:
+        schema = {"type": "object", **schema}
+    schema = schema or _NO_ARGUMENTS
+    name = shown(function["name"])
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        raise GrammarError(f"the parameters of the tool {name} are no schema of type 'object'")
     try:
-        return read(schema, strict=strict, open=open)
+        return read(schema, strict=function.get("strict") is True, open=open)
     except GrammarError as error:
-        raise GrammarError(f"the tool {shown(name)}: {error}") from None
-
-
-def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, Mapping):
-        raise GrammarError(f"a tool is {shown(dict(tool))}: allowed is type 'function', with a function")
-    return function
-
-
-def _named(tools: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """The schemas of the arguments, by the names of the tools."""
-    if len(tools) > MOST_TOOLS:
-        raise GrammarError(f"there are {len(tools)} tools: allowed are {MOST_TOOLS}")
-    named: dict[str, object] = {}
-    for function in map(_function, tools):
-        name = function.get("name")
-        if not isinstance(name, str) or not name:
-            raise GrammarError(f"the name of a tool is {shown(name)}: a text is needed")
-        if name in named:
-            raise GrammarError(f"the tool {shown(name)} is there twice")
-        parameters = function.get("parameters")
-        if isinstance(parameters, dict) and parameters and "type" not in parameters:
-            parameters = {"type": "object", **parameters}
-        named[name] = found = parameters or _NO_ARGUMENTS
-        if not isinstance(found, dict) or found.get("type") != "object":
-            raise GrammarError(f"the parameters of the tool {shown(name)} are no schema of type 'object'")
-    return named
+        raise GrammarError(f"the tool {name}: {error}") from None
 
 
 def _rules(

@@ -5,14 +5,14 @@ import sys
 from dataclasses import replace
 
 from hotcold.chat.chat import AnswerStream, Chat, Part
-from hotcold.chat.messages import TemplateValue
+from hotcold.chat.messages import TemplateValue, check_messages
 from hotcold.commands.conversation import Conversation
 from hotcold.commands.figures import figures_of, print_figures
 from hotcold.commands.interrupts import Interrupts
 from hotcold.commands.options import note_left_out
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.sampling import SamplingParams
@@ -101,7 +101,7 @@ class Terminal:
     def _answer(self, go_on: bool = False) -> None:
         messages = self.conversation.messages
         ids = self._prompt(go_on)
-        request = Request(ids, self.params, max_tokens=self.max_tokens, shown=self.chat.shown)
+        request = Request(Job(ids, self.params, max_tokens=self.max_tokens, shown=self.chat.shown))
         self._engine.check(request)
         divide = self.chat.stream(self.chat.opens_thinking(ids))
         before = self.session.counters.copy()
@@ -138,7 +138,7 @@ class Terminal:
             self._left_out = first
         for start in starts[starts.index(self._left_out) :]:
             kept = messages[:first] + messages[start:]
-            ids = self.chat.ids(kept, kwargs=self.values, continue_last=go_on)
+            ids = self.chat.ids(check_messages(kept), kwargs=self.values, continue_last=go_on)
             if len(ids) + min(self.max_tokens, context // 4) <= context:
                 break
         if len(ids) >= context:

@@ -24,7 +24,7 @@ def figures_of(request: Request, figures: Figures) -> list[str]:
     parts = []
     if figures.prompt_tok_s:
         reused = f" ({request.reused} reused)" if request.reused else ""
-        parts.append(f"prompt {len(request.prompt)} tokens{reused} {figures.prompt_tok_s:.1f} tok/s")
+        parts.append(f"prompt {len(request.job.prompt)} tokens{reused} {figures.prompt_tok_s:.1f} tok/s")
     if request.timings.ttft_s is not None:
         parts.append(f"first token {request.timings.ttft_s * 1e3:.1f} ms")
     if figures.tok_s and figures.params_per_token:

@@ -10,8 +10,7 @@ from hotcold.commands.cli import EXIT_INTERRUPTED
 from hotcold.commands.figures import figures_of, print_figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece, stream
-from hotcold.engine.request import Request
-from hotcold.engine.text import stop_strings
+from hotcold.engine.request import Job, Request
 from hotcold.runtime.counters import Figures
 
 
@@ -48,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    given, stop = options.sampling_given(args), stop_strings(args.stop)
+    given = options.sampling_given(args)
+    job = Job(max_tokens=args.n_predict, stop=tuple(args.stop), ignore_eos=args.ignore_eos)
     prompt = args.prompt or ""
     if args.file is not None or prompt == "-":
         prompt = options.read_text(args.file).removesuffix("\n")
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     ids = session.model.tokenizer.encode(prompt)
     params = replace(session.model.sampling, **given)
     options.note_left_out(session.model.tokenizer, prompt)
-    request = Request(ids, params, max_tokens=args.n_predict, ignore_eos=args.ignore_eos)
+    request = Request(replace(job, prompt=ids, params=params))
     engine = Engine(session)
     engine.check(request)
     write = _discard if args.json else _write
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     pieces: list[Piece] = []
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            for piece in stream(engine, request, stop):
+            for piece in stream(engine, request):
                 pieces.append(piece)
                 write(piece.text)
     finally:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         "finish_reason": request.finish_reason,
         "stop": pieces[-1].stop if pieces else None,
         "context_full": request.context_full,
-        "prompt_tokens": len(request.prompt),
+        "prompt_tokens": len(request.job.prompt),
         "generated_tokens": len(request.output),
         "ttft_s": request.timings.ttft_s,
         "seed": request.seed,

@@ -18,7 +18,7 @@ from hotcold.hub.download import located
 from hotcold.kernels import BACKENDS
 from hotcold.model.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
-from hotcold.runtime.options import SPARSITY_MODES, LoadOptions, ModelOptions
+from hotcold.runtime.options import SPARSITY_MODES, ModelOptions
 from hotcold.tasks import texts as files
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.texts import read_text as read_text
@@ -396,7 +396,7 @@ def load_session(args: argparse.Namespace, **more: Any) -> "Session":
 
     path = local_model(args.model)
     with progress(LOADING, in_bytes=True) as advance:
-        model = load(path, LoadOptions.of(model_options(args), **more), advance)
+        model = load(path, {**model_options(args), **more}, advance)
     session = model.session()
     print_notes(session.notes)
     return session

@@ -5,13 +5,13 @@ a model that cannot be loaded; 70 the engine process died."""
 import argparse
 import importlib.util
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hotcold.commands import options
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.opening import file_of
-from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.options import complete
 
 if TYPE_CHECKING:
     from hotcold.server.run import Listening
@@ -151,9 +151,12 @@ def _body_size(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise UserError(f"serve needs the extra: pip install 'hotcold[serve]' (there is no {missing[0]})")
-    found = options.model_options(args)
-    more = {"sequences": args.parallel, "cache_positions": args.cache_positions}
-    LoadOptions.of(found, **more)  # raises UserError before anything is opened
+    found: Any = {
+        **options.model_options(args),
+        "sequences": args.parallel,
+        "cache_positions": args.cache_positions,
+    }
+    complete(found)  # raises UserError before anything is opened
     settings = _settings(args)
     model = options.local_model(args.model)
     with open_gguf(file_of(model)):  # refuses a file that is no model before anything starts
@@ -162,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
     from hotcold.api.async_llm import AsyncLLM
     from hotcold.server.run import serve
 
-    llm = AsyncLLM(model, max_waiting=args.max_waiting, **more, **found)
+    llm = AsyncLLM(model, max_waiting=args.max_waiting, **found)
     return serve(llm, settings, args.alias, _say_ready)
 
 

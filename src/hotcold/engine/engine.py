@@ -48,7 +48,7 @@ class EngineStats:
 
 class Engine:
     """Runs requests on a session. ``max_waiting`` is how many may wait for a row, None any number; ``reuse``:
-    whether a prompt that begins like one before it takes the pages of that (:attr:`Request.cache`)."""
+    whether a prompt that begins like one before it takes the pages of that (:attr:`Job.cache`)."""
 
     def __init__(self, session: Session, *, max_waiting: int | None = None, reuse: bool = True) -> None:
         self.session = session
@@ -72,7 +72,7 @@ class Engine:
         """UserError: the prompt leaves no room for one token in the context, or an id is outside the
         vocabulary."""
         vocab = self.model.config.vocab
-        ids = np.asarray(request.prompt)
+        ids = np.asarray(request.job.prompt)
         if ids.dtype.kind not in "iu":
             raise UserError(f"the prompt holds {ids.dtype}: token ids, whole numbers, are needed")
         for what, id in (
@@ -87,10 +87,12 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request; :meth:`step` starts it when a row and pages are free. Errors are those of
         :meth:`check`, a RequestError ``queue_full``, and that of :meth:`Session.claim`: something else uses
-        the session."""
+        the session. ValueError: the job has a grammar, and the request no constraint of it."""
         self.check(request)
+        if request.job.grammar is not None and request.constraint is None:
+            raise ValueError("the job has a grammar: give the request the constraint that comes of it")
         self.session.claim(self)
-        if request.ignore_eos and self._stop_ids:
+        if request.job.ignore_eos and self._stop_ids:
             bias = {**request.params.logit_bias, **dict.fromkeys(self._stop_ids, -math.inf)}
             request.params = replace(request.params, logit_bias=bias)
         if request.viewer is not None:
@@ -190,9 +192,9 @@ class Engine:
 
     def _score(self, request: Request, position: int, row: int) -> None:
         """Judges the prompt's token at a position by the row of logits before it."""
-        assert request.logprobs is not None
-        logits, token = self.session.transformer.logits, request.prompt[position]
-        request.prompt_logprobs.append(self.sampler.logprobs(logits, row, token, request.logprobs))
+        assert request.job.logprobs is not None
+        logits, token = self.session.transformer.logits, request.job.prompt[position]
+        request.prompt_logprobs.append(self.sampler.logprobs(logits, row, token, request.job.logprobs))
 
     def _prepare(self, request: Request) -> None:
         """Tells a constraint what it will be asked next."""
@@ -215,14 +217,14 @@ class Engine:
 
     def _continue(self, request: Request, row: int) -> Token | None:
         """Chooses a request's next token from a row of logits; None where it ends instead."""
-        if request.finished or request.max_tokens == 0:
+        if request.finished or request.job.max_tokens == 0:
             return None
         found = None
         try:
             token = self._sample(request, row)
-            if request.logprobs is not None:
+            if request.job.logprobs is not None:
                 logits = self.session.transformer.logits
-                found = self.sampler.logprobs(logits, row, token, request.logprobs)
+                found = self.sampler.logprobs(logits, row, token, request.job.logprobs)
         except Exception as error:
             request.error = error
             request.finish("error")

@@ -12,9 +12,7 @@ class Token:
     request: Request
     id: int
     logprob: float | None = None  #: natural logarithm of its probability under the model's own distribution
-    top: tuple[
-        tuple[int, float], ...
-    ] = ()  #: the likeliest ids with theirs, as :attr:`Request.logprobs` asks
+    top: tuple[tuple[int, float], ...] = ()  #: the likeliest ids with theirs, as :attr:`Job.logprobs` asks
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,12 +59,13 @@ class Generation:
 
 
 class Continuation:
-    """A request and the text of its tokens, which may end it: see :class:`TextStream` for ``stop``."""
+    """A request and the text of its tokens, which may end it: see :class:`TextStream` for stop strings."""
 
-    def __init__(self, engine: Engine, request: Request, stop: Sequence[str] = ()) -> None:
+    def __init__(self, engine: Engine, request: Request) -> None:
         self.request = request
         self._engine = engine
-        self._text = TextStream(engine.model.tokenizer, request.prompt, stop, request.shown)
+        job = request.job
+        self._text = TextStream(engine.model.tokenizer, job.prompt, job.stop, job.shown)
         self._pushed = 0  # tokens whose text was taken; none follows a stop string
         self._told = 0  # tokens of the pieces so far
         self._scored = 0  # tokens of the prompt whose log-probabilities pieces had
@@ -111,7 +112,7 @@ class Continuation:
             finish_reason=self.request.finish_reason if stop is None else "stop",
             stop=stop,
             context_full=self.request.context_full and stop is None,
-            prompt_tokens=len(self.request.prompt),
+            prompt_tokens=len(self.request.job.prompt),
             seed=self.request.seed,
             timings=replace(self.request.timings),
             reused=self.request.reused,
@@ -120,10 +121,10 @@ class Continuation:
         )
 
 
-def stream(engine: Engine, request: Request, stop: Sequence[str] = ()) -> Generator[Piece, None, None]:
+def stream(engine: Engine, request: Request) -> Generator[Piece, None, None]:
     """Runs a request and yields its text piece by piece; cancels it when it is closed or interrupted. Raises
     the request's error, after the text before it."""
-    continuation = Continuation(engine, request, stop)
+    continuation = Continuation(engine, request)
     try:
         engine.add(request)
         while not continuation.finished:
@@ -138,10 +139,10 @@ def stream(engine: Engine, request: Request, stop: Sequence[str] = ()) -> Genera
         raise request.error
 
 
-def generate(engine: Engine, requests: Sequence[Request], stop: Sequence[str] = ()) -> list[Generation]:
+def generate(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
     """Runs requests to their end, beside each other and whatever else is queued. One that fails is told by
     its :attr:`Generation.error` alone; where anything is raised, all are cancelled."""
-    continuations = [Continuation(engine, request, stop) for request in requests]
+    continuations = [Continuation(engine, request) for request in requests]
     pieces: list[list[Piece]] = [[] for _ in requests]
     try:
         for request in requests:

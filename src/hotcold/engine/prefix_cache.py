@@ -45,7 +45,7 @@ class PrefixCache:
 
     def _most(self, request: Request) -> int:
         """Pages, of those that a request fills, that are like those of any other."""
-        return (request.length if self._generated else len(request.prompt)) // PAGE
+        return (request.length if self._generated else len(request.job.prompt)) // PAGE
 
     def _found(self, request: Request, pages: range) -> Iterator[int]:
         for i in pages:
@@ -67,7 +67,7 @@ class PrefixCache:
 def shares(request: Request) -> bool:
     """Whether a request may have pages together with others. The prompt of one that is scored runs as decode
     rows, so its pages are not those of a prompt."""
-    return request.cache and not request.echo
+    return request.job.cache and not request.job.echo
 
 
 def _digest(data: bytes) -> bytes:

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, Self
 
-from hotcold.engine.sampler import Allowed, Logprobs
+from hotcold.engine.sampler import Allowed, Logprobs, splitmix64
+from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
 from hotcold.runtime.sampling import SamplingParams
+from hotcold.values import real, whole
 from hotcold.watch.live import Viewer
 
 MAX_LOGPROBS = 20  #: alternatives that a request may ask for
@@ -62,24 +64,77 @@ class Constraint(Protocol):
         returns at once, and may be called again with the same tokens, or not at all."""
 
 
-@dataclass(eq=False, slots=True)
-class Request:
-    """What was asked, and in ``output`` and ``finish_reason`` how far it is."""
+#: ``checked`` is what a check has made of one of the others; nobody else makes it.
+GrammarKind = Literal["json_schema", "json_object", "regex", "gbnf", "lark", "checked"]
 
-    prompt: Sequence[int]  #: token ids, at least one
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must match from its first character to its last."""
+
+    kind: GrammarKind
+    source: str = ""  #: JSON of the schema, the expression, or the grammar's text; nothing of ``json_object``
+    #: what of a schema the answer is not held to, such as ``uniqueItems at properties.tags``
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is asked for: a text to continue, and how. It is plain data, which may cross to another process.
+    UserError: a value that is not allowed. The prompt is checked by the engine, which knows the model."""
+
+    prompt: Sequence[int] = ()  #: token ids, at least one
     params: SamplingParams = field(default_factory=SamplingParams)
-    max_tokens: int = 200  #: the most tokens to generate, 1 or more
+    max_tokens: int = 200  #: the most tokens to generate, 1 or more; 0 where the prompt is :attr:`scored`
+    stop: tuple[str, ...] = ()  #: strings that end the text where they come up, and are no part of it
     ignore_eos: bool = False  #: never choose a token that would end the text
     #: how many of the likeliest tokens to state beside each token's probability, 0 to 20; None states nothing
     logprobs: int | None = None
     #: with ``logprobs``: the prompt's tokens get log-probabilities, too, by the decode rule of the mode
     echo: bool = False
+    grammar: Grammar | None = None  #: what the text must match
     cache: bool = True  #: whether its pages may be those of other requests, and theirs its own
-    #: a moment on the clock of ``time.perf_counter`` after which the request ends with an error
-    deadline: float | None = None
-    shown: Sequence[int] = ()  #: control tokens whose names are part of its text; others add nothing to it
-    constraint: Constraint | None = None  #: asked before each token
-    viewer: Viewer | None = None  #: watches which neurons fire
+    deadline_s: float | None = None  #: after so many seconds the request ends with an error
+    shown: tuple[int, ...] = ()  #: control tokens whose names are part of its text; others add nothing to it
+    picture: bool = False  #: whether pieces bring frames of which neurons fired
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {"stop": stop_strings(self.stop)}
+        if self.logprobs is not None:
+            checked["logprobs"] = whole("logprobs", self.logprobs, 0, MAX_LOGPROBS, "None states nothing")
+        fewest = 0 if self.scored else 1
+        checked["max_tokens"] = whole("max_tokens", self.max_tokens, fewest, hint="0 with echo and logprobs")
+        if self.deadline_s is not None:
+            checked["deadline_s"] = real("deadline_s", self.deadline_s, 0, 1e9, "seconds")
+        for name, value in checked.items():  # NumPy's numbers become Python's
+            object.__setattr__(self, name, value)
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's tokens get log-probabilities, so that all of its rows are decode rows."""
+        return self.echo and self.logprobs is not None
+
+    def nth(self, index: int) -> Self:
+        """The job of one text of several: all but the first have seeds that follow from the given one, if
+        one is given."""
+        seed = self.params.seed
+        if index == 0 or seed is None:
+            return self
+        return replace(self, params=replace(self.params, seed=splitmix64(seed, index) >> 1))
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A job, and how far an engine has come with it.
+
+    ``output`` and ``finish_reason`` are the truth about that: each changes in one instruction, so an
+    interrupt finds the request before a token or after it, and what else depends on them is derived."""
+
+    job: Job
+    constraint: Constraint | None = None  #: asked before each token; that of the job's grammar, say
+    params: SamplingParams = field(init=False)  #: the job's, with a seed and without what it must not choose
+    deadline: float | None = field(init=False)  #: when its time is over, by ``time.perf_counter``
+    viewer: Viewer | None = field(init=False)  #: watches which neurons fire
     output: list[int] = field(default_factory=list)  #: so far, without a token that ends the text
     output_logprobs: list[Logprobs] = field(default_factory=list)  #: of ``output``'s tokens, if asked for
     #: with ``echo``: of the prompt's tokens, in order, as far as they are; the first has none
@@ -101,16 +156,13 @@ class Request:
     _looked_at: int = 0
 
     def __post_init__(self) -> None:
-        if not len(self.prompt):
+        job = self.job
+        if not len(job.prompt):
             raise UserError("the prompt has no tokens: give at least one (a text, or the BOS token)")
-        if self.max_tokens < (0 if self.scored else 1):
-            raise UserError(
-                f"max_tokens is {self.max_tokens}: allowed are 1 and more, 0 with echo and logprobs"
-            )
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise UserError(f"logprobs is {self.logprobs}: allowed are 0 to {MAX_LOGPROBS}, or None")
-        self.params = self.params.with_seed()
-        if self.scored:
+        self.params = job.params.with_seed()
+        self.deadline = None if job.deadline_s is None else time.perf_counter() + job.deadline_s
+        self.viewer = Viewer() if job.picture else None
+        if job.scored:
             self.prompt_logprobs = [None]  # nothing comes before the first token
 
     @property
@@ -121,29 +173,24 @@ class Request:
     @property
     def length(self) -> int:
         """Tokens so far, prompt and output. The last one's K and V are not in the cache yet."""
-        return len(self.prompt) + len(self.output)
+        return len(self.job.prompt) + len(self.output)
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 
     @property
-    def scored(self) -> bool:
-        """Whether the prompt's tokens get log-probabilities, so that all of its rows are decode rows."""
-        return self.echo and self.logprobs is not None
-
-    @property
     def complete(self) -> bool:
         """Whether it has all that it asked for."""
         n = len(self.output)
-        return n >= self.max_tokens and (n > 0 or len(self.prompt_logprobs) == len(self.prompt))
+        return n >= self.job.max_tokens and (n > 0 or len(self.prompt_logprobs) == len(self.job.prompt))
 
     def tokens(self, start: int, stop: int) -> Sequence[int]:
         """Those at these positions, of the prompt and then of the output."""
-        prompt = len(self.prompt)
-        if stop <= prompt:
-            return self.prompt[start:stop]
-        return [*self.prompt[start:], *self.output[max(start - prompt, 0) : stop - prompt]]
+        prompt = self.job.prompt
+        if stop <= len(prompt):
+            return prompt[start:stop]
+        return [*prompt[start:], *self.output[max(start - len(prompt), 0) : stop - len(prompt)]]
 
     def recent(self, n: int) -> Collection[int]:
         """The last ``n`` tokens; -1: all different ones. Costs what is new, not what the sequence is long."""

@@ -96,7 +96,7 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """Raises RequestError when a prompt leaves no room for one token in the context, or in the cache."""
-        prompt = len(request.prompt)
+        prompt = len(request.job.prompt)
         if prompt >= self.context:
             fix = "shorten the prompt, or enlarge the context (-c) as far as the model allows"
             holder = "the context"
@@ -161,8 +161,8 @@ class Scheduler:
         for request in self.running:
             if request.finish_reason is None:
                 tokens = len(request.output)
-                going_on = tokens < request.max_tokens or not request.complete
-                if going_on and len(request.prompt) + tokens < self.context:
+                going_on = tokens < request.job.max_tokens or not request.complete
+                if going_on and len(request.job.prompt) + tokens < self.context:
                     continue
                 request.context_full = not request.complete
                 request.finish("length")
@@ -205,7 +205,7 @@ class Scheduler:
         ended, and returns them."""
         self._begin()
         for request, end in step.decode:
-            if request.computed < len(request.prompt):
+            if request.computed < len(request.job.prompt):
                 self.prompt_rows += end - request.computed
             request.computed = end
             if end % PAGE == 0:
@@ -227,9 +227,9 @@ class Scheduler:
 
     def _decodes(self, request: Request) -> bool:
         """Whether its next row follows the decode rule."""
-        if request.computed < len(request.prompt):
-            return request.scored
-        return not self.alike or request.computed == request.length - 1 or request.scored
+        if request.computed < len(request.job.prompt):
+            return request.job.scored
+        return not self.alike or request.computed == request.length - 1 or request.job.scored
 
     def _end_late_ones(self, step: Step) -> None:
         now = time.perf_counter()
@@ -310,7 +310,7 @@ class Scheduler:
             wanted = [each.length - 1 - each.computed for each in more]
             extra = dict(zip(more, divided(max(spare, 0), wanted), strict=True))
         for request in requests[: limits.decode]:
-            start, last, prompt = request.computed, request.length - 1, len(request.prompt)
+            start, last, prompt = request.computed, request.length - 1, len(request.job.prompt)
             end = start + 1 + extra.get(request, 0)
             for position in range(start, end):
                 if position == last:
@@ -331,7 +331,7 @@ class Scheduler:
         batch = self.batch
         for request in requests:
             self._look_again(request)
-        ends = [each.length if self.alike else len(each.prompt) for each in requests]
+        ends = [each.length if self.alike else len(each.job.prompt) for each in requests]
         wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]
         given = divided(min(self.chunk, batch.limits.tokens - row), wanted)
         logits = len(step.sampled) + len(step.scored)

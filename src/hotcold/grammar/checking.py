@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.engine.request import RequestError
+from hotcold.engine.request import Grammar, RequestError
 from hotcold.errors import UserError
 from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary
 from hotcold.grammar.error import GrammarError
-from hotcold.grammar.grammar import Grammar
 from hotcold.grammar.notations import lark_of
 from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessTimeout
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from hotcold.engine.request import Constraint, RequestError
+from hotcold.engine.request import Constraint, Grammar, RequestError
 from hotcold.engine.sampler import Allowed
 from hotcold.grammar.checking import RETRY_S, GrammarProcess
 from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary, Mask, Matcher
 from hotcold.grammar.error import GrammarError
-from hotcold.grammar.grammar import Grammar
 from hotcold.grammar.json_schema import read
 from hotcold.grammar.notations import check_size, lark_of
 from hotcold.model.tokenizer import Tokenizer

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from hotcold.engine.request import Grammar
 from hotcold.grammar.compiler import escaped_regex
 from hotcold.grammar.error import GrammarError
 from hotcold.grammar.gbnf_lexemes import lark_of_gbnf
-from hotcold.grammar.grammar import Grammar
 from hotcold.grammar.json_schema import lark_of_schema, schemas_in_lark
 
 SOURCE_BYTES = 1 << 16  #: of a schema, an expression or a grammar

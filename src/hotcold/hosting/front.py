@@ -8,12 +8,11 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Unpack
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import RequestError
+from hotcold.engine.request import Job, RequestError
 from hotcold.errors import UserError
-from hotcold.hosting.job import Job
 from hotcold.hosting.messages import (
     Abort,
     AskStats,
@@ -34,7 +33,7 @@ from hotcold.hosting.state import ModelInfo, ProcessStats
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.processes.guarded import import_path
 from hotcold.processes.plain_data import PlainDataError, Unpacker
-from hotcold.runtime.options import LoadOptions, ModelOptions, check_names
+from hotcold.runtime.options import LoadOptions, complete
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.values import LARGEST, whole
 
@@ -53,18 +52,16 @@ class EngineFront:
         self,
         model: str | os.PathLike[str] | None = None,
         *,
-        sequences: int = 4,
         max_waiting: int = 64,
-        chunk: int | None = None,
-        cache_positions: int | None = None,
-        **options: Unpack[ModelOptions],
+        **options: Unpack[LoadOptions],
     ) -> None:
-        check_names(options, ModelOptions)
-        given = {"sequences": sequences, "chunk": chunk, "cache_positions": cache_positions, **options}
+        given: dict[str, Any] = {"sequences": 4, **options}
+        loading = complete(given)  # UserError now, and not from the other process
+        self._chat_template = loading["chat_template"]
         self._options = {name: _plain(value) for name, value in given.items() if value is not None}
-        self._chat_template = LoadOptions.of(self._options).chat_template
         self._model = None if model is None else os.fspath(model)
-        self._most = sequences + whole("max_waiting", max_waiting, 0, LARGEST)
+        #: jobs that may run or wait at the same time
+        self.most = loading["sequences"] + whole("max_waiting", max_waiting, 0, LARGEST)
         self._status: Status = "new"
         self._loaded = 0.0
         self._error: str | None = None
@@ -118,11 +115,6 @@ class EngineFront:
         recommend something, as in :class:`SamplingParams`."""
         return SamplingParams() if self._file is None else self._file.sampling
 
-    @property
-    def process_id(self) -> int | None:
-        """Of the engine process, while there is one."""
-        return None if self._transport is None or self._exited.is_set() else self._transport.get_pid()
-
     async def start(self) -> None:
         """Starts the engine process, which then loads the model: see :meth:`ready`. RuntimeError: it was
         started or closed before; OSError: the system starts no process."""
@@ -173,11 +165,15 @@ class EngineFront:
         finally:
             self._drop(id)
 
+    def check(self) -> None:
+        """RequestError: no job can run now."""
+        if self._status != "ready":
+            raise self._unusable()
+
     async def stats(self, *, steps: bool = False) -> ProcessStats:
         """How the engine is, after its current step; with ``steps`` how long the steps took since this was
         asked for last. RequestError: there is no engine."""
-        if self._status != "ready":
-            raise self._unusable()
+        self.check()
         id = self._next_id()
         asked: asyncio.Future[ProcessStats] = asyncio.get_running_loop().create_future()
         self._asked[id] = asked
@@ -210,28 +206,16 @@ class EngineFront:
             self._kill()
         await self._exited.wait()
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        try:
-            await self.ready()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     def _submit(self, job: Job) -> tuple[int, "_Reply"]:
-        if self._status != "ready" or self._info is None:
-            raise self._unusable()
-        if len(self._replies) >= self._most:
-            turns = (len(self._replies) - self._info.slots + 1) / self._info.slots
+        self.check()
+        slots, context = self.info.slots, self.info.context
+        if len(self._replies) >= self.most:
+            turns = (len(self._replies) - slots + 1) / slots
             retry = min(max(self._job_s * turns, 1.0), 60.0)
             seen = f"{len(self._replies)} requests run or wait"
             raise RequestError(f"{seen}, and no more are allowed: try again later", "queue_full", retry)
-        if len(job.prompt) >= self._info.context:
-            seen = f"the prompt has {len(job.prompt)} tokens and the context holds {self._info.context}"
+        if len(job.prompt) >= context:
+            seen = f"the prompt has {len(job.prompt)} tokens and the context holds {context}"
             fix = "shorten the prompt, or enlarge the context (-c) as far as the model allows"
             raise RequestError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
         id = self._next_id()

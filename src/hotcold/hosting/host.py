@@ -11,9 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Constraint
+from hotcold.engine.request import Constraint, Grammar
 from hotcold.errors import UserError
-from hotcold.grammar.grammar import Grammar
 from hotcold.hosting.loop import Command, EngineBroken, EngineThread
 from hotcold.hosting.messages import (
     Abort,

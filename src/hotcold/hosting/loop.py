@@ -16,15 +16,11 @@ from typing import TypeAlias
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Continuation, Piece
-from hotcold.engine.request import Constraint, Request, RequestError
+from hotcold.engine.request import Constraint, Grammar, Job, Request, RequestError
 from hotcold.engine.sampler import DamagedModelError
-from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
 from hotcold.hosting.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
 from hotcold.hosting.state import ProcessStats, resident_bytes
-from hotcold.watch.live import Viewer
 
 _TRIES = 3  # steps that fail one after the other, until the engine counts as broken
 _STARTING_S = 0.0005  # that starting jobs may take between two steps
@@ -41,7 +37,6 @@ class Compiled:
 
     id: int
     request: Request
-    stop: tuple[str, ...]
     constraint: Constraint | Exception
 
 
@@ -119,22 +114,22 @@ class EngineThread:
 
     def _submit(self, id: int, job: Job) -> None:
         try:
-            request, stop = _request(job), stop_strings(job.stop)
+            request = Request(job)
             if job.grammar is None:
-                self._start(id, request, stop)
+                self._start(id, request)
             else:
-                self._compile(id, request, stop, job.grammar)
+                self._compile(id, request, job.grammar)
         except Exception as error:
             self._fail([(id, error)])
 
-    def _start(self, id: int, request: Request, stop: Sequence[str]) -> None:
+    def _start(self, id: int, request: Request) -> None:
         self._engine.check(request)  # before its text is looked at
-        continuation = Continuation(self._engine, request, stop)
+        continuation = Continuation(self._engine, request)
         self._engine.add(request)
         self._running[id] = continuation
         self._ids[request] = id
 
-    def _compile(self, id: int, request: Request, stop: tuple[str, ...], grammar: Grammar) -> None:
+    def _compile(self, id: int, request: Request, grammar: Grammar) -> None:
         """The request is queued when its grammar is ready: steps of others go on meanwhile."""
         make = self._constraint
         if make is None:
@@ -148,7 +143,7 @@ class EngineThread:
                 found = make(grammar)
             except Exception as error:
                 found = error
-            self._commands.put(Compiled(id, request, stop, found))
+            self._commands.put(Compiled(id, request, found))
 
         self._compiling[id] = self._compilers.submit(compiled)
 
@@ -159,7 +154,7 @@ class EngineThread:
             if isinstance(found.constraint, Exception):
                 raise found.constraint
             found.request.constraint = found.constraint
-            self._start(found.id, found.request, found.stop)
+            self._start(found.id, found.request)
         except Exception as error:
             self._fail([(found.id, error)])
 
@@ -238,23 +233,6 @@ class EngineThread:
             self._step_s.clear()
         now = self._engine.stats()
         return ProcessStats(**asdict(now), rss_bytes=resident_bytes(), step_s=times)
-
-
-def _request(job: Job) -> Request:
-    """ValueError: a value that is not allowed."""
-    deadline = None if job.deadline_s is None else time.perf_counter() + job.deadline_s
-    return Request(
-        job.prompt,
-        job.params,
-        max_tokens=job.max_tokens,
-        ignore_eos=job.ignore_eos,
-        logprobs=job.logprobs,
-        echo=job.echo,
-        cache=job.cache,
-        shown=job.shown,
-        deadline=deadline,
-        viewer=Viewer() if job.picture else None,
-    )
 
 
 def _failure(id: int, error: Exception) -> Failure:

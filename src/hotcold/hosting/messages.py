@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import RequestError
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Job, RequestError
 from hotcold.hosting.state import ModelInfo, ProcessStats
 from hotcold.processes.plain_data import Plain, PlainDataError, from_plain, pack, to_plain
 

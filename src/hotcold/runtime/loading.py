@@ -1,9 +1,10 @@
 """Loads a model file into memory: checks what fits, decides where each part lies, and reads the weights."""
 
 import gc
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hotcold.demo import model_path
 from hotcold.errors import UserError
@@ -19,7 +20,7 @@ from hotcold.model.weights import Weights, check_tensors, load_weights
 from hotcold.runtime.memory import affordable_pages, check_memory
 from hotcold.runtime.mode import choose_mode
 from hotcold.runtime.named_templates import with_template
-from hotcold.runtime.options import LoadError, LoadOptions
+from hotcold.runtime.options import LoadError, LoadOptions, complete
 from hotcold.runtime.placing import Decision, ToLoad, decide
 from hotcold.runtime.sampling import sampling_of_file
 from hotcold.runtime.session import LoadedModel
@@ -29,15 +30,16 @@ from hotcold.values import printable, size
 _TRIES = 8  # with less of a GPU's memory each time
 
 
-def load(path: Path | None, options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
-    """Loads a GGUF file, ``hf:...`` of the hub, or the built-in model; ``progress`` is called with bytes read
-    so far and in all.
+def load(path: Path | None, options: Mapping[str, Any], progress: Progress | None = None) -> LoadedModel:
+    """Loads a GGUF file, ``hf:...`` of the hub, or the built-in model; ``options`` are :class:`LoadOptions`;
+    ``progress`` is called with bytes read so far and in all.
 
     ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options that do
     not fit it or the machine (LoadError). Weights are read last, when a session has been found to fit."""
+    wanted = complete(options)
     with open_gguf(located(path or model_path())) as file:
         try:
-            return _load(file, options, progress)
+            return _load(file, wanted, progress)
         except UserError:
             raise
         except ValueError as error:  # a shape that is right and that a kernel has no room for, say
@@ -45,16 +47,18 @@ def load(path: Path | None, options: LoadOptions, progress: Progress | None = No
 
 
 def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> LoadedModel:
-    factors, predictor = predictor_names(file), find_predictors(file, options.predictor)
+    named = None if options["predictor"] is None else Path(options["predictor"])
+    factors, predictor = predictor_names(file), find_predictors(file, named)
     config = Config.from_metadata(file.metadata, file.magic, file.tensors)
     fingerprint = file.fingerprint()
     weight_bytes = check_tensors(file, config, factors)
-    mode = choose_mode(options.sparsity, config, file.path, predictor, fingerprint)
+    mode = choose_mode(options["sparsity"], config, file.path, predictor, fingerprint)
     limits, context, chunk = _limits(config, options)
     tokenizer = Tokenizer.from_metadata(file.metadata)
     if mode.predictors:
         weight_bytes += mode.predictors.nbytes
-    other = options.also and choose_mode(options.also, config, file.path, predictor, fingerprint)
+    second = options["second_sparsity"]
+    other = second and choose_mode(second, config, file.path, predictor, fingerprint)
     used = mode.predictors or (other.predictors if other else None)
     pages, notes = _pool(config, options, limits, weight_bytes)
     model = ToLoad(file, config, options, limits, pages, used.path if used else None)
@@ -73,12 +77,12 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         pages=pages,
         context=context,
         chunk=chunk,
-        cache_type=options.cache_type,
-        sparsity=options.sparsity,
+        cache_type=options["cache_type"],
+        sparsity=options["sparsity"],
         predictor=predictor,
         notes=(*config.notes, *tokenizer.notes, *notes, *sampling_notes, *decision.notes),
         on_gpu=decision.on_gpu,
-        chat_metadata=with_template(plain, options.chat_template),
+        chat_metadata=with_template(plain, options["chat_template"]),
         sampling=sampling,
     )
 
@@ -99,7 +103,7 @@ class _Reading:
             weight_bytes += tensors["token_embd.weight"].nbytes  # each of the two has the table
         check_memory(
             weight_bytes,
-            model.options.cache_type,
+            model.options["cache_type"],
             model.config,
             model.limits,
             model.pages,
@@ -139,36 +143,36 @@ def _less(allocated: int, planned: int) -> int:
 
 def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int]:
     """Returns (batch limits, context length, prompt chunk)."""
-    asked, most = options.context, config.context
+    asked, most = options["context"], config.context
     if asked == 0:
         asked = most
     if asked is not None and not 2 <= asked <= most:
         raise LoadError(
             f"context of {asked} positions (`context`): this model allows 2 to {most}, and 0 for all"
         )
-    context = asked or min(most, options.default_context)
-    if (pool := options.cache_positions) is not None and pool < context:
+    context = asked or min(most, options["default_context"])
+    if (pool := options["cache_positions"]) is not None and pool < context:
         if asked is not None or pool < 2:
             seen = f"a KV cache of {pool} positions (`cache_positions`)"
             raise LoadError(
                 f"{seen} holds less than one context of {context} (`context`): make it as large at least"
             )
         context = pool
-    chunk = min(options.chunk, context)
-    pages, logits = -(-context // PAGE), max(DECODE_ROWS, options.sequences)
-    return BatchLimits(DECODE_ROWS + chunk, options.sequences, pages, logits), context, chunk
+    chunk = min(options["chunk"], context)
+    pages, logits = -(-context // PAGE), max(DECODE_ROWS, options["sequences"])
+    return BatchLimits(DECODE_ROWS + chunk, options["sequences"], pages, logits), context, chunk
 
 
 def _pool(
     config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
 ) -> tuple[int, tuple[str, ...]]:
     """Pages of the KV cache that all sequences share, and what is to be said of them."""
-    if options.cache_positions is not None:
-        return -(-options.cache_positions // PAGE), ()
+    if options["cache_positions"] is not None:
+        return -(-options["cache_positions"] // PAGE), ()
     wanted, least = limits.sequences * limits.pages_per_sequence, limits.pages_per_sequence
     if wanted == least:
         return wanted, ()
-    room = affordable_pages(weight_bytes, options.cache_type, config, limits)
+    room = affordable_pages(weight_bytes, options["cache_type"], config, limits)
     if room is None or room >= wanted:
         return wanted, ()
     pages = max(least, room)

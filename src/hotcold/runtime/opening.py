@@ -10,7 +10,7 @@ from hotcold.demo import model_path
 from hotcold.errors import UserError
 from hotcold.hub.download import located
 from hotcold.runtime.loading import load
-from hotcold.runtime.options import LoadOptions, Progress
+from hotcold.runtime.options import Progress
 from hotcold.runtime.session import LoadedModel
 
 #: A GGUF file, ``hf:OWNER/NAME/FILE.gguf`` of the hub, or what :func:`~hotcold.runtime.loading.load` gave;
@@ -36,7 +36,7 @@ def opened(
     given = {name: value for name, value in options.items() if value is not None}
     if not isinstance(model, LoadedModel):
         advance = partial(progress, "loading") if progress else None
-        return load(file_of(model, progress), LoadOptions.of(given, **more), advance)
+        return load(file_of(model, progress), {**given, **more}, advance)
     if given:
         fix = "leave it out, or give the model's file"
         raise UserError(f"{min(given)} is for loading, and the model is loaded already: {fix}")

@@ -46,12 +46,12 @@ class ToLoad:
             self.file,
             self.config,
             limits.pages_per_sequence * PAGE,
-            self.options.cache_type,
+            self.options["cache_type"],
             predictors=self.predictors,
             chunk=limits.tokens - limits.decode,
             sequences=limits.sequences,
             positions=self.pages * PAGE,
-            sessions=2 if self.options.also else 1,
+            sessions=2 if self.options["second_sparsity"] else 1,
             gpu=gpu,
         )
 
@@ -113,7 +113,7 @@ class Decision:
 
     def open(self, options: LoadOptions, layers: int) -> Devices:
         """GPUMemoryError: the GPU has no room for this. GPUError: it cannot be used."""
-        cold = open_backend(options.backend, options.threads)
+        cold = open_backend(options["backend"], options["threads"])
         if self.placement is None:
             return Devices.of(cold, layers)
         return SplitDevices.place(self.placement, cold, self._open_hot(options, cold))
@@ -123,11 +123,11 @@ class Decision:
             backend = open_gpu(self.on_gpu.gpu, self.on_gpu.budget_bytes, spin=self.on_gpu.spin)
             backend.check_room(self.on_gpu.planned_bytes)  # before gigabytes are read
             return backend
-        assert options.hot_backend is not None
-        threads = options.hot_threads
-        if threads is None and options.hot_backend == "cpu":
+        assert options["hot_backend"] is not None
+        threads = options["hot_threads"]
+        if threads is None and options["hot_backend"] == "cpu":
             threads = cold.threads  # as many: threads that wait offer their cores to the other side's
-        return open_backend(options.hot_backend, threads)
+        return open_backend(options["hot_backend"], threads)
 
 
 def decide(model: ToLoad, most: int | None = None) -> Decision:
@@ -136,18 +136,19 @@ def decide(model: ToLoad, most: int | None = None) -> Decision:
     UserError: options that do not go together, a placement or profile that is not right, or a GPU that is not
     there."""
     options = model.options
-    wanted = options.placement is not None or options.vram_budget is not None
+    wanted = options["placement"] is not None or options["vram_budget"] is not None
     _check(options, wanted=wanted)
-    if options.hot_backend is not None:
-        if options.placement is not None:
-            found = _read(model, options.placement, gpu=False)
+    gpu_asked = None if options["gpu"] is None else str(options["gpu"])
+    if options["hot_backend"] is not None:
+        if options["placement"] is not None:
+            found = _read(model, Path(options["placement"]), gpu=False)
         else:
-            found = _solve(model, find_hardware(DEFAULT), options.vram_budget or 0, gpu=False)
+            found = _solve(model, find_hardware(DEFAULT), options["vram_budget"] or 0, gpu=False)
         return Decision(found.notes, found.placement)
-    asked = wanted or wished(options.gpu) is not None
-    if options.backend != "cpu" and not asked:
+    asked = wanted or wished(gpu_asked) is not None
+    if options["backend"] != "cpu" and not asked:
         return Decision()  # who checks the other backend wants that alone
-    gpu, note = choose_gpu(options.gpu, needed=wanted)
+    gpu, note = choose_gpu(gpu_asked, needed=wanted)
     if gpu is not None:
         return _on_gpu(model, gpu, most, asked=asked)
     if wanted:
@@ -156,16 +157,16 @@ def decide(model: ToLoad, most: int | None = None) -> Decision:
 
 
 def _check(options: LoadOptions, *, wanted: bool) -> None:
-    hot = options.hot_backend
-    if options.placement is not None and options.vram_budget is not None:
+    hot = options["hot_backend"]
+    if options["placement"] is not None and options["vram_budget"] is not None:
         raise UserError("`placement` and `vram_budget`: give one of them")
-    if hot is None and options.hot_threads is not None:
+    if hot is None and options["hot_threads"] is not None:
         raise UserError(f"`hot_threads` needs `hot_backend={' or '.join(BACKENDS)}`")
     if hot is not None and not wanted:
         raise UserError("`hot_backend` and `hot_threads` need `placement` or `vram_budget`")
-    if hot is not None and options.gpu not in (None, OFF):
-        raise UserError(f"`gpu={options.gpu}` and `hot_backend={hot}`: give one of them")
-    if hot is None and options.gpu == OFF and wanted:
+    if hot is not None and options["gpu"] not in (None, OFF):
+        raise UserError(f"`gpu={options['gpu']}` and `hot_backend={hot}`: give one of them")
+    if hot is None and options["gpu"] == OFF and wanted:
         raise UserError("`placement` and `vram_budget` are for a GPU: leave them out, or `gpu=off`")
 
 
@@ -225,11 +226,11 @@ def _on_gpu(model: ToLoad, gpu: GPU, most: int | None, *, asked: bool) -> Decisi
     if gpu.shares_memory and not asked and measured is None:
         shares = "it shares the processor's memory, and need not be faster"
         return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={gpu.index}` uses it",))
-    budget = gpu.default_budget if options.vram_budget is None else options.vram_budget
+    budget = gpu.default_budget if options["vram_budget"] is None else options["vram_budget"]
     budget = budget if most is None else min(most, budget)
     room = max(0, budget - slack_bytes(budget))
-    if options.placement is not None and most is None:
-        found = _read(model, options.placement, gpu=True)
+    if options["placement"] is not None and most is None:
+        found = _read(model, Path(options["placement"]), gpu=True)
     elif gpu.kind == "software":
         found = _solve(model, _favourable(), room, gpu=True)
     else:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
@@ -9,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from hotcold.chat.stand_ins import texts_of
+from hotcold.engine.request import Job
 from hotcold.server import openapi
 from hotcold.server.bodies import AT_ONCE, read_json
 from hotcold.server.metrics import CONTENT_TYPE
@@ -82,22 +84,19 @@ class _Routes:
 
     async def chat(self, request: Request) -> Any:
         service = self._service
-        call = await self._read(request, chat.parse)
-        notes = await service.check_grammar(call.grammar)
+        call = await self._asked(request, chat.parse)
         jobs, reply = await service.in_thread(service.chat_jobs, call)
-        _note_not_enforced(request, notes)
+        _note_not_enforced(request, call.job)
         await self._note_left_out(request, texts_of(call.messages))
         return Answer(service, jobs, reply, stream=call.stream, field="messages")
 
     async def completions(self, request: Request) -> Any:
-        call = await self._read(request, completion.parse)
-        await self._note_left_out(request, texts_of(call.prompts))
-        return await self._continued(request, call)
+        call = await self._asked(request, completion.parse)
+        return await self._continued(request, call, call.prompts)
 
     async def native(self, request: Request) -> Any:
-        call = await self._read(request, native.parse)
-        await self._note_left_out(request, texts_of(call.prompt))
-        return await self._continued(request, call, done=False)
+        call = await self._asked(request, native.parse)
+        return await self._continued(request, call, call.prompt, done=False)
 
     async def tokenize(self, request: Request) -> Response:
         call = await self._read(request, tokens.parse_tokenize)
@@ -108,12 +107,24 @@ class _Routes:
         call = await self._read(request, tokens.parse_detokenize)
         return JSONReply(await self._service.in_thread(call.answer))
 
-    async def _continued(self, request: Request, call: CompletionCall | NativeCall, done: bool = True) -> Any:
+    async def _continued(
+        self, request: Request, call: CompletionCall | NativeCall, texts: Any, done: bool = True
+    ) -> Any:
         """Answers with what the model writes after texts."""
-        _note_not_enforced(request, await self._service.check_grammar(call.grammar))
+        await self._note_left_out(request, texts_of(texts))
+        _note_not_enforced(request, call.job)
         prompts = await self._service.in_thread(call.encode)
         jobs, reply = call.jobs(prompts), call.reply(prompts)
         return Answer(self._service, jobs, reply, stream=call.stream, done=done)
+
+    async def _asked(self, request: Request, parse: Callable[..., Any]) -> Any:
+        """What the body asks a model for, with the grammar as its check left it. RequestError: no answer can
+        be held to that."""
+        call = await self._read(request, parse)
+        if call.job.grammar is None:
+            return call
+        grammar = await self._service.llm.check(call.job.grammar)
+        return replace(call, job=replace(call.job, grammar=grammar))
 
     async def _note_left_out(self, request: Request, texts: Iterable[str]) -> None:
         """Tells in the log, and in a header, what of a prompt's texts no token can spell."""
@@ -130,10 +141,10 @@ class _Routes:
         return await self._service.in_thread(parse, body, facts)
 
 
-def _note_not_enforced(request: Request, notes: Sequence[str]) -> None:
+def _note_not_enforced(request: Request, job: Job) -> None:
     """Tells in the log, and in a header, which parts of the request's schemas the answer is not held to."""
-    if notes:
-        request.scope[NOTES][NOT_ENFORCED] = header_text(notes)
+    if job.grammar is not None and job.grammar.notes:
+        request.scope[NOTES][NOT_ENFORCED] = header_text(job.grammar.notes)
 
 
 def header_text(notes: Sequence[str]) -> str:

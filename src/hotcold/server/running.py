@@ -9,8 +9,7 @@ from typing import Self
 
 from hotcold.api.async_llm import AsyncLLM
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import RequestError
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Job, RequestError
 from hotcold.server.metrics import Metrics
 
 

@@ -9,9 +9,8 @@ from typing import Any, Literal, TypeVar
 
 from hotcold.api.async_llm import AsyncLLM
 from hotcold.chat.chat import Chat
-from hotcold.engine.request import RequestError
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
+from hotcold.chat.messages import normal
+from hotcold.engine.request import Job, RequestError
 from hotcold.hosting.state import ProcessStats
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.chat import ChatCall
@@ -96,17 +95,13 @@ class Service:
         message, code, retry_after = _UNAVAILABLE[self.state]
         return APIError(message, status=503, type="unavailable_error", code=code, retry_after=retry_after)
 
-    async def check_grammar(self, grammar: Grammar | None) -> tuple[str, ...]:
-        """What of its schemas an answer is not held to. RequestError: no answer can be held to it."""
-        return () if grammar is None else (await self.llm.check(grammar)).notes
-
     def chat_jobs(self, call: ChatCall) -> tuple[list[Job], ChatReply]:
         """What the model is to continue for a conversation, and what makes an answer of it. Takes as long as
         its template does: not for the event loop's thread. UserError: the template refuses it."""
         chat = self._chat
         assert chat is not None  # what was asked before draining began is answered
         ids = chat.ids(
-            call.messages,
+            [normal(each) for each in call.messages],
             call.tools,
             kwargs=call.template_kwargs,
             add_generation_prompt=call.add_generation_prompt,

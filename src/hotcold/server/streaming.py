@@ -3,16 +3,15 @@ client goes."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from hotcold.engine.generation import Piece
-from hotcold.engine.request import RequestError
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Job, RequestError
 from hotcold.server.connections import drop
 from hotcold.server.protocol.errors import APIError, from_job
+from hotcold.server.protocol.replies import Reply
 from hotcold.server.replies import JSONReply, error_reply, to_json
 from hotcold.server.request_log import NOTES
 from hotcold.server.running import Running
@@ -29,16 +28,6 @@ _HEAD: Message = {
 }
 _PING = b": ping\n\n"
 _DONE = b"data: [DONE]\n\n"
-
-
-class Reply(Protocol):
-    """A translation of pieces into what a client reads."""
-
-    def first(self) -> list[dict[str, Any]]: ...
-    def add(self, index: int, piece: Piece) -> list[dict[str, Any]]: ...
-    def end(self) -> list[dict[str, Any]]: ...
-    def fail(self, error: APIError) -> list[dict[str, Any]]: ...
-    def whole(self) -> dict[str, Any]: ...
 
 
 class Answer:

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from hotcold.api.llm import Model, source_of
 from hotcold.engine.engine import Engine
-from hotcold.engine.request import Request
+from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
@@ -241,7 +241,7 @@ def measure(
     bandwidth = probe.measure(_PROBE_S) if probe else None
     before = engine.session.counters.copy()
     requests = [
-        Request(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True, cache=False)
+        Request(Job(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True, cache=False))
         for i, length in enumerate(lengths)
     ]
     engine.run(requests)

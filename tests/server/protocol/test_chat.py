@@ -15,9 +15,8 @@ from hotcold.chat.stream import ChatStream
 from hotcold.chat.thinking import Thinking
 from hotcold.chat.tool_formats import HERMES
 from hotcold.chat.tool_grammar import tools_grammar
+from hotcold.engine.request import Grammar, Job
 from hotcold.engine.sampler import splitmix64
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import chat
 from hotcold.server.protocol.errors import APIError
@@ -192,7 +191,7 @@ def test_some_of_the_tools_are_allowed(mode: str) -> None:
     call = parse(tools=[TOOL, time, wind], tool_choice={"type": "allowed_tools", "allowed_tools": chosen})
     assert [each["function"]["name"] for each in call.tools] == ["weather", "time", "wind"]
     assert [each["function"]["name"] for each in call.callable] == ["time"]
-    assert call.tool_choice == mode and call.grammar == parse(tools=[time], tool_choice=mode).grammar
+    assert call.tool_choice == mode and call.job.grammar == parse(tools=[time], tool_choice=mode).job.grammar
     assert parse(tools=[TOOL, time]).callable == parse(tools=[TOOL, time]).tools
 
 
@@ -206,13 +205,13 @@ def test_some_of_the_tools_are_allowed(mode: str) -> None:
 )
 def test_calls_or_content_of_a_format(format: dict[str, Any]) -> None:
     ids = {name: id for id, name in tokenizer().control_names.items()}
-    content = parse(**format).grammar
+    content = parse(**format).job.grammar
     for choice, may in (("auto", content), ("required", content)):
         found = parse(tools=[TOOL], tool_choice=choice, **format)
-        assert found.grammar == tools_grammar([TOOL], choice, True, HERMES, ids, may)
+        assert found.job.grammar == tools_grammar([TOOL], choice, True, HERMES, ids, may)
         assert not found.may_think
-    assert parse(tools=[TOOL], tool_choice="none", **format).grammar == content
-    assert parse(tools=[TOOL], **format).grammar != parse(tools=[TOOL]).grammar
+    assert parse(tools=[TOOL], tool_choice="none", **format).job.grammar == content
+    assert parse(tools=[TOOL], **format).job.grammar != parse(tools=[TOOL]).job.grammar
 
 
 def test_calls_match_a_grammar_of_their_own() -> None:
@@ -223,7 +222,7 @@ def test_calls_match_a_grammar_of_their_own() -> None:
         (job,) = found.jobs([1])
         assert job.grammar == tools_grammar(tools, choice, True, HERMES, ids)
         assert found.may_think is free
-    assert parse(tools=tools, tool_choice="none").grammar is None
+    assert parse(tools=tools, tool_choice="none").job.grammar is None
     broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": 5}}}
     assert refused(tools=[broken]).param == "tools"
     assert refused(tools=[broken]).code == "invalid_grammar"
@@ -240,7 +239,7 @@ def test_calls_match_a_grammar_of_their_own() -> None:
 )
 def test_a_format_has_no_room_for_thinking(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     call = parse(**fields)
-    assert call.template_kwargs == expected and call.may_think is (call.grammar is None)
+    assert call.template_kwargs == expected and call.may_think is (call.job.grammar is None)
 
 
 @pytest.mark.parametrize(

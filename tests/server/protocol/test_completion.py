@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.api_pieces import facts, likely, piece, pieces_of, tokenizer
 
+from hotcold.engine.request import Job
 from hotcold.engine.sampler import splitmix64
-from hotcold.hosting.job import Job
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import completion
 from hotcold.server.protocol.errors import APIError

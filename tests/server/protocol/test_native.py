@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.api_pieces import facts, likely, piece, pieces_of, tokenizer
 
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Job
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import models, native, tokens
 from hotcold.server.protocol.errors import APIError
@@ -19,7 +19,7 @@ def parse(**fields: Any) -> native.NativeCall:
 
 
 def params(**fields: Any) -> SamplingParams:
-    return parse(**fields).params
+    return parse(**fields).job.params
 
 
 def test_a_request_without_options_has_the_defaults_of_llama_cpp() -> None:

@@ -36,7 +36,7 @@ CALL = '{"name": "f", "arguments": {}}'
 def test_several_calls(format: ToolFormat, fields: dict[str, Any], several: bool) -> None:
     body = {"messages": [{"role": "user", "content": "Go"}], "tools": [TOOL], **fields}
     call = chat.parse(body, facts(tool_format=format))
-    assert call.parallel_tool_calls is several and call.grammar is not None
-    grammar = lark_of(call.grammar, {})
+    assert call.parallel_tool_calls is several and call.job.grammar is not None
+    grammar = lark_of(call.job.grammar, {})
     assert matches(grammar, f"{format.before}{CALL}{format.after}")
     assert matches(grammar, f"{format.before}{CALL}{format.between}{CALL}{format.after}") is several

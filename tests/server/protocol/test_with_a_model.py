@@ -12,8 +12,7 @@ from support.api_pieces import facts
 
 from hotcold import LLM
 from hotcold.engine.generation import Piece, stream
-from hotcold.engine.request import Request
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Job, Request
 from hotcold.server.protocol import completion, native
 from hotcold.tasks import scoring
 
@@ -27,10 +26,7 @@ def llm() -> Iterator[LLM]:
 
 
 def pieces(llm: LLM, job: Job) -> Iterator[Piece]:
-    request = Request(
-        job.prompt, job.params, job.max_tokens, job.ignore_eos, job.logprobs, echo=job.echo, cache=job.cache
-    )
-    return stream(llm.engine, request, job.stop)
+    return stream(llm.engine, Request(job))
 
 
 def answered(llm: LLM, **fields: Any) -> dict[str, Any]:

@@ -1,17 +1,16 @@
 """``/v1/chat/completions``: the request."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from hotcold.chat.stream import AnswerStream
 from hotcold.chat.tool_formats import GENERAL, HARMONY
 from hotcold.chat.tool_grammar import framed, tools_grammar
+from hotcold.engine.request import Grammar, Job
 from hotcold.grammar.error import GrammarError
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
-from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import constraints, sampling
-from hotcold.server.protocol.chat_reply import ChatReply, Splitter
+from hotcold.server.protocol.chat_reply import ChatReply
 from hotcold.server.protocol.errors import from_job, invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
@@ -26,7 +25,7 @@ from hotcold.server.protocol.fields import (
     check_depth,
     seen,
 )
-from hotcold.server.protocol.limits import LARGEST, MAX_CHOICES, MAX_LOGPROBS
+from hotcold.server.protocol.limits import MAX_CHOICES, MAX_LOGPROBS
 from hotcold.server.protocol.messages import MESSAGES, TOOL_CHOICE, TOOLS, TemplateKwargs
 
 Value: TypeAlias = bool | int | float | str
@@ -98,6 +97,7 @@ FIELDS: Fields = {
     "best_of": Field(Neutral((1,))),
 }  # fmt: skip
 BODY = Shape(FIELDS)
+_LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,9 @@ class ChatCall:
     template_kwargs: dict[str, Value]
     add_generation_prompt: bool
     continue_last: bool  #: whether the last message is the beginning of the answer
-    grammar: Grammar | None  #: that the answer must match: of its format, or of text and calls of tools
     may_think: bool  #: whether it may begin with thinking; no format has room for that
-    params: SamplingParams
+    job: Job  #: of each answer, without its prompt
     n: int
-    max_tokens: int
-    stop: tuple[str, ...]
-    ignore_eos: bool
-    logprobs: int | None
-    cache: bool
-    picture: bool
     stream: bool
     include_usage: bool
     timings_per_token: bool
@@ -131,24 +124,10 @@ class ChatCall:
         """``n`` jobs that continue these tokens."""
         if not ids:
             raise invalid("messages have no tokens: write something", "messages")
-        seeds = sampling.Seeds(self.params)
-        return [
-            Job(
-                prompt=ids,
-                params=seeds.of(i),
-                max_tokens=self.max_tokens,
-                stop=self.stop,
-                ignore_eos=self.ignore_eos,
-                logprobs=self.logprobs,
-                grammar=self.grammar,
-                cache=self.cache,
-                deadline_s=self.facts.deadline_s,
-                picture=self.picture,
-            )
-            for i in range(self.n)
-        ]
+        job = replace(self.job, prompt=ids)
+        return [job.nth(i) for i in range(self.n)]
 
-    def reply(self, parts: Callable[[], Splitter]) -> ChatReply:
+    def reply(self, parts: Callable[[], AnswerStream]) -> ChatReply:
         """What is sent of the jobs' pieces. ``parts`` makes what divides the text of one answer:
         ``Chat.stream`` with this model's settings."""
         return ChatReply(
@@ -156,7 +135,7 @@ class ChatCall:
             [parts() for _ in range(self.n)],
             stream=self.stream,
             include_usage=self.include_usage,
-            logprobs=self.logprobs is not None,
+            logprobs=self.job.logprobs is not None,
             every_timings=self.timings_per_token,
         )
 
@@ -193,16 +172,16 @@ def parse(body: object, facts: Facts) -> ChatCall:
         template_kwargs=kwargs,
         add_generation_prompt=values["add_generation_prompt"] and not continue_last,
         continue_last=continue_last,
-        grammar=_grammar(values, facts, callable, choice, content, continue_last),
         may_think=may_think,
-        params=sampling.params(values, facts),
+        job=sampling.job(
+            values,
+            facts,
+            max_tokens=sampling.length(values, _LENGTHS, facts.default_max_tokens),
+            logprobs=_logprobs(values),
+            grammar=_grammar(values, facts, callable, choice, content, continue_last),
+            picture=picture(values),
+        ),
         n=values["n"],
-        max_tokens=_length(values, facts),
-        stop=sampling.stops(values),
-        ignore_eos=values["ignore_eos"],
-        logprobs=_logprobs(values),
-        cache=values["cache_prompt"],
-        picture=bool((values["hotcold"] or {}).get("picture")),
         stream=values["stream"],
         include_usage=include_usage(values),
         timings_per_token=values["timings_per_token"],
@@ -242,10 +221,9 @@ def _without_absent(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
-def _length(values: Mapping[str, Any], facts: Facts) -> int:
-    given = (values[name] for name in ("max_completion_tokens", "max_tokens", "n_predict"))
-    found = next((each for each in given if each is not None), facts.default_max_tokens)
-    return LARGEST if found == -1 else int(found)
+def picture(values: Mapping[str, Any]) -> bool:
+    """Whether events say which neurons fired."""
+    return bool((values["hotcold"] or {}).get("picture"))
 
 
 def include_usage(values: Mapping[str, Any]) -> bool:

@@ -1,9 +1,10 @@
 """``/v1/chat/completions``: the answer."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from hotcold.chat.call_ids import CallIds, new_call_id
+from hotcold.chat.stream import AnswerStream, Part
 from hotcold.engine.generation import Piece
 from hotcold.server.protocol import logprobs
 from hotcold.server.protocol.facts import Facts
@@ -11,31 +12,10 @@ from hotcold.server.protocol.replies import Reply
 from hotcold.server.protocol.usage import timings, usage
 
 
-class Part(Protocol):
-    """A stretch of an answer: of its ``content`` or ``reasoning``; or of a call, which is begun by its name
-    (``call_start``) and goes on with ``call_arguments``, a fragment of JSON."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def index(self) -> int: ...  # of the call
-    @property
-    def name(self) -> str: ...
-
-
-class Splitter(Protocol):
-    """Divides the text of an answer, as it comes; ``ChatStream`` is one."""
-
-    def push(self, text: str) -> Sequence[Part]: ...
-    def finish(self) -> Sequence[Part]: ...
-
-
 class _Answer:
     """One choice so far."""
 
-    def __init__(self, splitter: Splitter, call_ids: CallIds) -> None:
+    def __init__(self, splitter: AnswerStream, call_ids: CallIds) -> None:
         self.splitter = splitter
         self._call_ids = call_ids
         self.content = ""
@@ -77,7 +57,7 @@ class ChatReply(Reply):
     def __init__(
         self,
         facts: Facts,
-        splitters: Sequence[Splitter],
+        splitters: Sequence[AnswerStream],
         *,
         stream: bool,
         include_usage: bool,
@@ -96,13 +76,12 @@ class ChatReply(Reply):
         return [self._chunk(i, delta) for i in range(len(self._answers))] if self._stream else []
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
-        """Events of a piece of job ``i``."""
         answer, tally = self._answers[i], self._tallies[i]
         reason = self._reason(piece)
         tally.add(piece)
         if self._logprobs:
             answer.logprobs += logprobs.of_chat(self._facts.tokenizer, piece.ids, piece.logprobs)
-        parts = list(answer.splitter.push(piece.text)) if piece.text else []
+        parts = answer.splitter.push(piece.text) if piece.text else []
         if reason is not None:
             parts += answer.splitter.finish()
         answer.held += len(piece.ids)
@@ -126,7 +105,6 @@ class ChatReply(Reply):
         return [{**self._head("chat.completion.chunk"), "choices": [], **self._counts()}]
 
     def whole(self) -> dict[str, Any]:
-        """The reply of a request that is not streamed, when all jobs have ended."""
         choices = [
             {
                 "index": i,

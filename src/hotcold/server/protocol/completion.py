@@ -1,14 +1,12 @@
 """``/v1/completions``: the request."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
-from hotcold.runtime.sampling import SamplingParams
+from hotcold.engine.request import Job
 from hotcold.server.protocol import constraints, sampling
-from hotcold.server.protocol.chat import EXTENSIONS, MODEL, STREAMING, include_usage
+from hotcold.server.protocol.chat import EXTENSIONS, MODEL, STREAMING, include_usage, picture
 from hotcold.server.protocol.completion_reply import CompletionReply
 from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts
@@ -88,15 +86,9 @@ class CompletionCall:
     facts: Facts
     prompts: list[Prompt]
     n: int  #: of each prompt
-    max_tokens: int  #: 0 generates nothing that is shown
-    params: SamplingParams
-    stop: tuple[str, ...]
-    ignore_eos: bool
+    job: Job  #: of each continuation, without its prompt
+    silent: bool  #: nothing that is generated is shown
     echo: bool
-    logprobs: int | None
-    grammar: Grammar | None
-    cache: bool
-    picture: bool
     stream: bool
     include_usage: bool
     timings_per_token: bool
@@ -108,28 +100,10 @@ class CompletionCall:
 
     def jobs(self, prompts: Sequence[Sequence[int]]) -> list[Job]:
         """``n`` for each prompt, one prompt after the other, as the choices come in the reply."""
-        seeds = sampling.Seeds(self.params)
-        scored = self.echo and self.logprobs is not None
-        found: list[Job] = []
-        for ids in prompts:
-            if not ids:
-                raise invalid("prompt has no tokens: give at least one", "prompt")
-            for _ in range(self.n):
-                job = Job(
-                    prompt=ids,
-                    params=seeds.of(len(found)),
-                    max_tokens=max(self.max_tokens, 0 if scored else 1),
-                    stop=self.stop,
-                    ignore_eos=self.ignore_eos,
-                    logprobs=self.logprobs,
-                    grammar=self.grammar,
-                    echo=scored,
-                    cache=self.cache,
-                    deadline_s=self.facts.deadline_s,
-                    picture=self.picture,
-                )
-                found.append(job)
-        return found
+        if not all(prompts):
+            raise invalid("prompt has no tokens: give at least one", "prompt")
+        each = [ids for ids in prompts for _ in range(self.n)]
+        return [replace(self.job, prompt=ids).nth(i) for i, ids in enumerate(each)]
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> CompletionReply:
         """What is sent of the jobs' pieces."""
@@ -142,8 +116,8 @@ class CompletionCall:
             [(text, ids) for text, ids in zip(texts, prompts, strict=True) for _ in range(self.n)],
             n=self.n,
             echo=self.echo,
-            silent=self.max_tokens == 0,
-            logprobs=self.logprobs is not None,
+            silent=self.silent,
+            logprobs=self.job.logprobs is not None,
             stream=self.stream,
             include_usage=self.include_usage,
             every_timings=self.timings_per_token,
@@ -164,27 +138,25 @@ def parse(body: object, facts: Facts) -> CompletionCall:
     for i, each in enumerate(prompts):
         if not isinstance(each, str):
             facts.check_ids(each, f"prompt[{i}]" if len(prompts) > 1 else "prompt")
+    scored = values["echo"] and values["logprobs"] is not None
+    default = DEFAULT_MAX_TOKENS if facts.max_tokens is None else facts.max_tokens
+    length = sampling.length(values, ("max_tokens", "n_predict"), default)
     return CompletionCall(
         facts=facts,
         prompts=prompts,
         n=n,
-        max_tokens=_length(values, facts),
-        params=sampling.params(values, facts),
-        stop=sampling.stops(values),
-        ignore_eos=values["ignore_eos"],
+        job=sampling.job(
+            values,
+            facts,
+            max_tokens=max(length, 0 if scored else 1),
+            logprobs=values["logprobs"],
+            echo=scored,
+            grammar=constraints.grammar(values, facts),
+            picture=picture(values),
+        ),
+        silent=length == 0,
         echo=values["echo"],
-        logprobs=values["logprobs"],
-        grammar=constraints.grammar(values, facts),
-        cache=values["cache_prompt"],
-        picture=bool((values["hotcold"] or {}).get("picture")),
         stream=values["stream"],
         include_usage=include_usage(values),
         timings_per_token=values["timings_per_token"],
     )
-
-
-def _length(values: Mapping[str, Any], facts: Facts) -> int:
-    given = (values[name] for name in ("max_tokens", "n_predict"))
-    default = DEFAULT_MAX_TOKENS if facts.max_tokens is None else facts.max_tokens
-    found = next((each for each in given if each is not None), default)
-    return LARGEST if found == -1 else int(found)

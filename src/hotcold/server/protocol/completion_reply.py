@@ -50,7 +50,6 @@ class CompletionReply(Reply):
         self._texts = [_Text(Columns(facts.tokenizer) if logprobs else None) for _ in prompts]
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
-        """Events of a piece of job ``i``."""
         choice, tally = self._texts[i], self._tallies[i]
         reason = self._reason(piece)
         tally.add(piece, silent=self._silent)
@@ -83,7 +82,6 @@ class CompletionReply(Reply):
         return [{**self._chunk([]), **self._counts()}] if self._stream and self._include_usage else []
 
     def whole(self) -> dict[str, Any]:
-        """The reply of a request that is not streamed, when all jobs have ended."""
         choices = [
             self._choice(
                 i, each.text, None if each.columns is None else joined(each.logprobs), each.finish_reason

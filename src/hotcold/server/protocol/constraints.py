@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from hotcold.engine.request import Grammar
 from hotcold.grammar.constraint import schema_grammar
 from hotcold.grammar.error import GrammarError
-from hotcold.grammar.grammar import Grammar
 from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (

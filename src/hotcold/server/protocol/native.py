@@ -1,11 +1,10 @@
 """llama.cpp's own ``/completion``: the request."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hotcold.grammar.grammar import Grammar
-from hotcold.hosting.job import Job
+from hotcold.engine.request import Job
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.errors import invalid
@@ -64,13 +63,9 @@ class NativeCall:
 
     facts: Facts
     prompt: str | list[int]
-    max_tokens: int  #: 0 generates nothing that is shown
-    params: SamplingParams
-    stop: tuple[str, ...]
-    ignore_eos: bool
-    logprobs: int | None
-    grammar: Grammar | None
-    cache: bool
+    job: Job  #: without its prompt
+    silent: bool  #: nothing that is generated is shown
+    gbnf: str  #: the grammar that was given as such
     return_tokens: bool
     stream: bool
     timings_per_token: bool
@@ -85,18 +80,7 @@ class NativeCall:
         (ids,) = prompts
         if not ids:
             raise invalid("prompt has no tokens: give at least one", "prompt")
-        job = Job(
-            prompt=ids,
-            params=self.params,
-            max_tokens=max(self.max_tokens, 1),
-            stop=self.stop,
-            ignore_eos=self.ignore_eos,
-            logprobs=self.logprobs,
-            grammar=self.grammar,
-            cache=self.cache,
-            deadline_s=self.facts.deadline_s,
-        )
-        return [job]
+        return [replace(self.job, prompt=ids)]
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> NativeReply:
         """What is sent of the job's pieces."""
@@ -105,8 +89,8 @@ class NativeCall:
             self.facts,
             self.prompt if isinstance(self.prompt, str) else self.facts.tokenizer.decode(ids),
             self.settings(),
-            silent=self.max_tokens == 0,
-            logprobs=self.logprobs is not None,
+            silent=self.silent,
+            logprobs=self.job.logprobs is not None,
             return_tokens=self.return_tokens,
             stream=self.stream,
             every_timings=self.timings_per_token,
@@ -114,18 +98,20 @@ class NativeCall:
 
     def settings(self) -> dict[str, Any]:
         """``generation_settings``: what was asked for, with the defaults."""
-        bias = [{"token": id, "bias": value} for id, value in self.params.logit_bias.items() if value > -1e9]
+        job = self.job
+        n_predict = 0 if self.silent else job.max_tokens
+        bias = [{"token": id, "bias": value} for id, value in job.params.logit_bias.items() if value > -1e9]
         return {
-            **settings(self.params),
+            **settings(job.params),
             "n_ctx": self.facts.context,
-            "n_predict": self.max_tokens,
-            "max_tokens": self.max_tokens,
-            "stop": list(self.stop),
-            "ignore_eos": self.ignore_eos,
-            "n_probs": self.logprobs or 0,
+            "n_predict": n_predict,
+            "max_tokens": n_predict,
+            "stop": list(job.stop),
+            "ignore_eos": job.ignore_eos,
+            "n_probs": job.logprobs or 0,
             "logit_bias": bias,
             "stream": self.stream,
-            "grammar": self.grammar.source if self.grammar and self.grammar.kind == "gbnf" else "",
+            "grammar": self.gbnf,
         }
 
 
@@ -152,16 +138,19 @@ def parse(body: object, facts: Facts) -> NativeCall:
     prompt = values["prompt"]
     if not isinstance(prompt, str):
         facts.check_ids(prompt, "prompt")
+    length = sampling.length(values, ("n_predict", "max_tokens"), facts.default_max_tokens)
     return NativeCall(
         facts=facts,
         prompt=prompt,
-        max_tokens=_length(values, facts),
-        params=sampling.params(values, facts),
-        stop=sampling.stops(values),
-        ignore_eos=values["ignore_eos"],
-        logprobs=values["n_probs"] or None,
-        grammar=constraints.grammar(values, facts),
-        cache=values["cache_prompt"],
+        job=sampling.job(
+            values,
+            facts,
+            max_tokens=max(length, 1),
+            logprobs=values["n_probs"] or None,
+            grammar=constraints.grammar(values, facts),
+        ),
+        silent=length == 0,
+        gbnf=values["grammar"] or "",
         return_tokens=values["return_tokens"],
         stream=values["stream"],
         timings_per_token=values["timings_per_token"],
@@ -182,9 +171,3 @@ def props(facts: Facts, chat_template: str = "") -> dict[str, Any]:
         "modalities": {"vision": False, "audio": False},
         "build_info": facts.fingerprint,
     }
-
-
-def _length(values: Mapping[str, Any], facts: Facts) -> int:
-    given = (values[name] for name in ("n_predict", "max_tokens"))
-    found = next((each for each in given if each is not None), facts.default_max_tokens)
-    return LARGEST if found == -1 else int(found)

@@ -37,7 +37,6 @@ class NativeReply(Reply):
         self._probabilities: list[dict[str, Any]] = []
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
-        """Events of a piece."""
         (tally,) = self._tallies
         self._reason(piece)
         tally.add(piece, silent=self._silent)
@@ -68,7 +67,6 @@ class NativeReply(Reply):
         return [{**self._last(), "content": "", "tokens": []}] if self._stream else []
 
     def whole(self) -> dict[str, Any]:
-        """The reply of a request that is not streamed, when the job has ended."""
         whole = {
             **self._last(),
             "content": self._content,

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 from hotcold.engine.generation import Piece
@@ -10,7 +11,7 @@ from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.usage import Tally
 
 
-class Reply:
+class Reply(ABC):
     """Of one request, whose jobs have indices. Pieces go in; out come the values of events, or at the end one
     whole reply. Everything but :meth:`whole` is for streams; without one :meth:`add` gives nothing."""
 
@@ -24,6 +25,10 @@ class Reply:
         """Before any piece."""
         return []
 
+    @abstractmethod
+    def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
+        """Events of a piece of job ``i``."""
+
     def end(self) -> list[dict[str, Any]]:
         """After the last piece of all jobs."""
         return []
@@ -31,6 +36,10 @@ class Reply:
     def fail(self, error: APIError) -> list[dict[str, Any]]:
         """Instead of what is missing; nothing may follow."""
         return [error.body()]
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The reply of a request that is not streamed, when all jobs have ended."""
 
     @property
     def completion_tokens(self) -> int:

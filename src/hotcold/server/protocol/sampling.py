@@ -1,11 +1,11 @@
 """How tokens are chosen: the fields, which all routes have alike."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from hotcold.engine.sampler import splitmix64
+from hotcold.engine.request import Job
 from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
 from hotcold.runtime.sampling import SamplingParams
@@ -197,14 +197,23 @@ def stops(values: Mapping[str, Any]) -> tuple[str, ...]:
     return stop_strings([each for each in ([given] if isinstance(given, str) else given or []) if each])
 
 
-@dataclass(frozen=True)
-class Seeds:
-    """Those of several texts of one request, as of several prompts of ``LLM.generate``."""
+def job(
+    values: Mapping[str, Any], facts: Facts, *, max_tokens: int, logprobs: int | None, **more: Any
+) -> Job:
+    """What is asked for, without the prompt. ``more`` are fields of :class:`Job` that a route has alone."""
+    return Job(
+        params=params(values, facts),
+        max_tokens=max_tokens,
+        stop=stops(values),
+        ignore_eos=values["ignore_eos"],
+        logprobs=logprobs,
+        cache=values["cache_prompt"],
+        deadline_s=facts.deadline_s,
+        **more,
+    )
 
-    params: SamplingParams
 
-    def of(self, index: int) -> SamplingParams:
-        seed = self.params.seed
-        if index == 0 or seed is None:
-            return self.params
-        return replace(self.params, seed=splitmix64(seed, index) >> 1)
+def length(values: Mapping[str, Any], names: Sequence[str], default: int) -> int:
+    """The most tokens of an answer, by the first of its names that is given."""
+    found = next((values[name] for name in names if values[name] is not None), default)
+    return LARGEST if found == -1 else int(found)
