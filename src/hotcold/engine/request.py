@@ -125,10 +125,8 @@ class Job:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A job, and how far an engine has come with it.
-
-    ``output`` and ``finish_reason`` are the truth about that: each changes in one instruction, so an
-    interrupt finds the request before a token or after it, and what else depends on them is derived."""
+    """A job, and how far an engine has come with it: ``output`` and ``finish_reason``, and what the scheduler
+    and the clock keep about it."""
 
     job: Job
     constraint: Constraint | None = None  #: asked before each token; that of the job's grammar, say
