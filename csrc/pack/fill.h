@@ -3,8 +3,8 @@
 #pragma once
 #include <functional>
 
-#include "simd/kernels.h"
 #include "pool/threads.h"
+#include "simd/kernels.h"
 
 namespace hc {
 

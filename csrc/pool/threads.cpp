@@ -14,8 +14,8 @@
 #include <immintrin.h>
 #endif
 
-#include "simd/kernels.h"
 #include "pool/wait.h"
+#include "simd/kernels.h"
 
 namespace hc {
 

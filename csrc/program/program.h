@@ -4,11 +4,11 @@
 #include <memory>
 #include <vector>
 
+#include "pool/threads.h"
 #include "program/batch.h"
-#include "simd/kernels.h"
 #include "program/link.h"
 #include "program/routing.h"
-#include "pool/threads.h"
+#include "simd/kernels.h"
 
 namespace hc {
 
