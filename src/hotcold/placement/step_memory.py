@@ -62,7 +62,8 @@ class GPUStep:
         """Of all buffers and scratch, with at most so many hot neurons in a layer (None: with no layer)."""
         config, limits = self.config, self.limits
         rows, positions = limits.tokens, limits.pages_per_sequence * PAGE
-        widths = [config.dim] * (2 + config.family.parallel + config.branches) + _room_floats(config)
+        widths = [config.dim] * (2 + config.family.parallel + config.branches)
+        widths += [] if hot is None else _room_floats(config)
         buffers = [4 * rows * width for width in widths]
         buffers += [2 * positions * rope.dim for rope in config.ropes for _ in range(2)]  # cosines and sines
         buffers += [4 * limits.logits * config.dim, gpus.batch_bytes(limits)]
