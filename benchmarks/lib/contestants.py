@@ -178,8 +178,8 @@ class Ours:
             return loading(self.session.model.path, self._again, lambda session: None)
         plan, n = self.plan, number(measure)
         if measure.startswith("prompt"):
-            requests = self._running = [self._request(n, 1, seed)]
-            requests[0].cache = False  # or it would find the pages of its like
+            # Without the cache, or it would find the pages of its like.
+            requests = self._running = [self._request(n, 1, seed, cache=False)]
             self._engine.add(requests[0])
             return lambda: read(self._engine, requests)
         if measure.startswith("decode"):
@@ -201,9 +201,10 @@ class Ours:
         scorer = Scorer(self.session.model.session(self.session.sparsity))
         return float(np.concatenate([score(scorer, window) for window in windows]).mean())
 
-    def _request(self, prompt: int, generate: int, seed: int) -> Request:
+    def _request(self, prompt: int, generate: int, seed: int, cache: bool = True) -> Request:
         tokens = random_tokens(prompt, self.session.model.config.vocab, seed)
-        return Request(Job(tokens, SamplingParams(seed=seed), max_tokens=generate, ignore_eos=True))
+        params = SamplingParams(seed=seed)
+        return Request(Job(tokens, params, max_tokens=generate, ignore_eos=True, cache=cache))
 
     def _pretend(self, request: Request) -> None:
         """Says of pages that they hold the request's prompt, as if an earlier request had left them."""

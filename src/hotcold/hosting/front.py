@@ -292,6 +292,7 @@ class EngineFront:
             if code is not None and code < 0:
                 how = f"was ended by signal {-code}{' (no memory was left, perhaps)' if code == -9 else ''}"
             self._fail(f"the engine process {how}")
+        self._kill()  # it has ended: this closes its pipes
 
     def _fail(self, message: str) -> None:
         if self._status in ("loading", "ready"):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from hotcold.engine.request import Job
-from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol.errors import APIError, invalid
@@ -194,7 +193,7 @@ def _without_samplers(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def stops(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Texts that end an answer; empty ones, which many clients send, mean nothing."""
     given = values["stop"]
-    return stop_strings([each for each in ([given] if isinstance(given, str) else given or []) if each])
+    return tuple(each for each in ([given] if isinstance(given, str) else given or []) if each)
 
 
 def job(
