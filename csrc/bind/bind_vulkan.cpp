@@ -201,7 +201,7 @@ void bind_vulkan(nb::module_& m) {
     bind_info(m);
     nb::class_<Memory>(m, "VulkanMemory")
         .def_prop_ro("nbytes", &Memory::size)
-        .def_prop_ro("host", &bind_host);
+        .def_prop_ro("host", &bind_host, nb::rv_policy::automatic);  // it owns what it shows
     nb::class_<Pipeline>(m, "VulkanPipeline");
     nb::class_<VulkanLink::Counts>(m, "VulkanLinkCounts")
         .def_ro("steps", &VulkanLink::Counts::steps)
