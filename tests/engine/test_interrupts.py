@@ -245,7 +245,7 @@ def interrupt_at_random(
     """All on one engine, so that whatever interrupts leave behind would come together. Each instruction is
     as likely as any other, however often it comes. New requests get the tokens of a fresh engine."""
     pool, random, seed = engine.session.cache, np.random.default_rng(points), 0
-    requests = sum(isinstance(each, Request) for each in gc.get_objects())
+    requests = sum(type(each) is Request for each in gc.get_objects())
     most = 10 + points // 5
     while points > 0:
         seed += 1
@@ -264,7 +264,7 @@ def interrupt_at_random(
             assert_no_page_is_lost(pool)
     del request, again
     gc.collect()
-    assert sum(isinstance(each, Request) for each in gc.get_objects()) <= requests
+    assert sum(type(each) is Request for each in gc.get_objects()) <= requests
 
 
 def some_requests() -> list[Request]:

@@ -278,8 +278,12 @@ def test_a_benchmark(llm: LLM) -> None:
         ({"n_gen": 1}, UserError, "n_gen is 1: allowed are the whole numbers 2 to"),
         ({"parallel": 5000}, UserError, "parallel is 5000: allowed are the whole numbers 1 to 4096"),
         ({"repetitions": 0}, UserError, "repetitions is 0"),
-        ({"n_prompt": 60, "n_gen": 30}, UserError, "-p 60 and -n 30 need 90 positions: the context holds 64"),
-        ({"timeline": "x"}, UserError, "--timeline shows a GPU and the CPU"),
+        (
+            {"n_prompt": 60, "n_gen": 30},
+            UserError,
+            "`n_prompt=60` and `n_gen=30` need 90 positions: the context holds 64",
+        ),
+        ({"timeline": "x"}, UserError, "`timeline` shows a GPU and the CPU"),
         ({"sparsity": "off"}, UserError, "sparsity is for loading, and the model is loaded already"),
     ],
 )
