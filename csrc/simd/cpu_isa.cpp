@@ -100,14 +100,9 @@ bool has_i8mm() {
 #endif
 
 // A table of its own for an instruction set that shares all but products of bytes.
-[[maybe_unused]] Kernels with_products(const Kernels& shared, const ByteProducts& own) {
-    Kernels kernels = shared;
-    kernels.name = own.name;
-    kernels.product = own.product;
-    kernels.ffn_piece = own.ffn_piece;
-    kernels.ffn_hidden = own.ffn_hidden;
-    kernels.predict = own.predict;
-    return kernels;
+[[maybe_unused]] Kernels with_products(Kernels shared, const ByteProducts& own) {
+    static_cast<ByteProducts&>(shared) = own;
+    return shared;
 }
 
 // How far ahead, by maker, family and range of models as CPUID gives them: what was measured with all threads

@@ -287,25 +287,30 @@ struct Stream;  // simd/stream.h
 // Bytes of thread-local scratch that each kernel may use.
 constexpr size_t kLocalBytes = 2 << 20;
 
-struct Kernels {
+// The kernels in which bytes are multiplied: all that an instruction set has of its own where it shares the
+// others.
+struct ByteProducts {
     const char* name;
-    void (*quantise)(const Input&, int token);
-    void (*arrange)(const Input&, int token);  // plain input of kLeastArranged tokens and more
-    void (*decode_row)(const Rows&, int64_t row, float* out, uint8_t* local);
     // Rows [first, first + count) of one product for tokens [t0, t1).
     void (*product)(const Product&, const Input&, int64_t first, int64_t count, int t0, int t1,
                     uint8_t* local);
     void (*ffn_piece)(const Ffn&, int tokens, int piece, uint8_t* local);
-    // y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one, at
-    // most 32. Part of ffn_piece.
-    void (*add_down)(const Ffn&, const int32_t* neurons, const float* c, int count, float* y, Stream&);
     void (*ffn_hidden)(const Ffn&, int64_t first, int64_t count, int t0, int t1, uint8_t* local);
-    // One group of a token's sums over all pieces, to `out`.
-    void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group, float* out);
-    void (*ffn_prompt_down)(const Ffn&, int64_t group, int t0, int t1, uint8_t* local);
     // Score bits of 64 neurons a word, words [word, end), for tokens [0, tokens): score >= threshold.
     void (*predict)(const Rows&, const Input&, const float* threshold, int64_t word, int64_t end, int tokens,
                     const Masks&);
+};
+
+struct Kernels : ByteProducts {
+    void (*quantise)(const Input&, int token);
+    void (*arrange)(const Input&, int token);  // plain input of kLeastArranged tokens and more
+    void (*decode_row)(const Rows&, int64_t row, float* out, uint8_t* local);
+    // y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one, at
+    // most 32. Part of ffn_piece.
+    void (*add_down)(const Ffn&, const int32_t* neurons, const float* c, int count, float* y, Stream&);
+    // One group of a token's sums over all pieces, to `out`.
+    void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group, float* out);
+    void (*ffn_prompt_down)(const Ffn&, int64_t group, int t0, int t1, uint8_t* local);
     void (*attention_split)(const Attention&, const Batch&, int token, int kv_head, int split,
                             uint8_t* local);
     void (*attention_merge)(const Attention&, const Batch&, int token, int kv_head);
@@ -322,15 +327,6 @@ struct Kernels {
 };
 
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
-
-// The kernels in which bytes are multiplied, of an instruction set that shares all others.
-struct ByteProducts {
-    const char* name;
-    decltype(Kernels::product) product;
-    decltype(Kernels::ffn_piece) ffn_piece;
-    decltype(Kernels::ffn_hidden) ffn_hidden;
-    decltype(Kernels::predict) predict;
-};
 
 extern const ByteProducts products_avxvnni, products_avxvnni_evex;  // the rest is AVX2's
 extern const ByteProducts products_dotprod, products_i8mm;          // the rest is NEON's
