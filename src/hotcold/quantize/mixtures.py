@@ -193,6 +193,12 @@ MIXTURES: dict[str, Mixture] = {
 #: Other names of mixtures, as llama.cpp has them.
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
+#: Types that single tensors may be given: those of the mixtures, and what they fall back to.
+TENSOR_TYPES = (
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ4_NL", "IQ4_XS", "MXFP4", "TQ2_0",
+)  # fmt: skip
+
 #: What a type becomes where rows are no multiple of its block.
 NARROW = {
     "IQ4_XS": "IQ4_NL", "Q2_K": "Q4_0", "Q3_K": "Q4_0", "TQ2_0": "Q4_0",
@@ -225,7 +231,8 @@ _WHOLE_KINDS = {
     "per_layer_token_embd.weight": "token_embd",
 }
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_PREDICTOR = re.compile(r"blk\.\d+\.fc[12]\.weight")
+#: PowerInfer's predictors in a file.
+PREDICTOR = re.compile(r"blk\.\d+\.fc[12]\.weight")
 _TYPES = {type.name: type for type in GGML_TYPES.values()}
 
 
@@ -302,7 +309,7 @@ class _Chooser:
             return wishes.output
         if named:
             return named
-        if wishes.predictor and _PREDICTOR.fullmatch(name):
+        if wishes.predictor and PREDICTOR.fullmatch(name):
             return wishes.predictor
         if wishes.pure or _TYPES[self.mixture.base].weights == 1:
             return self.mixture.base
