@@ -6,7 +6,7 @@ those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``
 whose scales one searches are only read here: :mod:`hotcold.kernels.quantising` writes them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -78,6 +78,10 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         return int(self.data.nbytes)
+
+    def pieces(self) -> Iterable[Bytes]:
+        """Its bytes, in one piece."""
+        return (self.data,)
 
     def load(self) -> "Tensor":
         """This tensor: it is in memory already (:class:`~hotcold.formats.stored.StoredTensor` is not)."""
