@@ -162,7 +162,7 @@ def test_files_that_may_not_be_written(model: Path, monkeypatch: pytest.MonkeyPa
         for path in (model, model.with_name("link.gguf")):
             with pytest.raises(QuantizeError, match="would replace the one that is read: give another name"):
                 rewrite(source, path, plan, force=True)
-        with pytest.raises(QuantizeError, match=r"new\.gguf: the file exists: give another name, or --force"):
+        with pytest.raises(QuantizeError, match=r"new\.gguf: the file exists: give another name, or `force`"):
             rewrite(source, output, plan)
         with pytest.raises(QuantizeError, match="none is not a folder: create it first"):
             rewrite(source, model.parent / "none" / "new.gguf", plan)

@@ -99,7 +99,7 @@ def convert(
 def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     """Reads all headers, checks everything but the weights, and decides every tensor's type."""
     if options.type not in FILE_TYPES:
-        others = "llama.cpp's quantiser makes others, such as the K types, from an F16 file"
+        others = "hotcold quantize makes others, such as the K types, from an F16 file"
         raise ConvertError(f"type {shown(options.type)} is not one of {', '.join(FILE_TYPES)}: {others}")
     if options.down not in (None, *DOWN_LAYOUTS):
         raise ConvertError(f"down layout {options.down!r} is not one of {', '.join(DOWN_LAYOUTS)}")

@@ -122,7 +122,7 @@ def check_output(path: Path, nbytes: int, *, force: bool) -> None:
     replaced, its folder does not exist, or the disk has less than ``nbytes`` bytes left."""
     folder = path.parent
     if path.exists() and not force:
-        raise FileError("the file exists: give another name, or --force to replace it")
+        raise FileError("the file exists: give another name, or `force` to replace it")
     if not folder.is_dir():
         raise FileError(f"{printable(str(folder), 4096)} is not a folder: create it first")
     free = shutil.disk_usage(folder).free

@@ -100,7 +100,7 @@ def copied(source: GGUFFile, name: str) -> PlannedTensor:
 
     def job(start: int, stop: int) -> Bytes:
         rows = source.read_rows(name, start, stop)
-        if info.type.supported and not Tensor(info.type, (stop - start, info.shape[-1]), rows).is_finite():
+        if info.type.decode and not Tensor(info.type, (stop - start, info.shape[-1]), rows).is_finite():
             raise _not_finite(name)
         return rows
 
