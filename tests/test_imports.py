@@ -36,7 +36,8 @@ ALLOWED = {
     "chat": {"formats", "processes", "model", "engine", "grammar"},
     "hosting": {"formats", "processes", "kernels", "model", "runtime", "watch", "engine", "grammar"},
     "api": {"model", "runtime", "engine", "grammar", "chat", "hosting"},
-    "tasks": {"formats", "kernels", "model", "sparse", "placement", "runtime", "engine", "api"},
+    "training": {"formats", "kernels", "model", "sparse"},
+    "tasks": {"formats", "kernels", "model", "sparse", "placement", "runtime", "engine", "api", "training"},
     "convert": {"formats", "model"},
     "server": {"formats", "model", "runtime", "engine", "grammar", "chat", "hosting", "api"},
     "commands": {
@@ -56,6 +57,7 @@ ALLOWED = {
         "api",
         "tasks",
         "convert",
+        "training",
         "server",
         "",
     },
@@ -68,7 +70,7 @@ OLD_NAMES = ("hotcold.engine.grammar", "hotcold.engine.job")
 
 #: packages that only the named files, or the files of the named folders, may import
 ONLY_IN = {
-    "torch": set(),
+    "torch": {"training/libraries.py"},
     "http": {"server", "hub"},
     "socketserver": {"server"},
     "asyncio": {"server", "api", "hosting", "commands/serve.py"},
@@ -82,9 +84,9 @@ ONLY_IN = {
     "huggingface_hub": {"hub"},
     "filelock": {"hub"},
     "ray": set(),
-    "transformers": set(),
+    "transformers": {"training/libraries.py"},
     "gguf": set(),
-    "safetensors": {"convert"},
+    "safetensors": {"convert", "training"},
     "ml_dtypes": {"convert"},
     "google": {"convert"},
     "sentencepiece": {"convert"},
