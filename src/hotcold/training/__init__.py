@@ -1,0 +1,1 @@
+"""Trains predictors and sparse models with torch."""
