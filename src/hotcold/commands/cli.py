@@ -32,6 +32,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("plan", "plan what a GPU computes, and predict the speed"),
     ("doctor", "describe this machine and measure its memory"),
     ("convert", "turn a checkpoint into a GGUF file"),
+    ("sparsify", "train a checkpoint until most of its neurons are zero"),
     ("pull", "download a model from the Hugging Face hub"),
     ("list", "list downloaded models"),
     ("remove", "delete a downloaded model"),
