@@ -8,7 +8,8 @@ A small Llama with SwiGLU is trained from random weights, the twin. Then it goes
 windows in the same order with the same learning rate: as it is (the control), and by `hotcold sparsify`. Both
 are judged by the same held-out text. In the end a growing share of the smallest activations of each token is
 left out in both models (the control of TurboSparse, arXiv 2406.05955, table 3): a sparse model does not
-notice until its zeros are used up. --l1 takes several weights of the penalty, for the frontier.
+notice until its zeros are used up. --l1 takes several weights of the penalty, for the frontier. --start takes
+a model with SwiGLU that is trained already, such as stories260K (gguf_to_checkpoint.py beside makes it).
 
 FOLDER gets the checkpoints, which a second call finds and does not train again, and the picture masked.svg.
 The last line of stdout is a JSON object.
@@ -93,8 +94,8 @@ def train(start: Path, end: Path, tokens: int, rate: float, args: argparse.Names
             print(f"{end.name}: step {step} of {steps}, loss {loss.item():.3f}, {seconds:.0f} s", flush=True)
     partial = end.with_name(end.name + ".partial")
     model.save_pretrained(partial)
-    for name in ("config.json", "tokenizer.model"):
-        shutil.copyfile(start / name, partial / name)
+    for path in (start / "config.json", *start.glob("*token*")):
+        shutil.copyfile(path, partial / path.name)
     partial.rename(end)
 
 
@@ -137,7 +138,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--tokenizer", type=Path, required=True, help="tokenizer.model of SentencePiece")
+    add("--start", type=Path, metavar="CHECKPOINT", help="a trained model with SwiGLU instead of a new twin")
+    add("--tokenizer", type=Path, help="tokenizer.model of SentencePiece, for a new twin")
     add("--vocabulary", type=int, default=4096)
     add("-f", "--file", action="append", required=True, metavar="TEXT[=SHARE]")
     add("--out", type=Path, required=True, metavar="FOLDER")
@@ -154,15 +156,16 @@ def main() -> int:
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=2)
     args = parser.parse_args()
+    if args.start is None and args.tokenizer is None:
+        parser.error("--tokenizer or --start is needed")
     args.texts = [_named_text(each) for each in args.file]
     torch.set_num_threads(args.threads)
     args.out.mkdir(exist_ok=True)
     begun = time.monotonic()
-    random, twin, control = (args.out / name for name in ("random", "twin", "control"))
-    if not random.exists():
-        make_twin(random, args)
+    twin, control = args.start or args.out / "twin", args.out / "control"
     if not twin.exists():
-        train(random, twin, args.tokens, args.rate, args)
+        make_twin(args.out / "random", args)
+        train(args.out / "random", twin, args.tokens, args.rate, args)
     if not control.exists():
         train(twin, control, args.further, args.further_rate, args)
     folders = {"SwiGLU": control}
@@ -192,8 +195,10 @@ def main() -> int:
         print(f"{name}: perplexity {whole:.3f}, zeros {found['zeros']:.1%}", flush=True)
     title = "Perplexity when each token's smallest activations are left out"
     (args.out / "masked.svg").write_text(sparsity_picture(title, curves))
-    settings = {key: getattr(args, key) for key in ("width", "layers", "tokens", "further", "rate")}
-    settings |= {"further_rate": args.further_rate, "context": args.context, "batch": args.batch}
+    names = ("start", "width", "layers", "tokens", "further", "rate", "further_rate", "context", "batch")
+    settings = {
+        name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in names
+    }
     print(json.dumps({"results": results, "settings": settings, "commit": commit()}))
     return 0
 

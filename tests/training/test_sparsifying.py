@@ -76,11 +76,30 @@ def reference(folder: Path, config: dict[str, Any]) -> Any:
     model.set_experts_implementation("eager")
     threshold = config.get("hidden_act_param", 0.0)
     for module in model.modules():
-        if hasattr(module, "act_fn"):
-            module.act_fn = Passed(threshold)
-            if config["hidden_act"] == "drelu" and hasattr(module, "up_proj"):
-                module.up_proj.register_forward_hook(lambda module, args, up: up.clamp(min=0))
+        for name in ("act_fn", "activation_fn"):
+            if hasattr(module, name):
+                setattr(module, name, Passed(threshold))
+        if config["hidden_act"] == "drelu":
+            put_drelu_into(module)
     return model.eval()
+
+
+def put_drelu_into(module: Any) -> None:
+    """Up is cut where it comes out of its projection; experts ask for it before they multiply."""
+    if isinstance(up := getattr(module, "up_proj", None), torch.nn.Linear):
+        up.register_forward_hook(lambda module, args, up: up.clamp(min=0))
+    if isinstance(both := getattr(module, "gate_up_proj", None), torch.nn.Linear):
+        both.register_forward_hook(lambda module, args, both: with_up_cut(both))
+    elif isinstance(both, torch.nn.Parameter):
+        module._apply_gate = lambda both: (
+            module.act_fn(both.chunk(2, -1)[0]) * with_up_cut(both).chunk(2, -1)[1]
+        )
+        module.config._experts_implementation = "batched_mm"
+
+
+def with_up_cut(both: Any) -> Any:
+    gate, up = both.chunk(2, dim=-1)
+    return torch.cat([gate, up.clamp(min=0)], dim=-1)
 
 
 @pytest.mark.parametrize("kind", ["relu", "drelu"])
@@ -99,6 +118,27 @@ def test_from_a_checkpoint_to_logits(kind: Any, tmp_path: Path) -> None:
     assert difference < 2e-3 * deviation
     # The same model of this package's own code: what was trained is what was written.
     assert perplexity(output, 32) == pytest.approx(found.perplexity, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("tiny-mixtral", "relu"), ("tiny-qwen3moe", "drelu"), ("tiny-phi3", "drelu")]
+)
+def test_experts_and_fused_gates(name: str, kind: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "sparse"
+    found = sparsify(DATA / name, [TEXT], folder, SparsifyOptions(1024, kind, 3e-3, context=32, batch=4))
+    assert all(0.3 < share < 1 for share in found.zeros)
+    difference, deviation, activation = differences(folder, tmp_path)
+    assert activation == kind
+    assert difference < 2e-3 * deviation
+
+
+def test_a_sparse_checkpoint_goes_on(tmp_path: Path) -> None:
+    """It is loaded with its own activation and threshold."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    found = sparsify(DATA / "tiny-llama", [TEXT], first, SparsifyOptions(1024, "drelu", 3e-3, context=32))
+    assert found.threshold > 0
+    again = sparsify(first, [TEXT], second, SparsifyOptions(256, "relu", 1e-5, context=32))
+    assert again.original_perplexity == pytest.approx(found.perplexity, rel=1e-6)
 
 
 def perplexity(folder: Path, context: int) -> float:

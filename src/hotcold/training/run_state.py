@@ -18,11 +18,12 @@ class RunState:
     """A folder with the last state of a run; ``identity`` is all that decides about its result."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
-        self._folder, self._identity = folder, dict(identity)
+        self.folder, self._identity = folder, dict(identity)
 
     def load(self) -> dict[str, Any] | None:
         """The last state, if there is one. UserError: it is another run's, or damaged."""
-        path = self._folder / _STATE
+        path = self.folder / _STATE
+        self._remove_partial()
         if not path.exists():
             return None
         try:
@@ -33,22 +34,29 @@ class RunState:
         wanted = json.loads(json.dumps(self._identity))
         if others := [key for key in wanted if identity.get(key) != wanted[key]]:
             key = others[0]
-            seen = f"{self._folder} holds a run with {key} {shown(identity.get(key))}"
+            seen = f"{self.folder} holds a run with {key} {shown(identity.get(key))}"
             raise UserError(f"{seen}, not {shown(wanted[key])}: give the same again, or another --work")
         return dict(saved)
 
     def save(self, state: Mapping[str, Any]) -> None:
         """UserError: it cannot be written; the state before it is still there."""
-        path = self._folder / _STATE
+        path = self.folder / _STATE
         try:
-            self._folder.mkdir(exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             with replacing(path) as file:
                 torch.save({**state, "identity": json.dumps(self._identity)}, file)
         except (OSError, RuntimeError, FileError) as error:  # torch has an error of its own for a full disk
             said = printable(" ".join(str(error).split())[:120])
             raise UserError(f"{path} cannot be saved ({said}): the state before it is kept") from None
 
+    def _remove_partial(self) -> None:
+        """Files that a killed run had not written to the end."""
+        for path in self.folder.glob(f".{_STATE}.*.partial"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
     def delete(self) -> None:
         with contextlib.suppress(OSError):
-            (self._folder / _STATE).unlink()
-            self._folder.rmdir()
+            self._remove_partial()
+            (self.folder / _STATE).unlink()
+            self.folder.rmdir()

@@ -2,11 +2,12 @@
 
 import json
 import os
-import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.layouts import activation, find_layout
@@ -95,7 +96,8 @@ def write_checkpoint(
 ) -> None:
     """Writes a checkpoint folder, whole or not at all; ``more`` are texts by the names of their files.
     UserError: it cannot be written."""
-    partial = output.with_name(f".{output.name[:200]}.{secrets.token_hex(4)}.partial")
+    partial = output.with_name(f".{output.name[:200]}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     try:
         model.to(stored_type(original)).save_pretrained(partial)
         (partial / "generation_config.json").unlink(missing_ok=True)  # the original's, if there is one
@@ -109,7 +111,7 @@ def write_checkpoint(
         for file in partial.iterdir():
             file.chmod((partial / "config.json").stat().st_mode)  # some writers make private files
         os.rename(partial, output)
-    except (OSError, RuntimeError) as error:  # the writers of weights have errors of their own
+    except (OSError, RuntimeError, SafetensorError) as error:
         seen = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise UserError(f"{output} cannot be written: {printable(seen)}") from None
     finally:

@@ -8,6 +8,7 @@ about the weights: a run that is killed anywhere goes on from its last state and
 import hashlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -111,6 +112,7 @@ def sparsify(
     state = RunState(work or output.with_name(output.name + ".work"), _identity(original, texts, options))
     try:
         run = _Run(original, mixture, options, place)
+        run.check_room(state)
         run.restore(state)
         run.train(state, told, progress, save_seconds)
         found = run.finish(time.monotonic() - start)
@@ -159,7 +161,15 @@ class _Run:
         self._optimiser = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
         self._units = self._magnitudes()
 
-    def restore(self, state: "RunState") -> None:
+    def check_room(self, state: RunState) -> None:
+        """UserError: two states, each three numbers a weight, and the output do not fit on the disk."""
+        weights = sum(parameter.numel() for parameter in self.model.parameters())
+        needed, free = weights * 4 * 7, shutil.disk_usage(state.folder.parent).free
+        if needed > free and not state.folder.exists():
+            place = f"{free} are free in {state.folder.parent}"
+            raise UserError(f"a run needs {needed} bytes in all, and {place}: give another --work")
+
+    def restore(self, state: RunState) -> None:
         if (saved := state.load()) is None:
             return
         self.model.load_state_dict(saved["model"])
@@ -178,7 +188,7 @@ class _Run:
 
     def train(
         self,
-        state: "RunState",
+        state: RunState,
         told: Callable[[Report], None],
         progress: Callable[[int, int], None],
         save_seconds: float,
