@@ -37,7 +37,7 @@ ALLOWED = {
     "chat": {"formats", "processes", "model", "engine", "grammar"},
     "hosting": {"formats", "processes", "kernels", "model", "runtime", "watch", "engine", "grammar"},
     "api": {"model", "runtime", "engine", "grammar", "chat", "hosting"},
-    "training": {"formats", "kernels", "model", "sparse"},
+    "training": {"formats", "kernels", "model", "sparse", "convert"},
     "tasks": {
         "formats",
         "kernels",

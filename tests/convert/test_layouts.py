@@ -156,6 +156,9 @@ def test_windows() -> None:
         ("llama", "relu", {}, ("relu", 0.0)),
         ("llama", "fatrelu", {"hidden_act_param": 0.01}, ("relu", 0.01)),
         ("bamboo", "relu", {}, ("drelu", 0.0)),
+        ("qwen2", "drelu", {}, ("drelu", 0.0)),
+        ("mixtral", "drelu", {"hidden_act_param": 0.02}, ("drelu", 0.02)),
+        ("gemma3_text", "fatrelu", {"hidden_act_param": 0.01}, ("relu", 0.01)),
         ("falcon", "gelu_pytorch_tanh", {}, ("gelu", 0.0)),
     ],
 )

@@ -72,10 +72,10 @@ def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
     )
 
 
-_SILU = {"silu": "silu"}
-_RELU = _SILU | {"relu": "relu"}
-# FATReLU (arXiv 2402.13516) is a ReLU whose threshold is hidden_act_param.
-_FATRELU = _RELU | {"fatrelu": "relu"}
+# A gate may have been made sparse. FATReLU (arXiv 2402.13516) is a ReLU whose threshold is hidden_act_param;
+# dReLU (arXiv 2406.05955), the ReLU of gate and up, may have one, too.
+_SPARSE = {"relu": "relu", "fatrelu": "relu", "drelu": "drelu"}
+_SILU = {"silu": "silu"} | _SPARSE
 _TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu")
 _GELU = {"gelu": "gelu_erf", **_TANH, "relu": "relu"}
 _RELU2 = {"relu2": "relu2"}
@@ -93,7 +93,7 @@ _MIXTRAL = _rules("llama", "mixtral", **_NO_BIAS | _EXPERTS)
 _GEMMA3 = Layout(
     "gemma3",
     "Gemma3ForCausalLM",
-    _TANH,
+    _TANH | _SPARSE,
     _rules("gemma3"),
     adapting.gemma3,
     adapting.gemma3_keys,
@@ -115,8 +115,8 @@ _GEMMA3 = Layout(
 
 #: config.json's model_type -> its layout
 LAYOUTS = {
-    "llama": Layout("llama", "LlamaForCausalLM", _FATRELU, _LLAMA, interleaved=True),
-    "sparsellama": Layout("llama", "SparseLlamaForCausalLM", _FATRELU, _LLAMA, interleaved=True),  # ProSparse
+    "llama": Layout("llama", "LlamaForCausalLM", _SILU, _LLAMA, interleaved=True),
+    "sparsellama": Layout("llama", "SparseLlamaForCausalLM", _SILU, _LLAMA, interleaved=True),  # ProSparse
     # Bamboo's code applies hidden_act to gate and up alike. So does TurboSparse-Mistral's, which computes
     # only neurons whose predictor, reading the residual stream, has a sigmoid above 1/2.
     "bamboo": Layout(
@@ -124,10 +124,10 @@ LAYOUTS = {
         interleaved=True, predictor="model.layers.{}.mlp.predictor.{}.weight",
     ),
     "mistral": Layout(
-        "llama", "MistralForCausalLM", _RELU, _rules("llama", **_NO_BIAS), adapting.mistral, interleaved=True
+        "llama", "MistralForCausalLM", _SILU, _rules("llama", **_NO_BIAS), adapting.mistral, interleaved=True
     ),
     "minicpm": Layout(
-        "minicpm", "MiniCPMForCausalLM", _FATRELU, _LLAMA, adapting.minicpm, adapting.minicpm_keys,
+        "minicpm", "MiniCPMForCausalLM", _SILU, _LLAMA, adapting.minicpm, adapting.minicpm_keys,
         interleaved=True,
     ),
     "mixtral": Layout(
@@ -233,5 +233,5 @@ def activation(config: Settings, layout: Layout) -> tuple[str, float]:
     hidden_act = config.text("hidden_act")
     if hidden_act not in layout.activations:
         raise config.error("hidden_act", f"one of {', '.join(layout.activations)}")
-    threshold = config.number("hidden_act_param") if hidden_act == "fatrelu" else 0.0
-    return layout.activations[hidden_act], threshold
+    has_threshold = hidden_act == "fatrelu" or (hidden_act == "drelu" and "hidden_act_param" in config)
+    return layout.activations[hidden_act], config.number("hidden_act_param") if has_threshold else 0.0

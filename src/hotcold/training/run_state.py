@@ -1,0 +1,62 @@
+"""The state of a training run on disk: written whole or not at all, and only for the run that made it."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hotcold.errors import UserError
+from hotcold.formats.files import FileError, replacing
+from hotcold.training.libraries import torch
+from hotcold.values import printable, shown
+
+_STATE = "state.pt"
+
+
+class RunState:
+    """A folder with the last state of a run; ``identity`` is all that decides about its result."""
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.folder, self._identity = folder, dict(identity)
+
+    def load(self) -> dict[str, Any] | None:
+        """The last state, if there is one. UserError: it is another run's, or damaged."""
+        path = self.folder / _STATE
+        self._remove_partial()
+        if not path.exists():
+            return None
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            identity = json.loads(saved.pop("identity"))
+        except Exception:
+            raise UserError(f"{path} is damaged, or no state of a run: give another --work") from None
+        wanted = json.loads(json.dumps(self._identity))
+        if others := [key for key in wanted if identity.get(key) != wanted[key]]:
+            key = others[0]
+            seen = f"{self.folder} holds a run with {key} {shown(identity.get(key))}"
+            raise UserError(f"{seen}, not {shown(wanted[key])}: give the same again, or another --work")
+        return dict(saved)
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """UserError: it cannot be written; the state before it is still there."""
+        path = self.folder / _STATE
+        try:
+            self.folder.mkdir(exist_ok=True)
+            with replacing(path) as file:
+                torch.save({**state, "identity": json.dumps(self._identity)}, file)
+        except (OSError, RuntimeError, FileError) as error:  # torch has an error of its own for a full disk
+            said = printable(" ".join(str(error).split())[:120])
+            raise UserError(f"{path} cannot be saved ({said}): the state before it is kept") from None
+
+    def _remove_partial(self) -> None:
+        """Files that a killed run had not written to the end."""
+        for path in self.folder.glob(f".{_STATE}.*.partial"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def delete(self) -> None:
+        with contextlib.suppress(OSError):
+            self._remove_partial()
+            (self.folder / _STATE).unlink()
+            self.folder.rmdir()

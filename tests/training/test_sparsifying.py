@@ -1,0 +1,150 @@
+"""From a checkpoint to a sparse one, to a GGUF file, to text; transformers is the truth of its logits."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotcold.convert import ConvertOptions, convert
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.tasks.scoring import Scorer
+
+torch = pytest.importorskip("torch", reason="training needs torch")
+pytest.importorskip("transformers", reason="training needs transformers")
+
+from hotcold.training.mixture import Mixture, NamedText  # noqa: E402
+from hotcold.training.sparse_checkpoint import load_model, open_original  # noqa: E402
+from hotcold.training.sparsifying import (  # noqa: E402
+    SparsifyOptions,
+    sparsify,
+)
+
+DATA = Path(__file__).parent.parent / "data"
+TEXT = NamedText("heidi", (DATA / "heidi.txt").read_text(encoding="utf-8")[:12000])
+OPTIONS = SparsifyOptions(tokens=2048, learning_rate=1e-3, context=32, batch=8)
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+    torch.use_deterministic_algorithms(False)
+
+
+def differences(folder: Path, tmp_path: Path) -> tuple[float, float, str]:
+    """The largest difference of the converted file's logits from the checkpoint's by transformers with the
+    activation of its config.json put in by hand; their deviation; and the file's activation."""
+    config = json.loads((folder / "config.json").read_text())
+    path = tmp_path / f"{folder.name}.gguf"
+    done = convert(folder, path, ConvertOptions("F32"))
+    window = [1, *range(40, 56)]
+    session = load(path, LoadOptions(sparsity="exact", threads=1, cache_type="f32")).session()
+    ours = np.concatenate([np.array(rows) for rows in Scorer(session).logits(window)])
+    session.close()
+    model = reference(folder, config)
+    with torch.no_grad():
+        theirs = model(torch.tensor([window])).logits[0, :-1].numpy()
+    return float(abs(ours - theirs).max()), float(theirs.std()), done.activation
+
+
+class Passed(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """ReLU with a threshold, in words of its own."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, gate: Any) -> Any:
+        return gate * (gate > self.threshold)
+
+
+def reference(folder: Path, config: dict[str, Any]) -> Any:
+    """The model by transformers' own code for its family, whose activation takes ReLU's place."""
+    import transformers
+
+    own = transformers.AutoConfig.from_pretrained(folder)
+    own.hidden_act = "relu"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=own, dtype=torch.float32)
+    model.set_experts_implementation("eager")
+    threshold = config.get("hidden_act_param", 0.0)
+    for module in model.modules():
+        for name in ("act_fn", "activation_fn"):
+            if hasattr(module, name):
+                setattr(module, name, Passed(threshold))
+        if config["hidden_act"] == "drelu":
+            put_drelu_into(module)
+    return model.eval()
+
+
+def put_drelu_into(module: Any) -> None:
+    """Up is cut where it comes out of its projection; experts ask for it before they multiply."""
+    if isinstance(up := getattr(module, "up_proj", None), torch.nn.Linear):
+        up.register_forward_hook(lambda module, args, up: up.clamp(min=0))
+    if isinstance(both := getattr(module, "gate_up_proj", None), torch.nn.Linear):
+        both.register_forward_hook(lambda module, args, both: with_up_cut(both))
+    elif isinstance(both, torch.nn.Parameter):
+        module._apply_gate = lambda both: (
+            module.act_fn(both.chunk(2, -1)[0]) * with_up_cut(both).chunk(2, -1)[1]
+        )
+        module.config._experts_implementation = "batched_mm"
+
+
+def with_up_cut(both: Any) -> Any:
+    gate, up = both.chunk(2, dim=-1)
+    return torch.cat([gate, up.clamp(min=0)], dim=-1)
+
+
+@pytest.mark.parametrize("kind", ["relu", "drelu"])
+def test_from_a_checkpoint_to_logits(kind: Any, tmp_path: Path) -> None:
+    output = tmp_path / "sparse"
+    found = sparsify(DATA / "tiny-llama", [TEXT], output, SparsifyOptions(2048, kind, 3e-3, context=32))
+    assert not (tmp_path / "sparse.work").exists()
+    assert found.perplexity < 200 < found.original_perplexity  # of 288 tokens: it has learnt something
+    assert [report.tokens for report in found.reports][-1] == 2048
+    config = json.loads((output / "config.json").read_text())
+    assert (found.threshold > 0) == ("hidden_act_param" in config)
+    assert (output / "tokenizer.model").read_bytes() == (DATA / "tiny-llama/tokenizer.model").read_bytes()
+    assert (output / "sparsity.svg").read_text().startswith("<svg")
+    difference, deviation, activation = differences(output, tmp_path)
+    assert activation == kind
+    assert difference < 2e-3 * deviation
+    # The same model of this package's own code: what was trained is what was written.
+    assert perplexity(output, 32) == pytest.approx(found.perplexity, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("tiny-mixtral", "relu"), ("tiny-qwen3moe", "drelu"), ("tiny-phi3", "drelu")]
+)
+def test_experts_and_fused_gates(name: str, kind: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "sparse"
+    found = sparsify(DATA / name, [TEXT], folder, SparsifyOptions(1024, kind, 3e-3, context=32, batch=4))
+    assert all(0.3 < share < 1 for share in found.zeros)
+    difference, deviation, activation = differences(folder, tmp_path)
+    assert activation == kind
+    assert difference < 2e-3 * deviation
+
+
+def test_a_sparse_checkpoint_goes_on(tmp_path: Path) -> None:
+    """It is loaded with its own activation and threshold."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    found = sparsify(DATA / "tiny-llama", [TEXT], first, SparsifyOptions(1024, "drelu", 3e-3, context=32))
+    assert found.threshold > 0
+    again = sparsify(first, [TEXT], second, SparsifyOptions(256, "relu", 1e-5, context=32))
+    assert again.original_perplexity == pytest.approx(found.perplexity, rel=1e-6)
+
+
+def perplexity(folder: Path, context: int) -> float:
+    original = open_original(folder)
+    model = load_model(original, torch.device("cpu")).eval()
+    held_out = torch.from_numpy(Mixture([TEXT], original.tokenizer, context, 0).held_out)
+    with torch.no_grad():
+        logits = model(held_out).logits[:, :-1]
+    return math.exp(torch.nn.functional.cross_entropy(logits.flatten(0, 1), held_out[:, 1:].flatten()))
