@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from support.published import named_model
+from support.skips import fold_skips
 from support.vulkan_devices import DRIVERS, choose_drivers, open_vulkan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,7 +75,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    fold_skips(terminalreporter.stats.get("skipped", []))
     distributed = config.getoption("numprocesses", None)  # then the others know what was left out
     if not config.getoption("--full") and (distributed or config.stash.get(LEFT_OUT, False)):
         terminalreporter.write_line(

@@ -68,7 +68,7 @@ def assert_same(session: Session, length: int = 100, rows: tuple[int, ...] = (1,
     [
         *((isa, "exact", "f16") for isa in supported_isas()),
         (supported_isas()[0], "off", "q8_0"),
-        (supported_isas()[-1], "off", "f16"),
+        pytest.param(supported_isas()[-1], "off", "f16", marks=pytest.mark.full),
         (supported_isas()[-1], "exact", "q8_0"),
     ],
 )
