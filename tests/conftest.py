@@ -67,6 +67,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--full"):
+        # Builds take minutes, and should not begin when the other tests are over.
+        items.sort(key=lambda item: item.path.name != "test_native.py")
         return
     left_out = [item for item in items if item.get_closest_marker("full")]
     if left_out:
