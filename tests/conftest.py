@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from support.published import named_model
 from support.skips import fold_skips
-from support.vulkan_devices import DRIVERS, choose_drivers, open_vulkan
+from support.vulkan_devices import DRIVERS, FULL, choose_drivers, open_vulkan
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = pytest.StashKey[bool]()
@@ -65,16 +65,25 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.numprocesses, config.option.dist = min(cores, 8), "worksteal"
 
 
+def _on_another_driver(item: pytest.Item) -> bool:
+    """Whether it has the mark "one_driver" and would run on another than the first."""
+    names = item.nodeid.partition("[")[2].rstrip("]").split("-")
+    return item.get_closest_marker("one_driver") is not None and not {*DRIVERS[1:]}.isdisjoint(names)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [] if FULL else [item for item in items if _on_another_driver(item)]
     if config.getoption("--full"):
         # Builds take minutes, and should not begin when the other tests are over.
         items.sort(key=lambda item: item.path.name != "test_native.py")
-        return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+    else:
+        long = [item for item in items if item.get_closest_marker("full")]
+        config.stash[LEFT_OUT] = bool(long)
+        left_out += long
     if left_out:
-        config.stash[LEFT_OUT] = True
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=[*gone])
 
 
 @pytest.hookimpl(tryfirst=True)
