@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = pytest.StashKey[bool]()
 # The reference backend's small products lose most of their time in an oversubscribed pool.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported, after this
+# What a power failure leaves of a file is not tested, and each file that is written would wait for the disk.
+os.fsync = lambda fd: None
 # Tests that want a GPU name it; the others mean the CPU, on machines with a GPU too.
 os.environ["HOTCOLD_GPU"] = "off"
 # A shell that starts the tests in the background has Ctrl-C ignored, and they would inherit that.

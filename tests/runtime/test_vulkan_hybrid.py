@@ -13,6 +13,7 @@ import pytest
 from support.golden import Golden, golden
 from support.placed import on_two, random_placement
 from support.sidecars import with_sidecar
+from support.vulkan_devices import FULL
 from support.vulkan_model import OrderedReference
 
 from hotcold.engine.engine import Engine
@@ -145,10 +146,10 @@ def test_logits_of_the_unsplit_model(vulkan: Any, share: float, goldens: list[Go
 
 @one_driver
 def test_greedy_texts_are_those_of_the_cpu(vulkan: Any) -> None:
-    """A hundred tokens each, with half of the model on the device and with all of it."""
+    """Many tokens each, with half of the model on the device and with all of it."""
     whole = load(None, LoadOptions(gpu="off", threads=1, sequences=5)).session()
     prompts = [whole.model.tokenizer.encode(text) for text in FAR_FROM_TIES]
-    tokens = 100
+    tokens = 200 if FULL else 100
     wanted = generated(whole, prompts, tokens)[0]
     for prompt, text in zip(prompts, wanted, strict=True):
         *_, last = Scorer(whole).logits(prompt + text)

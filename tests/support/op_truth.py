@@ -89,7 +89,8 @@ def random_cache(random: np.random.Generator, backend: Backend, shape: tuple[int
     if type == "q8_0":
         import gguf  # not of those who take only inputs from here
 
-        values = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+        row = values.astype(np.float32).reshape(1, -1)
+        values = gguf.quants.quantize(row, gguf.GGMLQuantizationType.Q8_0).reshape(cache.shape)
     cache[:] = values
     return cache
 
@@ -102,7 +103,8 @@ def cache_values(cache: npt.NDArray[Any]) -> Doubles:
     if cache.dtype == np.uint8:
         import gguf
 
-        cache = gguf.quants.dequantize(cache, gguf.GGMLQuantizationType.Q8_0)
+        rows = gguf.quants.dequantize(cache.reshape(1, -1), gguf.GGMLQuantizationType.Q8_0)  # faster as one
+        cache = rows.reshape(*cache.shape[:-1], -1)
     return cache.astype(np.float64)
 
 
