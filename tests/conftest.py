@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from support.published import named_model
-from support.vulkan_devices import DRIVERS, choose_drivers, open_vulkan
+from support.skips import fold_skips
+from support.vulkan_devices import DRIVERS, FULL, choose_drivers, open_vulkan
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = pytest.StashKey[bool]()
 # The reference backend's small products lose most of their time in an oversubscribed pool.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported, after this
+# What a power failure leaves of a file is not tested, and each file that is written would wait for the disk.
+os.fsync = lambda fd: None
 # Tests that want a GPU name it; the others mean the CPU, on machines with a GPU too.
 os.environ["HOTCOLD_GPU"] = "off"
 # A shell that starts the tests in the background has Ctrl-C ignored, and they would inherit that.
@@ -64,17 +67,30 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.numprocesses, config.option.dist = min(cores, 8), "worksteal"
 
 
+def _on_another_driver(item: pytest.Item) -> bool:
+    """Whether it has the mark "one_driver" and would run on another than the first."""
+    names = item.nodeid.partition("[")[2].rstrip("]").split("-")
+    return item.get_closest_marker("one_driver") is not None and not {*DRIVERS[1:]}.isdisjoint(names)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [] if FULL else [item for item in items if _on_another_driver(item)]
     if config.getoption("--full"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+        # Builds take minutes, and should not begin when the other tests are over.
+        items.sort(key=lambda item: item.path.name != "test_native.py")
+    else:
+        long = [item for item in items if item.get_closest_marker("full")]
+        config.stash[LEFT_OUT] = bool(long)
+        left_out += long
     if left_out:
-        config.stash[LEFT_OUT] = True
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=[*gone])
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    fold_skips(terminalreporter.stats.get("skipped", []))
     distributed = config.getoption("numprocesses", None)  # then the others know what was left out
     if not config.getoption("--full") and (distributed or config.stash.get(LEFT_OUT, False)):
         terminalreporter.write_line(

@@ -72,6 +72,7 @@ def test_the_even_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert shares[mask].min() >= shares[~mask].max()
 
 
+@pytest.mark.full
 def test_loading_is_timed_beside_a_copy(
     synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_builds_take_turns_and_a_faster_one_is_told() -> None:
     assert 0.9 <= low <= 1.0 <= high <= 1.1
 
 
+@pytest.mark.full
 def test_numbers_of_threads_take_turns(
     synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +172,7 @@ def test_settings_of_fetching_take_turns(
     assert all(row["ratio"] == 1 for row in rows if row["setting"] == "3K:1")
 
 
+@pytest.mark.full
 def test_a_busy_neighbour_is_there_and_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ def last_line(script: str, arguments: list[str], repository: Path) -> dict[str, 
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.full
 def test_a_short_load_on_the_server(repository: Path) -> None:
     arguments = [
         "--seconds",
@@ -75,6 +76,7 @@ def test_a_short_run_of_what_http_costs(repository: Path) -> None:
     assert len(found["samples"]) == 2 and found["ratio"]["least"] > 0
 
 
+@pytest.mark.full
 def test_a_short_run_of_delays(repository: Path) -> None:
     found = last_line("serving/delay.py", ["--windows", "2", "--seconds", "0.5"], repository)
     assert found["steps"] > 0 and found["prompts"] > 0 and found["quiet"]["p50_ms"] > 0

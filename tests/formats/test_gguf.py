@@ -201,7 +201,10 @@ def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
         open_gguf(tmp_path / "big.gguf")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",  # a large one takes the package seconds
+    [pytest.param(kind, marks=pytest.mark.full) if kind == "falcon" else kind for kind in KINDS],
+)
 def test_vocabulary_only_files(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "vocabulary.gguf"
     write_vocabulary(kind, path)

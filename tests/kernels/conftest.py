@@ -27,8 +27,8 @@ VULKAN = tuple(f"vulkan-{driver}" for driver in DRIVERS)
 #: longer than elsewhere: tests/kernels/test_vulkan_table.py has every op and type.
 SAMPLE = 4
 SLOW_SAMPLE = 1  #: likewise on SwiftShader, to which each kind of pipeline costs 0.3 s
-#: With an instruction set that is not the best of this processor, unless pytest is told --full; four times as
-#: many with the reference, whose sums take long.
+#: With an instruction set that is not the best of this processor, unless pytest is told --full; twice as many
+#: with the reference, whose sums take long, and eight times as many with the best instruction set.
 CPU_SAMPLE = 8
 
 
@@ -74,7 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     samples = {name: SLOW_SAMPLE if "swiftshader" in name else SAMPLE for name in ("ordered", *VULKAN)}
     if not config.getoption("--full"):
-        samples |= {f"cpu-{isa}": CPU_SAMPLE for isa in ISAS[1:]} | {"reference": 4 * CPU_SAMPLE}
+        samples |= {f"cpu-{isa}": CPU_SAMPLE for isa in ISAS[1:]} | {"reference": 2 * CPU_SAMPLE}
+        samples[f"cpu-{ISAS[0]}"] = 8 * CPU_SAMPLE
     left_out = {item for item in items if _takes_long(item)}
     found: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from support.op_truth import plain_batch, random_rows, random_tensor, rng
+from support.op_truth import plain_batch, random_rows, random_tensor, rng, weights_of
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.kernels.backend import Backend, Floats, Ints
@@ -84,13 +84,14 @@ class Case:
             codes, scales = quantise_input(x)
             x = (codes * scales).reshape(x.shape)
         bias = np.zeros(self.kind.experts) if self.bias is None else self.bias
-        return list(self.tensor.dequantise().astype(np.float64) @ x.astype(np.float64) + bias)
+        return list(weights_of(self.tensor) @ x.astype(np.float64) + bias)
 
     def scores(self, logits: list[float]) -> list[float]:
         if self.kind.score == "sigmoid":
             return [1 / (1 + math.exp(-v)) for v in logits]
-        total = math.fsum(math.exp(v - max(logits)) for v in logits)
-        return [math.exp(v - max(logits)) / total for v in logits]
+        largest = max(logits)
+        total = math.fsum(math.exp(v - largest) for v in logits)
+        return [math.exp(v - largest) / total for v in logits]
 
     def check(self, x: Floats, ids: Ints, factors: Floats) -> None:
         """The chosen rank above all others, but for what float32 may tell apart or not; then the factors."""

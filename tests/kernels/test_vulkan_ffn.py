@@ -94,12 +94,17 @@ def test_panels_are_as_large_as_the_blocks(type: str) -> None:
     np.testing.assert_array_equal(np.unpackbits(panels, axis=1).sum(axis=1), set_bits)
 
 
-BITS: list[tuple[FFNKind, Types, str]] = [
+BITS: list[Any] = [
     (FFNKind("relu", biases=True), ("Q4_0",) * 3, "by_neuron"),
-    (FFNKind("drelu"), ("F16", "Q8_0", "Q5_1"), "by_output"),
-    (FFNKind("relu2", gated=False), ("Q8_0", "Q8_0", "F16"), "by_output"),
     (FFNKind("silu"), ("Q4_0",) * 3, "by_output"),
-    (FFNKind("gelu_erf", biases=True), ("BF16", "F32", "BF16"), "by_neuron"),
+    *(
+        pytest.param(*each, marks=pytest.mark.one_driver)
+        for each in (
+            (FFNKind("drelu"), ("F16", "Q8_0", "Q5_1"), "by_output"),
+            (FFNKind("relu2", gated=False), ("Q8_0", "Q8_0", "F16"), "by_output"),
+            (FFNKind("gelu_erf", biases=True), ("BF16", "F32", "BF16"), "by_neuron"),
+        )
+    ),
 ]
 
 

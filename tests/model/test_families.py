@@ -10,7 +10,6 @@ import pytest
 from support.expert_models import expert_golden
 from support.golden import FAMILIES, Golden, golden
 from support.runner import ROWS, Runner, exact
-from support.vulkan_devices import FULL
 
 from hotcold.convert import ConvertOptions, convert
 from hotcold.formats.blocks import quantise
@@ -109,9 +108,8 @@ def test_exact_is_the_bits_of_off(tiny: Golden) -> None:
     np.testing.assert_array_equal(*(runner.run(tiny.steps[:8], decode=True) for runner in runners))
 
 
+@pytest.mark.one_driver
 def test_logits_of_all_on_a_gpu(vulkan: Any, tmp_path: Path) -> None:
-    if "SwiftShader" in vulkan.info.name and not FULL:
-        pytest.skip("one software driver is enough: HOTCOLD_TEST_VULKAN=full runs it here, too")
     for name in FAMILIES:
         tiny = golden(name, tmp_path)
         check(Runner(tiny.path, vulkan, cache_type="f32"), tiny)

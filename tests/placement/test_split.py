@@ -124,7 +124,7 @@ PLACEMENTS = st.builds(
 
 
 @given(PLACEMENTS, st.sampled_from(PAIRS), st.sampled_from(["off", "exact", "predicted"]))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_any_placement(path: Path, placement: Placement, pair: str, mode: str) -> None:
     compare(path, placement, pair, mode)
 

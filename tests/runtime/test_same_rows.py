@@ -12,7 +12,6 @@ import pytest
 from support.golden import FAMILIES, NAMES, golden
 from support.placed import on_two
 from support.sidecars import with_sidecar
-from support.vulkan_devices import FULL
 
 from hotcold.kernels.backend import PAGE
 from hotcold.kernels.cpu import CPUBackend, supported_isas
@@ -68,7 +67,7 @@ def assert_same(session: Session, length: int = 100, rows: tuple[int, ...] = (1,
     [
         *((isa, "exact", "f16") for isa in supported_isas()),
         (supported_isas()[0], "off", "q8_0"),
-        (supported_isas()[-1], "off", "f16"),
+        pytest.param(supported_isas()[-1], "off", "f16", marks=pytest.mark.full),
         (supported_isas()[-1], "exact", "q8_0"),
     ],
 )
@@ -115,10 +114,9 @@ def test_on_two_processors(share: float) -> None:
     assert_same(on_two(CPUBackend(2), share, **_without_threads(options())))
 
 
+@pytest.mark.one_driver
 def test_on_a_gpu(vulkan: Any) -> None:
     """With half of the neurons there, and all."""
-    if "SwiftShader" in vulkan.info.name and not FULL:
-        pytest.skip("takes minutes with SwiftShader: HOTCOLD_TEST_VULKAN=full runs it")
     more = _without_threads(options(chunk=24, sequences=24))
     for share in (0.5, 1.0):
         assert_same(on_two(vulkan, share, **more), length=40, rows=(5, 24))

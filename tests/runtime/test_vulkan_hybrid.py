@@ -27,7 +27,8 @@ from hotcold.runtime.session import Session
 from hotcold.tasks.scoring import Scorer
 
 TEXT = "The old man sat down by the fire and told the children a story about the sea and the white ship."
-SHARES = (0.0, 0.1, 0.5, 1.0)
+one_driver = pytest.mark.one_driver
+SHARES = [0.5, *(pytest.param(share, marks=one_driver) for share in (0.0, 0.1, 1.0))]
 #: Along the CPU's 200 greedy tokens after these, the best logit is at least 0.1 above the next one: so much
 #: that another order of sums, which may turn an int8 code now and then, chooses the same ones.
 FAR_FROM_TIES = (
@@ -39,7 +40,7 @@ FAR_FROM_TIES = (
 )
 
 
-@pytest.fixture(params=["submit", "spin"])
+@pytest.fixture(params=["submit", pytest.param("spin", marks=one_driver)])
 def device(vulkan: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A device, with each form of the handshake."""
     usual, vulkan.spin = vulkan.spin, request.param == "spin"
@@ -101,6 +102,7 @@ def _random_predictor(neurons: int, dim: int, rank: int) -> PredictorTensors:
     return PredictorTensors(first, second, np.zeros(neurons, np.float32), relu=False)
 
 
+@one_driver
 @pytest.mark.parametrize("share", [0.1, 1.0])
 def test_every_bit_with_predictors(device: Any, share: float, predicted: Path) -> None:
     session = on_two(device, share, predicted, sparsity="predicted", sequences=3)
@@ -109,6 +111,7 @@ def test_every_bit_with_predictors(device: Any, share: float, predicted: Path) -
     session.close()
 
 
+@one_driver
 def test_parts_of_a_hybrid_on_the_cpu(device: Any) -> None:
     """Layers 0 and 5 are cold, and the head: the residual moves twice."""
     model = load(None, LoadOptions(gpu="off", threads=1))
@@ -141,19 +144,18 @@ def test_logits_of_the_unsplit_model(vulkan: Any, share: float, goldens: list[Go
         session.close()
 
 
+@one_driver
 def test_greedy_texts_are_those_of_the_cpu(vulkan: Any) -> None:
-    """Two hundred tokens each, with half of the model on the device and with all of it. SwiftShader takes
-    minutes for that: sixty of half, unless HOTCOLD_TEST_VULKAN=full asks for all."""
+    """Many tokens each, with half of the model on the device and with all of it."""
     whole = load(None, LoadOptions(gpu="off", threads=1, sequences=5)).session()
     prompts = [whole.model.tokenizer.encode(text) for text in FAR_FROM_TIES]
-    everything = FULL or "SwiftShader" not in vulkan.info.name
-    tokens = 200 if everything else 60
+    tokens = 200 if FULL else 100
     wanted = generated(whole, prompts, tokens)[0]
     for prompt, text in zip(prompts, wanted, strict=True):
         *_, last = Scorer(whole).logits(prompt + text)
         rows = np.sort(last[-tokens:], axis=1)
         assert (rows[:, -1] - rows[:, -2]).min() > 0.1
-    for share in (0.5, 1.0) if everything else (0.5,):
+    for share in (0.5, 1.0):
         session = on_two(vulkan, share, sequences=5)
         assert generated(session, prompts, tokens)[0] == wanted
         session.close()

@@ -213,7 +213,7 @@ def test_a_broken_chunk_amid_a_body(live: Any, connect: Connect) -> None:
 
 @pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_heads_that_do_not_arrive(live: Any, connect: Connect, begun: bytes) -> None:
-    server = live(head_s=2)
+    server = live(head_s=0.3)
     connection = connect(server)
     connection.send(begun)
     answer = connection.rest()
@@ -225,7 +225,7 @@ def test_heads_that_do_not_arrive(live: Any, connect: Connect, begun: bytes) -> 
 
 def test_a_head_that_arrives_byte_by_byte(live: Any, connect: Connect) -> None:
     """Bytes that come now and then do not put off the end."""
-    server = live(head_s=1)
+    server = live(head_s=0.3)
     connection = connect(server)
     with contextlib.suppress(ConnectionError):
         connection.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
@@ -240,7 +240,7 @@ def test_a_head_that_arrives_byte_by_byte(live: Any, connect: Connect) -> None:
 
 
 def test_the_second_head_of_a_connection_must_arrive_too(live: Any, connect: Connect) -> None:
-    connection = connect(live(head_s=2))
+    connection = connect(live(head_s=1))
     connection.send(get())
     assert connection.answer()[0] == 200
     connection.send(b"GET /hea")
@@ -256,7 +256,7 @@ def test_idle_connections_are_closed(live: Any, connect: Connect) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_bodies_that_do_not_arrive(live: Any, connect: Connect, chunked: bool) -> None:
-    server = live(body_s=1, head_s=2)  # too short for a check of its health under load
+    server = live(body_s=0.3, head_s=0.6)  # too short for a check of its health under load
     connection = connect(server)
     size = "Transfer-Encoding: chunked" if chunked else "Content-Length: 1000"
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -276,7 +276,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_sent(live: Any, connec
 
 
 def test_a_body_in_chunks_that_is_too_large(live: Any, connect: Connect) -> None:
-    connection = connect(live(body_bytes=1000, head_s=2))
+    connection = connect(live(body_bytes=1000, head_s=0.6))
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection.send(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
     with contextlib.suppress(ConnectionError):

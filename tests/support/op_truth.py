@@ -89,7 +89,8 @@ def random_cache(random: np.random.Generator, backend: Backend, shape: tuple[int
     if type == "q8_0":
         import gguf  # not of those who take only inputs from here
 
-        values = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+        row = values.astype(np.float32).reshape(1, -1)
+        values = gguf.quants.quantize(row, gguf.GGMLQuantizationType.Q8_0).reshape(cache.shape)
     cache[:] = values
     return cache
 
@@ -102,7 +103,8 @@ def cache_values(cache: npt.NDArray[Any]) -> Doubles:
     if cache.dtype == np.uint8:
         import gguf
 
-        cache = gguf.quants.dequantize(cache, gguf.GGMLQuantizationType.Q8_0)
+        rows = gguf.quants.dequantize(cache.reshape(1, -1), gguf.GGMLQuantizationType.Q8_0)  # faster as one
+        cache = rows.reshape(*cache.shape[:-1], -1)
     return cache.astype(np.float64)
 
 
@@ -128,6 +130,19 @@ class Answer:
         assert excess.max(initial=0.0) <= 1, f"{what}: {excess.max():.3g} times the tolerance"
 
 
+#: Of the last tensors that were asked for, which each step of a test asks for again.
+_WEIGHTS: dict[int, tuple[Tensor, Doubles]] = {}
+
+
+def weights_of(tensor: Tensor) -> Doubles:
+    """``tensor`` in float64; not to be changed, nor the tensor."""
+    found = _WEIGHTS.pop(id(tensor), None) or (tensor, tensor.dequantise().astype(np.float64))
+    _WEIGHTS[id(tensor)] = found
+    if len(_WEIGHTS) > 8:
+        del _WEIGHTS[next(iter(_WEIGHTS))]
+    return found[1]
+
+
 def dot(
     x: Doubles | Floats, tensor: Tensor, bias: Floats | None = None, *, exact_input: bool = True
 ) -> Answer:
@@ -136,7 +151,7 @@ def dot(
     Without ``exact_input``, x is itself the result of sums, so a value on the edge between two codes may get
     either: the answer's slack covers those.
     """
-    weights = tensor.dequantise().astype(np.float64)
+    weights = weights_of(tensor)
     slack: Doubles | float = 0.0
     if tensor.type.weights > 1:
         blocks = np.asarray(x, np.float32).reshape(len(x), x.shape[1] // BLOCK, BLOCK)
@@ -208,7 +223,7 @@ def ffn(x: Floats, tensors: FFNTensors, candidates: Bools | None = None) -> FFNA
     if candidates is not None:
         coefficients = np.where(candidates, coefficients, 0.0)
     if tensors.down_layout == "by_neuron" or sparse:
-        down = tensors.down.dequantise().astype(np.float64)
+        down = weights_of(tensors.down)
         out = Answer(coefficients @ (down if tensors.down_layout == "by_neuron" else down.T))
     else:
         out = dot(coefficients, tensors.down, exact_input=False)
@@ -249,12 +264,11 @@ def attention(q: Floats, k: Doubles, v: Doubles, scale: float, kind: AttentionKi
 
 
 def to_words(bits: Bools) -> npt.NDArray[np.uint64]:
-    """Rows of booleans as 64-bit words, bit by bit."""
+    """Rows of booleans as 64-bit words, the first in the lowest bit."""
     rows, n = bits.shape
-    words = np.zeros((rows, -(-n // 64)), np.uint64)
-    for i in range(n):
-        words[:, i // 64] |= bits[:, i].astype(np.uint64) << np.uint64(i % 64)
-    return words
+    whole = np.zeros((rows, -(-n // 64) * 64), np.bool_)
+    whole[:, :n] = bits
+    return np.packbits(whole, axis=1, bitorder="little").view("<u8")
 
 
 def to_bits(words: npt.NDArray[np.uint64], n: int) -> Bools:

@@ -23,7 +23,7 @@ choose_drivers()
 
 from support import vulkan_faults as faults  # noqa: E402
 from support.placed import on_two  # noqa: E402
-from support.vulkan_devices import device_index  # noqa: E402
+from support.vulkan_devices import FULL, device_index  # noqa: E402
 
 from hotcold.engine.engine import Engine  # noqa: E402
 from hotcold.engine.request import Job, Request  # noqa: E402
@@ -95,7 +95,8 @@ def failures(model: Model, only: list[str]) -> Iterator[dict[str, Any]]:
         for function, calls in called.items():
             if calls <= 0 or (only and function not in only) or not faults.can_fail(function):
                 continue
-            for nth in dict.fromkeys((1, calls // 2 + 1)) if stage == "load" else (1,):
+            some = [1, calls // 2 + 1] if FULL else [calls // 2 + 1]
+            for nth in dict.fromkeys(some) if stage == "load" else (1,):
                 faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
                 yield {"wanted": wanted, **failure(model, stage, function, nth)}
                 faulthandler.cancel_dump_traceback_later()

@@ -67,13 +67,14 @@ def test_names_are_found_when_they_are_asked_for() -> None:
         hotcold.plans  # type: ignore[attr-defined]  # noqa: B018
 
 
-def examples() -> list[str]:
-    """Those of the docstrings, one a function."""
+def examples() -> list[Any]:
+    """Those of the docstrings, one a function; two take seconds."""
     found = []
     for name in hotcold.__all__:
         documented = getattr(hotcold, name)
         for part in doctest.DocTestParser().get_examples(getattr(documented, "__doc__", "") or ""):
-            found.append(part.source)
+            long = part.source.startswith(("fitted = ", "print(hotcold.bench("))
+            found.append(pytest.param(part.source, marks=pytest.mark.full) if long else part.source)
     return found
 
 

@@ -216,6 +216,7 @@ def test_the_interval_repeats_with_its_seed() -> None:
     assert both.ratio_interval(3) == both.ratio_interval(3) != both.ratio_interval(4)
 
 
+@pytest.mark.full
 def test_the_card_of_the_built_in_model() -> None:
     """Perplexity and active share that an independent float32 forward pass measured; here in Q8_0."""
     card = json.loads((DATA / "fable-7m/golden.json").read_text())["Heidi_heldout.txt"]
