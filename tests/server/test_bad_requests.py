@@ -28,7 +28,7 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(server: Served) -> Iterator[httpx.Client]:
-    """Whose server answers as before when all is over."""
+    """Runs a test against a server that answers as before when all is over."""
     with server.client() as found:
         before = story(found)
         yield found

@@ -92,7 +92,7 @@ def need(*pieces: str) -> None:
 
 
 def device_index(driver: str) -> int:
-    """Of a driver's device; skips the test, or fails it, where there is none."""
+    """Properties of a driver's device; skips the test, or fails it, where there is none."""
     from hotcold.kernels import _native
 
     need("the loader", driver)

@@ -144,7 +144,8 @@ def _ends(root: Any) -> bool:
 
 
 def _conditions(root: Any, schema: Any) -> Iterator[list[list[object]]]:
-    """What must be so that something finite matches: of each one way, in which all schemas end."""
+    """Yields conditions under which something finite matches: each is a list of ways, and in one way of it
+    all schemas must end."""
     if not isinstance(schema, dict):
         if schema is False:
             yield []

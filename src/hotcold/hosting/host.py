@@ -1,4 +1,4 @@
-"""What an engine process does from its first message to its last."""
+"""Runs an engine process, from its first message to its last."""
 
 import os
 import queue
@@ -145,7 +145,7 @@ def _note(text: str) -> None:
 
 
 class _Constraints:
-    """Of grammars that the front has checked. What compiles them is loaded with the first."""
+    """Makes constraints of grammars that the front has checked. The compiler is loaded with the first one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
