@@ -132,7 +132,8 @@ def test_pool(native: Path, threads: int) -> None:
 
 @pytest.mark.parametrize("name", ["hotcold_pool_traffic", "hotcold_link"])
 def test_waits(native: Path, name: str) -> None:
-    """Touches what waiting threads touch, and waits as a link does; one that waits for ever is killed."""
+    """The programs touch what waiting threads touch, and wait as a link does; one that waits for ever is
+    killed."""
     command = [str(native.parent / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

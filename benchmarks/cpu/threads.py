@@ -54,7 +54,7 @@ class Threads:
 
 
 def contestants(path: Path, modes: list[str] | None, threads: list[int], context: int) -> list[Threads]:
-    """Results of each number of threads, fewest first; ``modes`` None: all that the file has."""
+    """Opens contestants for each number of threads, fewest first; ``modes`` None: all that the file has."""
     found = []
     for n in sorted(threads):
         model = load(path, LoadOptions(threads=n, context=context, sequences=1, gpu="off"))

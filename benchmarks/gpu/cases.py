@@ -116,7 +116,7 @@ class Case:
         self.live: list[Placed] = []
 
     def run(self) -> None:
-        """Yields the most wanted figures first, as all may be ended from outside at any time."""
+        """Measures what is most wanted first, as all may be ended from outside at any time."""
         try:
             self._load()
             for number in range(self.task.rounds):
@@ -220,7 +220,7 @@ class Case:
         return model, placement, seconds
 
     def _guarded(self, contestant: Placed, action: Callable[[Placed], None]) -> None:
-        """Makes a failure a row; what failed takes no further part."""
+        """Runs an action; a failure becomes a row, and its contestant takes no further part."""
         try:
             action(contestant)
         except Exception as error:

@@ -58,12 +58,12 @@ CONTESTANTS: dict[str, tuple[str | None, str]] = {
 
 
 def gpu_options(gpu: str) -> dict[str, Any]:
-    """Options of loading: a GPU by name or index, or a backend without one, for trying the script."""
+    """Returns options of loading: a GPU by name or index, or a backend without one, for trying the script."""
     return {"hot_backend": gpu} if gpu in BACKENDS else {"gpu": gpu}
 
 
 def sizes_of(path: Path, predictors: Path | None, gpu: str) -> Sizes:
-    """A model file as contestants run it."""
+    """Returns the sizes of a model file as contestants run it."""
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         card = gpu not in BACKENDS

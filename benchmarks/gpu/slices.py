@@ -64,7 +64,7 @@ class Slice:
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of attention and FFN matrices."""
+        """Bytes of a layer's attention and FFN matrices."""
         model = self.model
         kv = model.kv_heads * (model.dim // model.heads)
         rows = 2 * model.dim + 2 * kv + (2 + model.gated) * model.neurons

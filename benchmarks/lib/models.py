@@ -277,7 +277,7 @@ class Weights(Mapping[str, Tensor]):
             self._add(prefix + "fc2.weight", shape.neurons, RESERVED, second, type)
 
     def _each_expert(self, make: Callable[[str], Bytes], prefix: str) -> Bytes:
-        """Rows of all experts, one after another."""
+        """Returns the rows of all experts, one after another."""
         experts = [f"{prefix}{expert}." for expert in range(self.shape.experts)]
         return np.concatenate([make(name) for name in experts or [prefix]])
 

@@ -42,7 +42,7 @@ class Sample:
 
 
 def ratios(samples: Sequence[Sample], above: str, below: str) -> list[float]:
-    """Samples of one type and measure, within rounds; without those in which another process had a
+    """Returns the ratios of one type and measure, within rounds, without those in which another process had a
     processor."""
     found = {(each.round, each.contestant): each.tok_s for each in samples if each.state != "busy"}
     rounds = sorted({round for round, _ in found})

@@ -40,7 +40,7 @@ def talk(
 
 @pytest.fixture(scope="module")
 def answers() -> Iterator[Any]:
-    """Returns the model's answer to some messages, from the Python interface."""
+    """Answers some messages as the Python interface does."""
     with LLM() as llm:
 
         def found(*texts: str, **options: Any) -> str:

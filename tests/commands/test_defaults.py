@@ -21,7 +21,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
 
 
 def test_numbers_in_the_help_are_the_defaults() -> None:
-    """Yields the defaults that help texts end with, as in ``tokens to generate (64)``."""
+    """Numbers that end an option's help, as in ``tokens to generate (64)``, are its default."""
     found = 0
     for verb, _ in cli.VERBS:
         for action in parser(verb)._actions:

@@ -38,7 +38,7 @@ def example(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def status(settings: Settings, host: str) -> int:
-    """The headers of a request by that name, with no key."""
+    """Returns the status of a request for that host, without a key."""
     sent: list[Any] = []
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:

@@ -185,7 +185,7 @@ def affinities() -> dict[str, set[int]]:
 def test_threads_stay_on_fast_cores_if_they_fit(
     threads: int | None, bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cores of a made-up machine with two fast cores and one slow one, all of which are this one's first."""
+    """The made-up machine has two fast cores and a slow one; all of them are this machine's first core."""
     before, own = affinities(), os.sched_getaffinity(0)
     first = {min(own)}
     made_up = Cores([*own, 1000], 3, first, 2, None)

@@ -135,7 +135,7 @@ def test_an_ffn_prompt_row_is_the_same_in_any_chunk(open_exact: OpenBackend, typ
 def test_a_linear_row_is_the_same_in_any_batch(
     open_exact: OpenBackend, type: str, count: int, columns: int
 ) -> None:
-    """Takes so many rows and tokens that neither divides into tiles or into what is computed at once."""
+    """The numbers of rows and tokens divide neither into tiles nor into what is computed at once."""
     backend, x = open_exact(), random_rows(rng("x"), 70, columns)
     matrix = backend.matrix(random_tensor(rng("linear"), type, count, columns))
 

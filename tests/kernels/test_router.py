@@ -79,7 +79,7 @@ class Case:
         return np.array(ids[: len(x)]), np.array(factors[: len(x)])
 
     def logits(self, x: Floats) -> list[float]:
-        """Routes one row."""
+        """Returns the logits of one row."""
         if self.tensor.type.weights > 1:
             codes, scales = quantise_input(x)
             x = (codes * scales).reshape(x.shape)

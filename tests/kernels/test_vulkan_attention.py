@@ -40,7 +40,8 @@ def same_bits(a: Floats, b: Floats) -> None:
 
 
 def caches(backend: Any, batch: Any, type: str, kv_heads: int, head_dim: int) -> list[Any]:
-    """Positions of a sequence hold values that depend neither on its pages nor on the other sequences."""
+    """Makes caches whose positions hold values that depend neither on a sequence's pages nor on other
+    sequences."""
     shape = (kv_heads, PAGE, head_dim)
     pair = [backend.zeros(cache_shape((page_count(batch), *shape), type), CACHE_TYPES[type]) for _ in "kv"]
     for cache, name in zip(pair, "kv", strict=True):

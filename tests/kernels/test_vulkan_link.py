@@ -104,7 +104,7 @@ def made() -> Iterator[list[Sides]]:
 
 
 def test_steps(vulkan: Any, spin: bool, made: list[Sides]) -> None:
-    """Adds any number of rows, against sums that are exact in any order."""
+    """Steps of any number of rows are right, against sums that are exact in any order."""
     made.append(sides := Sides(vulkan, spin))
     for step in range(100):
         sides.step(1 + step % 20)

@@ -87,7 +87,7 @@ def stored(tmp_path: Path) -> tuple[Tensor, StoredTensor]:
 
 
 def test_rows_come_in_chunks(stored: tuple[Tensor, StoredTensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packs tensors in memory and in a file, whole or chosen rows or columns."""
+    """Tensors in memory and in a file come whole, or as chosen rows or columns."""
     tensor, in_file = stored
     monkeypatch.setattr(packing, "CHUNK_BYTES", 7 * tensor.data.shape[1])
     rows, columns = np.array([0, 3, 4, 30, 31, 47, 49]), np.array([0, 2])

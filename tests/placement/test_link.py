@@ -319,7 +319,7 @@ def test_cold_words_of_a_mask(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["reference", "cpu"])
 def test_chosen_experts_go_along(name: str) -> None:
-    """Counts those of all rows, prompt rows too."""
+    """Experts of all rows go along, prompt rows too."""
     hot = open_backend(name)
     link = hot.link(1)
     box, without = hot.mailboxes(link, LIMITS, DIM, {1: 0}, 3)[1], hot.mailboxes(link, LIMITS, DIM, {1: 0})[1]

@@ -204,8 +204,8 @@ def needed(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
 
 
 def test_memory_of_the_host_is_what_lies_on_the_host(has: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card with memory of its own takes no host memory for its weights, keys, values and buffers, but for
-    what goes there at a time: with a small model, as much as its weights."""
+    """With a card that has memory of its own, the host holds neither its weights nor its keys, values and
+    buffers, but what goes there at a time: for a small model, as much as its weights."""
     has.devices = [CARD, INTEGRATED, SOFTWARE]
     alone = needed(monkeypatch, gpu="off")
     card = needed(monkeypatch, gpu="0", vram_budget=16 << 20)

@@ -264,7 +264,7 @@ def to_bits(words: npt.NDArray[np.uint64], n: int) -> Bools:
 
 
 class FFNKind(NamedTuple):
-    """Computes an FFN, whatever its weights."""
+    """The kind of an FFN, whatever its weights."""
 
     activation: str = "relu"
     threshold: float = 0.0

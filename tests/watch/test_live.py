@@ -97,7 +97,8 @@ def truth(model: LoadedModel, request: Request) -> dict[int, Bools]:
 
 
 def shown_order(model: LoadedModel) -> npt.NDArray[np.int64]:
-    """The neurons of the file, by cell: by layer first hot ones, each part with what fires most first."""
+    """Returns the file's neuron of each cell: by layer first hot ones, each part with what fires most
+    first."""
     profile = model_path().with_suffix(".profile.gguf")
     masks = getattr(model.devices, "masks", None)
     order = []

@@ -144,8 +144,8 @@ def _ends(root: Any) -> bool:
 
 
 def _conditions(root: Any, schema: Any) -> Iterator[list[list[object]]]:
-    """Yields conditions under which something finite matches: each is a list of ways, and in one way of it
-    all schemas must end."""
+    """Yields the conditions under which something finite matches. Each is a list of ways, of which one must
+    do: one whose schemas all end."""
     if not isinstance(schema, dict):
         if schema is False:
             yield []

@@ -216,7 +216,7 @@ class EngineFront:
             raise RequestError(f"{seen}, and no more are allowed: try again later", "queue_full", retry)
         if len(job.prompt) >= context:
             seen = f"the prompt has {len(job.prompt)} tokens and the context holds {context}"
-            fix = "shorten the prompt, or enlarge the context (-c) as far as the model allows"
+            fix = "shorten the prompt, or load the model with a larger `context`"
             raise RequestError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
         id = self._next_id()
         try:

@@ -111,7 +111,7 @@ def _loaded(load: Load, tell: Callable[[Told], None]) -> Session | None:
     except UserError as error:
         message = str(error)
     except MemoryError:
-        message = "not enough memory to load the model: use a smaller context (-c) or a smaller model"
+        message = "not enough memory to load the model: use a smaller `context` or a smaller model"
     except Exception as error:
         _note(traceback.format_exc())
         message = f"loading failed by a defect of Hotcold, please report it: {type(error).__name__}: {error}"
