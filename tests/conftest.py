@@ -1,4 +1,4 @@
-"""What every test shares: where the shared test data are, and deterministic property tests."""
+"""Shares with every test where the test data are, and deterministic property tests."""
 
 from __future__ import annotations
 

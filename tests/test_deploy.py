@@ -1,4 +1,4 @@
-"""What the page on deployment and the Dockerfile say is what the commands take, and what systemd accepts."""
+"""The page on deployment and the Dockerfile say what the commands take, and what systemd accepts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_proxy_is_configured_as_nginx_takes_it(tmp_path: Path) -> None:
     page = proxy.replace("/etc/letsencrypt/live/llm.example.org", str(tmp_path))
 
     def check(proxy: str) -> str:
-        """What it says of a configuration: "" if nothing is wrong."""
+        """Returns what it says of a configuration: "" if nothing is wrong."""
         path = tmp_path / "nginx.conf"
         kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         folders = "".join(f"{kind}_temp_path {tmp_path}/{kind};\n" for kind in kinds)  # no rights are needed

@@ -44,6 +44,10 @@ FACTORS = {"fc1", "fc2"}
 READS_FACTORS = {"src/hotcold/sparse/predictor.py"}
 
 
+#: Docstrings do not begin so: "Of a step" does not say what of it.
+FRAGMENT = re.compile(r"(Of|What|Whose|Those|Whatever)\b")
+
+
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -196,12 +200,21 @@ def test_the_check_of_statements_works(source: str, lines: list[int]) -> None:
     assert crowded(source) == lines
 
 
+def fragments(tree: ast.AST) -> list[str]:
+    """The docstrings that leave their noun to the reader."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    return [text for text in texts if FRAGMENT.match(text)]
+
+
 @pytest.mark.parametrize("path", PYTHON, ids=relative)
-def test_names_say_something(path: Path) -> None:
+def test_names_and_docstrings_say_something(path: Path) -> None:
     file = relative(path)
     assert not words(path.stem) & BANNED
-    for name, line in defined_names(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for name, line in defined_names(tree):
         assert not banned(name, file), f"line {line}: {name}"
+    assert fragments(tree) == []
 
 
 @pytest.mark.parametrize("path", NATIVE, ids=relative)
@@ -231,6 +244,13 @@ def test_native_names_say_something(path: Path) -> None:
 )
 def test_the_check_of_names_works(name: str, expected: bool) -> None:
     assert banned(name, "src/hotcold/engine/engine.py") is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("Of a step.", True), ("What it takes.", True), ("Offers it.", False), ("", False)]
+)
+def test_the_check_of_docstrings_works(text: str, found: bool) -> None:
+    assert bool(fragments(ast.parse(f"def f():\n    {text!r}"))) is found
 
 
 def test_no_path_of_one_machine_is_in_the_repository() -> None:

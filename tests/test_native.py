@@ -132,7 +132,8 @@ def test_pool(native: Path, threads: int) -> None:
 
 @pytest.mark.parametrize("name", ["hotcold_pool_traffic", "hotcold_link"])
 def test_waits(native: Path, name: str) -> None:
-    """What waiting threads touch, and how a link waits; one that waits for ever is ended."""
+    """The programs touch what waiting threads touch, and wait as a link does; one that waits for ever is
+    killed."""
     command = [str(native.parent / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -172,7 +173,7 @@ def objects(native: Path) -> dict[str, Path]:
 
 
 def symbols(native: Path) -> dict[str, str]:
-    """What nm says of the objects with kernels, by instruction set."""
+    """Returns what nm says of the objects with kernels, by instruction set."""
     if sys.platform != "linux" or shutil.which("nm") is None:
         pytest.skip("needs nm of Linux")
     found = {}

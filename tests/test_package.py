@@ -1,4 +1,4 @@
-"""What is installed: the package, one extension, and nothing else; and for which Python and machine."""
+"""The installed package has one extension and nothing else, for the right Python and machine."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TYPES = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_0", "Q4_0", "IQ4_NL")
 
 
 def serve_ops(types: list[str], tokens: list[int], rows: int, columns: int, threads: int) -> None:
-    """Of the build that runs this: the seconds of one op of a type and a number of tokens."""
+    """Times one op of a type and a number of tokens with the build that runs this, in seconds."""
     import numpy as np
 
     from cpu.expert_layers import random_tensor

@@ -312,8 +312,8 @@ class Suite:
         return False
 
     def _stages(self, mutant: Mutant, path: Path) -> list[list[str]]:
-        """Those of the module's own test file, then the others; the fastest first. What runs when the module
-        is imported concerns all tests that enter the module, or all, where it has no function."""
+        """Returns the tests of the module's own file, then the others; the fastest first. Code that runs when
+        the module is imported concerns all tests that enter the module, or all, where it has no function."""
         function = mutant.place.function
         tests = [t for t, entered in self._entered.items() if (str(path), function) in entered]
         if function is None:
@@ -345,7 +345,7 @@ def hotcold_folder() -> Path:
 
 
 def import_below(packages: set[str]) -> None:
-    """What every child needs and no mutant changes."""
+    """Imports what every child needs and no mutant changes."""
     layers = [layer for layer, more in BELOW.items() if not packages & {layer, *more}]
     for name in (*LIBRARIES, *(f"hotcold.{name}" for name in source_files(layers))):
         with contextlib.suppress(ImportError):  # a library that only some tests need

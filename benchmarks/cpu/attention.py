@@ -42,7 +42,7 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def answer_with(threads: int, head_dim: int) -> Callable[[dict[str, Any]], float]:
-    """Of the build that runs this: the fewest seconds of so many runs of a case."""
+    """Times a case with the build that runs this: the fewest seconds of so many runs."""
     import numpy as np
 
     from hotcold.kernels.backend import PAGE, Batch, BatchLimits

@@ -71,7 +71,7 @@ TEXT, WINDOW, WINDOWS = REPOSITORY / "tests/data/heidi.txt", 256, 4
 
 
 def add_model_options(add: Callable[..., Any]) -> None:
-    """Those that say which models to make, and who runs them."""
+    """Adds the options that say which models to make, and who runs them."""
     add("--shape", nargs=5, type=int, default=[4096, 14336, 32, 8, 1024],
         metavar=("DIM", "NEURONS", "HEADS", "KV", "VOCAB"))  # fmt: skip
     add("--layers", type=int, default=1)
@@ -259,7 +259,7 @@ def measure_type(
 
 
 def perplexities(found: Mapping[str, Contestant]) -> dict[str, float]:
-    """Of a text of stories, by the contestants that say it."""
+    """Measures the perplexity of a text of stories, by the contestants that tell it."""
     mine = found["dense"]
     assert isinstance(mine, Ours)
     tokenizer = mine.session.model.tokenizer
@@ -296,7 +296,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
 
 
 def facts(args: argparse.Namespace) -> dict[str, Any]:
-    """What the figures belong to."""
+    """Returns the conditions to which the figures belong."""
     found = {"commit": commit(), "processor": processor(), "threads": args.threads}
     with suppress(PackageNotFoundError):
         found["llama-cpp-python"] = version("llama-cpp-python")
@@ -307,7 +307,7 @@ def facts(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def earlier(args: argparse.Namespace) -> tuple[list[report.Sample], dict[str, Any]]:
-    """What --out has of other types."""
+    """Returns the results of other types that --out has."""
     path = None if args.out is None else args.out / "quick.json"
     if path is None or not path.exists():
         return [], {}

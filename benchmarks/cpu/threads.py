@@ -1,4 +1,5 @@
-"""What more threads are worth: generation and prompts with 2, 4, 8 and 16 threads of one machine, in turns.
+"""Measures what more threads gain: generation and prompts with 2, 4, 8 and 16 threads of one machine, in
+turns.
 
     python benchmarks/cpu/threads.py                        # as many of those as there are cores for
     python benchmarks/cpu/threads.py --threads 1 2 --layers 2 --rounds 3
@@ -53,7 +54,7 @@ class Threads:
 
 
 def contestants(path: Path, modes: list[str] | None, threads: list[int], context: int) -> list[Threads]:
-    """Of each number of threads, fewest first; ``modes`` None: all that the file has."""
+    """Opens contestants for each number of threads, fewest first; ``modes`` None: all that the file has."""
     found = []
     for n in sorted(threads):
         model = load(path, LoadOptions(threads=n, context=context, sequences=1, gpu="off"))

@@ -1,4 +1,5 @@
-"""What the time between two tokens costs: the built-in model's steps, some microseconds of Python apart.
+"""Measures the cost of the time between two tokens: the built-in model's steps, some microseconds of Python
+apart.
 
     python benchmarks/cpu/token_gaps.py --threads 2
     PYTHONPATH=old/src python benchmarks/cpu/token_gaps.py     # another build
@@ -30,7 +31,8 @@ _PROMPT = [1, *range(300, 316)]
 
 
 def spent() -> tuple[int, float]:
-    """Of the process so far: times that a thread gave up its core to wait, and seconds of processor time."""
+    """Figures of the process so far: times that a thread gave up its core to wait, and seconds of processor
+    time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_nvcsw, usage.ru_utime + usage.ru_stime
 

@@ -45,7 +45,7 @@ Emit = Callable[[Row], None]
 
 @dataclass(frozen=True)
 class Task:
-    """What to measure of one slice. JSON; ``model`` is the fields of :class:`slices.Model`."""
+    """The measurements of one slice, as JSON; ``model`` is the fields of :class:`slices.Model`."""
 
     model: dict[str, Any]
     type: str
@@ -73,8 +73,8 @@ def _read_prompt(prompt: int, seed: int, contestant: Placed) -> None:
 
 
 def measured_machine(path: str | None, *, pretend: bool) -> tuple[Hardware, str]:
-    """What doctor wrote, and a note where something stands in for it. ``pretend``: what it says of the GPU is
-    of a processor that plays one."""
+    """Returns what doctor wrote, and a note where something stands in for it. ``pretend``: what it says of
+    the GPU is of a processor that plays one."""
     hardware = find_hardware(path or DEFAULT)
     if hardware.vram_bytes and not pretend:
         return hardware, "" if path else f"doctor has no figures: the preset {DEFAULT}"
@@ -116,7 +116,7 @@ class Case:
         self.live: list[Placed] = []
 
     def run(self) -> None:
-        """What is most wanted is first: all may be ended from outside at any time."""
+        """Measures what is most wanted first, as all may be ended from outside at any time."""
         try:
             self._load()
             for number in range(self.task.rounds):
@@ -220,7 +220,7 @@ class Case:
         return model, placement, seconds
 
     def _guarded(self, contestant: Placed, action: Callable[[Placed], None]) -> None:
-        """What fails is a row, and takes no further part."""
+        """Runs an action; a failure becomes a row, and its contestant takes no further part."""
         try:
             action(contestant)
         except Exception as error:
@@ -307,7 +307,7 @@ class Case:
         }
 
     def _placed(self, contestant: Placed, program_ms: float) -> Row:
-        """What the GPU has, and plan's prediction, which knows of no time between the programs."""
+        """Returns what the GPU has, and plan's prediction, which knows of no time between the programs."""
         placement, subject = contestant.placement, self.subject
         predicted = subject.predicted_seconds(placement, contestant.mode) * 1e3
         row: Row = {"predicted_ms": predicted, "measured_over_predicted": program_ms / predicted}

@@ -157,7 +157,7 @@ class Comparison:
         return rows
 
     def _watch(self, command: Sequence[str], seconds: float, poll: Callable[[], None]) -> tuple[str, str]:
-        """What a process printed, and what was wrong with it; empty if nothing."""
+        """Returns what a process printed, and what was wrong with it; empty if nothing."""
         log = self.folder / "log.txt"
         with log.open("wb") as file:
             process = subprocess.Popen(

@@ -38,7 +38,7 @@ _MOST_CHARACTERS = 300
 
 
 def failure(case: Case, backend: Any) -> tuple[str, bool]:
-    """What is wrong, "" if nothing; and whether all bits are the model's."""
+    """Returns what is wrong, "" if nothing; and whether all bits are the model's."""
     try:
         said, share = difference(case, case.run(backend))
     except (UserError, RuntimeError, ValueError, TypeError, AttributeError) as error:

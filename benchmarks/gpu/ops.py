@@ -1,4 +1,4 @@
-"""What benchmarks/gpu/compare.py measures without a large model: matrices, experts, the built-in model.
+"""Measures for benchmarks/gpu/compare.py what needs no large model: matrices, experts, the built-in model.
 
 The time of an op is the slope between a program of a few such ops and one of many, which leaves the submit
 out; each op waits for the one before it, as in a model. So many matrices take turns that caches hold none.
@@ -146,7 +146,7 @@ def slope(programs: Sequence[Program], many: int) -> float:
 
 
 def sum_gb_s(backend: Backend, columns: int) -> float:
-    """What the device reads and writes where it does nothing else: 128 rows of so many columns."""
+    """Measures the device's reads and writes where it does nothing else: 128 rows of so many columns."""
     rows = 128
     batch = Batch(BatchLimits(rows, 1, 1, 1))
     batch.counts[:] = rows, 0, 0, 1

@@ -1,4 +1,4 @@
-"""What benchmarks/gpu/compare.py measures, in which order, and how long: models, slices, parts."""
+"""The parts of benchmarks/gpu/compare.py, in order, and how long each takes: models, slices, parts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SLOWEST_TOKEN_S = 0.08  #: of a slice on the processor, dense
 
 @dataclass(frozen=True)
 class Part:
-    """What one process does, and how long: not begun with less than ``least`` seconds left."""
+    """The work of one process, and how long it may take: not begun with less than ``least`` seconds left."""
 
     name: str
     kind: str

@@ -58,12 +58,12 @@ CONTESTANTS: dict[str, tuple[str | None, str]] = {
 
 
 def gpu_options(gpu: str) -> dict[str, Any]:
-    """Of LoadOptions: a GPU by name or index, or a backend without one, for trying the script."""
+    """Returns options of loading: a GPU by name or index, or a backend without one, for trying the script."""
     return {"hot_backend": gpu} if gpu in BACKENDS else {"gpu": gpu}
 
 
 def sizes_of(path: Path, predictors: Path | None, gpu: str) -> Sizes:
-    """Of a model file as contestants run it."""
+    """Returns the sizes of a model file as contestants run it."""
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         card = gpu not in BACKENDS
@@ -87,7 +87,7 @@ class Subject:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all that a budget may hold, but for the buffers of a step."""
+        """Bytes of all that a budget may hold, but for the buffers of a step."""
         sizes = self.sizes["predicted"]
         neurons = (sizes.neurons * (sizes.neuron_bytes + INDEX_BYTES)).sum()
         return int(sizes.dense.sum() + neurons + sizes.head)
@@ -126,7 +126,7 @@ class Subject:
         return whole / (layers * factor)
 
     def predicted_seconds(self, placement: Placement | None, mode: str) -> float:
-        """Of a token, as `hotcold plan` has it."""
+        """Seconds of a token, as `hotcold plan` has it."""
         sizes = self.sizes[mode]
         return Costs.expected(sizes, self.profile, self.hardware).token(placement or last_layers(sizes, 0))
 

@@ -1,4 +1,4 @@
-"""What the rows of benchmarks/gpu/compare.py say: goals, and tables of 80 columns."""
+"""Reports the rows of benchmarks/gpu/compare.py: goals, and tables of 80 columns."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def _full_rounds(row: Row) -> list[float]:
 
 
 def goals(report: Mapping[str, Any]) -> list[Goal]:
-    """What this command is to show. Those of speed are a card's, and no processor's that plays one."""
+    """The goals that this command is to show. Those of speed are a card's, and no processor's that plays
+    one."""
     rows: list[Row] = report["rows"]
     if report["settings"].get("small"):
         return [*_correct(rows)]

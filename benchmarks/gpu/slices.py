@@ -64,7 +64,7 @@ class Slice:
 
     @property
     def layer_bytes(self) -> int:
-        """Of attention and FFN matrices."""
+        """Bytes of a layer's attention and FFN matrices."""
         model = self.model
         kv = model.kv_heads * (model.dim // model.heads)
         rows = 2 * model.dim + 2 * kv + (2 + model.gated) * model.neurons
@@ -72,7 +72,7 @@ class Slice:
 
     @property
     def nbytes(self) -> int:
-        """Of the weights that a dense token reads, without predictors."""
+        """Bytes of the weights that a dense token reads, without predictors."""
         return self.taken * self.layer_bytes + self.vocab * block_type(self.type).row_bytes(self.model.dim)
 
     def recipe(self, context: int, layout: str = "pwri") -> Recipe:

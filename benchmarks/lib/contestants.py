@@ -53,7 +53,7 @@ Run = Callable[[], Measured]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: prompts of so many tokens, generation after so many positions, several sequences."""
+    """The measures: prompts of so many tokens, generation after so many positions, several sequences."""
 
     prompts: tuple[int, ...] = (128, 2048)
     depths: tuple[int, ...] = (0, 8192)
@@ -84,7 +84,7 @@ class Plan:
 
 
 def number(measure: str) -> int:
-    """Of a measure's name: its tokens, positions or sequences."""
+    """The number in a measure's name: its tokens, positions or sequences."""
     return int(next(word for word in measure.split() if word.isdigit()))
 
 
@@ -197,7 +197,7 @@ class Ours:
         return lambda: generate(self._engine, requests, steps)
 
     def surprise(self, windows: list[list[int]]) -> float:
-        """Of each token of these but the first ones, the mean in nats."""
+        """The mean loss of each token of these but the first ones, in nats."""
         scorer = Scorer(self.session.model.session(self.session.sparsity))
         return float(np.concatenate([score(scorer, window) for window in windows]).mean())
 

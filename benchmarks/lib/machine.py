@@ -98,7 +98,7 @@ T = TypeVar("T")
 
 
 def commit() -> str:
-    """Of this repository, with ``-dirty`` where files differ from it."""
+    """The commit of this repository, with ``-dirty`` where files differ from it."""
     command = ["git", "describe", "--always", "--dirty"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
@@ -172,7 +172,8 @@ class MachineState:
         return "smt" if barrier_ns < self.threshold_ns else "two_core"
 
     def around(self, run: Callable[[], T], seconds: float = 0.1) -> tuple[T, Conditions]:
-        """What ``run`` returns, and the conditions; the read bandwidth is probed for so many ``seconds``."""
+        """Returns what ``run`` returns, and the conditions; the read bandwidth is probed for so many
+        ``seconds``."""
         before = self._barrier.measure()
         read_gb_s = self._read.measure(seconds)
         result = run()

@@ -84,7 +84,8 @@ ROUTER_STD = 0.15  #: of a router's weights over the features: logits of about 2
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to write. ``active`` is the mean share of neurons that fire; None makes a dense SiLU model."""
+    """The model to write. ``active`` is the mean share of neurons that fire; None makes a dense SiLU
+    model."""
 
     shape: Shape
     type: str = "Q4_0"
@@ -276,7 +277,7 @@ class Weights(Mapping[str, Tensor]):
             self._add(prefix + "fc2.weight", shape.neurons, RESERVED, second, type)
 
     def _each_expert(self, make: Callable[[str], Bytes], prefix: str) -> Bytes:
-        """Of all experts, one after another."""
+        """Returns the rows of all experts, one after another."""
         experts = [f"{prefix}{expert}." for expert in range(self.shape.experts)]
         return np.concatenate([make(name) for name in experts or [prefix]])
 
@@ -300,7 +301,8 @@ class Weights(Mapping[str, Tensor]):
         return np.random.Generator(np.random.SFC64([self.recipe.seed, zlib.crc32(name.encode())]))
 
     def _random_features(self) -> Floats:
-        """What embeddings hold in the reserved dimensions, ``(V, RESERVED)``: see FEATURE and CONSTANT."""
+        """The values that embeddings hold in the reserved dimensions, ``(V, RESERVED)``: see FEATURE and
+        CONSTANT."""
         signs = self._rng("features").integers(0, 2, (self.shape.vocab, RESERVED), np.int8) * 2 - 1
         features = signs * np.float32(FEATURE)
         features[:, ::32] = -1

@@ -1,4 +1,4 @@
-"""What samples say: paired ratios and their spread, a table in Markdown, an object for JSON."""
+"""Reports samples: paired ratios and their spread, a table in Markdown, an object for JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Sample:
 
 
 def ratios(samples: Sequence[Sample], above: str, below: str) -> list[float]:
-    """Of one type and measure, within rounds; without those in which another process had a processor."""
+    """Returns the ratios of one type and measure, within rounds, without those in which another process had a
+    processor."""
     found = {(each.round, each.contestant): each.tok_s for each in samples if each.state != "busy"}
     rounds = sorted({round for round, _ in found})
     return [

@@ -33,7 +33,7 @@ class ServerProcess:
         raise SystemExit(f"the server at {self.url} is not ready")
 
     def resident_bytes(self) -> dict[int, int]:
-        """Of each of its processes."""
+        """Resident bytes of each of its processes, by process id."""
         return {pid: resident_bytes(pid) for pid in (self.process.pid, *children(self.process.pid))}
 
 

@@ -274,7 +274,7 @@ def prepare(family: str, folder: Path, f16: Path, args: argparse.Namespace, seed
 
 
 def agreed(path: Path, ours: Ours, theirs: Theirs, texts: list[list[int]]) -> tuple[int, int]:
-    """Of greedy tokens up to the first near tie: those that are the same, and all."""
+    """Counts greedy tokens up to the first near tie: those that are the same, and all."""
     same = total = 0
     for text in texts[:8]:
         tokens, margins = greedy(theirs, text[:32], TOKENS)

@@ -138,7 +138,7 @@ class Ours:
         )[:most]
 
     def surprise(self, windows: list[list[int]]) -> Array:
-        """Of every token but the windows' first, nats."""
+        """The loss of every token but the windows' first, in nats."""
         scorer = Scorer(self.session)
         return np.concatenate([score(scorer, window) for window in windows])
 
@@ -192,7 +192,7 @@ class Theirs:
 
 
 def beginnings(text: str, tokenizer: Tokenizer) -> list[list[int]]:
-    """Of the text's paragraphs, the first eight words."""
+    """The first eight words of each of the text's paragraphs."""
     lines = dict.fromkeys(" ".join(line.split()[:8]) for line in text.splitlines() if len(line.split()) >= 12)
     return [tokenizer.encode(line) for line in list(lines)[:CANDIDATES]]
 

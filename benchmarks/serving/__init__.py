@@ -1,1 +1,1 @@
-"""What the server costs and bears."""
+"""Measures what the server costs and bears."""

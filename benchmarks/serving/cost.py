@@ -1,4 +1,5 @@
-"""What a server costs: tokens per second over HTTP beside those of ``hotcold bench --parallel``, in pairs.
+"""Measures the cost of a server: tokens per second over HTTP beside those of ``hotcold bench --parallel``, in
+pairs.
 
     python benchmarks/serving/cost.py                 # a synthetic Q4_0 model of 1 GB, made for it
     python benchmarks/serving/cost.py -m model.gguf --parallel 8 --rounds 20

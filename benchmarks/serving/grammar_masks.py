@@ -1,4 +1,5 @@
-"""What constrained output costs: compiling, a mask, how much of it the model hides, and tokens per second.
+"""Measures the cost of constrained output: compiling, a mask, how much of it the model hides, and tokens per
+second.
 
     python benchmarks/serving/grammar_masks.py [--model FILE] [--vocabulary FILE.gguf ...]
 

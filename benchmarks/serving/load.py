@@ -50,7 +50,7 @@ _SETTLE_S = 30.0  # for the server to notice that the last clients are gone
 
 @dataclass
 class Findings:
-    """What the clients saw."""
+    """The results that the clients saw."""
 
     answers: list[Answer] = field(default_factory=list)  #: whole ones
     streamed: list[Answer] = field(default_factory=list)  #: those of them that came piece by piece
@@ -65,7 +65,8 @@ class Findings:
 
 
 def requests(options: argparse.Namespace) -> list[Ask]:
-    """Of all routes in turn; prompts of ``--prompt`` characters at most, half of which begin alike."""
+    """Requests of all routes in turn; prompts of ``--prompt`` characters at most, half of which begin
+    alike."""
     text, chosen = TEXT.read_text(encoding="utf-8"), random.Random(options.seed)
     longest, tokens, ignore_eos = options.prompt, options.tokens, options.ignore_eos
     shared = text[: longest // 2]

@@ -34,7 +34,7 @@ from serving.cost import SHAPE
 
 
 def pauses(model: LoadedModel, parallel: int, prompt: int, seconds: float) -> dict[str, Any]:
-    """What is measured, in seconds."""
+    """Measures pauses, in seconds."""
     engine, ids = Engine(model.session(), reuse=False), np.random.default_rng(0)
     greedy, vocab = SamplingParams(temperature=0), model.config.vocab
 

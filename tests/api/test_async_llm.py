@@ -77,7 +77,7 @@ async def started(**options: Any) -> AsyncIterator[AsyncLLM]:
 
 
 def process_id(llm: AsyncLLM) -> int | None:
-    """Of the engine process, while there is one."""
+    """The id of the engine process, while there is one."""
     transport = llm.front._transport
     return None if transport is None or llm.front._exited.is_set() else transport.get_pid()
 
@@ -240,7 +240,7 @@ def test_a_grammar_is_checked_before_and_then_held_to(llm: LLM) -> None:
 
 
 def test_the_engine_process_gets_grammars_as_their_check_left_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is slow to read was read in the process that checks, once for all who ask for it."""
+    """The process that checks reads what is slow to read, once for all who ask for it."""
     checks: list[str] = []
     check = GrammarProcess.check
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What is left when an LLM is closed: nothing, also when something still refers to it."""
+"""A closed LLM leaves nothing behind, even when something still refers to it."""
 
 from __future__ import annotations
 

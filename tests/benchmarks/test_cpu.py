@@ -148,7 +148,8 @@ def test_numbers_of_threads_take_turns(
 def run_small(
     script: str, options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, Any]:
-    """What a script that takes compare.py's options of models ends with, on models that take no time."""
+    """Returns the last lines of a script that takes compare.py's options of models, on models that take no
+    time."""
     model = "--shape 256 1408 4 2 400 --layers 1 --threads 1 --rounds 2"
     monkeypatch.setattr(sys, "argv", [script, *model.split(), *options.split()])
     importlib.import_module(f"cpu.{script}").main()

@@ -90,7 +90,7 @@ print(json.dumps([dict(n_gen=n, samples_ts=[1, speed, 10 * speed]) for n in (0, 
 
 @pytest.fixture(scope="module")
 def rows(slices: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Of a slice on two CPU backends, and of a llama.cpp that says what it is told, by contestant."""
+    """Measures a slice on two CPU backends, and on a llama.cpp that says what it is told, by contestant."""
     folder = tmp_path_factory.mktemp("slices")
     llama = folder / "llama-bench"
     llama.write_text(LLAMA_BENCH)

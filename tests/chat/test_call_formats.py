@@ -73,7 +73,7 @@ def rendered(chat: Chat, messages: list[dict[str, Any]], generate: bool = True) 
 
 
 def written(chat: Chat, message: dict[str, Any]) -> str:
-    """What the template writes of an answer, up to the tokens that end it."""
+    """Returns what the template writes for an answer, up to the tokens that end it."""
     bare, full = rendered(chat, USER), rendered(chat, [*USER, message], False)
     assert full.startswith(bare), "the prompt has begun something else"
     found = full[len(bare) :]

@@ -1,4 +1,4 @@
-"""What clients are to read from a text. Needs pydantic, as they do."""
+"""The data that clients are to read from a text. Needs pydantic, as they do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients sent once (make_corpus.py) is taken: none of them need be installed here."""
+"""Requests that clients sent once (make_corpus.py) are taken: none of them need be installed here."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def talk(
     args: tuple[str, ...] = (),
     code: int = 0,
 ) -> tuple[str, str]:
-    """What piped lines bring about, on stdout and on stderr."""
+    """Returns what piped lines bring about, on stdout and on stderr."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
     assert main(["chat", "-s", "1", "-n", "12", *args]) == code
     captured = capsys.readouterr()
@@ -40,7 +40,7 @@ def talk(
 
 @pytest.fixture(scope="module")
 def answers() -> Iterator[Any]:
-    """What the model answers to some messages, as the Python interface says."""
+    """Answers some messages as the Python interface does."""
     with LLM() as llm:
 
         def found(*texts: str, **options: Any) -> str:
@@ -141,7 +141,8 @@ def test_a_conversation_in_a_file(
 def test_piped_input_ends_at_what_cannot_be_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Any, line: str, error: str
 ) -> None:
-    """What follows was written for an answer that there is not; whoever runs the pipe sees it by the code."""
+    """The lines that follow were written for an answer that there is not; the exit code tells whoever runs
+    the pipe."""
     out, err = talk(monkeypatch, capsys, FOX, "/clear", line, FOX, code=2)
     assert f"hotcold: error: {error}" in err and out == answers(FOX).lstrip() + "\n"
     assert err.count("error: ") == 1
@@ -321,7 +322,7 @@ def test_pasted_lines_are_one_message(answers: Any) -> None:
 
 @terminal
 def test_ctrl_c_amid_an_answer_to_piped_input_ends_it() -> None:
-    """What follows in the pipe is not for an answer that was cut off."""
+    """The rest of the pipe is not meant for an answer that was cut off."""
     command = [*COMMAND, "--backend", "reference", "-n", "-1", "--logit-bias", "2-inf"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None

@@ -1,4 +1,4 @@
-"""What an option is when nobody gives it: as its help says, and the same from Python and the command line."""
+"""Defaults of options are as the help says, and the same from Python and the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
 
 
 def test_numbers_in_the_help_are_the_defaults() -> None:
-    """Those that end it, as in ``tokens to generate (64)``."""
+    """Numbers that end an option's help, as in ``tokens to generate (64)``, are its default."""
     found = 0
     for verb, _ in cli.VERBS:
         for action in parser(verb)._actions:

@@ -72,7 +72,7 @@ def test_what_is_measured(run: Doctor, tmp_path: Path) -> None:
 def test_caches_of_any_size(
     cache: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of 128 MiB: the buffer then holds more of the smallest neurons than one layer may have."""
+    """A buffer of 128 MiB holds more of the smallest neurons than one layer may have."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "_SECONDS", 0.0)
     monkeypatch.setattr(doctor, "cache_bytes", lambda cpus: cache)

@@ -17,7 +17,8 @@ from hotcold.commands.flags import FLAGS, in_flags
 from hotcold.errors import UserError
 
 SOURCE = Path(hotcold.__file__).parent
-ROOMS = ("formats", "hub", "kernels", "model", "placement", "runtime", "sparse", "tasks", "watch")
+#: All but the command line, and the server, whose options only the command line has.
+ROOMS = sorted({path.parent.name for path in SOURCE.glob("*/__init__.py")} - {"commands", "server"})
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_name_that_no_device_has(gpu: str, capsys: pytest.CaptureFixture[str])
 @pytest.mark.skipif(sys.platform != "linux", reason="the loader's name is Linux's")
 @pytest.mark.parametrize("what", ["no loader", "no driver"])
 def test_without_a_loader_or_a_driver(what: str, tmp_path: Path) -> None:
-    """What was not asked for is not missed; else it is said what to install."""
+    """A GPU that was not asked for is not missed; otherwise a message says what to install."""
     environment = {**os.environ, "HOTCOLD_GPU": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     if what == "no loader":
         (tmp_path / "libvulkan.so.1").write_bytes(b"")  # is found first, and cannot be loaded

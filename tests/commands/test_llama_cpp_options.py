@@ -18,7 +18,7 @@ from hotcold.formats.gguf import open_gguf
 
 
 def understood(line: str) -> tuple[argparse.Namespace, list[str]]:
-    """What a command line gives to its verb, and the notes on it."""
+    """Returns what a command line gives to its verb, and the notes on it."""
     verb, *words = shlex.split(line)
     parser = OneLineParser(prog=f"hotcold {verb}", allow_abbrev=False)
     importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}").add_arguments(parser)

@@ -1,4 +1,4 @@
-"""What ``hotcold fit-predictor`` makes of both modes' speeds: medians of rounds, and of ratios in a round."""
+"""``hotcold fit-predictor`` compares both modes' speeds by medians of rounds, and of ratios in a round."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ def test_shapes(name: str, hardware: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_published_plans_stay_what_they_are(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of benchmarks/gpu/paper_plans.py, which docs/results.md quotes, as the first version had them."""
+    """The plans of benchmarks/gpu/paper_plans.py, which docs/results.md quotes, are as in the first
+    version."""
     rows = json.loads((repository / "tests/data/paper_plans.json").read_bytes())
     assert len(rows) == 7
     for row in rows:

@@ -1,4 +1,4 @@
-"""What ``hotcold plan`` prints is what its report says; and the budget of a small card."""
+"""``hotcold plan`` prints what its report says; and the budget of a small card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may hold in hand by mistake: one line that says what is wrong, and no file, nor half of one."""
+"""Mistaken input gets one line that says what is wrong, and leaves no file, nor half of one."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def checkpoint(folder: Path, files: dict[str, Any]) -> Path:
 
 
 def fields(path: Path) -> dict[str, Any]:
-    """What the gguf package reads of a file's keys about chat templates."""
+    """Returns what the gguf package reads of a file's keys about chat templates."""
     found = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
     return {name: value for name, value in found.items() if name.startswith(KEY)}
 

@@ -126,9 +126,9 @@ def test_dense_files_are_plain_and_say_where_llama_cpp_differs(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tiny-drelu", {}, "--dense: llama.cpp has no architecture bamboo: leave --dense out"),
-        ("tiny-llama", {"down": "by_neuron"}, "--dense and --down by_neuron: llama.cpp loads no such file"),
-        ("tiny-llama", {"predictors": Path("x")}, "--dense and --predictors: llama.cpp loads no such file"),
+        ("tiny-drelu", {}, "`dense`: llama.cpp has no architecture bamboo: leave `dense` out"),
+        ("tiny-llama", {"down": "by_neuron"}, "`dense` and `down=by_neuron`: llama.cpp loads no such file"),
+        ("tiny-llama", {"predictors": Path("x")}, "`dense` and `predictors`: llama.cpp loads no such file"),
     ],
 )
 def test_what_llama_cpp_cannot_load_is_not_called_dense(

@@ -179,7 +179,8 @@ FALCON: dict[str, Any] = {
     [({}, 1), ({"multi_query": False}, 8), ({"new_decoder_architecture": True, "num_kv_heads": 2}, 2)],
 )
 def test_metadata_of_falcon(changes: dict[str, Any], kv_heads: int) -> None:
-    """What its config.json leaves to the class, and the keys that llama.cpp's converter writes."""
+    """The class has defaults that its config.json does not state; the keys are those of llama.cpp's
+    converter."""
     layout, config = find_layout(Settings(Path("config.json"), FALCON | changes))
     assert activation(config, layout) == ("gelu_erf", 0.0) and config.flag("own_head", True) is False
     metadata = model_metadata(config, layout)

@@ -22,7 +22,7 @@ NAMES = ["fc1.weight", "fc2.weight"]
 
 
 def arrays(layer: int) -> list[np.ndarray]:
-    """Of rank 32, in the last layer 64."""
+    """Returns the factors of a predictor of rank 32, in the last layer 64."""
     rng, rank = np.random.default_rng(layer), 64 if layer == 2 else 32
     return [rng.standard_normal(shape).astype("<f2") for shape in ((rank, D), (N, rank))]
 

@@ -34,7 +34,7 @@ def find_settings(values: dict[str, Any]) -> tuple[Any, Settings]:
 
 
 def positions(values: dict[str, Any]) -> tuple[tuple[LayerPositions, ...], Settings]:
-    """What a reader makes of the file's keys, by layer."""
+    """Returns what a reader makes of the file's keys, by layer."""
     layout, config = find_settings(values)
     metadata = model_metadata(config, layout)
     keys = Keys(metadata, layout.architecture)

@@ -202,7 +202,7 @@ WORD = {"content": "word", "special": False, "rstrip": False, "lstrip": True, "s
 
 
 def test_flags_of_added_tokens(tmp_path: Path) -> None:
-    """Of tokenizer_config.json, or of tokenizer.json, where the first is silent."""
+    """The flags come from tokenizer_config.json, or from tokenizer.json where the first is silent."""
     folder = copy_checkpoint(tmp_path)
     assert not [key for key in metadata(folder, 290) if "strip" in key]
     write_json(folder / "added_tokens.json", {"<|user|>": 288, "word": 289})

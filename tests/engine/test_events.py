@@ -1,4 +1,4 @@
-"""What steps tell: tokens with their probabilities, ends, and what a request allows token by token."""
+"""Steps return events: tokens with their probabilities, ends, and what a request allows token by token."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_the_same_tokens_with_and_without_a_shared_prefix(
     chunk: int,
     seed: int,
 ) -> None:
-    """Whatever is kept, given up, shared or waited for; each position was computed or found."""
+    """Each position was computed or found, whatever is kept, given up, shared or waited for."""
     session = history_model(context=230, sequences=sequences, pages=8 + spare_pages, chunk=chunk, alike=alike)
     watch(session)
     engine = Engine(session)

@@ -327,8 +327,8 @@ def test_penalties_and_bias_rank_the_whole_vocabulary(
     start: int,
     counted: tuple[float, float],
 ) -> None:
-    """Those of OpenAI's penalties count the answer alone, and come after that for repetition (llama.cpp's
-    order): logit - count * frequency - (count > 0) * presence."""
+    """OpenAI's penalties count the answer alone, and come after that for repetition (llama.cpp's order):
+    logit - count * frequency - (count > 0) * presence."""
     bias = {0: 2.5, 19: -1.0}
     ranking = Sorting()
     params = SamplingParams(

@@ -1,4 +1,4 @@
-"""What the example of replicas lets in, without Ray: its decorators give the classes as they are."""
+"""Bounds of the example of replicas, tested without Ray: its decorators give the classes as they are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def example(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def status(settings: Settings, host: str) -> int:
-    """Of a request by that name, with no key."""
+    """Returns the status of a request for that host, without a key."""
     sent: list[Any] = []
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of bad files share: a bound on time and memory, and what an error must look like."""
+"""Shares among tests of bad files a bound on time and memory, and what an error must look like."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_a_bad_file_is_refused(data: bytes, pattern: str, tmp_path: Path, refuse
     ],
 )
 def test_the_nearest_good_file_opens(data: bytes, tmp_path: Path) -> None:
-    """What the refusals above are built from is right, so each is refused for its own reason."""
+    """The file from which the refusals above are built is right, so each is refused for its own reason."""
     path = tmp_path / "good.gguf"
     path.write_bytes(data)
     with open_gguf(path) as file:
@@ -225,7 +225,7 @@ def test_the_nearest_good_file_opens(data: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"ab\xfe", b"\xed\xa0\x80", b"\xff" * 3000, "é".encode()])
 def test_text_need_not_be_utf_8(data: bytes, tmp_path: Path) -> None:
-    """What is shown is replaced; the tokens of a vocabulary keep their bytes."""
+    """Bytes that are no text are replaced where they are shown; the tokens of a vocabulary keep theirs."""
     path = tmp_path / "model.gguf"
     strings = array(STRING, 3, text(b"a") + text(data) + text(b"b"))
     keys = [entry(b"general.name", STRING, text(data)), entry(b"general.tags", ARRAY, strings)]

@@ -135,7 +135,7 @@ def test_other_pickles_are_refused(case: str, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_strides_that_nobody_follows(tmp_path: Path) -> None:
-    """Of sizes of 1 and 0 any stride will do, also one that bytes in 64 bits cannot count."""
+    """Any stride will do for sizes of 1 and 0, even one that bytes in 64 bits cannot count."""
     far = b"\x8a\x08" + (1 << 61).to_bytes(8, "little")
     column = tensor_of(FLOATS, integer(4) + integer(1) + b"\x86", integer(1) + far + b"\x86")
     opened = TorchState(write(tmp_path / "a.bin", column))
@@ -185,7 +185,7 @@ def test_mutated_files_are_read_or_refused(tmp_path_factory: Any, changes: list[
 
 
 def test_sizes_in_64_bits(tmp_path: Path) -> None:
-    """Of files above 4 GiB: the same listing, with sizes and places in fields of their own."""
+    """Files above 4 GiB have the same listing, with sizes and places in fields of their own."""
     path = write(tmp_path / "a.bin", b"}" + text("a") + vector() + b"s")
     data = bytearray(path.read_bytes())
     end = data.rfind(b"PK\5\6")

@@ -237,7 +237,7 @@ def test_texts_that_are_no_schema_are_refused(text: str, message: str) -> None:
 
 
 def test_each_schema_is_looked_at_once_however_many_refer_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a check costs must not double with each definition: these would take 2^14 looks, or 9!."""
+    """The cost of a check must not double with each definition: these would take 2^14 looks, or 9!."""
     doubled: Any = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(14)}
     doubled["d14"] = {"anyOf": [False]}
     mutual: Any = {

@@ -1,4 +1,4 @@
-"""What becomes of schemas before they are compiled: closing, references, patterns, and what is left out."""
+"""Schemas are rewritten before they are compiled: closing, references, patterns, and what is left out."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_what_is_printed_does_not_get_between_messages() -> None:
 
 
 def test_importing_the_process_does_nothing_else() -> None:
-    """What takes long is imported when signals are ignored already."""
+    """Slow imports begin when signals are ignored already."""
     code = "import sys, hotcold.hosting.__main__; print('numpy' in sys.modules)"
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"

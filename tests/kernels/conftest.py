@@ -64,7 +64,7 @@ def open_exact(request: pytest.FixtureRequest) -> Callable[..., Backend]:
 
 @pytest.fixture(scope="session")
 def open_every() -> list[Callable[[int], Backend]]:
-    """What opens the CPU's kernels with a number of threads, for each instruction set."""
+    """Opens the CPU's kernels with a number of threads, for each instruction set."""
     return [functools.partial(open_cpu, isa) for isa in ISAS]
 
 

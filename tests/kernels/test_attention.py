@@ -58,7 +58,8 @@ def shown(kind: AttentionKind) -> str:
 
 
 def caches(backend: Backend, batch: Batch, type: str, head_dim: int = HEAD_DIM) -> tuple[Any, Any]:
-    """What a sequence's positions hold does not depend on its pages, nor on the other sequences."""
+    """Makes caches whose positions hold values that depend neither on a sequence's pages nor on other
+    sequences."""
     shape = (KV_HEADS, PAGE, head_dim)
     size = cache_shape((page_count(batch), *shape), type)
     pair = [backend.zeros(size, CACHE_TYPES[type]) for _ in "kv"]
@@ -270,7 +271,7 @@ def test_options_that_ask_for_nothing_change_no_bit(open_exact: OpenBackend) -> 
 
 
 def test_partial_results_take_no_more_scratch_than_the_window_needs() -> None:
-    """Those of 3 heads, for each of 5 decode rows and 2 kv heads: 10 numbers a split."""
+    """The splits are those of 3 heads, for each of 5 decode rows and 2 kv heads: 10 numbers a split."""
     batch = Batch(BatchLimits(5, 1, 800, 1))
     q, cache = np.zeros((5, 6, 8), np.float32), np.zeros((1, 2, PAGE, 8), np.float32)
     for window, splits in ((None, 100), (1, 1), (2, 2), (257, 2), (258, 3), (10**6, 100)):

@@ -1,4 +1,4 @@
-"""What backends refuse, and how they are opened."""
+"""Backends refuse wrong input, and open by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the C++ extension refuses by itself: sizes that its memory does not hold, and empty arrays."""
+"""The C++ extension itself refuses sizes that its memory does not hold, and empty arrays."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def write(path: Path, text: str) -> None:
 
 @pytest.fixture(autouse=True)
 def linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is made up is Linux's; elsewhere the real system would be asked beside it."""
+    """The made-up files are Linux's; elsewhere the real system would be asked beside them."""
     monkeypatch.setattr("platform.system", lambda: "Linux")
 
 
@@ -176,7 +176,7 @@ def test_macos_names_its_performance_cores(
 
 
 def affinities() -> dict[str, set[int]]:
-    """Of every thread of this process."""
+    """The affinity of every thread of this process."""
     return {task: os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
 
 
@@ -185,7 +185,7 @@ def affinities() -> dict[str, set[int]]:
 def test_threads_stay_on_fast_cores_if_they_fit(
     threads: int | None, bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a made-up machine with two fast cores and one slow one, all of which are this one's first."""
+    """The made-up machine has two fast cores and a slow one; all of them are this machine's first core."""
     before, own = affinities(), os.sched_getaffinity(0)
     first = {min(own)}
     made_up = Cores([*own, 1000], 3, first, 2, None)

@@ -169,7 +169,7 @@ def check(backend: Backend, *make: Any, steps: Sequence[tuple[int, int]] = STEPS
 def counted(
     layer: Layer, truth: Truth, candidates: list[np.ndarray], ids: np.ndarray, *, skip: bool
 ) -> list[int]:
-    """What a step without prompt rows reads, by expert: unions over the rows that chose it."""
+    """Counts what a step without prompt rows reads, by expert: unions over the rows that chose it."""
     total = np.zeros(5, np.int64)
     for e, tensors in enumerate(layer.experts):
         rows = np.nonzero(ids == e)[0]

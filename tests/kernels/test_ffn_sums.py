@@ -38,7 +38,7 @@ def tree_sum(values: list[Floats]) -> Floats:
 
 
 def expected_sum(down: Floats, fires: np.ndarray) -> Floats:
-    """Of the rows of ``down`` that fire, ``[T, N]`` -> ``[T, D]``, each operation in float32."""
+    """Sums the rows of ``down`` that fire, ``[T, N]`` -> ``[T, D]``, each operation in float32."""
     out = []
     for row in fires:
         leaves = []

@@ -1,4 +1,4 @@
-"""What must not change a single bit of the CPU's results: skipping, batches, chunks, threads, replay."""
+"""No bit of the CPU's results depends on skipping, batches, chunks, threads or replay."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_ffn_prompt_row_is_the_same_in_any_chunk(open_exact: OpenBackend, typ
 def test_a_linear_row_is_the_same_in_any_batch(
     open_exact: OpenBackend, type: str, count: int, columns: int
 ) -> None:
-    """Of so many rows and tokens that neither divides into tiles or into what is computed at once."""
+    """The numbers of rows and tokens divide neither into tiles nor into what is computed at once."""
     backend, x = open_exact(), random_rows(rng("x"), 70, columns)
     matrix = backend.matrix(random_tensor(rng("linear"), type, count, columns))
 

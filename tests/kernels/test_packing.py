@@ -65,7 +65,7 @@ def read(
 @any_type
 @pytest.mark.parametrize("blocks", [1, 2, 5, 16, 17, 35])
 def test_rows(type: BlockType, blocks: int, tmp_path: Path) -> None:
-    """Of any number of lanes in the last group."""
+    """The last group may have any number of lanes."""
     columns = blocks * type.weights
     tensor = random_tensor(type, 3, columns)
     weights = rows_for(type, 3, columns)
@@ -77,7 +77,7 @@ def test_rows(type: BlockType, blocks: int, tmp_path: Path) -> None:
 @quantised
 @pytest.mark.parametrize("dim", [1, 31, 33, 100, 512, 700, 1056])
 def test_panels(type: BlockType, dim: int, tmp_path: Path) -> None:
-    """Of any number of outputs: what is missing to a whole block of them is zero."""
+    """Panels may have any number of outputs: what is missing to a whole block of them is zero."""
     tensor = random_tensor(type, dim, 2 * type.weights)
     expected = packed_panels(tensor)
     weights = panels_for(type, *tensor.shape)

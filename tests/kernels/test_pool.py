@@ -32,7 +32,7 @@ backend.add(x, y, batch)
 
 
 def run_python(code: str) -> str:
-    """What a process prints that must end well, and at all: one that hangs is ended."""
+    """Returns what a process prints that must end well, and end at all: one that hangs is killed."""
     command = [sys.executable, "-c", PREAMBLE + code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
@@ -102,7 +102,7 @@ assert (x == 2).all()
 
 
 class Rang(Exception):
-    """What this test's signal handler raises, as Python's own raises KeyboardInterrupt."""
+    """Raised by this test's signal handler, as Python's own raises KeyboardInterrupt."""
 
 
 @contextmanager
@@ -149,7 +149,7 @@ class Long:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rows", [1, 128])  # steps of one piece, and of many
 def test_a_signal_ends_a_run_between_steps(threads: int, rows: int) -> None:
-    """What Python's handler raises comes out long before the program would have ended."""
+    """An exception of Python's handler comes out long before the program would have ended."""
     long = Long(threads, rows)
     with pytest.raises(Rang), alarm(0.2):
         long.program.run()

@@ -19,7 +19,7 @@ OpenBackend = Callable[..., Backend]
 
 
 class Kind(NamedTuple):
-    """Of a router, besides its weights."""
+    """The numbers of a router besides its weights."""
 
     experts: int
     k: int
@@ -79,7 +79,7 @@ class Case:
         return np.array(ids[: len(x)]), np.array(factors[: len(x)])
 
     def logits(self, x: Floats) -> list[float]:
-        """Of one row."""
+        """Returns the logits of one row."""
         if self.tensor.type.weights > 1:
             codes, scales = quantise_input(x)
             x = (codes * scales).reshape(x.shape)

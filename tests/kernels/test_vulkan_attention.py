@@ -40,7 +40,8 @@ def same_bits(a: Floats, b: Floats) -> None:
 
 
 def caches(backend: Any, batch: Any, type: str, kv_heads: int, head_dim: int) -> list[Any]:
-    """What a sequence's positions hold does not depend on its pages, nor on the other sequences."""
+    """Makes caches whose positions hold values that depend neither on a sequence's pages nor on other
+    sequences."""
     shape = (kv_heads, PAGE, head_dim)
     pair = [backend.zeros(cache_shape((page_count(batch), *shape), type), CACHE_TYPES[type]) for _ in "kv"]
     for cache, name in zip(pair, "kv", strict=True):
@@ -143,7 +144,7 @@ def test_rows_take_more_passes_where_scratch_is_short(vulkan: Any, monkeypatch: 
 
 @pytest.mark.parametrize("window", [None, 1, 300])
 def test_scratch_is_what_is_said(vulkan: VulkanBackend, window: int | None) -> None:
-    """Of a step of 272 rows and 64 splits, in passes of 8 MiB; and of a few rows, which need less."""
+    """A step of 272 rows and 64 splits takes passes of 8 MiB; a few rows need less."""
     limits = BatchLimits(272, 2, 64 * SPLIT // PAGE, 4)
     for rows, heads, kv_heads, head_dim, tile in (
         (272, 8, 1, 64, 1),

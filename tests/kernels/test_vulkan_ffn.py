@@ -1,5 +1,5 @@
-"""What the op table does not ask of the FFN op on Vulkan devices: that rows have the same bits in every
-batch, that weights arrive as they are, in parts too, and how much scratch it takes."""
+"""Tests of the FFN op on Vulkan devices beside the op table: rows have the same bits in every batch, weights
+arrive as they are, in parts too, and scratch is counted."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_rows_of_8_chunks_and_more(vulkan: VulkanBackend, dim: int) -> None:
 
 
 def test_masks_that_name_nothing_and_few(vulkan: VulkanBackend) -> None:
-    """What a row's mask does not name adds nothing to it, whatever the others' masks name."""
+    """Neurons that a row's mask does not name add nothing to it, whatever the others' masks name."""
     tensors = random_ffn(rng("masks"), (480, 64), ("Q4_0",) * 3, FFNKind("relu", biases=True))
     weights, x = vulkan.ffn_weights(tensors), random_rows(rng("x"), 3, 64)
     few = rng("few").random((3, 480)) < np.array([[0.0], [0.01], [0.9]])

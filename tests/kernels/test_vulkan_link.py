@@ -34,7 +34,7 @@ rng = np.random.default_rng(5)
 
 
 class Layer:
-    """What the cold side does for a layer: y = 2 x + layer, after whatever ``before`` does."""
+    """Plays the cold side of a layer: y = 2 x + layer, after whatever ``before`` does."""
 
     def __init__(self, box: Mailbox, before: Callable[[int], None]) -> None:
         self.box, self._before = box, before
@@ -104,7 +104,7 @@ def made() -> Iterator[list[Sides]]:
 
 
 def test_steps(vulkan: Any, spin: bool, made: list[Sides]) -> None:
-    """Of any number of rows, against sums that are exact in any order."""
+    """Steps of any number of rows are right, against sums that are exact in any order."""
     made.append(sides := Sides(vulkan, spin))
     for step in range(100):
         sides.step(1 + step % 20)
@@ -147,7 +147,7 @@ def test_shaders_see_answers(vulkan: Any) -> None:
 
 
 def native_steps(vulkan: Any, steps: int, looks: tuple[int, ...] = ()) -> _native.VulkanLinkCounts:
-    """What a link with one layer counts, every step of which is right."""
+    """Returns the counts of a link with one layer, every step of which is right."""
     cold = CPUBackend(1)
     link = vulkan.link(20, True, looks)
     box = vulkan.mailboxes(link, LIMITS, DIM, {5: 0})[5]
@@ -284,7 +284,7 @@ def test_closing(vulkan: Any, spin: bool) -> None:
 
 
 def test_a_device_that_is_lost_under_the_cold_side(spin: bool) -> None:
-    """Whoever meets it, the hot side says so, and the model can be loaded again."""
+    """The hot side reports an error, whoever meets it, and the model can be loaded again."""
     from support.vulkan_devices import DRIVERS, device_index
 
     from hotcold.kernels.vulkan.backend import VulkanBackend

@@ -217,7 +217,7 @@ def test_memories_do_not_overlap(index: int) -> None:
 
 
 def test_large_writes_go_in_parts(index: int) -> None:
-    """Of up to 32 MiB, alternating; offsets and odd ends are right."""
+    """Copies of up to 32 MiB alternate; offsets and odd ends are right."""
     device = _native.VulkanDevice(index)
     values = np.random.default_rng(3).integers(0, 256, 70 * MIB + 13).astype(np.uint8)
     memory = device.allocate(len(values) + 7)
@@ -251,7 +251,7 @@ def test_a_budget_is_kept(index: int) -> None:
 
 
 def test_a_full_device_gets_smaller_chunks(index: int) -> None:
-    """What the driver refuses is tried again without room to spare."""
+    """Memory that the driver refuses is tried again without room to spare."""
     device = _native.VulkanDevice(index)
     faults.fail("vkAllocateMemory", 1, OUT_OF_DEVICE)
     kept = device.allocate(1000)

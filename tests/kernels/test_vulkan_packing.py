@@ -1,4 +1,5 @@
-"""What the ``vulkan`` backend does to a file's blocks before a device gets them (kernels/vulkan/packing.py).
+"""Tests how the ``vulkan`` backend rearranges a file's blocks before a device gets them
+(kernels/vulkan/packing.py).
 
 That shaders read it rightly, for every type, is seen on a device: test_vulkan_linear.py and the table."""
 
@@ -86,7 +87,7 @@ def stored(tmp_path: Path) -> tuple[Tensor, StoredTensor]:
 
 
 def test_rows_come_in_chunks(stored: tuple[Tensor, StoredTensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tensors in memory and in a file, all of it or chosen rows or columns."""
+    """Tensors in memory and in a file come whole, or as chosen rows or columns."""
     tensor, in_file = stored
     monkeypatch.setattr(packing, "CHUNK_BYTES", 7 * tensor.data.shape[1])
     rows, columns = np.array([0, 3, 4, 30, 31, 47, 49]), np.array([0, 2])

@@ -1,5 +1,5 @@
-"""What the software drivers cannot show, as they execute one dispatch after another: missing barriers. The
-validation layer of Vulkan, which sees them, looks at a model's steps."""
+"""Looks for missing barriers, which the software drivers cannot show, as they execute one dispatch after
+another. The validation layer of Vulkan, which sees them, looks at a model's steps."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reported(layer: Path, driver: str, script: str, *arguments: str) -> list[str]:
-    """What the layer says of a script."""
+    """Returns what the layer says of a script."""
     need(driver)
     root = Path(__file__).resolve().parents[2]
     path = os.pathsep.join([str(root), str(root / "tests"), *sys.path])

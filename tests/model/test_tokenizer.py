@@ -88,7 +88,7 @@ def from_sentencepiece(processor: Any, **keys: Any) -> Tokenizer:
 
 
 def test_agrees_with_sentencepiece() -> None:
-    """Of the built-in model's vocabulary."""
+    """This is the vocabulary of the built-in model."""
     assert_agrees_with_sentencepiece(FABLE / "tokenizer.model")
 
 

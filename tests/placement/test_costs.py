@@ -1,4 +1,4 @@
-"""What a token costs, worked out by hand, and which layers PowerInfer's objective leaves alone."""
+"""The cost of a token, worked out by hand, and the layers that PowerInfer's objective leaves alone."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ LIMITS = BatchLimits(20, 1, 1, 1)
 
 
 class Layer:
-    """What the cold side does for a layer: y = 1000 layer + x, after whatever ``before`` does."""
+    """Plays the cold side of a layer: y = 1000 layer + x, after whatever ``before`` does."""
 
     def __init__(self, box: Mailbox, before: Callable[[int], None]) -> None:
         self.box, self._before = box, before
@@ -218,7 +218,7 @@ def test_a_cold_side_that_raises(hot: Backend, made: list[Sides], error: type[Ba
 
 
 def test_a_native_cold_side_that_fails() -> None:
-    """What its program refuses is told in its words."""
+    """An error of its program is told in the program's words."""
     hot, cold = ReferenceBackend(), CPUBackend(1)
     link = hot.link(20)
     box = hot.mailboxes(link, LIMITS, DIM, {5: 0})[5]
@@ -319,7 +319,7 @@ def test_cold_words_of_a_mask(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["reference", "cpu"])
 def test_chosen_experts_go_along(name: str) -> None:
-    """Those of all rows, prompt rows too."""
+    """Experts of all rows go along, prompt rows too."""
     hot = open_backend(name)
     link = hot.link(1)
     box, without = hot.mailboxes(link, LIMITS, DIM, {1: 0}, 3)[1], hot.mailboxes(link, LIMITS, DIM, {1: 0})[1]

@@ -38,7 +38,8 @@ def everything(sizes: Sizes) -> int:
 
 
 def neuron_seconds(model: Model, layer: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each neuron, on the CPU and on the GPU: the rows that are read, each from where it is cheaper."""
+    """Returns the seconds of each neuron, on the CPU and on the GPU: the rows that are read, each from where
+    it is cheaper."""
     sizes, profile, hardware = model
     gather = np.interp(sizes.neuron_bytes[layer] / 2, *np.array(hardware.cpu_gather_gb_s).T)
     pairs = ((hardware.cpu_stream_gb_s, gather), (hardware.gpu_stream_gb_s, hardware.gpu_rows_gb_s))
@@ -87,7 +88,7 @@ def bytes_on_gpu(sizes: Sizes, placement: Placement) -> int:
 
 
 def least(model: Model, budget: int) -> float:
-    """Of all placements in groups, the most active first."""
+    """Returns the least cost of all placements in groups, the most active first."""
     sizes, profile, _ = model
     layers, found = len(sizes.neurons), np.inf
     options = []

@@ -1,4 +1,4 @@
-"""What a step is said to take against what the cpu backend takes."""
+"""The predicted memory of a step is what the cpu backend takes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PAGES = ("README.md", "docs/chat.md", "docs/server.md")
 
 
 def blocks(page: str, *kinds: str) -> list[str]:
-    """Of these kinds, those that name the file."""
+    """Returns the blocks of these kinds that name the file."""
     text = (REPOSITORY / page).read_text(encoding="utf-8")
     found = re.findall(r"^```(\w+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [code for kind, code in found if kind in kinds and NAME in code]

@@ -87,7 +87,8 @@ def test_a_text_is_as_probable_as_for_llama_cpp(published: Published) -> None:
 
 
 def divergence(theirs: np.ndarray, ours: np.ndarray) -> float:
-    """Of Kullback and Leibler, nats: of the likeliest tokens, all others taken together as one."""
+    """The divergence of Kullback and Leibler, in nats: of the likeliest tokens, all others taken together as
+    one."""
     p, q = (np.append(np.exp(each), max(1e-6, 1 - np.exp(each).sum())) for each in (theirs, ours))
     return float((p * np.log(p / q)).sum())
 

@@ -1,4 +1,4 @@
-"""What a model counts while it runs, step by step."""
+"""A model counts while it runs, step by step."""
 
 from __future__ import annotations
 

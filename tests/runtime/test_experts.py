@@ -58,7 +58,7 @@ def logits(session: Session) -> np.ndarray:
 
 
 def greedy(session: Session, tokens: int = 20) -> list[list[int]]:
-    """Of three prompts at the same time."""
+    """Runs three prompts at the same time."""
     random = np.random.default_rng(5)
     prompts = [[1, *random.integers(3, 288, length).tolist()] for length in (4, 30, 9)]
     params = SamplingParams(temperature=0)

@@ -1,4 +1,4 @@
-"""What models take of a device's memory, on software drivers: what was planned, within the budget."""
+"""Models take as much of a device's memory as was planned, within the budget; on software drivers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_other_models(gpu: str, name: str, type: str, options: dict[str, Any], t
 
 
 def test_everything_comes_back(gpu: str) -> None:
-    """Of a model that is closed and forgotten: every piece of memory, and the device."""
+    """A model that is closed and forgotten gives back every piece of memory, and the device."""
 
     def held() -> int:
         gc.collect()

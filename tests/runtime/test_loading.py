@@ -1,4 +1,4 @@
-"""What is refused before loading, what auto chooses, and what a step is said to read."""
+"""Loading refuses what it should, auto chooses, and a step says what it reads."""
 
 from __future__ import annotations
 

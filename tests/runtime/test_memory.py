@@ -1,4 +1,4 @@
-"""What the kernel and cgroups leave, from made-up /proc and /sys/fs/cgroup trees."""
+"""Free memory is what the kernel and cgroups leave, from made-up /proc and /sys/fs/cgroup trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is loaded where, on machines with a made-up GPU, whose part a CPU backend plays."""
+"""Models are placed on machines with a made-up GPU, whose part a CPU backend plays."""
 
 from __future__ import annotations
 
@@ -204,8 +204,8 @@ def needed(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
 
 
 def test_memory_of_the_host_is_what_lies_on_the_host(has: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a card with memory of its own neither its weights nor its keys, values and buffers, but what goes
-    there at a time: of a small model as much as its weights."""
+    """With a card that has memory of its own, the host holds neither its weights nor its keys, values and
+    buffers, but what goes there at a time: for a small model, as much as its weights."""
     has.devices = [CARD, INTEGRATED, SOFTWARE]
     alone = needed(monkeypatch, gpu="off")
     card = needed(monkeypatch, gpu="0", vram_budget=16 << 20)

@@ -47,7 +47,7 @@ def generate(session: Session) -> list[int]:
 
 
 def fallible(calls: dict[str, int]) -> dict[str, int]:
-    """Those that were called, and return whether they failed."""
+    """Returns the functions that were called and whose failure can be told, with their counts."""
     silent = "vkDeviceWaitIdle"  # of what is destroyed, where nobody can be told
     return {
         name: count for name, count in calls.items() if count and name != silent and faults.can_fail(name)

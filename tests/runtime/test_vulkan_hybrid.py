@@ -132,7 +132,7 @@ def goldens(tmp_path_factory: pytest.TempPathFactory) -> list[Golden]:
 
 @pytest.mark.parametrize("share", SHARES)
 def test_logits_of_the_unsplit_model(vulkan: Any, share: float, goldens: list[Golden]) -> None:
-    """Of what transformers computes, and of the CPU."""
+    """The logits are those that transformers computes, and those of the CPU."""
     for each in goldens:
         whole = load(each.path, LoadOptions(gpu="off", threads=1, cache_type="f32")).session()
         session, tokens = on_two(vulkan, share, each.path, cache_type="f32"), each.prompt.tolist()

@@ -35,7 +35,7 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(server: Served) -> Iterator[httpx.Client]:
-    """Whose server answers as before when all is over."""
+    """Gives a client, and checks afterwards that the server answers as before."""
     with server.client() as found:
         before = story(found)
         yield found

@@ -1,4 +1,4 @@
-"""What arrives at the port itself: slow, broken, old, endless, too many."""
+"""The port itself bears slow, broken, old, endless and too many connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What no token of a model can spell is left out of a prompt, and the answer's header and the log say so."""
+"""Text that no token of a model can spell is left out of a prompt, and the answer's header and the log say
+so."""
 
 from __future__ import annotations
 

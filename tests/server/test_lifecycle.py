@@ -182,7 +182,7 @@ def test_sigint_while_it_loads() -> None:
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
-    """Whose header is good, so that only the engine notices."""
+    """The file's header is good, so only the engine notices that it is broken."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(model_path().read_bytes())
     with served("-m", str(broken), "-c", "100000000", "--drain", "0") as server:

@@ -84,7 +84,7 @@ def test_completions(client: Any) -> None:
 
 
 def test_an_echo_with_log_probabilities(client: Any) -> None:
-    """What evaluation harnesses ask for."""
+    """An evaluation harness asks for scores of texts."""
     reply = client.completions.create(
         model="storyteller", prompt="Once upon a time there", max_tokens=0, echo=True, logprobs=1
     )

@@ -49,7 +49,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server as a user starts it."""
+    """Starts a server as a user does, and gives the page's address."""
     keys = tmp_path_factory.mktemp("server") / "keys"
     keys.write_text(f"{KEY}\n")
     options = ["--port", "0", "--api-key-file", str(keys), "--log-disable", "--threads", "1"]

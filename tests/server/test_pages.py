@@ -30,7 +30,7 @@ def client() -> Iterator[TestClient]:
 
 
 class Markup(HTMLParser):
-    """What a document refers to, and what a strict policy forbids in it."""
+    """Collects what a document refers to, and what a strict policy forbids in it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

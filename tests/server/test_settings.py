@@ -56,7 +56,7 @@ def test_a_file_of_keys_must_be_there(tmp_path: Path) -> None:
     [("/dev/urandom", "a device"), ("/dev/stdin", "is a"), (".", "a directory"), ("pipe", "a FIFO")],
 )
 def test_what_may_never_end_is_no_file_of_keys(tmp_path: Path, name: str, seen: str) -> None:
-    """Whoever opened it would wait, or read for ever."""
+    """A file that would make its reader wait, or read for ever, is refused."""
     os.mkfifo(tmp_path / "pipe")
     program = "import sys; from hotcold.commands.cli import main; sys.exit(main())"
     done = subprocess.run(

@@ -1,4 +1,5 @@
-"""What is told before the model is loaded, and after its engine has died; and the figures of /metrics."""
+"""The server's state before the model is loaded, and after its engine has died; and the figures of
+/metrics."""
 
 from __future__ import annotations
 

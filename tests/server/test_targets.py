@@ -16,7 +16,7 @@ BODY = json.dumps({"prompt": "Once", "max_tokens": 1}).encode()
 
 
 def status(live: Live, target: str, host: str = "localhost", *, body: bytes = b"", more: str = "") -> int:
-    """Of the answer to a request that is sent as it stands here."""
+    """Returns the status of the answer to a request that is sent as it stands here."""
     head = f"{'POST' if body else 'GET'} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}"
     if body:
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"

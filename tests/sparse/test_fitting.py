@@ -32,7 +32,7 @@ DIM, NEURONS = 64, 96
 def test_thresholds_reach_the_recall(
     seed: int, shape: tuple[int, int], recall: float, weighted: bool, share: float
 ) -> None:
-    """Whatever the scores, some of which may say nothing, or be all the same."""
+    """This holds whatever the scores, some of which may say nothing, or be all the same."""
     random = np.random.default_rng(seed)
     active = random.random(shape) < share
     scores = random.standard_normal(shape).astype(np.float32) * 10.0 ** random.integers(-3, 4, shape[1])
@@ -142,7 +142,7 @@ def test_the_figures_are_what_they_say(tmp_path: Path) -> None:
 def test_what_pays_comes_first_whatever_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paying: set[int], ranks: list[int]
 ) -> None:
-    """Of ranks 32 and 64, the first and second that are judged, the smaller reads less here."""
+    """The first and second ranks that are judged are 32 and 64; the smaller reads less here."""
     judged: list[float] = []
 
     def pays(_: FitOptions, read_ratio: float, *__: float) -> bool:
@@ -266,8 +266,8 @@ def test_trained_predictors_are_kept_or_requantised(
 
 
 def test_log_odds_are_those_of_a_logistic_regression() -> None:
-    """Of scores that say much, little and nothing, against the maximum that SciPy finds of the likelihood,
-    with the prior's 0.05 times the squared slope taken off."""
+    """Scores say much, little and nothing; the truth is the maximum of the likelihood that SciPy finds, less
+    the prior's 0.05 times the squared slope."""
     random = np.random.default_rng(3)
     z = random.standard_normal((800, 4)).astype(np.float32)
     slopes = np.array([3.0, 1.0, 0.3, 0.0])

@@ -26,7 +26,7 @@ def packed(active: np.ndarray) -> np.ndarray:
 
 @given(seed=st.integers(0, 1000), texts=st.lists(st.integers(1, 90), min_size=1, max_size=3))
 def test_against_sets(seed: int, texts: list[int]) -> None:
-    """Whatever the texts' lengths and the steps in which their tokens come."""
+    """This holds whatever the texts' lengths and the steps in which their tokens come."""
     random = np.random.default_rng(seed)
     firings = Firings(NEURONS)
     seen: list[list[list[set[int]]]] = [[] for _ in NEURONS]  # by layer and text, a set per token
@@ -77,7 +77,7 @@ def counts(folder: Path, layers: int = 12, size: int = 5) -> None:
 
 @pytest.mark.parametrize(("tokens", "most"), [(None, 1104), (2000, 2000)])
 def test_each_layer_gets_its_own_counts(tmp_path: Path, tokens: int | None, most: int) -> None:
-    """Of twelve layers, whose names sort 0, 1, 10, 11, 2 as strings."""
+    """There are twelve layers, whose names sort 0, 1, 10, 11, 2 as strings."""
     counts(tmp_path)
     (tmp_path / "notes.txt").touch()
     for i, layer in enumerate(import_counts(tmp_path, [5] * 12, tokens)):

@@ -1,4 +1,4 @@
-"""What a timeline makes of its marks, by hand: who works, who waits, and for how long together."""
+"""A timeline of marks made by hand: who works, who waits, and for how long together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hotcold.sparse.timeline import MOMENTS, Span, Timeline
 
 class RecordedLink:
     def __init__(self, *marks: tuple[str, int]) -> None:
-        """Of layer 2: what happens, and when, in microseconds."""
+        """Marks of layer 2: what happens, and when, in microseconds."""
         self._marks = [(MOMENTS.index(what), 2, 1000 * now) for what, now in marks]
 
     def start_marks(self, capacity: int) -> None:

@@ -1,4 +1,4 @@
-"""What tests ask of buffers, which show their values to their own backend alone."""
+"""Questions that tests ask of buffers, which show their values to their own backend alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hotcold.runtime.session import Session
 
 
 def cache_bytes(session: Session) -> int:
-    """Of the keys and values of all layers."""
+    """Bytes of the keys and values of all layers."""
     layers = zip(session.model.devices.layers, session.state.layers, strict=True)
     return sum(ops.read(buffer).nbytes for ops, layer in layers for buffer in layer)
 

@@ -97,7 +97,7 @@ def history_model(
     chunk: int = 16,
     alike: bool = True,
 ) -> Any:
-    """What an :class:`~hotcold.engine.engine.Engine` needs of a session."""
+    """Makes the part of a session that an :class:`~hotcold.engine.engine.Engine` needs."""
     per_sequence = -(-context // PAGE)
     pages = sequences * per_sequence if pages is None else pages
     limits = BatchLimits(DECODE_ROWS + chunk, sequences, per_sequence, max(DECODE_ROWS, sequences))

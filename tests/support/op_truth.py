@@ -110,9 +110,10 @@ def cache_values(cache: npt.NDArray[Any]) -> Doubles:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an op must give: ``values``, within :data:`TOLERANCE` of each row's magnitude and ``slack``.
+    """The values that an op must give, within :data:`TOLERANCE` of each row's magnitude and ``slack``.
 
-    A row's magnitude is its largest value, or the ``size`` that its sums would have if nothing cancelled out.
+    A row's magnitude is its largest value, or the ``size`` that its sums would have if nothing cancelled
+    out.
     """
 
     values: Doubles
@@ -238,7 +239,7 @@ def scores(x: Floats, tensors: PredictorTensors) -> Answer:
 
 
 class AttentionKind(NamedTuple):
-    """What else may enter attention: see ``Backend.attention``."""
+    """The other inputs that attention may have: see ``Backend.attention``."""
 
     window: int | None = None
     sinks: Floats | None = None
@@ -277,7 +278,7 @@ def to_bits(words: npt.NDArray[np.uint64], n: int) -> Bools:
 
 
 class FFNKind(NamedTuple):
-    """What an FFN computes, whatever its weights."""
+    """The kind of an FFN, whatever its weights."""
 
     activation: str = "relu"
     threshold: float = 0.0

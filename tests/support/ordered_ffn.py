@@ -64,7 +64,7 @@ def _normal_tail(a: Floats) -> Floats:
 
 
 def activate(activation: str, g: Floats) -> Floats:
-    """Of the smooth ones but ``swiglu_oai``."""
+    """Computes the smooth activations, all but ``swiglu_oai``."""
     if activation == "silu":
         return g / (ONE + exponential(f32(0) - g))
     if activation == "gelu":

@@ -97,8 +97,8 @@ def _scales(name: str, blocks: Bytes) -> list[bytes]:
 
 
 def _six_bits(blocks: Bytes) -> tuple[Bytes, Bytes]:
-    """Of Q4_K and Q5_K, for the 8 runs of each block: low nibbles of scale and minimum in a byte, and the two
-    high bits of both in a nibble."""
+    """Scales of Q4_K and Q5_K, for the 8 runs of each block: low nibbles of scale and minimum in a byte, and
+    the two high bits of both in a nibble."""
     first, second, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.hstack([first & 63, mixed & 15 | first >> 6 << 4])
     minima = np.hstack([second & 63, mixed >> 4 | second >> 6 << 4])

@@ -1,4 +1,4 @@
-"""What a pool says of its pages, counted by hand."""
+"""Counts a pool's pages by hand."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class PseudoTerminal:
         os.write(self._main, text.encode())
 
     def wait_for(self, pattern: str) -> str:
-        """What is shown from the end of the last match to the end of this one."""
+        """Returns what is shown from the end of the last match to the end of this one."""
         end = time.monotonic() + PATIENCE_S
         while not (found := re.search(pattern, self.shown[self._seen :])):
             assert time.monotonic() < end, f"{pattern!r} did not come: {self.shown[self._seen :]!r}"

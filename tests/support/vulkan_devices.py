@@ -1,5 +1,5 @@
-"""What tests need of Vulkan: its loader; a driver, that is lavapipe and SwiftShader, which are software, or a
-GPU that is named; a validation layer. And what happens where one is not installed.
+"""Finds what tests need of Vulkan: its loader; a driver, either lavapipe or SwiftShader, which are software,
+or a GPU that is named; a validation layer. A test that lacks one of them is skipped, or fails.
 
 ``HOTCOLD_TEST_GPU=NAME`` tests that device instead of the software drivers: no other GPU is ever used.
 ``HOTCOLD_TEST_VULKAN=1`` (or ``CI=true``) makes what is missing a failure and not a reason to skip, and
@@ -92,7 +92,7 @@ def need(*pieces: str) -> None:
 
 
 def device_index(driver: str) -> int:
-    """Of a driver's device; skips the test, or fails it, where there is none."""
+    """Returns the index of a driver's device; skips the test, or fails it, where there is none."""
     from hotcold.kernels import _native
 
     need("the loader", driver)

@@ -69,7 +69,7 @@ def counts() -> dict[str, int]:
 
 
 def leaked(failed: str = "") -> dict[str, int]:
-    """What was made and not destroyed, by the function that makes it, less what failed to be made."""
+    """Counts what was made and not destroyed, by the function that makes it, less what failed to be made."""
     gc.collect()
     seen, found = faults.calls(), {}
     for name, made in seen.items():
@@ -103,7 +103,7 @@ def failures(model: Model, only: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def failure(model: Model, stage: str, function: str, nth: int) -> dict[str, Any]:
-    """What one failure came to, and what the model gives when it is loaded again."""
+    """The outcome of one failure, and what the model gives when it is loaded again."""
     faults.forget_calls()
     said, kind, before = "", "", 0
     session = None

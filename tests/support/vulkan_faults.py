@@ -45,7 +45,7 @@ def skip(function: str, nth: int) -> None:
 
 
 def calls() -> dict[str, int]:
-    """Of each function that is used, how often it was called."""
+    """Counts how often each function that is used was called."""
     found: dict[str, int] = _faults().calls()
     return found
 

@@ -30,7 +30,7 @@ SYNCHRONISATION = {
 
 
 def environment(layer: str, folder: Path) -> dict[str, str]:
-    """Of a process that loads the layer, which writes to :func:`messages`."""
+    """The environment of a process that loads the layer, which writes to :func:`messages`."""
     settings = SETTINGS | SYNCHRONISATION[layer] | {"log_filename": str(folder / "messages.txt")}
     lines = [f"khronos_validation.{key} = {value}" for key, value in settings.items()]
     (folder / "vk_layer_settings.txt").write_text("\n".join(lines) + "\n")
@@ -45,7 +45,7 @@ def environment(layer: str, folder: Path) -> dict[str, str]:
 
 
 def messages(folder: Path) -> str:
-    """What the layer reported, "" if nothing."""
+    """Returns what the layer reported, "" if nothing."""
     log = folder / "messages.txt"
     return log.read_text() if log.exists() else ""
 

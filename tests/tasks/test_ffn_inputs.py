@@ -1,4 +1,4 @@
-"""What the FFNs of a model are given, on disk."""
+"""The inputs of a model's FFNs, on disk."""
 
 from __future__ import annotations
 

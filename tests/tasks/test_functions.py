@@ -68,7 +68,7 @@ def test_names_are_found_when_they_are_asked_for() -> None:
 
 
 def examples() -> list[Any]:
-    """Those of the docstrings, one a function; two take seconds."""
+    """Returns the examples of the docstrings, one a function; two take seconds."""
     found = []
     for name in hotcold.__all__:
         documented = getattr(hotcold, name)

@@ -1,4 +1,4 @@
-"""What a viewer is told of the neurons that fire, held to masks that the FFN op reports elsewhere."""
+"""A viewer is told of the neurons that fire, held to masks that the FFN op reports elsewhere."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def truth(model: LoadedModel, request: Request) -> dict[int, Bools]:
 
 
 def shown_order(model: LoadedModel) -> npt.NDArray[np.int64]:
-    """Of all cells, the neuron of the file: by layer first hot ones, each part with what fires most first."""
+    """Returns the file's neuron of each cell: by layer first hot ones, each part with what fires most
+    first."""
     profile = model_path().with_suffix(".profile.gguf")
     masks = getattr(model.devices, "masks", None)
     order = []

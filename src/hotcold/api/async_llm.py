@@ -75,7 +75,7 @@ class AsyncLLM:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the GGUF file says beside its tensors; errors as of :attr:`info`."""
+        """The GGUF file's metadata, which is all but its tensors; errors as of :attr:`info`."""
         return self.front.metadata
 
     @property

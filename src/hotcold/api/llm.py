@@ -209,7 +209,7 @@ Model: TypeAlias = Source | LLM
 
 
 def source_of(model: Model) -> Source:
-    """Of an LLM, what was loaded for it."""
+    """Returns what was loaded for an LLM; any other model is its own source."""
     return model.model if isinstance(model, LLM) else model
 
 

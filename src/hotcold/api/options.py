@@ -1,4 +1,4 @@
-"""What callers ask for as keyword arguments, and the job that comes of it."""
+"""Defines the keyword arguments that callers may give, and makes a job of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +14,9 @@ from hotcold.runtime.sampling import SamplingParams
 
 
 class Options(TypedDict, total=False):
-    """What methods of :class:`LLM` and :class:`AsyncLLM` take besides a prompt or messages; all optional.
-    Numbers may be NumPy's. How tokens are chosen is as the model's file recommends where it does
-    (``llm.model.sampling``), else as stated here."""
+    """Keyword arguments of the methods of :class:`LLM` and :class:`AsyncLLM` besides a prompt or messages;
+    all are optional. NumPy's numbers are taken, too. The defaults of sampling are those that the model's file
+    recommends (``llm.model.sampling``), else those stated here."""
 
     max_tokens: int  #: the most tokens to generate (200; 512 in a chat)
     ignore_eos: bool  #: never choose a token that ends the text (False)
@@ -43,7 +43,7 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """What methods that answer take besides the messages."""
+    """Keyword arguments of the methods that answer messages."""
 
     #: ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}`` each
     tools: Sequence[Mapping[str, Any]]
@@ -79,7 +79,7 @@ def chat_job(
 
 
 def refused(job: Job, error: UserError) -> Generation:
-    """What comes of a job that cannot run, beside others that can."""
+    """Returns the result of a job that cannot run, where others of the same call can."""
     seed = job.params.with_seed().seed
     assert seed is not None
     return Generation("", (), (), "error", None, False, 0, seed, Timings(), error)

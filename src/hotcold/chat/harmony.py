@@ -35,7 +35,7 @@ class HarmonyStream(AnswerStream):
         self._told: set[str] = set()  # kinds of which there was text
 
     def _start(self, end: bool) -> Iterable[Part]:
-        """Of the answer, or behind a message: a header comes, or text that has none."""
+        """Reads a message's header, at the start of the answer or behind a message, or text that has none."""
         text = self._held.lstrip()
         if text.startswith(_OPENINGS):
             self._state, self._held = self._header, text

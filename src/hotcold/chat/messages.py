@@ -69,8 +69,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check_values(values: Mapping[str, TemplateValue]) -> dict[str, TemplateValue]:
-    """What a template is told besides. MessageError: a value other than a boolean, a number or a string, or a
-    name that is not free."""
+    """Returns the values that a request gives the template besides messages. MessageError: a value other than
+    a boolean, a number or a string, or a name that is not free."""
     if not isinstance(values, Mapping) or len(values) > MOST_VALUES:
         raise MessageError(f"template arguments are {shown(values)}: up to {MOST_VALUES} names are allowed")
     for name, value in values.items():

@@ -31,7 +31,7 @@ class AnswerStream:
         self._state = state
 
     def push(self, text: str) -> list[Part]:
-        """What more text settles; perhaps nothing."""
+        """Takes more text, and returns the parts that it settles, perhaps none."""
         return joined(self._push(text, end=False))
 
     def finish(self) -> list[Part]:
@@ -193,7 +193,7 @@ class ChatStream(AnswerStream):
             yield from self._give_up(end)
 
     def _given(self, call: CallReader) -> Iterable[Part]:
-        """What is new of a call that is certain to be one."""
+        """Gives the new parts of a call that is certain to be one."""
         assert call.name is not None
         if not self._begun:
             self._begun, self._raw = True, ""
@@ -217,7 +217,8 @@ class ChatStream(AnswerStream):
         self._expected = self._format is not None and isinstance(self._format.call, JSONCall)
 
     def _give_up(self, end: bool = False) -> Iterable[Part]:
-        """What was held back for a call is content; but not the beginning of one more, which was cut off."""
+        """Gives text as content that was held back as a possible call, but not the beginning of another call
+        that was cut off."""
         if not (end and self._sure and self.calls):
             yield Part("content", self._raw)
         self._raw, self._state, self._expected = "", self._content, False

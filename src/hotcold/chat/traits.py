@@ -30,7 +30,7 @@ _TOOL = {
 
 @dataclass(frozen=True)
 class Traits:
-    """What a template accepts; the defaults are those of a template that accepts all usual forms."""
+    """The forms that a template accepts; the defaults are those of a template that accepts all usual ones."""
 
     text: bool = True  #: whether content may be a text
     parts: bool = False  #: whether it may be a list of parts

@@ -146,10 +146,10 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
 def _check_dense(options: ConvertOptions, layout: Layout, kind: str) -> list[str]:
     """Notes on differences of what llama.cpp computes. ConvertError: it cannot load such a file."""
     if layout.llama_cpp is None:
-        raise ConvertError(f"--dense: llama.cpp has no architecture {layout.architecture}: leave --dense out")
+        raise ConvertError(f"`dense`: llama.cpp has no architecture {layout.architecture}: leave `dense` out")
     if options.down == "by_neuron" or options.predictors:
-        given = "--down by_neuron" if options.down else "--predictors"
-        raise ConvertError(f"--dense and {given}: llama.cpp loads no such file; give one of the two")
+        given = "`down=by_neuron`" if options.down else "`predictors`"
+        raise ConvertError(f"`dense` and {given}: llama.cpp loads no such file; give one of the two")
     if kind == layout.llama_cpp:
         return []
     return [f"llama.cpp computes {layout.llama_cpp} for {layout.architecture}; this model needs {kind}"]

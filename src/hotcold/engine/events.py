@@ -1,4 +1,4 @@
-"""What a step of the engine tells: a token of a request, or its end."""
+"""The events that a step of the engine returns: a request's token, or its end."""
 
 from dataclasses import dataclass
 

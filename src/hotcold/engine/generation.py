@@ -14,8 +14,8 @@ SCORED_TOKENS = 256  #: of a prompt, whose log-probabilities make a piece of the
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of a continuation; ``str()`` gives its text. Those before the last one have some text, or
-    some ``prompt_logprobs``."""
+    """New text of a continuation, with its tokens; ``str()`` gives the text. All but the last piece have some
+    text, or some ``prompt_logprobs``."""
 
     text: str
     ids: tuple[int, ...]  #: since the piece before; their text may come later, where a part is held back
@@ -83,7 +83,7 @@ class Continuation:
         return len(self.request.prompt_logprobs) - self._scored >= SCORED_TOKENS
 
     def take(self) -> Piece | None:
-        """What is new since the last call; None where there is no text to show, no end, and not
+        """Returns the new piece since the last call, or None where there is no text to show, no end, and no
         :attr:`has_scores`. A request whose text has come to a stop string is ended."""
         if self._ended:
             return None

@@ -56,11 +56,11 @@ class Constraint(Protocol):
     """Says which tokens may come next: a grammar, say."""
 
     def __call__(self, output: Sequence[int]) -> Allowed:
-        """What is allowed after the tokens generated so far, which it may read and must not change. An
-        exception ends the request alone.
+        """Returns the tokens that may follow ``output``, the tokens generated so far, which it must not
+        change. An exception ends the request alone.
 
-        It may have a method ``prepare(output) -> None``, which is called as soon as a token was chosen, and
-        when the request starts: what is allowed next can then be found in threads while the model runs. It
+        It may have a method ``prepare(output) -> None``, which is called as soon as a token is chosen, and
+        when the request starts: threads can then find what is allowed next while the model runs. That method
         returns at once, and may be called again with the same tokens, or not at all."""
 
 
@@ -70,7 +70,7 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "gbnf", "lark", "ch
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must match from its first character to its last."""
+    """A text in one of several notations that an answer must match from its first character to its last."""
 
     kind: GrammarKind
     source: str = ""  #: JSON of the schema, the expression, or the grammar's text; nothing of ``json_object``
@@ -80,8 +80,8 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked for: a text to continue, and how. It is plain data, which may cross to another process.
-    UserError: a value that is not allowed. The prompt is checked by the engine, which knows the model."""
+    """A text to continue, and how. It is plain data, which may cross to another process. UserError: a value
+    that is not allowed. The engine, which knows the model, checks the prompt."""
 
     prompt: Sequence[int] = ()  #: token ids, at least one
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -184,7 +184,7 @@ class Request:
         return n >= self.job.max_tokens and (n > 0 or len(self.prompt_logprobs) == len(self.job.prompt))
 
     def tokens(self, start: int, stop: int) -> Sequence[int]:
-        """Those at these positions, of the prompt and then of the output."""
+        """Tokens from position ``start`` to ``stop``, of the prompt and then of the output."""
         prompt = self.job.prompt
         if stop <= len(prompt):
             return prompt[start:stop]

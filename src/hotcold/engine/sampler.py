@@ -29,14 +29,15 @@ class DamagedModelError(UserError):
 
 
 class Allowed(NamedTuple):
-    """What may be chosen once, beside what the parameters of all tokens say."""
+    """The tokens that a constraint allows for one choice, beside the parameters that hold for all of them."""
 
     mask: npt.NDArray[np.uint64] | None = None  #: ``[ceil(V / 64)]``, a bit for each id; None allows all
     bias: Mapping[int, float] | None = None  #: added to single logits, as ``logit_bias``
 
 
 class Logprobs(NamedTuple):
-    """Of one token, under the model's own distribution: before bias, penalty, mask and temperature."""
+    """Log-probabilities of one token under the model's own distribution: before bias, penalty, mask and
+    temperature."""
 
     logprob: float  #: natural logarithm of the chosen token's probability
     top: tuple[tuple[int, float], ...]  #: the likeliest ids and theirs, in descending order, ties by lower id
@@ -98,8 +99,8 @@ class Sampler:
         return int(ids[draw(values, params, random_uniform(params.seed, position))])
 
     def logprobs(self, buffer: Buffer, row: int, id: int, top: int) -> Logprobs:
-        """Of the token ``id``, and of the ``top`` likeliest, from a row of a buffer of logits ``[R, V]``
-        float32 without NaN."""
+        """Returns the log-probabilities of the token ``id`` and of the ``top`` likeliest ones, from a row of
+        a buffer of logits ``[R, V]`` float32 without NaN."""
         logits: Floats = self._backend.read(buffer, row, row + 1)[0]
         values = logits.astype(np.float64)
         best = values.max()
@@ -118,7 +119,7 @@ def _nothing_allowed() -> UserError:
 def _adjusted(
     logits: Floats, bias: tuple[Ints, Floats] | None, allowed: npt.NDArray[np.uint64] | None
 ) -> Floats:
-    """What the backend ranks: float32, minus infinity where a token is not allowed."""
+    """Returns the logits that the backend ranks: float32, minus infinity where a token is not allowed."""
     if bias is None and allowed is None:
         return logits
     values = logits.copy()
@@ -137,7 +138,7 @@ def _adjustments(
     bias: Mapping[int, float],
     generated: Sequence[int],
 ) -> dict[int, float]:
-    """What to add to single logits, by id, for the logit bias and then the penalties."""
+    """Returns what to add to single logits, by id, for the logit bias and then the penalties."""
     adjusted = dict(params.logit_bias)
     for id, value in bias.items():
         if not value < math.inf:

@@ -98,7 +98,7 @@ class Scheduler:
         """Raises RequestError when a prompt leaves no room for one token in the context, or in the cache."""
         prompt = len(request.job.prompt)
         if prompt >= self.context:
-            fix = "shorten the prompt, or enlarge the context (-c) as far as the model allows"
+            fix = "shorten the prompt, or load the model with a larger `context`"
             holder = "the context"
             if self._pool_is_small:
                 fix, holder = "shorten the prompt, or enlarge the KV cache", "the KV cache"

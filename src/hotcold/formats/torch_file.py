@@ -284,7 +284,8 @@ class _Machine:
 
 
 def _follow(pickle: bytes) -> Any:
-    """What the pickle describes; TorchFileError for an opcode or a global that no state dict needs."""
+    """Returns the object that the pickle describes; TorchFileError for an opcode or a global that no state
+    dict needs."""
     machine = _Machine()
     # Of escapes in strings, which Python will refuse: the opcodes that have them are refused here.
     with warnings.catch_warnings(action="ignore"):

@@ -35,7 +35,7 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class GrammarVocabulary:
-    """What a grammar must know of a tokenizer."""
+    """The facts about a tokenizer that compiling a grammar needs."""
 
     pieces: Sequence[bytes]  #: ``[V]`` what each token adds to the text
     silent: Sequence[int]  #: tokens that add nothing

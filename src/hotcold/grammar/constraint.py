@@ -99,9 +99,9 @@ class Grammars:
         return future
 
     def constraint(self, grammar: Grammar) -> Constraint:
-        """What holds one answer to a grammar that was checked. It compiles here, within the library's own
-        bounds, without Python's lock: some milliseconds, rarely a second. Nothing is shared with other
-        answers: what the library finds out about a grammar grows with each, up to its bounds."""
+        """Makes the constraint that holds one answer to a checked grammar. The grammar compiles here, within
+        the library's own bounds and without Python's lock: some milliseconds, rarely a second. Answers share
+        nothing: what the library finds out about a grammar grows with each, up to its bounds."""
         with self._making:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(self._of_tokenizer())

@@ -1,4 +1,4 @@
-"""What is wrong with a grammar that a request brought."""
+"""The error of a grammar that a request brought."""
 
 from hotcold.engine.request import RequestError
 

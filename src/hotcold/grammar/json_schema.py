@@ -144,7 +144,8 @@ def _ends(root: Any) -> bool:
 
 
 def _conditions(root: Any, schema: Any) -> Iterator[list[list[object]]]:
-    """What must be so that something finite matches: of each one way, in which all schemas end."""
+    """Yields the conditions under which something finite matches. Each is a list of ways, of which one must
+    do: one whose schemas all end."""
     if not isinstance(schema, dict):
         if schema is False:
             yield []

@@ -1,4 +1,4 @@
-"""What the schemas of one value say of its properties: names, patterns, and whether there may be more."""
+"""Finds which properties the schemas of one value allow: names, patterns, and whether there may be more."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _Schema = dict[str, Any]
 
 @dataclass(frozen=True)
 class Others:
-    """What else is said of the properties of one value, outside of the schema that is looked at."""
+    """Statements about the properties of one value by schemas other than the one in hand."""
 
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ def total(others: Iterable[Others]) -> Others:
 
 
 def said_by(schema: _Schema) -> Others:
-    """What one schema says by itself."""
+    """Returns what one schema by itself says about its value's properties."""
     names: list[str] = []
     for key in ("properties", "required"):
         value = schema.get(key)

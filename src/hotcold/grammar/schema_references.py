@@ -12,7 +12,7 @@ _INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 
 class References:
-    """Those of one document."""
+    """Resolves the references of one document."""
 
     def __init__(self, root: Any) -> None:
         self._root = root

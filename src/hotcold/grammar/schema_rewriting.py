@@ -62,7 +62,7 @@ class _Place:
     others: Others = NOTHING
 
     def same(self, others: Others, *path: str | int) -> "_Place":
-        """Of the same value."""
+        """Returns the place of a schema of the same value."""
         return replace(self, path=_path(self.path, *path), level=self.level + 1, others=others)
 
     def at(self, key: str) -> str:
@@ -347,7 +347,7 @@ class _Rewriting:
         self.notes |= dict.fromkeys(map(place.at, keys))
 
     def _inner(self, place: _Place, *path: str | int) -> _Place:
-        """Of another value, which is inside of this one."""
+        """Returns the place of a schema of another value, which is inside this one."""
         return _Place(_path(place.path, *path), place.level + 1, self._closing)
 
 

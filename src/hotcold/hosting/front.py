@@ -106,7 +106,7 @@ class EngineFront:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the GGUF file says beside its tensors; errors as of :attr:`info`."""
+        """The GGUF file's metadata, which is all but its tensors; errors as of :attr:`info`."""
         return self._ready_file().metadata
 
     @property
@@ -216,7 +216,7 @@ class EngineFront:
             raise RequestError(f"{seen}, and no more are allowed: try again later", "queue_full", retry)
         if len(job.prompt) >= context:
             seen = f"the prompt has {len(job.prompt)} tokens and the context holds {context}"
-            fix = "shorten the prompt, or enlarge the context (-c) as far as the model allows"
+            fix = "shorten the prompt, or load the model with a larger `context`"
             raise RequestError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
         id = self._next_id()
         try:
@@ -228,7 +228,7 @@ class EngineFront:
         return id, reply
 
     def _drop(self, id: int) -> None:
-        """Of a stream that nobody reads any more: its job is aborted if it has not ended."""
+        """Forgets a stream that nobody reads any more, and aborts its job if that has not ended."""
         if self._forget(id) is not None:
             self._send(Abort(id))
 
@@ -345,7 +345,7 @@ class EngineFront:
 
 
 class _Reply:
-    """What has come for a job and was not taken yet."""
+    """Collects what has come for a job and was not taken yet."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()

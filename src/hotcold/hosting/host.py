@@ -1,4 +1,4 @@
-"""What an engine process does from its first message to its last."""
+"""Runs an engine process, from its first message to its last."""
 
 import os
 import queue
@@ -111,7 +111,7 @@ def _loaded(load: Load, tell: Callable[[Told], None]) -> Session | None:
     except UserError as error:
         message = str(error)
     except MemoryError:
-        message = "not enough memory to load the model: use a smaller context (-c) or a smaller model"
+        message = "not enough memory to load the model: use a smaller `context` or a smaller model"
     except Exception as error:
         _note(traceback.format_exc())
         message = f"loading failed by a defect of Hotcold, please report it: {type(error).__name__}: {error}"
@@ -145,7 +145,7 @@ def _note(text: str) -> None:
 
 
 class _Constraints:
-    """Of grammars that the front has checked. What compiles them is loaded with the first."""
+    """Makes constraints of grammars that the front has checked. The compiler is loaded with the first one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -82,7 +82,7 @@ class EngineThread:
                 self._compilers.shutdown(wait=False, cancel_futures=True)
 
     def _obey_all(self) -> None:
-        """What has come; without requests, waits for the next."""
+        """Obeys all commands that have come; without requests, waits for the next."""
         wait = not self._running and not self._arrived
         if wait:
             self._began = None
@@ -200,7 +200,7 @@ class EngineThread:
             self._tell(Step(tuple(pieces), tuple(_failure(*each) for each in failed)))
 
     def _take(self, id: int, request: Request) -> tuple[Piece | None, Exception | None]:
-        """What is new of a request, and its error if it has ended with one."""
+        """Returns a request's new piece, and its error if it has ended with one."""
         try:
             return self._running[id].take(), request.error
         except Exception as defect:

@@ -1,4 +1,4 @@
-"""What crosses between an engine process and its front, and nothing else does."""
+"""Defines the messages between an engine process and its front; nothing else crosses."""
 
 from array import array
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is new after a step: pieces by job, then jobs that failed."""
+    """The result of a step: pieces by job, then jobs that failed."""
 
     pieces: tuple[tuple[int, Piece], ...] = ()
     failures: tuple[Failure, ...] = ()

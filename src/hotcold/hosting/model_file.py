@@ -1,4 +1,4 @@
-"""What the front of an engine process reads from the model's file itself: everything but its tensors."""
+"""Reads a model file for the front of an engine process: everything but its tensors."""
 
 import math
 import os
@@ -46,7 +46,7 @@ class ModelFile:
             )
 
     def complete(self, info: ModelInfo) -> ModelInfo:
-        """What an engine process said, with what the file says."""
+        """Returns what an engine process said of its model, completed from the file."""
         title, template = self.metadata.get(_TITLE), self.metadata.get(TEMPLATE)
         return replace(
             info,

@@ -1,4 +1,4 @@
-"""What an engine process tells of itself: the model that it runs, and how it is."""
+"""The state that an engine process reports: the model that it runs, and how it is."""
 
 import os
 import sys
@@ -42,7 +42,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class ProcessStats(EngineStats):
-    """Of the engine and of the process that it has to itself."""
+    """Statistics of the engine, and of the process that it has to itself."""
 
     rss_bytes: int = 0  #: memory of the process, weights included
     #: seconds from the beginning of each step to the next one's, where requests ran in between; those since

@@ -284,8 +284,8 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Mailbox:
-    """What the two sides of a split layer exchange. It belongs to the hot backend and lies in host memory:
-    ops of a cold backend take the arrays as they take their own buffers."""
+    """The arrays that the two sides of a split layer exchange. It belongs to the hot backend and lies in host
+    memory: ops of a cold backend take the arrays as they take their own buffers."""
 
     link: Link  #: tells each side what the other has done
     layer: int
@@ -355,8 +355,9 @@ class Backend(Protocol):
     def mailboxes(
         self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
     ) -> dict[int, Mailbox]:
-        """Of each split layer, by its number, with so many words of cold neurons' mask (0: no mask), and room
-        for so many chosen experts of each row (0: the layers have none)."""
+        """Makes the mailbox of each split layer, by its number. ``words`` says how many words of cold
+        neurons' mask a layer has (0: no mask), ``experts`` how many chosen experts of each row fit (0: the
+        layers have none)."""
 
     def post(
         self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None

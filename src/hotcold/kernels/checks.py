@@ -1,4 +1,5 @@
-"""What every backend refuses in weights that it is given, so that all of them say it in the same words."""
+"""Checks that every backend makes of the weights that it is given, so that all refuse them in the same
+words."""
 
 import math
 from itertools import pairwise

@@ -54,7 +54,8 @@ def supported_isas() -> tuple[str, ...]:
 
 
 def default_isa() -> str:
-    """What :data:`ISA_VARIABLE` names, else the best instruction set. UserError: this machine lacks it."""
+    """Returns the instruction set that :data:`ISA_VARIABLE` names, else the best. UserError: this machine
+    lacks it."""
     forced = os.environ.get(ISA_VARIABLE)
     if not forced:
         return _native.best_isa()
@@ -70,7 +71,8 @@ def fetching() -> str:
 
 
 def scratch_bytes(shape: StepShape) -> int:
-    """What all ops of a step share on a CPU: the scratch of the largest one, as the ops themselves say."""
+    """Bytes of scratch that all ops of a step share on a CPU: as many as the largest needs, as the ops
+    say."""
     return _native.step_scratch_bytes(
         tokens=shape.limits.tokens,
         logits=shape.limits.logits,

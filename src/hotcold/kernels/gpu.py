@@ -52,7 +52,7 @@ class GPU:
 
     @property
     def default_budget(self) -> int:
-        """What is free, but for 1 GiB, or an eighth where that is less."""
+        """Bytes that are free, less 1 GiB, or less an eighth where that is smaller."""
         free = self.memory_bytes if self.free_bytes is None else min(self.free_bytes, self.memory_bytes)
         return free - min(_GIB, free // 8)
 
@@ -75,7 +75,7 @@ class LinkSpeed:
 
     @property
     def handshake_s(self) -> float:
-        """Of the faster form."""
+        """Seconds of a handshake in its faster form."""
         return self.handshake_spin_s if self.spins and self.handshake_spin_s else self.handshake_submit_s
 
 
@@ -96,7 +96,7 @@ class GPUBackend(Backend, Protocol):
 
 @dataclass(frozen=True)
 class StepShape:
-    """What the scratch memory of a step depends on, of a model whose layers are alike."""
+    """The numbers on which a step's scratch memory depends, for a model whose layers are alike."""
 
     limits: BatchLimits
     dim: int

@@ -27,7 +27,7 @@ def find_gpus() -> tuple[list[GPU], str]:
 
 
 def wished(asked: str | None) -> str | None:
-    """What is asked for, or else what :data:`ENVIRONMENT` says."""
+    """Returns the GPU that is asked for, or else the one that :data:`ENVIRONMENT` names."""
     return asked or os.environ.get(ENVIRONMENT) or None
 
 
@@ -87,14 +87,14 @@ def open_gpu(gpu: GPU, budget: int | None, *, spin: bool = False) -> GPUBackend:
 
 
 def scratch_bytes(shape: StepShape) -> int:
-    """What all ops of a step share on a GPU: the scratch of the largest one."""
+    """Bytes of scratch that all ops of a step share on a GPU: as many as the largest needs."""
     from hotcold.kernels.vulkan.scratch import step_scratch_bytes
 
     return step_scratch_bytes(shape)
 
 
 def allocated_bytes(*nbytes: int) -> int:
-    """What buffers of these bytes take of a GPU's memory."""
+    """Bytes of a GPU's memory that buffers of these sizes take."""
     return sum(-(-max(n, 1) // ALIGNMENT) * ALIGNMENT for n in nbytes)
 
 
@@ -104,7 +104,7 @@ def slack_bytes(nbytes: int) -> int:
 
 
 def batch_bytes(limits: BatchLimits) -> int:
-    """What a GPU is given of a step's numbers (:class:`~hotcold.kernels.backend.Batch`)."""
+    """Bytes of a step's numbers (:class:`~hotcold.kernels.backend.Batch`) on a GPU."""
     from hotcold.kernels.vulkan import recording
 
     return recording.batch_bytes(limits)

@@ -109,8 +109,8 @@ class ReferenceFFN:
         return y if self.down_bias is None else y + self.down_bias
 
     def count(self, candidates: Bools, gated: Bools, added: Bools) -> Counts:
-        """What a step reads, in the order of ``FFN_COUNTS``: rows are unions over its tokens, pairs are
-        counted by token. All ``[T, N]``."""
+        """Counts what a step reads, in the order of ``FFN_COUNTS``: rows are unions over its tokens, pairs
+        are counted by token. All ``[T, N]``."""
         if not len(candidates):
             return np.zeros(len(FFN_COUNTS), np.int64)
         rows = (candidates, gated if self.gate else candidates[:0], added)

@@ -43,7 +43,7 @@ class AttentionShape:
 
     @property
     def rooms(self) -> dict[str, Shape]:
-        """What a row of a step takes between ops, by the names of :meth:`Side.room`."""
+        """The shapes of what a row of a step takes between ops, by the names of :meth:`Side.room`."""
         q, kv = (self.heads, self.head_dim), (self.kv_heads, self.head_dim)
         return {"q": q, "k": kv, "v": kv, "mixed": q}
 

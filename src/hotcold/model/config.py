@@ -61,16 +61,17 @@ class Config:
 
     @property
     def rooms(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """What mixers share of :meth:`Side.room`, by name and shape of a row."""
+        """Names and shapes of a row, in :meth:`Side.room`, that mixers share."""
         return tuple(dict.fromkeys(room for mixer in self.mixers for room in mixer.rooms.items()))
 
     def page_bytes(self, cache_type: str) -> int:
-        """Of a page in all layers; ModelError: the type's blocks do not fit the model's heads."""
+        """Bytes of a page in all layers; ModelError: the type's blocks do not fit the model's heads."""
         return sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
 
     @property
     def branches(self) -> bool:
-        """What attention and the FFN add is computed by itself, then normalised or scaled, then added."""
+        """Whether the outputs of attention and of the FFN are computed by themselves, then normalised or
+        scaled, then added."""
         return self.family.norms != "before" or self.scales.residual != 1
 
     @classmethod
@@ -146,7 +147,7 @@ def _heads(keys: Keys, dim: int, layers: int) -> tuple[int, int, int]:
 def _attention(
     keys: Keys, family: Family, layers: int, heads: tuple[int, int, int], context: int, scales: Scales
 ) -> tuple[AttentionShape, ...]:
-    """Of each layer; ``heads`` are those of :func:`_heads`."""
+    """Returns each layer's attention; ``heads`` are those of :func:`_heads`."""
     head_dim = heads[-1]
     alike = AttentionShape(
         *heads,
@@ -206,7 +207,7 @@ def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, floa
 
 
 def _implied_layout(family: Family, tensors: Mapping[str, TensorInfo]) -> str:
-    """Of down, where no key says it. Square matrices are as llama.cpp has them."""
+    """Returns the layout of down where no key says it. Square matrices are as llama.cpp has them."""
     up, down = (tensors.get(f"blk.0.ffn_{part}_exps.weight") for part in ("up", "down"))
     if family.down_by_shape and up and down and up.shape == down.shape and up.shape[-1] != up.shape[-2]:
         return "by_neuron"

@@ -141,8 +141,9 @@ def _shape(tensors: Mapping[str, TensorInfo], name: str) -> Shape:
 
 
 def _neurons(keys: Keys, layers: int, most: int, chosen: int, up: Shape) -> int:
-    """Of an expert, from a key of its own. Without one, ``feed_forward_length`` is that of an expert
-    (Mixtral) or of the ``chosen`` together (first files of Qwen2-MoE), as the shape of ``up`` tells."""
+    """Returns the neurons of an expert, from a key of its own. Without one, ``feed_forward_length`` counts
+    those of one expert (Mixtral) or of the ``chosen`` together (first files of Qwen2-MoE), as the shape of
+    ``up`` tells."""
     own, common = "expert_feed_forward_length", "feed_forward_length"
     if own in keys:
         return keys.alike(own, 1, most, layers)

@@ -1,5 +1,5 @@
-"""What sequences keep between steps: keys and values of every layer, in pages of 32 positions that sequences
-take and give back."""
+"""Keeps the state of sequences between steps: keys and values of every layer, in pages of 32 positions that
+sequences take and give back."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -143,7 +143,7 @@ class PagePool:
 
 
 class SequenceState:
-    """What sequences keep from one step to the next (PagedAttention, arXiv 2309.06180).
+    """The state of all sequences between steps (PagedAttention, arXiv 2309.06180).
 
     Position p of a sequence lies in the sequence's page ``p // PAGE`` of :attr:`pages`. ``layers`` has the
     arrays of all pages for each layer (:meth:`AttentionShape.page_arrays`). A mixer whose state is not a list

@@ -31,7 +31,7 @@ class FeedForward:
 
     @property
     def matrices(self) -> list[Matrix]:
-        """Those that a step reads whole."""
+        """The matrices that a step reads whole."""
         router = self.router.weights if self.router else None
         gate = self.shared.gate if self.shared else None
         return [each for each in (router, gate) if each is not None]
@@ -82,11 +82,11 @@ class LayerWeights:
 
     @property
     def matrices(self) -> list[Matrix]:
-        """Those that a step reads whole, beside a shared expert's FFN."""
+        """The matrices that a step reads whole, beside a shared expert's FFN."""
         early = [self.early_router.weights] if self.early_router else []
         return [*early, *(matrix for block in self.blocks for matrix in block.part.matrices)]
 
     @property
     def dense_bytes(self) -> int:
-        """Of what a step reads whole."""
+        """Bytes that a step reads whole."""
         return sum(each.nbytes for each in self.matrices) + (self.shared.ffn.nbytes if self.shared else 0)

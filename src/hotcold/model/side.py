@@ -1,4 +1,4 @@
-"""What the layers of one backend share while they compute a step, and how they are called."""
+"""Calls the layers of one backend, and holds what they share while they compute a step."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -9,8 +9,8 @@ from hotcold.model.rope import Rope
 
 
 class Mixer(Protocol):
-    """What lets rows see earlier rows of their sequence: attention. It is made for one layer, whose weights,
-    state and buffers it knows; several layers have buffers in common."""
+    """Lets rows see earlier rows of their sequence, as attention does. It is made for one layer, whose
+    weights, state and buffers it knows; several layers have buffers in common."""
 
     def __call__(self, read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
         """Computes the rows ``read`` and their state. ``out`` is set, or with ``add`` added to; both are

@@ -37,7 +37,7 @@ TokenType = enum.IntEnum(
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a kind of tokenizer assumes if its file does not say, as in llama.cpp."""
+    """The values that a kind of tokenizer assumes where its file is silent, as in llama.cpp."""
 
     ids: tuple[int | None, int | None, int | None]  #: BOS, EOS, unknown
     add_bos: bool = False

@@ -1,4 +1,4 @@
-"""What a model takes, by what is placed as one: a file's, or one of ``shapes.json``.
+"""Counts the bytes of a model by the parts that are placed as one, for a file or an entry of ``shapes.json``.
 
 These have the dimensions of public configurations, and activity as arXiv 2312.12456 (tables 3 and 6,
 figure 5) and 2406.05955 publish it. The power law ``min(1, scale * rank ** -exponent)`` is fitted to both
@@ -103,17 +103,17 @@ class Sizes:
 
     @property
     def dense(self) -> Ints:
-        """What a layer reads for each token, all of it on one side."""
+        """Bytes that a layer reads for each token, all of it on one side."""
         return self.attention + self.kv + self.predictor
 
     @property
     def gpu_dense(self) -> Ints:
-        """What a layer takes of a GPU without any hot neuron."""
+        """Bytes that a layer takes of a GPU without any hot neuron."""
         return self.dense + self.gpu_layer
 
 
 def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Sizes:
-    """Of one of :data:`SHAPES`, all matrices of one type; ``cache`` is one of ``CACHE_TYPES``."""
+    """Sizes of one of :data:`SHAPES`, all matrices of one type; ``cache`` is one of ``CACHE_TYPES``."""
     shape = SHAPES[name]
     row = type.row_bytes(shape.dim)
     table = shape.vocab * row  # the embedding, and as much for the head
@@ -153,12 +153,11 @@ def sizes_of_file(
     sessions: int = 1,
     gpu: bool = True,
 ) -> Sizes:
-    """Of a model as it will run: with the predictors in a file, the model's own or a sidecar, or without any.
-    ``chunk`` is the most prompt rows of a step, ``context`` the most positions of each of so many sequences,
-    and ``positions`` those of the KV cache, None as many as they have together; each of so many sessions has
-    one.
-    Without ``gpu`` another backend plays its part, whose steps take what they take on the CPU. Errors as in
-    loading."""
+    """Sizes of a model as it will run: with the predictors in a file, the model's own or a sidecar, or
+    without any. ``chunk`` is the most prompt rows of a step, ``context`` the most positions of each of so
+    many sequences, and ``positions`` those of the KV cache, None as many as they have together; each of so
+    many sessions has one. Without ``gpu`` another backend plays its part, whose steps take what they take on
+    the CPU. Errors as in loading."""
     pages = sequences * -(-context // PAGE) if positions is None else -(-positions // PAGE)
     kv = _kv_bytes(config.mixers, pages * PAGE, cache)
     powerinfer = predictor_names(file)
@@ -232,7 +231,7 @@ class _LayerBytes:
 
 
 def _ffn_types(file: GGUFFile) -> tuple[BlockType, BlockType, BlockType]:
-    """Of the first layer's gate, up and down."""
+    """Block types of the first layer's gate, up and down."""
     found = {}
     for name, info in file.tensors.items():
         if match := re.match(r"blk\.0\.ffn_(gate|up|down)(_t|_exps)?\.weight", name):
@@ -250,7 +249,7 @@ def _block_neurons(file: GGUFFile, config: Config) -> int:
 
 
 def placed_by(config: Config) -> str:
-    """What of a model a placement on two devices may divide, and why no less."""
+    """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
     if config.experts is None and config.activation in SPARSE_ACTIVATIONS:
         return "neurons"
     zeros = "" if config.activation in SPARSE_ACTIVATIONS else f": {config.activation} gives no zeros"
@@ -262,12 +261,12 @@ def placed_by(config: Config) -> str:
 
 
 def _kv_bytes(mixers: Sequence[AttentionShape], positions: int, cache: str) -> Ints:
-    """Of whole pages, by layer; ModelError: the type's blocks do not fit the model's heads."""
+    """Bytes of whole pages, by layer; ModelError: the type's blocks do not fit the model's heads."""
     return -(-positions // PAGE) * np.array([mixer.page_bytes(cache) for mixer in mixers], np.int64)
 
 
 def _published_buffer_bytes(shape: Shape) -> int:
-    """Of activations and logits alone, as the plans in docs/results.md have them."""
+    """Bytes of activations and logits alone, as the plans in docs/results.md count them."""
     floats = 4 * shape.dim + 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     return 4 * ((DECODE_ROWS + _CHUNK) * floats + DECODE_ROWS * shape.vocab)
 

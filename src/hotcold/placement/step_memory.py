@@ -1,4 +1,4 @@
-"""What steps take of a backend's memory besides weights, keys and values, counted before anything is
+"""Counts the memory that steps take of a backend besides weights, keys and values, before anything is
 allocated."""
 
 import math
@@ -12,8 +12,8 @@ from hotcold.model.config import Config
 
 
 def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) -> int:
-    """Of the batch, activations, logits, rope tables and masks of neurons, on one backend; ``split``: with
-    the two mailboxes between the sides of a layer."""
+    """Bytes of the batch, activations, logits, rope tables and masks of neurons, on one backend; ``split``:
+    with the two mailboxes between the sides of a layer."""
     positions = limits.pages_per_sequence * PAGE
     row = ((7 if split else 3) + config.branches) * config.dim + sum(_room_floats(config))
     masks = (3 if split else 1) * _mask_words(config, split=split) * 8
@@ -27,12 +27,12 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
 
 
 def _room_floats(config: Config) -> list[int]:
-    """Of a row, in each buffer that mixers share."""
+    """Floats of a row, in each buffer that mixers share."""
     return [math.prod(shape) for _, shape in config.rooms]
 
 
 def _mask_words(config: Config, *, split: bool) -> int:
-    """Of a row of masks, or of both halves of one."""
+    """Words of a row of masks, or of both halves of one."""
     if config.experts is None:
         return -(-max(config.neurons) // 64)
     count = config.experts.count
@@ -40,7 +40,8 @@ def _mask_words(config: Config, *, split: bool) -> int:
 
 
 def scratch_bytes(config: Config, limits: BatchLimits) -> int:
-    """What all ops of a step share on a CPU, which the first run allocates. Weights count as quantised."""
+    """Bytes of scratch that all ops of a step share on a CPU, which the first run allocates. Weights count as
+    quantised."""
     types = (BLOCK_TYPES["Q8_0"],) * 3
     return max(cpu.scratch_bytes(shape) for shape in _shapes(config, limits, types))
 
@@ -51,7 +52,7 @@ GPU_LAYER_BYTES = 20 * ALIGNMENT
 
 @dataclass(frozen=True)
 class GPUStep:
-    """What steps take of a GPU's memory. What it exchanges with the CPU lies in host memory."""
+    """The memory of a GPU that steps take. What the GPU exchanges with the CPU lies in host memory."""
 
     config: Config
     limits: BatchLimits
@@ -59,7 +60,8 @@ class GPUStep:
     rank: int = 0  #: of the largest predictor; 0 without any
 
     def nbytes(self, hot: int | None, head: bool) -> int:
-        """Of all buffers and scratch, with at most so many hot neurons in a layer (None: with no layer)."""
+        """Bytes of all buffers and scratch, with at most so many hot neurons in a layer (None: with no
+        layer)."""
         config, limits = self.config, self.limits
         rows, positions = limits.tokens, limits.pages_per_sequence * PAGE
         widths = [config.dim] * (2 + config.family.parallel + config.branches)

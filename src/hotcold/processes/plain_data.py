@@ -42,8 +42,8 @@ def to_plain(value: object) -> Plain:
 
 
 def from_plain(kind: type[T], plain: Plain) -> T:
-    """What :func:`to_plain` was given. PlainDataError: it is no such thing; what the class itself refuses is
-    raised as it is."""
+    """Turns plain data back into the object that :func:`to_plain` was given. PlainDataError: the data
+    describe no such object; errors of the class itself are raised as they are."""
     any_kind: Any = kind
     found: T = _converters(any_kind)[1](plain)
     return found
@@ -75,7 +75,7 @@ def lengths(header: bytes) -> tuple[int, int]:
 
 
 def unpack(text: bytes | memoryview, ids: bytes | memoryview) -> tuple[Plain, "array[int]"]:
-    """What :func:`pack` was given, from the two parts behind the header."""
+    """Returns the values that :func:`pack` was given, from the two parts behind the header."""
     numbers = array("i")
     numbers.frombytes(ids)
     try:

@@ -41,7 +41,7 @@ class ModelOptions(TypedDict, total=False):
 
 
 class LoadOptions(ModelOptions, total=False):
-    """What :class:`LLM` and :class:`AsyncLLM` take besides the file."""
+    """Keyword arguments of :class:`LLM` and :class:`AsyncLLM` besides the file."""
 
     chunk: int  #: the most prompt tokens of a step (128)
     default_context: int  #: the most positions of a sequence where ``context`` is not given (4096)

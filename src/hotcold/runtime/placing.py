@@ -131,7 +131,8 @@ class Decision:
 
 
 def decide(model: ToLoad, most: int | None = None) -> Decision:
-    """What the options ask for. ``most``: bytes to allocate on the GPU, where it had no room for more.
+    """Decides where each part of the model lies, as the options ask. ``most``: bytes to allocate on the GPU,
+    where it had no room for more.
 
     UserError: options that do not go together, a placement or profile that is not right, or a GPU that is not
     there."""

@@ -1,4 +1,5 @@
-"""What users of a model share, and each one's own state: a sparsity mode, a KV cache, a step's programs."""
+"""Holds what users of a model share, and each one's own state: a sparsity mode, a KV cache, a step's
+programs."""
 
 import math
 import time
@@ -43,7 +44,7 @@ Wrap = Callable[[list[AnyFFN]], list[AnyFFN]]
 
 
 class User(Protocol):
-    """What runs steps of a session: an engine, or a scoring."""
+    """Runs the steps of a session: an engine, or a scoring."""
 
     @property
     def in_use(self) -> str: ...  # says what is not done yet; empty where another may have the session
@@ -126,14 +127,14 @@ class Session:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What decides about the bits of keys and values beside the tokens."""
+        """The settings besides the tokens that decide the bits of keys and values."""
         model, mode = self.model, self._mode
         predictors = (str(mode.predictors.path), *map(str, mode.used)) if mode.predictors else ()
         return model.fingerprint, mode.name, model.cache_type, model.devices.identity, *predictors
 
     @property
     def counters(self) -> Counters:
-        """What the steps so far did; what FFNs counted themselves is read from their backends now."""
+        """Counts of all steps so far; the FFNs' own counts are read from their backends now."""
         if self._dense_rows is None:
             for row, ffn in zip(self._counters.rows, self._ffns, strict=True):
                 row[:] = ffn.counts()
@@ -248,8 +249,8 @@ class Watched:
         self.programs = transformer.record([*ffns])
 
     def fired(self, rows: int) -> list[npt.NDArray[np.uint64]]:
-        """Of each layer the masks of the last step's first rows, ``[rows, words]``: of a split layer those of
-        its hot neurons, then, from a whole word on, of its cold ones, each in ascending order."""
+        """Returns each layer's masks of the last step's first rows, ``[rows, words]``: in a split layer those
+        of its hot neurons, then, from a whole word on, of its cold ones, each in ascending order."""
         return [self._masks(ffn, rows) for ffn in self._ffns]
 
     def counts(self) -> npt.NDArray[np.int64]:
@@ -278,7 +279,7 @@ def _serve(owner: object, side: ColdSide | None, ffns: list[FFN]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """What all users of a model share; nothing in it changes. Steps are run by a :meth:`session`."""
+    """A loaded model, which all its users share; nothing in it changes. A :meth:`session` runs steps."""
 
     path: Path
     fingerprint: str
@@ -306,7 +307,7 @@ class LoadedModel:
 
     @property
     def backend(self) -> Backend:
-        """Of whatever a placement does not put elsewhere."""
+        """The backend of whatever a placement does not put elsewhere."""
         return self.devices.embedding
 
     @property
@@ -316,7 +317,7 @@ class LoadedModel:
 
     @property
     def threads(self) -> int | None:
-        """Of :attr:`backend`; None where it has none of its own."""
+        """Threads of :attr:`backend`; None where it has none of its own."""
         return self.backend.threads
 
     def session(

@@ -118,8 +118,8 @@ class _Routes:
         return Answer(self._service, jobs, reply, stream=call.stream, done=done)
 
     async def _asked(self, request: Request, parse: Callable[..., Any]) -> Any:
-        """What the body asks a model for, with the grammar as its check left it. RequestError: no answer can
-        be held to that."""
+        """Reads a body and checks its grammar, which the check may change. RequestError: no answer can be
+        held to it."""
         call = await self._read(request, parse)
         if call.job.grammar is None:
             return call
@@ -133,7 +133,8 @@ class _Routes:
             request.scope[NOTES][LEFT_OUT] = left_out
 
     async def _read(self, request: Request, parse: Callable[..., Any]) -> Any:
-        """What the body asks for. The server's state is looked at first, so that nobody sends for nothing."""
+        """Reads and parses a body. It looks at the server's state first, so that nobody uploads for
+        nothing."""
         facts = self._service.facts
         body, size = await read_json(request, self._service.settings)
         if size <= AT_ONCE and not (isinstance(body, dict) and SCHEMAS & body.keys()):

@@ -28,7 +28,8 @@ _THREADS = 4  # for templates and tokens
 
 
 class Service:
-    """What routes share. Until :meth:`load` has returned, requests are refused."""
+    """The model, settings and state that routes share. Until :meth:`load` has returned, requests are
+    refused."""
 
     def __init__(self, llm: AsyncLLM, settings: Settings, alias: str | None = None) -> None:
         self.llm = llm
@@ -54,7 +55,7 @@ class Service:
 
     @property
     def facts(self) -> Facts:
-        """Of the model. APIError: it takes no requests now."""
+        """Facts of the model. APIError: it takes no requests now."""
         self.check()
         assert self._facts is not None
         return self._facts
@@ -96,8 +97,9 @@ class Service:
         return APIError(message, status=503, type="unavailable_error", code=code, retry_after=retry_after)
 
     def chat_jobs(self, call: ChatCall) -> tuple[list[Job], ChatReply]:
-        """What the model is to continue for a conversation, and what makes an answer of it. Takes as long as
-        its template does: not for the event loop's thread. UserError: the template refuses it."""
+        """Makes the jobs that continue a conversation, and the reply that makes answers of them. It takes as
+        long as the chat template does, so never call it in the event loop's thread. UserError: the template
+        refuses the conversation."""
         chat = self._chat
         assert chat is not None  # what was asked before draining began is answered
         ids = chat.ids(
@@ -112,7 +114,7 @@ class Service:
         return jobs, call.reply(lambda: chat.stream(opened, call.callable or False, sure=True))
 
     async def in_thread(self, function: Callable[..., T], *values: Any) -> T:
-        """What takes long enough to hold up others' events."""
+        """Calls a function in a thread, since it takes long enough to hold up others' events."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *values)
 
     async def stats(self) -> ProcessStats | None:
@@ -166,7 +168,7 @@ class Service:
 
 
 def _meta(metadata: Mapping[str, Any]) -> dict[str, int]:
-    """What the file says of its model, by the names of llama.cpp's ``/v1/models``."""
+    """Returns the file's facts about its model, by the names of llama.cpp's ``/v1/models``."""
     prefix = metadata.get("general.architecture")
     keys = {"n_ctx_train": f"{prefix}.context_length", "n_embd": f"{prefix}.embedding_length"}
     return {name: value for name, key in keys.items() if isinstance(value := metadata.get(key), int)}

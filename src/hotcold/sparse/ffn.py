@@ -37,7 +37,7 @@ class Prediction:
 
     @property
     def cold_mask(self) -> Buffer:
-        """Whose last words are the cold neurons'."""
+        """The mask whose last words are the cold neurons'."""
         return self.mask if self.cold is None else self.cold[1]
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class FFN:
     fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """What it has counted so far, in the order of :data:`FFN_COUNTS`; zeros where it does not count."""
+        """Counts so far, in the order of :data:`FFN_COUNTS`; zeros where it does not count."""
         return _read_counts(self.backend, self.stats)
 
     def cold_counts(self) -> npt.NDArray[np.int64]:
@@ -144,7 +144,8 @@ class SplitWeights:
 
 @dataclass(frozen=True)
 class SplitPredictor:
-    """Of a split layer of experts: in masks each half's experts begin at whole words, so each has its own."""
+    """Two predictors for a split layer of experts: in masks each half's experts begin at whole words, so each
+    half has its own."""
 
     hot: PredictorWeights
     cold: PredictorWeights
@@ -170,7 +171,7 @@ class SplitFFN(FFN):
         self._cold_stats = FFNStats(self.cold.zeros((1, len(FFN_COUNTS)), np.int64)) if self.stats else None
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """Of both sides together."""
+        """Counts of both sides together."""
         return super().counts() + self.cold_counts()
 
     def cold_counts(self) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""What ``hotcold doctor`` found: this machine, its GPUs and their speeds, as a report and as text."""
+"""The findings of ``hotcold doctor``: this machine, its GPUs and their speeds, as a report and as text."""
 
 import textwrap
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Diagnosis:
         return [] if self.hardware.vram_bytes else _UNMEASURED
 
     def report(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """Returns the object that ``--json`` prints."""
         return {
             "from_cache": self.from_cache,
             "cache": str(self.cache),

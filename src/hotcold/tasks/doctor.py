@@ -86,7 +86,7 @@ def _gpus(asked: str | None, notes: list[str]) -> tuple[list[GPU], GPU | None, s
 
 
 def _facts(gpu: GPU | None) -> dict[str, Any]:
-    """What the report says of this machine; ``name`` has all that the figures depend on."""
+    """Returns the report's facts about this machine; ``name`` has all that the figures depend on."""
     cores = find_cores()
     missing = [name for name, (modules, _) in EXTRAS.items() if not all(map(find_spec, modules))]
     huge_pages = re.findall(r"\[(\w+)\]", read_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")))

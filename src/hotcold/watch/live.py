@@ -24,7 +24,8 @@ _MOST_BYTES = 128 << 10  # of a frame's cells; tokens beyond have none
 
 @dataclass(frozen=True)
 class Rates:
-    """Of the last second, or all since the first token. None where nothing was to measure."""
+    """Rates of the last second, or since the first token if that is less. None where nothing was to
+    measure."""
 
     tok_s: float | None  #: of this request alone
     gb_s: float | None  #: 1e9 bytes of weights, keys and values that the whole engine read a second
@@ -33,7 +34,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Frame:
-    """What a watched request's piece says of its tokens. The first token comes from the prompt, which is
+    """A watched request's figures for the tokens of a piece. The first token comes from the prompt, which is
     computed densely: it has no cells."""
 
     tokens: int  #: of the answer, up to the end of the piece's text
@@ -51,7 +52,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Picture:
-    """What somebody who watches has to know once."""
+    """The facts that somebody who watches needs once."""
 
     layout: MapLayout
     memory: tuple[MemoryUse, ...]
@@ -70,7 +71,7 @@ class Picture:
 
 
 class Live:
-    """What all watched requests of a session share; made for the first of them."""
+    """Follows the watched requests of a session, which share it; made for the first of them."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -86,7 +87,8 @@ class Live:
         self.most = 1 if session.model.on_gpu is not None else max(1, _MOST_BYTES // self.map.nbytes)
 
     def due(self, decode: Sequence["Watchable"]) -> Watched | None:
-        """What the next step is to run with, for whoever watches one of its decode rows; None: as ever."""
+        """Returns how the next step is to be watched, for whoever watches one of its decode rows; None: it is
+        not."""
         due = any(each.viewer is not None and not each.viewer.is_full(self.most) for each in decode)
         return self.watched if due else None
 
@@ -149,7 +151,7 @@ class Viewer:
 
 @dataclass(frozen=True)
 class _Moment:
-    """What is counted up to now."""
+    """Counts up to one moment."""
 
     time: float
     tokens: int
@@ -177,7 +179,7 @@ class _Moment:
 
 
 def _bytes_read(live: Live, sides: npt.NDArray[np.int64], steps: int) -> tuple[int, int]:
-    """Of weights, by the GPU and by the CPU."""
+    """Bytes of weights that the GPU and the CPU read."""
     model, footprint = live.session.model, live.session.footprint
     rows = sides[:, :, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
     by_layer = rows.sum(2)  # [2, layers]

@@ -43,7 +43,7 @@ def refused(**fields: Any) -> APIError:
 
 
 def test_a_request_without_options_has_the_defaults_of_llama_cpp() -> None:
-    """Those of OpenAI, temperature 1 and nothing cut off, are for models a thousand times as large."""
+    """OpenAI's defaults, temperature 1 and nothing cut off, are for models a thousand times as large."""
     params = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     assert job() == Job([1, 2, 3], params, max_tokens=2048)
     call = parse()

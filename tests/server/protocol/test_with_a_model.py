@@ -53,7 +53,7 @@ def answered(llm: LLM, **fields: Any) -> dict[str, Any]:
 
 
 def test_echoed_log_probabilities_are_those_of_a_scorer(llm: LLM) -> None:
-    """What an evaluation harness asks for: a score of the given tokens, by the decode rule."""
+    """An evaluation harness asks for a score of the given tokens, by the decode rule."""
     (choice,) = answered(llm, echo=True, logprobs=1, max_tokens=1, temperature=0)["choices"]
     ids = llm.tokenizer.encode(TEXT)
     session = llm.model.session("exact")

@@ -88,7 +88,7 @@ def store_kv(recording: Recording, k: Buffer, v: Buffer, k_cache: Buffer, v_cach
 
 
 def _most_splits(limits: BatchLimits, window: int | None) -> int:
-    """Of one row."""
+    """Returns the most splits that one row has."""
     splits = -(-limits.pages_per_sequence * PAGE // SPLIT)
     return splits if window is None else min(splits, -(-(window - 1) // SPLIT) + 1)
 

@@ -23,12 +23,12 @@ class DeviceMemory:
 
     @property
     def allocated_bytes(self) -> int:
-        """Of the device's memory, as the driver gave it."""
+        """Bytes of the device's memory, as the driver gave it."""
         return self.device.allocated_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Of the processor's memory, for what is moved and exchanged."""
+        """Bytes of the processor's memory, for what is moved and exchanged."""
         return self.device.host_bytes
 
     def check_room(self, nbytes: int) -> None:

@@ -69,7 +69,7 @@ class Pass:
 
     @property
     def sums(self) -> int:
-        """Of a choice: groups of leaves, or the dot."""
+        """Sums of one choice: groups of leaves, or the dot."""
         return _sums(self.shape, self.together)
 
     @property
@@ -100,7 +100,7 @@ def _power_of_two(rows: int) -> int:
 
 
 def _code_words(rows: int, columns: int) -> int:
-    """Of quantised input."""
+    """Words that quantised input of this size takes."""
     return rows * -(-columns // 32) * 10
 
 
@@ -135,7 +135,7 @@ def ffn_scratch_bytes(shape: FFNShape, rows: int, decode: int, together: int = 6
 
 @dataclass(frozen=True)
 class FFNOptions:
-    """Of the op: see Backend.ffn."""
+    """Options of op ffn: see Backend.ffn."""
 
     skip: bool
     mask: Buffer | None
@@ -175,7 +175,7 @@ def _mask(recording: Recording, mask: Buffer, words: int) -> Range:
 
 
 def _check_ids(seen: npt.NDArray[np.int32], experts: int) -> None:
-    """What ffn_tiles.comp saw: the kind of error (0: none), the row, the id and the id before it."""
+    """Checks what ffn_tiles.comp saw: the kind of error (0: none), the row, the id and the id before it."""
     kind, row, expert, before = map(int, seen)
     if kind == 1:
         what = f"expert {expert} of row {row} is out of range"
@@ -310,8 +310,8 @@ class _Series:
             quantise(self.op.recording, values, codes, rows.choices, shape.most, Count.ALL)
 
     def _operands(self, stage: int) -> tuple[BlockType, Range, int, Range, int]:
-        """Of a stage: its weights' type, the input and how many rows that has room for, what takes the
-        results, and how many these are of a row."""
+        """Returns a stage's operands: its weights' type, the input and how many rows that has room for, the
+        range that takes the results, and how many of these a row has."""
         op, shape, scratch = self.op, self.op.w.shape, self.scratch
         if stage == _OUTPUT:
             source = scratch["codes" if shape.down.weights > 1 else "values"]

@@ -34,7 +34,7 @@ LEAVES = 64  #: the most of a row's down sums, of all experts that it chooses
 
 @dataclass(frozen=True)
 class FFNShape:
-    """What an FFN's programs depend on beside its values."""
+    """The facts besides its values that an FFN's programs depend on."""
 
     dim: int
     ends: tuple[int, ...]  #: where each expert's neurons end
@@ -71,7 +71,7 @@ class FFNShape:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Of each expert: its first neuron, and its end."""
+        """The first neuron of each expert, and its end."""
         return list(pairwise((0, *self.ends)))
 
     @property
@@ -187,7 +187,7 @@ def _table(
 
 
 def _neuron_bytes(shape: FFNShape) -> int:
-    """Of one neuron, the most of the matrices that are cut between neurons."""
+    """Bytes of one neuron in the largest of the matrices that are cut between neurons."""
     widths = [_row_bytes(shape.gate, shape.dim), _row_bytes(shape.up, shape.dim)]
     if shape.panels:
         widths.append(-(-4 * panel_words(shape.down, shape.dim) // shape.down.weights))
@@ -260,7 +260,7 @@ def _store(
 
 
 def _transposed(memory: DeviceMemory, shape: FFNShape, down: AnyTensor, first: int, end: int) -> Part:
-    """Of a float type by output, without any change of a value."""
+    """Transposes a matrix of a float type by output, without any change of a value."""
     size, dim = down.type.nbytes, shape.dim
 
     def chunks() -> Iterator[tuple[int, Bytes]]:
@@ -275,8 +275,8 @@ def _transposed(memory: DeviceMemory, shape: FFNShape, down: AnyTensor, first: i
 
 
 def _outputs(shape: FFNShape, down: AnyTensor, first: int, end: int) -> Iterator[tuple[int, int, Bytes]]:
-    """Of each expert that has neurons from ``first`` to ``end``: its first one, where those end, and its rows
-    of down by output."""
+    """Yields, for each expert that has neurons from ``first`` to ``end``: its first one, where those end, and
+    its rows of down by output."""
     at = 0
     for begin, own_end in shape.spans:
         if own_end == begin:

@@ -150,12 +150,12 @@ def embed(
 
 
 def linear_scratch_bytes(rows: int, columns: int) -> int:
-    """Of so many rows of quantised input."""
+    """Bytes of scratch for so many rows of quantised input."""
     return rows * (columns // BLOCK) * (BLOCK + 8)
 
 
 def predict_scratch_bytes(rows: int, dim: int, rank: int, neurons: int) -> int:
-    """Of op predict for so many decode rows."""
+    """Bytes of scratch of op predict for so many decode rows."""
     inputs = linear_scratch_bytes(rows, dim), linear_scratch_bytes(rows, rank)
     return sum(map(aligned, (4 * rows * rank, 4 * rows * neurons, *inputs)))
 

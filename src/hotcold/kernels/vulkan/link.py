@@ -110,7 +110,7 @@ class _Post:
 
 @dataclass(frozen=True)
 class _Collect:
-    """What follows needs the answer."""
+    """Marks where the answer is needed by all that follows."""
 
     box: DeviceMailbox
 

@@ -63,9 +63,10 @@ def link_speed(backend: _Linked, nbytes: int, runs: int) -> LinkSpeed:
 
 
 def handshake_seconds(backend: _Linked, spin: bool, runs: int = 30) -> float | None:
-    """What a split layer adds to a step where the cold side has next to nothing to compute: the median of so
-    many runs. None: the device's shaders do not hear of the host's answers, or do not see what the host wrote
-    before (``spin`` alone). GPUError: the device fails, or gives wrong results without ``spin``."""
+    """Measures what a split layer adds to a step where the cold side has next to nothing to compute: the
+    median of so many runs. None: the device's shaders do not hear of the host's answers, or do not see what
+    the host wrote before (``spin`` alone). GPUError: the device fails, or gives wrong results without
+    ``spin``."""
     few, many = (_step_seconds(backend, spin, layers, runs) for layers in (1, 9))
     if few is None or many is None:
         return None

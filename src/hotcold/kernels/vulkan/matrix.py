@@ -30,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class DeviceMatrix:
-    """What :meth:`VulkanBackend.matrix` makes."""
+    """A matrix on a device, made by :meth:`VulkanBackend.matrix`."""
 
     type: BlockType
     shape: tuple[int, int]
@@ -45,7 +45,7 @@ class DeviceMatrix:
 
 @dataclass(frozen=True, eq=False)
 class DevicePredictor:
-    """What :meth:`VulkanBackend.predictor_weights` makes."""
+    """A predictor on a device, made by :meth:`VulkanBackend.predictor_weights`."""
 
     first: DeviceMatrix
     second: DeviceMatrix

@@ -38,7 +38,7 @@ class Range:
 
 @dataclass(frozen=True, eq=False)
 class DeviceBuffer:
-    """What :meth:`VulkanBackend.zeros` makes."""
+    """A buffer on a device, made by :meth:`VulkanBackend.zeros`."""
 
     owner: object  #: the backend
     range: Range

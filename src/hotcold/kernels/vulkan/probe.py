@@ -1,5 +1,5 @@
-"""What shaders rely on, checked on a device when it opens: drivers differ where the specification allows it
-(Vulkan 1.3, "Precision and Operation of SPIR-V Instructions"), and some compute wrongly."""
+"""Checks the operations that shaders rely on when a device opens: drivers differ where the specification
+allows it (Vulkan 1.3, "Precision and Operation of SPIR-V Instructions"), and some compute wrongly."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _groups(random: np.random.Generator, floats: Callable[..., Floats]) -> list[
 
 
 def results(device: _native.VulkanDevice, shader: bytes) -> list[Words]:
-    """What the device gives for each of :func:`checks`."""
+    """Returns the device's results for each of :func:`checks`."""
     all_ = checks()
     given = device.allocate(sum(each.given.nbytes for each in all_), "upload")
     found = device.allocate(sum(each.expected.nbytes for each in all_), "download")

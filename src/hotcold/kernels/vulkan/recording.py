@@ -53,14 +53,14 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Cut:
-    """What follows is submitted by itself."""
+    """Marks where a new submit begins."""
 
     def record(self, recorder: VulkanRecorder) -> None:
         recorder.cut()
 
 
 def batch_bytes(limits: BatchLimits) -> int:
-    """What a device is given of a batch: a header of 16 words, and its arrays (csrc/shaders/batch.glsl)."""
+    """Bytes of a batch on a device: a header of 16 words, and its arrays (csrc/shaders/batch.glsl)."""
     pages = limits.sequences * limits.pages_per_sequence
     return 4 * (16 + 4 * limits.tokens + pages + limits.sequences + limits.logits)
 

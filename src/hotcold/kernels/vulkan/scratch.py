@@ -14,14 +14,14 @@ LEAST_RANGE = 128 << 20
 
 
 def step_scratch_bytes(shape: StepShape) -> int:
-    """Of programs of all sizes; see :func:`hotcold.kernels.gpus.scratch_bytes`."""
+    """Bytes of scratch that programs of all sizes share; see :func:`hotcold.kernels.gpus.scratch_bytes`."""
     limits = shape.limits
     sizes = {min(rows, limits.tokens) for rows in (*PROGRAM_ROWS, limits.tokens)}
     return aligned(max(_program_bytes(shape, limits, rows) for rows in sizes))
 
 
 def _ffn_bytes(shape: StepShape, neurons: int, experts: int, rows: int, decode: int) -> list[int]:
-    """Of an FFN with so many neurons, in which its experts may be unequal."""
+    """Bytes of scratch of an FFN with so many neurons, in which experts may be unequal."""
     most = min(neurons, -(-shape.neurons // experts)) if experts > 1 else neurons
     kind = shape.down_layout, shape.activation, shape.gated, *shape.types
     ffn = FFNShape(shape.dim, equal_ends(most * experts, experts), shape.chosen if experts > 1 else 1, *kind)

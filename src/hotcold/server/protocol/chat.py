@@ -102,7 +102,7 @@ _LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
 
 @dataclass(frozen=True)
 class ChatCall:
-    """What one request asks for."""
+    """The jobs and options of one request."""
 
     facts: Facts
     messages: list[dict[str, Any]]  #: role, content (a text, parts or None) and what else the role has
@@ -128,7 +128,7 @@ class ChatCall:
         return [job.nth(i) for i in range(self.n)]
 
     def reply(self, parts: Callable[[], AnswerStream]) -> ChatReply:
-        """What is sent of the jobs' pieces. ``parts`` makes what divides the text of one answer:
+        """Makes the reply from the jobs' pieces. ``parts`` makes the object that divides one answer's text:
         ``Chat.stream`` with this model's settings."""
         return ChatReply(
             self.facts,
@@ -196,7 +196,8 @@ def _grammar(
     content: Grammar | None,
     continue_last: bool,
 ) -> Grammar | None:
-    """Of calls, of content, or of either. APIError: a tool's schema is broken or not supported."""
+    """Returns the grammar of calls, of content, or of either. APIError: a tool's schema is broken or not
+    supported."""
     token_ids = {name: id for id, name in facts.tokenizer.control_names.items()}
     if not tools:
         return content if content is None or continue_last else framed(content, facts.tool_format, token_ids)
@@ -227,7 +228,7 @@ def picture(values: Mapping[str, Any]) -> bool:
 
 
 def include_usage(values: Mapping[str, Any]) -> bool:
-    """What ``stream_options`` say; APIError where nothing is streamed."""
+    """Reads ``stream_options``; APIError where nothing is streamed."""
     options = values["stream_options"]
     if options is not None and not values["stream"]:
         message = "stream_options are given without stream: leave them out, or set stream to true"

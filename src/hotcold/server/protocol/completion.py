@@ -81,7 +81,7 @@ BODY = Shape(FIELDS)
 
 @dataclass(frozen=True)
 class CompletionCall:
-    """What one request asks for."""
+    """The jobs and options of one request."""
 
     facts: Facts
     prompts: list[Prompt]
@@ -106,7 +106,7 @@ class CompletionCall:
         return [replace(self.job, prompt=ids).nth(i) for i, ids in enumerate(each)]
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> CompletionReply:
-        """What is sent of the jobs' pieces."""
+        """Makes the reply from the jobs' pieces."""
         texts = [
             each if isinstance(each, str) else self.facts.tokenizer.decode(each) if self.echo else ""
             for each in self.prompts

@@ -100,7 +100,7 @@ class CompletionReply(Reply):
         return text
 
     def _echoed(self, i: int, choice: _Text, columns: Columns, piece: Piece) -> dict[str, Any]:
-        """What is new of the prompt's tokens."""
+        """Returns the new part of the prompt's tokens."""
         prompt, ids = self._prompts[i]
         start = choice.echoed
         choice.echoed += len(piece.prompt_logprobs)

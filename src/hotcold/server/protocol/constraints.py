@@ -1,4 +1,5 @@
-"""What an answer must match: OpenAI's ``response_format``, llama.cpp's fields, and an expression."""
+"""Reads the grammar that an answer must match: OpenAI's ``response_format``, llama.cpp's fields, or an
+expression."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -73,7 +74,8 @@ UNSUPPORTED: Fields = {
 
 
 def grammar(values: Mapping[str, Any], facts: Facts) -> Grammar | None:
-    """Of what was read by :data:`FIELDS`; APIError where several are asked for, and for a broken schema."""
+    """Makes a grammar of the values that :data:`FIELDS` read; APIError where several are asked for, and for a
+    broken schema."""
     found: dict[str, Grammar] = {}
     format = values["response_format"]
     if format is not None and format["type"] != "text":

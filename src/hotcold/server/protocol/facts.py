@@ -58,7 +58,7 @@ class Facts:
         """Raises APIError for an id that is not in the vocabulary, or for more ids than fit."""
         if len(ids) > self.context:
             seen = f"{param} has {len(ids)} tokens and the context holds {self.context}"
-            message = f"{seen}: shorten it, or enlarge the context (-c) as far as the model allows"
+            message = f"{seen}: shorten it, or start the server with a larger context"
             raise APIError(message, param=param, code="context_length_exceeded")
         prompts.check_ids(ids, self.vocab, param)
 
@@ -67,7 +67,7 @@ class Facts:
         prompt that begins with BOS gets no second one. APIError: it cannot fit, which is checked first."""
         if len(text) > (self.context + 1) * self._longest:
             seen = f"prompt has {len(text)} characters, which are more than {self.context} tokens"
-            message = f"{seen}: shorten it, or enlarge the context (-c) as far as the model allows"
+            message = f"{seen}: shorten it, or start the server with a larger context"
             raise APIError(message, param="prompt", code="context_length_exceeded")
         ids = self.tokenizer.encode(text, parse_special=True)
         bos = self.tokenizer.bos_id

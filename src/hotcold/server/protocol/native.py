@@ -59,7 +59,7 @@ BODY = Shape(FIELDS)
 
 @dataclass(frozen=True)
 class NativeCall:
-    """What one request asks for."""
+    """The job and options of one request."""
 
     facts: Facts
     prompt: str | list[int]
@@ -83,7 +83,7 @@ class NativeCall:
         return [replace(self.job, prompt=ids)]
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> NativeReply:
-        """What is sent of the job's pieces."""
+        """Makes the reply from the job's pieces."""
         (ids,) = prompts
         return NativeReply(
             self.facts,

@@ -1,4 +1,4 @@
-"""What the replies of all routes share."""
+"""Builds the parts that the replies of all routes share."""
 
 import secrets
 import time
@@ -12,8 +12,9 @@ from hotcold.server.protocol.usage import Tally
 
 
 class Reply(ABC):
-    """Of one request, whose jobs have indices. Pieces go in; out come the values of events, or at the end one
-    whole reply. Everything but :meth:`whole` is for streams; without one :meth:`add` gives nothing."""
+    """The reply to one request, whose jobs have indices. Pieces go in; out come the values of events, or at
+    the end one whole reply. All methods but :meth:`whole` are for streams; otherwise :meth:`add` gives
+    nothing."""
 
     def __init__(self, facts: Facts, jobs: int, *, prefix: str) -> None:
         self.id = prefix + secrets.token_hex(12)

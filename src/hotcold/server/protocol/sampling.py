@@ -156,7 +156,8 @@ _SAME = (
 
 
 def params(values: Mapping[str, Any], facts: Facts) -> SamplingParams:
-    """Of what was read by :data:`FIELDS`, and the server's own where a request says nothing."""
+    """Makes sampling parameters of the values that :data:`FIELDS` read, with the server's own where a request
+    says nothing."""
     values = _without_samplers(values)
     for id in values["logit_bias"] or ():
         if id >= facts.vocab:
@@ -199,7 +200,7 @@ def stops(values: Mapping[str, Any]) -> tuple[str, ...]:
 def job(
     values: Mapping[str, Any], facts: Facts, *, max_tokens: int, logprobs: int | None, **more: Any
 ) -> Job:
-    """What is asked for, without the prompt. ``more`` are fields of :class:`Job` that a route has alone."""
+    """Makes a job without its prompt. ``more`` are fields of :class:`Job` that only one route has."""
     return Job(
         params=params(values, facts),
         max_tokens=max_tokens,
