@@ -6,9 +6,10 @@ namespace hc {
 namespace {
 
 // values [rows, n] into out [rows, row bytes]. ValueError: a value that the type cannot hold.
-void bind_quantise_rows(int type, const Array<const float>& values, const Maybe<const float>& importance,
-                        const Array<uint8_t>& out, Pool& pool) {
-    const BlockWriter* writer = find_writer(type);
+void bind_quantise_rows(const std::string& isa, int type, const Array<const float>& values,
+                        const Maybe<const float>& importance, const Array<uint8_t>& out, Pool& pool) {
+    kernels_of(isa);  // refuses one that this processor lacks
+    const BlockWriter* writer = find_writer(type, isa.c_str());
     if (!writer) refuse("quantise: no type of number " + std::to_string(type) + " is written");
     if (values.ndim() != 2 || out.ndim() != 2 || !values.size())
         refuse("quantise: values [rows, n] and out [rows, row bytes] are needed");
@@ -24,9 +25,9 @@ void bind_quantise_rows(int type, const Array<const float>& values, const Maybe<
 }  // namespace
 
 void bind_quantise(nb::module_& m) {
-    m.def("quantise_rows", &bind_quantise_rows, "type"_a, "values"_exact, "importance"_maybe, "out"_exact,
-          "pool"_a);
-    m.def("can_quantise", [](int type) { return find_writer(type) != nullptr; }, "type"_a);
+    m.def("quantise_rows", &bind_quantise_rows, "isa"_a, "type"_a, "values"_exact, "importance"_maybe,
+          "out"_exact, "pool"_a);
+    m.def("can_quantise", [](int type) { return find_writer(type, "scalar") != nullptr; }, "type"_a);
 }
 
 }  // namespace hc

@@ -4,20 +4,17 @@
 #include "quantise/lanes.h"
 
 namespace hc {
+namespace {
 
 struct AffineFit {
     V step, base, error;
 };
 
-// Where the codes lie before the best step and base of them are computed, in units of a code.
-constexpr float kAffineStarts[] = {-0.9f, -0.7f, -0.5f, -0.3f, -0.1f, 0.1f, 0.3f, 0.5f, 0.7f};
-constexpr int kAffineRefits = 3;
-
 template <int N> class AffineSearch {
   public:
     // `up_to_zero`: bases are 0 or less.
-    AffineSearch(const Runs<N>& runs, float last, bool up_to_zero)
-        : runs_(runs), last_(splat(last)), up_to_zero_(up_to_zero) {
+    AffineSearch(const Runs<N>& runs, V last, bool up_to_zero)
+        : runs_(runs), last_(last), up_to_zero_(up_to_zero) {
         low_ = load(runs.x[0]);
         V high = low_;
         for (int j = 1; j < N; ++j) {
@@ -35,17 +32,21 @@ template <int N> class AffineSearch {
         }
     }
 
-    AffineFit find() const {
+    // From codes that end at about `last` plus each of the starts; then so often from the best ones' own step
+    // and base. `judge(fit)` may round a fit, and tell the error that is left anew.
+    template <int S, class Judge>
+    AffineFit find(const float (&starts)[S], int refits, const Judge& judge) const {
         const V inverse = ratio(splat(1), range_);
         AffineFit best{splat(0), low_, squares_};
-        for (const float start : kAffineStarts) improve(best, (last_ + splat(start)) * inverse, low_);
-        for (int i = 0; i < kAffineRefits; ++i) improve(best, ratio(splat(1), best.step), best.base);
+        judge(best);
+        for (const float start : starts) improve(best, (last_ + splat(start)) * inverse, low_, judge);
+        for (int i = 0; i < refits; ++i) improve(best, ratio(splat(1), best.step), best.base, judge);
         return best;
     }
 
   private:
     // Fits step and base to the codes that (x - base) * inverse is next to, and keeps them where better.
-    void improve(AffineFit& best, V inverse, V base) const {
+    template <class Judge> void improve(AffineFit& best, V inverse, V base, const Judge& judge) const {
         V q1 = splat(0), q2 = q1, qy = q1;
         for (int j = 0; j < N; ++j) {
             const V x = load(runs_.x[j]);
@@ -64,12 +65,14 @@ template <int N> class AffineSearch {
             step = select(above, ratio(qy + low_ * q1, q2), step);
             shift = select(above, splat(0) - low_, shift);
         }
-        const V error = squares_ - splat(2) * (step * qy + shift * sum_) + step * step * q2 +
-                        splat(2) * step * shift * q1 + shift * shift * weight_;
-        const auto better = error < best.error;
-        best.step = select(better, step, best.step);
-        best.base = select(better, low_ + shift, best.base);
-        best.error = select(better, error, best.error);
+        AffineFit fit{step, low_ + shift, squares_};
+        fit.error += step * step * q2 + splat(2) * step * shift * q1 + shift * shift * weight_ -
+                     splat(2) * (step * qy + shift * sum_);
+        judge(fit);
+        const auto better = fit.error < best.error;
+        best.step = select(better, fit.step, best.step);
+        best.base = select(better, fit.base, best.base);
+        best.error = select(better, fit.error, best.error);
     }
 
     const Runs<N>& runs_;
@@ -94,4 +97,5 @@ template <int N> V affine_error(const Runs<N>& runs, V step, V base, V last) {
     return error;
 }
 
+}  // namespace
 }  // namespace hc

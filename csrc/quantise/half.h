@@ -5,6 +5,7 @@
 #include <cstring>
 
 namespace hc {
+namespace {
 
 inline uint32_t bits_of(float f) {
     uint32_t bits;
@@ -15,6 +16,15 @@ inline float float_of(uint32_t bits) {
     float f;
     std::memcpy(&f, &bits, sizeof f);
     return f;
+}
+
+// Of finite values the larger one has the larger size.
+constexpr uint32_t kInfinite = 0x7f800000;
+inline uint32_t size_bits(float f) { return bits_of(f) & 0x7fffffff; }
+inline uint32_t largest_bits(const float* x, int64_t n) {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; ++i) most = size_bits(x[i]) > most ? size_bits(x[i]) : most;
+    return most;
 }
 
 // Nearest, ties to even; 65520 and more become infinite, a NaN stays one.
@@ -43,4 +53,5 @@ inline void put_half(uint8_t* at, uint16_t half) {
     at[1] = uint8_t(half >> 8);
 }
 
+}  // namespace
 }  // namespace hc

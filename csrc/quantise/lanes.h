@@ -5,6 +5,7 @@
 #include <cstring>
 
 namespace hc {
+namespace {
 
 constexpr int kLanes = 8;
 
@@ -92,4 +93,5 @@ template <int N> void load_runs(Runs<N>& to, const float* x, const float* w, int
         }
 }
 
+}  // namespace
 }  // namespace hc

@@ -4,6 +4,7 @@
 #include "quantise/lanes.h"
 
 namespace hc {
+namespace {
 
 // Codes are the whole numbers from -middle to middle - 1, plus middle.
 struct CentredValues {
@@ -56,34 +57,39 @@ template <int N, class Values> class ScaleSearch {
         }
     }
 
-    template <int S> V find(const float (&starts)[S], int refits) {
-        gain_ = scale_ = splat(0);
+    // From each of the starts, which are added to the lowest value if they are negative, else to the highest;
+    // then so often from the best scale itself. `judge(scale, error)` may round a scale, and tell the error
+    // that is left anew; it is less what zeros would leave.
+    template <int S, class Judge> V find(const float (&starts)[S], int refits, const Judge& judge) {
+        error_ = scale_ = splat(0);
+        judge(scale_, error_);
         const V inverse = ratio(splat(1), farthest_);
         for (const float start : starts) {
             const V end = start < 0 ? values_.lowest : values_.highest;
-            improve((end + splat(start)) * inverse);
+            improve((end + splat(start)) * inverse, judge);
         }
-        for (int i = 0; i < refits; ++i) improve(ratio(splat(1), scale_));
+        for (int i = 0; i < refits; ++i) improve(ratio(splat(1), scale_), judge);
         return scale_;
     }
 
   private:
-    void improve(V inverse) {
+    template <class Judge> void improve(V inverse, const Judge& judge) {
         V xq = splat(0), qq = xq;
         for (int j = 0; j < N; ++j) {
             const V x = load(runs_.x[j]), q = values_.nearest(x * inverse), wq = load(runs_.w[j]) * q;
             xq += wq * x;
             qq += wq * q;
         }
-        const V scale = ratio(xq, qq), gain = scale * xq;  // by which the squared error is less than of zeros
-        const auto better = gain > gain_;
-        gain_ = select(better, gain, gain_);
+        V scale = ratio(xq, qq), error = splat(0) - scale * xq;
+        judge(scale, error);
+        const auto better = error < error_;
+        error_ = select(better, error, error_);
         scale_ = select(better, scale, scale_);
     }
 
     const Runs<N>& runs_;
     const Values& values_;
-    V farthest_, gain_, scale_;
+    V farthest_, error_, scale_;
 };
 
 template <int N, class Values> V scaled_error(const Runs<N>& runs, const Values& values, V scale) {
@@ -96,4 +102,5 @@ template <int N, class Values> V scaled_error(const Runs<N>& runs, const Values&
     return error;
 }
 
+}  // namespace
 }  // namespace hc

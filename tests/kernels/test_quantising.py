@@ -85,6 +85,18 @@ def test_threads_do_not_matter(type: BlockType) -> None:
 
 
 @any_type
+def test_the_instruction_set_does_not_matter(type: BlockType, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.vstack([values_of("heavy", 9, 512), values_of("outliers", 9, 512)])
+    importance = values_of("normal", 1, 512)[0] ** 2
+    for weights in (None, importance):
+        found = []
+        for isa in ("", "scalar"):
+            monkeypatch.setenv("HOTCOLD_ISA", isa)
+            found.append(quantise_rows(values, type, weights))
+        np.testing.assert_array_equal(*found)
+
+
+@any_type
 def test_a_row_is_quantised_by_itself(type: BlockType) -> None:
     """Blocks of 32 weights go eight at a time, also where fewer are left."""
     values = values_of("normal", 5, 256)

@@ -228,6 +228,7 @@ class FlagLink(Link):
 
 def serve(link: Link, layers: Sequence[tuple[int, Program]]) -> None: ...
 def quantise_rows(
+    isa: str,
     type: int,
     values: NDArray[numpy.float32],
     importance: NDArray[numpy.float32] | None,

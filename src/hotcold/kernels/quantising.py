@@ -10,6 +10,7 @@ from hotcold.errors import UserError
 from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Bytes, Floats, ggml_type
 from hotcold.kernels import _native
 from hotcold.kernels.cores import find_cores
+from hotcold.kernels.cpu import default_isa
 
 
 def written_types() -> tuple[BlockType, ...]:
@@ -44,7 +45,7 @@ def quantise_rows(
     except ValueError as error:
         raise UserError(str(error)) from None
     try:
-        _native.quantise_rows(kind.id, array, weights, packed, pool)
+        _native.quantise_rows(default_isa(), kind.id, array, weights, packed, pool)
     except ValueError as error:
         raise BlockTypeError(str(error)) from None
     return packed
