@@ -8,8 +8,8 @@ import re
 _NAME = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 
 _SAME = (
-    "again cache_positions cache_type gpu hardware hot_backend hot_threads max_share method placement recall "
-    "sparsity timeline tokens type vram_budget"
+    "again cache_positions cache_type epochs gpu hardware hot_backend hot_threads max_marked max_share "
+    "method output placement rate recall sparsity timeline tokens type vram_budget work"
 )
 #: By the option's name in Python.
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _SAME.split()}
