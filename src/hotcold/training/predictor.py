@@ -122,7 +122,8 @@ def _calibrated(
         added.append(adds[active].astype(np.float64))
     least = float(bound_for(np.concatenate(scores), np.concatenate(added), target)) if scores else 0.0
     least = max(-_MOST_PRICE, min(least, _MOST_PRICE))
-    return np.concatenate(seconds), np.concatenate(biases) - least, least
+    factor, bias = (np.concatenate(each).astype(np.float32) for each in (seconds, biases))
+    return factor, bias - np.float32(least), least
 
 
 class _Run:
