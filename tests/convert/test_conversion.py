@@ -226,7 +226,7 @@ def left_over(folder: Path) -> set[str]:
 def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
     output = tmp_path / "out.gguf"
     output.write_text("precious")
-    with pytest.raises(ConvertError, match=r"out\.gguf exists: give another -o, or --force"):
+    with pytest.raises(ConvertError, match=r"out\.gguf: the file exists: give another name, or `force`"):
         convert(DATA / "tiny-llama", output)
     assert output.read_text() == "precious"
     convert(DATA / "tiny-llama", output, ConvertOptions(force=True))
@@ -239,7 +239,7 @@ def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
     [
         (
             ConvertOptions("Q5_K"),
-            "'Q5_K' is not one of F32, F16, BF16, .*: llama.cpp's quantiser makes others",
+            "'Q5_K' is not one of F32, F16, BF16, .*: hotcold quantize makes others",
         ),
         (ConvertOptions("f16"), "type 'f16' is not one of"),
         (ConvertOptions(down="sideways"), "down layout 'sideways' is not one of by_neuron, by_output"),

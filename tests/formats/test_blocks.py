@@ -17,6 +17,7 @@ from hotcold.formats.blocks import (
     BlockTypeError,
     Tensor,
     block_type,
+    ggml_type,
     quantise,
 )
 
@@ -190,6 +191,24 @@ def test_a_type_that_is_only_read_says_which_are_written(name: str) -> None:
 def test_types_are_found_by_name_number_and_themselves(name: str) -> None:
     type = BLOCK_TYPES[name]
     assert block_type(name) is type and block_type(type.id) is type and block_type(type) is type
+
+
+@pytest.mark.parametrize("type", GGML_TYPES.values(), ids=lambda type: type.name)
+def test_types_that_do_not_run_are_found_too(type: BlockType) -> None:
+    assert ggml_type(type.name) is type and ggml_type(type.id) is type and ggml_type(type) is type
+    assert type.supported == (type.name in BLOCK_TYPES)
+
+
+@pytest.mark.parametrize("seen", ["q4_0", "", 31, -1])
+def test_a_type_that_ggml_lacks_is_named(seen: str | int) -> None:
+    with pytest.raises(BlockTypeError, match=r"does not exist: choose from F32, .*, Q2_K, "):
+        ggml_type(seen)
+
+
+def test_a_type_that_is_only_listed_is_not_decoded() -> None:
+    tensor = Tensor(ggml_type("IQ2_XXS"), (256,), np.zeros((1, 66), np.uint8))
+    with pytest.raises(BlockTypeError, match=r"cannot decode IQ2_XXS: choose from F32, .*, TQ2_0$"):
+        tensor.dequantise()
 
 
 @pytest.mark.parametrize(("name", "n"), [("Q8_0", 48), ("Q4_0", 31), ("Q8_0", 0), ("F32", 0), ("F16", -2)])

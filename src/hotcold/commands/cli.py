@@ -33,6 +33,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("doctor", "describe this machine and measure its memory"),
     ("convert", "turn a checkpoint into a GGUF file"),
     ("sparsify", "train a checkpoint until most of its neurons are zero"),
+    ("quantize", "write a GGUF file with smaller block types"),
     ("pull", "download a model from the Hugging Face hub"),
     ("list", "list downloaded models"),
     ("remove", "delete a downloaded model"),

@@ -2,10 +2,10 @@
 
 import math
 import re
-import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from hotcold.convert.source import Source
 from hotcold.convert.tensor_files import Array
 from hotcold.convert.tensors import sources
 from hotcold.convert.vocabulary import vocabulary_metadata
-from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, block_type, quantise
+from hotcold.formats.blocks import BlockType, BlockTypeError, Bytes, Tensor, block_type, quantise
+from hotcold.formats.files import check_output, naming
 from hotcold.formats.gguf import write_gguf
 from hotcold.formats.words import DOWN_LAYOUTS
+from hotcold.formats.written import NewTensor
 from hotcold.values import shown
 
 #: Types of ``--type``, and llama.cpp's number for a file that is mostly of this type.
@@ -82,7 +84,7 @@ def convert(
     options = options or ConvertOptions()
     plan = plan_conversion(folder, options)
     _check_output(output, plan, options.force)
-    write_gguf(output, plan.metadata, _Stream(plan, progress or (lambda done, total: None)))
+    write_gguf(output, plan.metadata, _new_tensors(plan, progress or (lambda done, total: None)))
     return Conversion(
         output=output,
         nbytes=output.stat().st_size,
@@ -97,7 +99,7 @@ def convert(
 def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     """Reads all headers, checks everything but the weights, and decides every tensor's type."""
     if options.type not in FILE_TYPES:
-        others = "llama.cpp's quantiser makes others, such as the K types, from an F16 file"
+        others = "hotcold quantize makes others, such as the K types, from an F16 file"
         raise ConvertError(f"type {shown(options.type)} is not one of {', '.join(FILE_TYPES)}: {others}")
     if options.down not in (None, *DOWN_LAYOUTS):
         raise ConvertError(f"down layout {options.down!r} is not one of {', '.join(DOWN_LAYOUTS)}")
@@ -189,32 +191,17 @@ def _type_of(source: Source, wanted: BlockType) -> BlockType:
 
 
 def _check_output(output: Path, plan: Plan, force: bool) -> None:
-    if output.exists() and not force:
-        raise ConvertError(f"{output} exists: give another -o, or --force to replace it")
-    if not output.parent.is_dir():
-        raise ConvertError(f"{output.parent} is not a folder: create it first")
-    free = shutil.disk_usage(output.parent).free
-    if plan.nbytes > free:
-        raise ConvertError(f"{output} needs {plan.nbytes} bytes, and {free} are free in {output.parent}")
+    with naming(output, ConvertError):
+        check_output(output, plan.nbytes, force=force)
 
 
-class _Stream(dict[str, Any]):
-    """The plan's tensors for :func:`write_gguf`, which takes each twice: for its shape, then for its data.
-    The first time returns untouched memory, so no weights are read or held."""
+def _new_tensors(plan: Plan, progress: Progress) -> dict[str, NewTensor]:
+    """The plan's tensors, each read and packed when :func:`write_gguf` comes to it."""
+    done = 0
 
-    def __init__(self, plan: Plan, progress: Progress) -> None:
-        super().__init__(plan.sources)
-        self._types = plan.types
-        self._progress = progress
-        self._laid_out: set[str] = set()
-        self._done, self._total = 0, plan.nbytes
-
-    def __getitem__(self, name: str) -> Tensor:
-        source, type = super().__getitem__(name), self._types[name]
-        if name not in self._laid_out:
-            self._laid_out.add(name)
-            return _empty(source.shape, type)
-        self._progress(self._done, self._total)
+    def make(source: Source, type: BlockType) -> Iterator[Bytes]:
+        nonlocal done
+        progress(done, plan.nbytes)
         try:
             values = source.load()
             tensor = values if isinstance(values, Tensor) else _pack(values, type)
@@ -222,14 +209,19 @@ class _Stream(dict[str, Any]):
                 raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
         except BlockTypeError as error:
             raise ConvertError(f"tensor {shown(source.origin)} as {type.name}: {error}") from None
-        self._done += tensor.nbytes
-        self._progress(self._done, self._total)
-        return tensor
+        done += tensor.nbytes
+        progress(done, plan.nbytes)
+        yield tensor.data
+
+    return {
+        name: NewTensor(plan.types[name], source.shape, partial(make, source, plan.types[name]))
+        for name, source in plan.sources.items()
+    }
 
 
 def _pack(values: Array, type: BlockType) -> Tensor:
     """Quantises a few rows at a time, so that float32 copies stay small."""
-    tensor = _empty(values.shape, type)
+    tensor = Tensor(type, values.shape, np.empty(type.data_shape(values.shape), np.uint8))
     step = max(1, _CHUNK // math.prod(values.shape[1:])) if values.ndim > 1 else len(values)
     rows_each = math.prod(values.shape[1:-1])
     for start in range(0, len(values), step):
@@ -239,7 +231,3 @@ def _pack(values: Array, type: BlockType) -> Tensor:
         at = slice(None) if values.ndim == 1 else slice(start * rows_each, (start + step) * rows_each)
         tensor.data[at] = quantise(chunk, type).data
     return tensor
-
-
-def _empty(shape: tuple[int, ...], type: BlockType) -> Tensor:
-    return Tensor(type, shape, np.empty(type.data_shape(shape), np.uint8))

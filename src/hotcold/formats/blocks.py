@@ -2,11 +2,11 @@
 
 A row is a run of blocks; a block holds ``weights`` values in ``nbytes`` bytes, little-endian. Every type is
 one entry of one table with a decode and an encode function, both over ``(blocks, ...)`` arrays. Layouts are
-those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give. IQ4_NL,
-for which ggml searches, and types of 256 weights are only read."""
+those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give. Types for
+whose scales one searches are only read here: :mod:`hotcold.kernels.quantising` writes them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -44,8 +44,8 @@ class BlockType:
 
     @property
     def supported(self) -> bool:
-        """True if Hotcold computes with this type; others can only be listed."""
-        return self.decode is not None
+        """True if Hotcold computes with this type; others can be listed, and some of them decoded."""
+        return self.name in BLOCK_TYPES
 
     def data_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
         return math.prod(shape[:-1]), self.row_bytes(shape[-1])
@@ -79,6 +79,10 @@ class Tensor:
     def nbytes(self) -> int:
         return int(self.data.nbytes)
 
+    def pieces(self) -> Iterable[Bytes]:
+        """Its bytes, in one piece."""
+        return (self.data,)
+
     def load(self) -> "Tensor":
         """This tensor: it is in memory already (:class:`~hotcold.formats.stored.StoredTensor` is not)."""
         return self
@@ -102,9 +106,11 @@ class Tensor:
         )
 
     def dequantise(self) -> Floats:
-        """The values as a new float32 array of ``shape``. Non-finite scales give non-finite values."""
-        decode = block_type(self.type.id).decode
-        assert decode is not None  # block_type() refuses the others
+        """The values as a new float32 array of ``shape``. Non-finite scales give non-finite values.
+        ``BlockTypeError``: the type can only be listed."""
+        decode = self.type.decode
+        if decode is None:
+            raise BlockTypeError(f"cannot decode {self.type.name}: choose from {_names(decoded=True)}")
         blocks = self.data.reshape(-1, self.type.nbytes)
         values = np.empty((len(blocks), self.type.weights), np.float32)
         _code(decode, blocks, values, self.type)
@@ -142,6 +148,11 @@ _HALVES = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q6_K": (208,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "IQ4_XS": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 
 
@@ -154,7 +165,7 @@ def _is_finite(type: BlockType, rows: Bytes) -> bool:
     if type.name in _HALVES:
         return all(bool(np.isfinite(_half(blocks, at)).all()) for at in _HALVES[type.name])
     decode = block_type(type).decode
-    assert decode is not None  # block_type() refuses the others
+    assert decode is not None  # block_type() refuses types without
     with np.errstate(all="ignore"):
         return bool(np.isfinite(decode(blocks)).all())
 
@@ -314,6 +325,46 @@ def _decode_q6_k(blocks: Bytes) -> Floats:
     return values.reshape(-1, 256)
 
 
+def _decode_q2_k(blocks: Bytes) -> Floats:
+    """16 groups, each with a scale and a minimum of 4 bits in one byte."""
+    scales: Floats = _half(blocks, 80) * (blocks[:, :16] & 15)
+    minima: Floats = _half(blocks, 82) * (blocks[:, :16] >> 4)
+    codes = _fields(blocks[:, 16:80], 2, 32).reshape(-1, 16, 16)
+    values: Floats = scales[:, :, None] * codes - minima[:, :, None]
+    return values.reshape(-1, 256)
+
+
+def _decode_q3_k(blocks: Bytes) -> Floats:
+    """Codes from -4, whose highest bits come first; 16 scales of 6 bits count from -32."""
+    low, high = _fields(blocks[:, 96:104], 4, 8), _fields(blocks[:, 104:108], 2, 4)
+    scales: Floats = _half(blocks, 108) * ((low | high << 4).view(np.int8) - np.int8(32))
+    codes = _fields(blocks[:, 32:96], 2, 32) | _fields(blocks[:, :32], 1, 32) << 2
+    values: Floats = scales[:, :, None] * (codes.view(np.int8) - np.int8(4)).reshape(-1, 16, 16)
+    return values.reshape(-1, 256)
+
+
+def _decode_iq4_xs(blocks: Bytes) -> Floats:
+    """8 groups of IQ4_NL's codes, with scales of 6 bits that count from -32."""
+    low, high = _fields(blocks[:, 4:8], 4, 1), _fields(blocks[:, 2:4], 2, 1)
+    scales: Floats = _half(blocks, 0) * ((low | high << 4).view(np.int8) - np.int8(32))
+    values: Floats = scales[:, :, None] * _IQ4_NL[_fields(blocks[:, 8:], 4, 16)].reshape(-1, 8, 32)
+    return values.reshape(-1, 256)
+
+
+def _decode_tq1_0(blocks: Bytes) -> Floats:
+    """Codes -1, 0 and 1 as digits to base 3: a byte is the first 8 bits of a fraction."""
+    runs = []
+    for start, end, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        powers = (3 ** np.arange(digits)).astype(np.uint8)[:, None]
+        fractions = (blocks[:, None, start:end] * powers).astype(np.uint16)
+        runs.append((fractions * 3 >> 8).reshape(len(blocks), -1).astype(np.int8) - np.int8(1))
+    return _half(blocks, 52) * np.hstack(runs)
+
+
+def _decode_tq2_0(blocks: Bytes) -> Floats:
+    return _half(blocks, 64) * (_fields(blocks[:, :64], 2, 32).view(np.int8) - np.int8(1))
+
+
 # --- the tables ---
 
 #: Types that Hotcold computes with, by name.
@@ -336,17 +387,38 @@ BLOCK_TYPES: dict[str, BlockType] = {
     )
 }
 
+#: Types that no kernel computes with yet, but that are written for other programs and decoded.
+_DECODED = (
+    BlockType("Q2_K", 10, 256, 84, _decode_q2_k),
+    BlockType("Q3_K", 11, 256, 110, _decode_q3_k),
+    BlockType("IQ4_XS", 23, 256, 136, _decode_iq4_xs),
+    BlockType("TQ1_0", 34, 256, 54, _decode_tq1_0),
+    BlockType("TQ2_0", 35, 256, 66, _decode_tq2_0),
+)
+
 #: Every type of ggml by id. Rows (name, id, weights, bytes of a block) are types that can only be listed.
-GGML_TYPES: dict[int, BlockType] = {type.id: type for type in BLOCK_TYPES.values()} | {
+GGML_TYPES: dict[int, BlockType] = {type.id: type for type in (*BLOCK_TYPES.values(), *_DECODED)} | {
     id: BlockType(name, id, weights, nbytes)
     for name, id, weights, nbytes in (
-        ("Q8_1", 9, 32, 36), ("Q2_K", 10, 256, 84), ("Q3_K", 11, 256, 110), ("Q8_K", 15, 256, 292),
-        ("IQ2_XXS", 16, 256, 66), ("IQ2_XS", 17, 256, 74), ("IQ3_XXS", 18, 256, 98), ("IQ1_S", 19, 256, 50),
-        ("IQ3_S", 21, 256, 110), ("IQ2_S", 22, 256, 82), ("IQ4_XS", 23, 256, 136), ("I8", 24, 1, 1),
-        ("I16", 25, 1, 2), ("I32", 26, 1, 4), ("I64", 27, 1, 8), ("F64", 28, 1, 8), ("IQ1_M", 29, 256, 56),
-        ("TQ1_0", 34, 256, 54), ("TQ2_0", 35, 256, 66), ("NVFP4", 40, 64, 36), ("Q1_0", 41, 128, 18),
+        ("Q8_1", 9, 32, 36), ("Q8_K", 15, 256, 292), ("IQ2_XXS", 16, 256, 66), ("IQ2_XS", 17, 256, 74),
+        ("IQ3_XXS", 18, 256, 98), ("IQ1_S", 19, 256, 50), ("IQ3_S", 21, 256, 110), ("IQ2_S", 22, 256, 82),
+        ("I8", 24, 1, 1), ("I16", 25, 1, 2), ("I32", 26, 1, 4), ("I64", 27, 1, 8), ("F64", 28, 1, 8),
+        ("IQ1_M", 29, 256, 56), ("NVFP4", 40, 64, 36), ("Q1_0", 41, 128, 18),
     )
 }  # fmt: skip
+
+
+def _names(*, decoded: bool) -> str:
+    return ", ".join(type.name for type in GGML_TYPES.values() if type.supported or (decoded and type.decode))
+
+
+def ggml_type(name_or_id: BlockType | str | int) -> BlockType:
+    """The type of ggml of this name or id, whether Hotcold computes with it or not. ``BlockTypeError``: there
+    is none."""
+    for type in GGML_TYPES.values():
+        if name_or_id in (type, type.name, type.id):
+            return type
+    raise BlockTypeError(f"block type {name_or_id!r} does not exist: choose from {_names(decoded=True)}")
 
 
 def block_type(name_or_id: BlockType | str | int) -> BlockType:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import shutil
 import stat
 import threading
 import weakref
@@ -114,6 +115,19 @@ else:  # Windows
             data = os.read(fd, len(view))
         view[: len(data)] = data
         return len(data)
+
+
+def check_output(path: Path, nbytes: int, *, force: bool) -> None:
+    """Asks before hours of work whether ``path`` can be written. ``FileError``: it exists and is not to be
+    replaced, its folder does not exist, or the disk has less than ``nbytes`` bytes left."""
+    folder = path.parent
+    if path.exists() and not force:
+        raise FileError("the file exists: give another name, or `force` to replace it")
+    if not folder.is_dir():
+        raise FileError(f"{printable(str(folder), 4096)} is not a folder: create it first")
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise FileError(f"it needs {nbytes} bytes, and {free} are free in {printable(str(folder), 4096)}")
 
 
 @contextlib.contextmanager

@@ -8,21 +8,22 @@ import hashlib
 import math
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats import gguf_split
 from hotcold.formats import gguf_values as values
-from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Tensor, block_type
+from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Bytes, Tensor, block_type
 from hotcold.formats.files import FileError, RegularFile, naming, replacing
 from hotcold.formats.gguf_split import Split
-from hotcold.formats.gguf_values import Cursor, GGUFError
+from hotcold.formats.gguf_values import Cursor, GGUFError, StoredValue
 from hotcold.formats.stored import StoredTensor
+from hotcold.formats.written import PIECE_BYTES, Writable
 from hotcold.values import printable
 
 __all__ = ["GGUFError", "GGUFFile", "TensorInfo", "open_gguf", "printable", "write_gguf"]
@@ -57,6 +58,7 @@ class GGUFFile:
     def __init__(self, first: "_Part", others: "Iterable[_Part]" = ()) -> None:
         self.path, self.magic, self.version = first.path, first.magic, first.version
         self.metadata, self.tensors = first.metadata, dict(first.tensors)
+        self._spans = first.spans
         self._parts = [first]
         for part in others:
             _join(self.tensors, part, first)
@@ -75,6 +77,45 @@ class GGUFFile:
         rows, row_bytes = kind.data_shape(info.shape)
         part = self._parts[info.part]
         return StoredTensor(kind, info.shape, part.file, info.offset, rows, row_bytes, part.named)
+
+    def pieces(self, name: str, most: int = PIECE_BYTES) -> Iterator[Bytes]:
+        """The bytes of a tensor of any type, in order: whole rows, as many as ``most`` bytes hold, or one.
+        Each piece is ``(rows, row_bytes)`` and new memory. ``GGUFError`` as in :meth:`load`."""
+        with naming(self.path, GGUFError):
+            info = self._info(name)
+        if not info.nbytes:
+            return
+        rows, row_bytes = info.type.data_shape(info.shape)
+        step = max(1, most // row_bytes)
+        for start in range(0, rows, step):
+            yield self.read_rows(name, start, min(rows, start + step))
+
+    def read_rows(self, name: str, start: int, stop: int) -> Bytes:
+        """Rows ``start`` to ``stop`` of a tensor of any type as new uint8 ``(rows, row_bytes)``. May be
+        called by several threads at once. ``GGUFError`` as in :meth:`load`."""
+        with naming(self.path, GGUFError):
+            info = self._info(name)
+        part = self._parts[info.part]
+        row_bytes = info.type.row_bytes(info.shape[-1])
+        with naming(part.path, GGUFError):
+            data = np.empty((stop - start, row_bytes), np.uint8)
+            part.file.read_into(data.data.cast("B"), info.offset + start * row_bytes)
+        return data
+
+    def stored_metadata(self) -> dict[str, StoredValue]:
+        """The metadata as it is stored, to be written to another file unchanged (``metadata`` loses the
+        types of numbers, and bytes that are no text)."""
+        first = self._parts[0]
+        found = {}
+        with naming(first.path, GGUFError):
+            for key, (start, stop) in self._spans.items():
+                data = first.file.read(start, stop - start)
+                found[key] = StoredValue(int.from_bytes(data[:4], "little"), data[4:])
+        return found
+
+    def is_one_of_its_files(self, path: Path) -> bool:
+        """True if ``path`` is the file, or one of the files, from which the tensors are read."""
+        return path.exists() and any(path.samefile(part.path) for part in self._parts)
 
     def load_integers(self, name: str) -> npt.NDArray[np.signedinteger[Any]]:
         """Reads a tensor of type I8, I16, I32 or I64 as an array of its shape; errors as in :meth:`load`."""
@@ -168,7 +209,7 @@ class _Part:
         with naming(path, GGUFError):
             self.file = RegularFile(path)
             cursor = Cursor(self.file.read, self.file.size)
-            self.magic, self.version, metadata, tensors = _read_header(cursor)
+            self.magic, self.version, metadata, tensors, self.spans = _read_header(cursor)
             _check_layout(tensors, self.file.size)
             self.split = Split.of(metadata)
             if first is not None:
@@ -194,12 +235,15 @@ def _join(tensors: dict[str, TensorInfo], part: _Part, first: _Part) -> None:
 # --- the header ---
 
 
-def _read_header(cursor: Cursor) -> tuple[str, int, dict[str, Any], dict[str, TensorInfo]]:
+_Spans: TypeAlias = dict[str, tuple[int, int]]  # where the type and the value of each key are in the file
+
+
+def _read_header(cursor: Cursor) -> tuple[str, int, dict[str, Any], dict[str, TensorInfo], _Spans]:
     magic, version = _read_magic(cursor)
     n_tensors = cursor.count("tensors", _INFO_BYTES, values.MAX_TENSORS)
     n_keys = cursor.count("metadata keys", _KEY_BYTES, values.MAX_KEYS)
-    metadata, alignment = _read_metadata(cursor, n_keys)
-    return magic, version, metadata, _read_infos(cursor, n_tensors, alignment)
+    metadata, spans, alignment = _read_metadata(cursor, n_keys)
+    return magic, version, metadata, _read_infos(cursor, n_tensors, alignment), spans
 
 
 def _read_magic(cursor: Cursor) -> tuple[str, int]:
@@ -217,18 +261,21 @@ def _read_magic(cursor: Cursor) -> tuple[str, int]:
     return magic, version
 
 
-def _read_metadata(cursor: Cursor, n: int) -> tuple[dict[str, Any], int]:
+def _read_metadata(cursor: Cursor, n: int) -> tuple[dict[str, Any], _Spans, int]:
     metadata: dict[str, Any] = {}
+    spans: _Spans = {}
     alignment = values.DEFAULT_ALIGNMENT
     for i in range(n):
         key = cursor.string(f"metadata key {i}", values.MAX_KEY_BYTES)
         values.check_key(key)
         if key in metadata:
             raise GGUFError(f"metadata key '{printable(key, 80)}' occurs twice")
+        start = cursor.position
         kind, metadata[key] = values.read_value(cursor, key)
+        spans[key] = start, cursor.position
         if key == "general.alignment":
             alignment = values.check_alignment(kind, metadata[key])
-    return metadata, alignment
+    return metadata, spans, alignment
 
 
 def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]:
@@ -292,7 +339,7 @@ def _aligned(n: int, alignment: int) -> int:
 def write_gguf(
     path: str | os.PathLike[str],
     metadata: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Writable],
     *,
     magic: str = "GGUF",
     version: int = 3,
@@ -301,20 +348,26 @@ def write_gguf(
 
     :func:`~hotcold.formats.gguf_values.encode_value` says what metadata may hold; ``general.alignment`` is
     obeyed (32 without it). Each tensor is taken from the mapping twice, first for its shape and then for its
-    data, so a mapping that makes tensors on demand never holds more than one. ``GGUFError``: something that
-    the format does not allow, or the file cannot be written."""
+    data, so a mapping that makes tensors on demand never holds more than one; a tensor whose
+    :meth:`~Writable.pieces` are made on demand is never held whole. ``GGUFError``: something that the format
+    does not allow, or the file cannot be written."""
     path = Path(path)
     with naming(path, GGUFError):
         header, alignment = _encode_header(metadata, tensors, magic, version)
         with replacing(path) as file:
             file.write(header)
             for name in tensors:
-                file.write(tensors[name].data.data.cast("B"))
-                file.write(b"\0" * (-file.tell() % alignment))
+                tensor = tensors[name]
+                end = file.tell() + tensor.nbytes
+                for piece in tensor.pieces():
+                    file.write(piece.data.cast("B"))
+                if file.tell() != end:
+                    raise ValueError(f"pieces of tensor {name} are not its {tensor.nbytes} bytes")
+                file.write(b"\0" * (-end % alignment))
 
 
 def _encode_header(
-    metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], magic: str, version: int
+    metadata: Mapping[str, Any], tensors: Mapping[str, Writable], magic: str, version: int
 ) -> tuple[bytes, int]:
     """Everything before the tensor data, padded, and the alignment. The reader's checks decide what is
     allowed."""
@@ -323,7 +376,7 @@ def _encode_header(
     for key, value in metadata.items():
         kind, data = values.encode_value(key, value)
         if key == "general.alignment":
-            alignment = values.check_alignment(kind, value)
+            alignment = values.check_alignment(kind, int.from_bytes(data, "little"))
         parts += [values.encode_string(key, "a metadata key"), struct.pack("<I", kind), data]
     offset = 0
     for name in tensors:

@@ -7,6 +7,7 @@ import contextlib
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,15 @@ UINT32, BOOL, STRING, ARRAY = (TYPES.index(name) for name in ("uint32", "bool", 
 DTYPES: dict[int, np.dtype[Any]] = {
     kind: np.dtype(name).newbyteorder("<") for kind, name in enumerate(TYPES) if kind not in (STRING, ARRAY)
 }
+
+
+@dataclass(frozen=True)
+class StoredValue:
+    """A metadata value as a file stores it: GGUF's number of its type, and its bytes. To be written again
+    unchanged, whatever its type and whether or not its text is UTF-8."""
+
+    kind: int
+    data: bytes
 
 
 class Cursor:
@@ -200,10 +210,13 @@ def encode_string(text: str, what: str) -> bytes:
 def encode_value(key: str, value: Any) -> tuple[int, bytes]:
     """The type of a metadata value and its bytes, without the type's own four.
 
-    NumPy scalars and arrays keep their type: ``np.uint64(5)`` is explicit. Python's ``int``
+    A :class:`StoredValue` is written as it was read. NumPy scalars and arrays keep their type:
+    ``np.uint64(5)`` is explicit. Python's ``int``
     becomes uint32, int32, uint64 or int64, the first that holds it; in a list int32, int64 or uint64.
     ``float`` becomes float32. An empty list is an array of strings."""
     what = _value_of(key)
+    if isinstance(value, StoredValue):
+        return value.kind, value.data
     if isinstance(value, str):
         return STRING, encode_string(value, what)
     if isinstance(value, (list, tuple, np.ndarray)):

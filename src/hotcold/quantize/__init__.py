@@ -1,0 +1,1 @@
+"""Rewrites GGUF files: other block types, other layouts, predictors in or out."""
