@@ -1,14 +1,16 @@
-"""Makes the predictors of --sparsity predicted from a text, without training, and measures their quality.
+"""Makes the predictors of --sparsity predicted from a text, and measures their quality.
 
 Writes them to a file. Commands find it as MODEL.predictor.gguf beside the model. The file also says in which
 layers prediction pays; --sparsity auto uses it in these layers."""
 
 import argparse
+from pathlib import Path
 
 import hotcold
 from hotcold.commands import options
 from hotcold.commands.progress import phases
 from hotcold.sparse.fitting import INPUTS
+from hotcold.training.options import TrainOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=tuple(INPUTS),
         default="svd",
-        help="svd: a truncated SVD of the gate. trained: the predictors in a PowerInfer file (default: svd)",
+        help="svd: a truncated SVD of the gate. train: the same, then trained with torch (pip install "
+        "'hotcold[train]'). trained: the predictors in a PowerInfer file (default: svd)",
     )
     add(
         "--recall",
@@ -61,8 +64,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="file with the text to judge by (default: the last fifth of -f, which is not fitted to)",
     )
+    _add_training(parser)
     options.add_model_options(parser, sparsity=False)
     options.add_json_option(parser)
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    defaults = TrainOptions()
+    group = parser.add_argument_group("with --method train")
+    group.add_argument(
+        "--work",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for what the run has so far: after a kill the same command goes on (default: FILE.work)",
+    )
+    group.add_argument(
+        "--max-marked",
+        type=options.number,
+        metavar="X",
+        help="name at most X times the active neurons, if the limit of bytes allows (default: 1.5)",
+    )
+    group.add_argument(
+        "--epochs",
+        type=options.whole_number(1),
+        metavar="N",
+        help=f"passes over the text for each rank, at most (default: {defaults.epochs})",
+    )
+    group.add_argument(
+        "--rate", type=options.number, metavar="R", help=f"largest step of Adam (default: {defaults.rate})"
+    )
+    group.add_argument(
+        "--relu", action="store_true", default=None, help="a ReLU between the factors, as PowerInfer's have"
+    )
+
+
+def _training(args: argparse.Namespace) -> TrainOptions | None:
+    """None if no option of the training was given."""
+    given = {name: getattr(args, name) for name in ("max_marked", "epochs", "rate", "relu")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return TrainOptions(**chosen) if chosen else None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,10 +122,14 @@ def run(args: argparse.Namespace) -> int:
             cache_type=options.cache_type(args),
             backend=args.backend,
             output=args.output,
+            work=args.work,
+            training=_training(args),
             progress=advance,
         )
     options.print_notes(fitted.setup.notes)
     print(fitted)
     pays = fitted.pays
     print(f"{args.output}: --sparsity auto uses it in {sum(pays)} of {len(pays)} layers")
+    if args.method == "train":
+        print(f"{args.work or f'{args.output}.work'}: holds the states of the training, and may be deleted")
     return options.end(args, fitted.report() | {"output": str(args.output)})

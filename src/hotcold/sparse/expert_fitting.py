@@ -38,17 +38,23 @@ Inputs = Mapping[str, npt.NDArray[Any]]  #: ``normed`` ``[T, D]``, and ``ids`` `
 
 
 @dataclass(frozen=True)
-class _Routed:
-    """The tokens of a text, grouped by the expert that they chose."""
+class Routed:
+    """The tokens of a text, grouped by the expert that they chose; without experts, all in one group."""
 
     rows: list[npt.NDArray[np.int64]]
     activity: list[Activity]  #: for each expert, over its tokens
 
     @classmethod
-    def of(cls, parts: list[ReferenceFFN], inputs: Inputs) -> "_Routed":
-        rows = [np.flatnonzero((inputs["ids"] == e).any(axis=1)) for e in range(len(parts))]
-        normed = inputs["normed"]
+    def of(cls, parts: list[ReferenceFFN], inputs: Inputs) -> "Routed":
+        rows, normed = rows_by_expert(inputs, len(parts)), inputs["normed"]
         return cls(rows, [Activity.of(p, normed[own]) for p, own in zip(parts, rows, strict=True)])
+
+
+def rows_by_expert(inputs: Inputs, experts: int) -> list[npt.NDArray[np.int64]]:
+    """The tokens that chose each expert, ascending; without experts, all of them."""
+    if "ids" not in inputs:
+        return [np.arange(len(inputs["normed"]))]
+    return [np.flatnonzero((inputs["ids"] == e).any(axis=1)) for e in range(experts)]
 
 
 def fit_experts(
@@ -59,17 +65,17 @@ def fit_experts(
     ffn = ReferenceBackend().ffn_weights(ffn_tensors(file, config, ReferenceBackend(), layer))
     assert isinstance(ffn, ReferenceExperts)
     parts = ffn.some
-    seen, unseen = _Routed.of(parts, fit_to), _Routed.of(parts, held_out)
+    seen, unseen = Routed.of(parts, fit_to), Routed.of(parts, held_out)
     most_bytes, found = options.max_share * ffn.nbytes, []
     for tensors in _truncations(parts, config.experts, fit_to["normed"], most_bytes, options.stored_type):
         hidden = ReferenceMatrix(tensors.first).dot(fit_to["normed"])
-        scores = _scores(tensors, hidden, seen)
+        scores = scores_of(tensors, hidden, seen.rows)
         own = [_thresholds(options, *each) for each in zip(scores, seen.activity, strict=True)]
         tensors = replace(tensors, threshold=np.concatenate(own))
-        scores = _scores(tensors, ReferenceMatrix(tensors.first).dot(held_out["normed"]), unseen)
+        scores = scores_of(tensors, ReferenceMatrix(tensors.first).dot(held_out["normed"]), unseen.rows)
         candidates = [each >= bound for each, bound in zip(scores, own, strict=True)]
         sizes = len(held_out["normed"]), ffn.nbytes
-        found.append(Fitted(tensors, _judged(tensors, parts, candidates, unseen, options, *sizes)))
+        found.append(Fitted(tensors, judged_parts(tensors, parts, candidates, unseen, options, *sizes)))
     if not found:
         bound = f"at most {options.max_share:.0%} of the experts' {ffn.nbytes} bytes"
         fix = "raise `max_share`, or take a smaller `type`"
@@ -81,21 +87,12 @@ def _truncations(
     parts: list[ReferenceFFN], experts: Experts, x: Floats, most_bytes: float, type: str | None
 ) -> Iterator[PredictorTensors]:
     """The SVD of all gates together, cut to several ranks. One expert's rows are in memory at a time."""
-    root = root_of(x)
-    dim = len(root)
-    gram = np.zeros((dim, dim))
-    for part in parts:
-        rows = cut_to(part, root)
-        gram += rows.T @ rows
-    vectors = np.linalg.eigh(gram)[1][:, ::-1]
-    first = np.linalg.solve(root.T, vectors).T
-    sizes = ranks(experts.count * experts.neurons, dim, most_bytes, type)
-    most = max(sizes, default=0)
-    second = [(cut_to(part, root) @ vectors[:, :most]).astype(np.float32) for part in parts if most]
+    sizes = ranks(experts.count * experts.neurons, x.shape[1], most_bytes, type)
+    first, second = factors(parts, x, max(sizes, default=0))
     for rank in sizes:
         tensors = PredictorTensors(
             first=quantise(first[:rank], "F32"),
-            second=quantise(np.concatenate([each[:, :rank] for each in second]), "F32"),
+            second=quantise(second[:, :rank], "F32"),
             threshold=np.zeros(experts.count * experts.neurons, np.float32),
             relu=False,
             experts=experts.count,
@@ -106,10 +103,27 @@ def _truncations(
             yield tensors
 
 
-def _scores(tensors: PredictorTensors, hidden: Floats, text: _Routed) -> list[Floats]:
-    """Scores ``[T_e, N]`` of each expert for the tokens that chose it."""
+def factors(parts: list[ReferenceFFN], x: Floats, rank: int) -> tuple[Floats, Floats]:
+    """The factors ``(rank, D)`` and ``(E * N, rank)`` of the SVD of all gates together, for inputs
+    ``[T, D]``. A smaller rank has the first rows of the one, and the first columns of the other."""
+    root = root_of(x)
+    gram = np.zeros_like(root)
+    for part in parts:
+        rows = cut_to(part, root)
+        gram += rows.T @ rows
+    vectors = np.linalg.eigh(gram)[1][:, ::-1]
+    first = np.linalg.solve(root.T, vectors).T[:rank].astype(np.float32)
+    second = [(cut_to(part, root) @ vectors[:, :rank]).astype(np.float32) for part in parts]
+    return first, np.concatenate(second)
+
+
+def scores_of(
+    tensors: PredictorTensors, hidden: Floats, rows_of: list[npt.NDArray[np.int64]]
+) -> list[Floats]:
+    """Scores ``[T_e, N]`` of each expert for the tokens that chose it, from the first factor's results
+    ``[T, R]``."""
     found, begin = [], 0
-    for end, rows in zip(tensors.ends, text.rows, strict=True):
+    for end, rows in zip(tensors.ends, rows_of, strict=True):
         part: Tensor = tensors.second.take_rows(slice(begin, end))
         found.append(ReferenceMatrix(part).dot(hidden[rows]))
         begin = end
@@ -125,11 +139,11 @@ def _thresholds(options: FitOptions, scores: Floats, activity: Activity) -> Floa
     return thresholds(scores, activity.active, options.target, weight)
 
 
-def _judged(
+def judged_parts(
     tensors: PredictorTensors,
     parts: list[ReferenceFFN],
     candidates: list[npt.NDArray[np.bool_]],
-    text: _Routed,
+    text: Routed,
     options: FitOptions,
     tokens: int,
     ffn_bytes: int,

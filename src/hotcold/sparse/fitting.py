@@ -24,7 +24,8 @@ from hotcold.model.config import Config
 from hotcold.model.weights import ffn_tensors
 from hotcold.sparse.predictor import PredictorError, read_predictor
 
-INPUTS = {"svd": "normed", "trained": "residual"}  #: by method, the input of predictors
+#: by method, the input of predictors
+INPUTS = {"svd": "normed", "train": "normed", "trained": "residual"}
 RANK_STEP = 32  #: ranks are whole blocks
 
 _LADDER = (1, 0.75, 0.5, 0.375, 0.25, 0.125)  # ranks to try, as parts of the largest
@@ -41,7 +42,9 @@ _SLACK = 2
 
 @dataclass(frozen=True)
 class FitOptions:
-    method: str = "svd"  #: or ``trained``: PowerInfer's predictors in the model's own file
+    #: or ``train``, factors that gradients improve (the room ``training``), or ``trained``, PowerInfer's
+    #: predictors in the model's own file
+    method: str = "svd"
     recall: float | None = None  #: share of active neurons to find; None: 0.99, or as trained thresholds give
     weighted: bool = False  #: recall counts |h| times the norm of the down row instead of neurons
     type: str | None = None  #: block type of the factors; None: Q4_0, or the type of the trained ones
@@ -56,12 +59,12 @@ class FitOptions:
     @property
     def target(self) -> float | None:
         """The recall for which thresholds are set; None keeps trained thresholds."""
-        return 0.99 if self.recall is None and self.method == "svd" else self.recall
+        return 0.99 if self.recall is None and self.method != "trained" else self.recall
 
     @property
     def stored_type(self) -> str | None:
         """The block type of the factors; None keeps trained factors unchanged."""
-        return "Q4_0" if self.type is None and self.method == "svd" else self.type
+        return "Q4_0" if self.type is None and self.method != "trained" else self.type
 
 
 @dataclass(frozen=True)
@@ -167,15 +170,15 @@ def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | No
     weights = np.ones(int(count.sum())) if weight is None else weight[active].astype(np.float64)
     if weight is not None and len(weights):
         odds += np.log((weight.sum(0) + weights.mean()) / (count + 1))
-    bound = _bound((slope * z + odds)[active], weights, recall)
-    limits = np.clip((bound - odds) / slope * spread + mean, -1e38, 1e38)
+    least = bound_for((slope * z + odds)[active], weights, recall)
+    limits = np.clip((least - odds) / slope * spread + mean, -1e38, 1e38)
     lower = limits - 1e-5 * (np.abs(limits) + spread)  # keeps the neuron at the bound
     return np.asarray(lower, np.float32)
 
 
-def _bound(
-    values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], recall: float
-) -> np.float64 | float:
+def bound_for(
+    values: npt.NDArray[np.floating], weights: npt.NDArray[np.floating], recall: float
+) -> np.floating | float:
     """The largest bound that values with ``recall`` of all the weight reach; infinity if none has to."""
     order = np.argsort(values)
     missed = np.searchsorted(np.cumsum(weights[order]), (1 - recall) * weights.sum(), side="right")

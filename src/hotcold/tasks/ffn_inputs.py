@@ -1,16 +1,22 @@
 """Collects the inputs of each layer's FFN for a text, to which predictors are fitted. All of them together
-are too large for memory (4 GiB for 8192 tokens of a 7B model), so they go to disk and come back by layer."""
+are too large for memory (4 GiB for 8192 tokens of a 7B model), so they go to disk and come back by layer.
 
+The files have no name and vanish, or lie in a folder, in which a run that was killed goes on."""
+
+import os
 import shutil
 import tempfile
+import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
+from hotcold.formats.files import FileError, replacing
 from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen
 from hotcold.model.layer import AnyFFN
 from hotcold.runtime.session import LoadedModel
@@ -19,27 +25,49 @@ from hotcold.tasks.scoring import Scorer
 #: ``normed`` or ``residual`` -> ``[tokens, D]`` float32; ``ids`` -> ``[tokens, k]`` int32: experts
 Inputs = Mapping[str, npt.NDArray[Any]]
 
+_SAVED_EVERY = 5.0  #: seconds between two notes of how far a collection in a folder is
+_DONE = "windows"  #: the file with that note
+
 
 class FFNInputs(Sequence[Inputs]):
     """The inputs of each layer, in temporary files without a name, which vanish with this object, however the
-    process ends. The arrays of a layer are mapped on demand, read-only."""
+    process ends; or in files of ``folder``. The arrays of a layer are mapped on demand, read-only."""
 
-    def __init__(self, model: LoadedModel, names: Collection[str], tokens: int) -> None:
-        self._tokens = tokens
-        layers = model.config.layers
-        nbytes = 4 * tokens * model.config.dim * layers * len(names)
-        folder = tempfile.gettempdir()
-        free = shutil.disk_usage(folder).free
-        if nbytes > free:
-            seen = f"the inputs of {layers} layers for {tokens} tokens take {nbytes / 2**30:.2f} GiB"
-            fix = "take fewer `tokens`, or set TMPDIR to a folder with more room"
-            raise UserError(f"{seen}, and {folder} has {free / 2**30:.2f} GiB free: {fix}")
+    def __init__(
+        self, model: LoadedModel, names: Collection[str], tokens: int, folder: Path | None = None
+    ) -> None:
+        self._tokens, self._folder = tokens, folder
         self.files: list[dict[str, IO[bytes]]] = []
         self.close = weakref.finalize(self, _close, self.files)
-        for _ in range(layers):
+        if folder is None:
+            _check_room(model, names, tokens)
+        else:
+            folder.mkdir(exist_ok=True)
+        for layer in range(model.config.layers):
             self.files.append({})
             for name in names:
-                self.files[-1][name] = tempfile.TemporaryFile()  # noqa: SIM115
+                if folder is None:
+                    file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+                else:
+                    path = folder / f"layer-{layer:03}.{name}"
+                    path.touch()
+                    file = path.open("r+b", buffering=0)  # so that a full disk shows in the write itself
+                self.files[-1][name] = file
+
+    def windows_done(self) -> int:
+        """Of how many windows a folder has the inputs, as :meth:`note` left it."""
+        note = self._folder and self._folder / _DONE
+        return int(note.read_text()) if note and note.exists() else 0
+
+    def note(self, windows: int) -> None:
+        """Notes in the folder that the files have the inputs of so many windows."""
+        if self._folder is None:
+            return
+        for layer in self.files:
+            for file in layer.values():
+                os.fsync(file.fileno())
+        with replacing(self._folder / _DONE) as file:
+            file.write(str(windows).encode())
 
     def __len__(self) -> int:
         return len(self.files)
@@ -59,24 +87,82 @@ class FFNInputs(Sequence[Inputs]):
         return found
 
 
+def _check_room(model: LoadedModel, names: Collection[str], tokens: int) -> None:
+    layers, folder = model.config.layers, tempfile.gettempdir()
+    nbytes = input_bytes(model, names, tokens)
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        seen = f"the inputs of {layers} layers for {tokens} tokens take {nbytes / 2**30:.2f} GiB"
+        fix = "take fewer `tokens`, or set TMPDIR to a folder with more room"
+        raise UserError(f"{seen}, and {folder} has {free / 2**30:.2f} GiB free: {fix}")
+
+
+def input_bytes(model: LoadedModel, names: Collection[str], tokens: int) -> int:
+    """Bytes of the files for so many tokens."""
+    return 4 * tokens * model.config.dim * model.config.layers * len(names)
+
+
 def _close(files: list[dict[str, IO[bytes]]]) -> None:
     for layer in files:
         for file in layer.values():
             file.close()
 
 
-def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Collection[str]) -> FFNInputs:
+def ffn_inputs(
+    model: LoadedModel,
+    windows: Sequence[Sequence[int]],
+    names: Collection[str],
+    folder: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> FFNInputs:
     """The inputs of each layer's FFN for all tokens of the windows but the last ones, computed as in decoding
     with ``exact``. ``names`` chooses among ``normed`` and ``residual``; with experts, the experts that tokens
-    chose are collected, too.
+    chose are collected, too. ``folder`` keeps them; what it has of the same windows is not computed again.
 
-    UserError: the folder for temporary files has no room; OSError: it could not be written."""
-    rows, dim = model.limits.tokens, model.config.dim
-    backends = model.devices.layers
+    UserError: the folder for temporary files has no room, or ``folder`` cannot be written; OSError: the
+    former could not be."""
+    dim, backends = model.config.dim, model.devices.layers
     buffers: list[dict[str, Buffer]] = []
+    chosen_too = [*names, "ids"] if model.config.experts else [*names]
+    inputs = FFNInputs(model, chosen_too, sum(len(window) - 1 for window in windows), folder)
+    done = inputs.windows_done()
+    if folder is not None:
+        _go_on(model, inputs, sum(len(window) - 1 for window in windows[:done]))
+    if done == len(windows):
+        return inputs
+    session = model.session("exact", wrap=lambda ffns: [*_watched(model, ffns, names, buffers)])
+    scorer, routed = Scorer(session), session.transformer.chosen
+    zeros = np.zeros((model.limits.decode, dim), np.float32)
+    noted = time.monotonic()
+    try:
+        for number, window in enumerate(windows[done:], done + 1):
+            for logits in scorer.logits(window):
+                for ops, layer, files in zip(backends, buffers, inputs.files, strict=True):
+                    for name, buffer in layer.items():
+                        _write(files[name], ops.read(buffer, 0, len(logits)))
+                        ops.write(buffer, zeros)
+                for ops, chosen, files in zip(backends, routed, inputs.files, strict=False):
+                    _write(files["ids"], ops.read(chosen.ids, 0, len(logits)))
+            if number == len(windows) or time.monotonic() > noted + _SAVED_EVERY:
+                inputs.note(number)
+                noted = time.monotonic()
+            if progress:
+                progress(number, len(windows))
+    except (OSError, FileError) as error:
+        if folder is None:
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{folder}: {reason}: make room and repeat the command, which goes on") from None
+    return inputs
+
+
+def _watched(
+    model: LoadedModel, ffns: Iterable[AnyFFN], names: Collection[str], buffers: list[dict[str, Buffer]]
+) -> Iterator[AnyFFN]:
+    """The FFNs, each of which also adds its inputs to buffers of its own, which are added to ``buffers``."""
 
     def watched(ops: Backend, ffn: AnyFFN) -> AnyFFN:
-        own = {name: ops.zeros((rows, dim)) for name in names}
+        own = {name: ops.zeros((model.limits.tokens, model.config.dim)) for name in names}
         buffers.append(own)
 
         def run(
@@ -88,17 +174,21 @@ def ffn_inputs(model: LoadedModel, windows: Sequence[Sequence[int]], names: Coll
 
         return run
 
-    chosen_too = [*names, "ids"] if model.config.experts else names
-    inputs = FFNInputs(model, chosen_too, sum(len(window) - 1 for window in windows))
-    session = model.session("exact", wrap=lambda ffns: [*map(watched, backends, ffns)])
-    scorer, routed = Scorer(session), session.transformer.chosen
-    zeros = np.zeros((model.limits.decode, dim), np.float32)
-    for window in windows:
-        for logits in scorer.logits(window):
-            for ops, layer, files in zip(backends, buffers, inputs.files, strict=True):
-                for name, buffer in layer.items():
-                    files[name].write(ops.read(buffer, 0, len(logits)).data)
-                    ops.write(buffer, zeros)
-            for ops, chosen, files in zip(backends, routed, inputs.files, strict=False):
-                files["ids"].write(ops.read(chosen.ids, 0, len(logits)).data)
-    return inputs
+    yield from map(watched, model.devices.layers, ffns)
+
+
+def _write(file: IO[bytes], values: npt.NDArray[Any]) -> None:
+    """All bytes: without a buffer, one call may write fewer."""
+    data = memoryview(np.ascontiguousarray(values).data).cast("B")
+    while data:
+        data = data[file.write(data) :]
+
+
+def _go_on(model: LoadedModel, inputs: FFNInputs, tokens: int) -> None:
+    """Drops from the files what lies after so many tokens: a part of a window that was not finished."""
+    experts = model.config.experts
+    row = {"ids": 4 * experts.chosen if experts else 0}
+    for layer in inputs.files:
+        for name, file in layer.items():
+            file.truncate(tokens * row.get(name, 4 * model.config.dim))
+            file.seek(0, os.SEEK_END)

@@ -1,11 +1,11 @@
-"""Fits the predictors of a model to a text, without training, and measures their quality."""
+"""Fits the predictors of a model to a text, with training or without, and measures their quality."""
 
 import os
 import statistics
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from hotcold.tasks.profiling import LONGEST_WINDOW, window_length
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.texts import new_file, text_of
 from hotcold.tasks.windows import evenly, text_windows
+from hotcold.training.options import TrainOptions
 from hotcold.values import printable, whole
 from hotcold.version import __version__
 
@@ -52,6 +53,14 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Predictors made from the same text by `svd`, for the same recall of what neurons add."""
+
+    layers: list[Fit]
+    speed: Speed
+
+
+@dataclass(frozen=True)
 class FittedPredictor:
     """A model's predictors; ``str()`` gives the table that ``hotcold fit-predictor`` prints."""
 
@@ -64,6 +73,7 @@ class FittedPredictor:
     fingerprint: str  #: the model's
     setup: Setup
     tensors: Sequence[PredictorTensors] = field(repr=False)
+    svd: Comparison | None = None  #: beside predictors that were trained
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the file. As ``MODEL.predictor.gguf`` beside the model it is found when the model is
@@ -83,6 +93,7 @@ class FittedPredictor:
             "measured": self.measured,
             "layers": [asdict(fit) for fit in self.layers],
             "frontier": [[asdict(fit) for fit in ladder] for ladder in self.frontier],
+            **({} if self.svd is None else {"svd": asdict(self.svd)}),
             **asdict(self.setup),
         }
 
@@ -97,9 +108,16 @@ class FittedPredictor:
             )
             words = f"{share:.1%} of the FFN, {candidates:.1%} candidates, reads {read:.3f} of exact"
             lines.append(f"rank {rank}: {words}")
-        speed = self.speed
+        lines.append(self._generation(self.speed))
+        if self.svd is not None:
+            lines += ["beside it, svd of the same text:", _HEADING]
+            lines += [_ROW.format(layer=i, **asdict(fit)) for i, fit in enumerate(self.svd.layers)]
+            lines.append(self._generation(self.svd.speed))
+        return "\n".join(lines)
+
+    def _generation(self, speed: Speed) -> str:
         both = f"exact {speed.exact_tok_s:.1f}, {self.measured} {speed.predicted_tok_s:.1f} tok/s"
-        return "\n".join([*lines, f"generation: {both}, {speed.ratio:.2f} times"])
+        return f"generation: {both}, {speed.ratio:.2f} times"
 
 
 def fit_predictor(
@@ -107,7 +125,7 @@ def fit_predictor(
     text: str | Path,
     *,
     held_out: str | Path | None = None,
-    method: Literal["svd", "trained"] = "svd",
+    method: Literal["svd", "train", "trained"] = "svd",
     recall: float | None = None,
     weighted: bool = False,
     type: str | None = None,
@@ -118,6 +136,8 @@ def fit_predictor(
     cache_type: str | None = None,
     backend: str | None = None,
     output: str | os.PathLike[str] | None = None,
+    work: str | os.PathLike[str] | None = None,
+    training: TrainOptions | None = None,
     progress: Progress | None = None,
 ) -> FittedPredictor:
     """Makes the predictors of ``sparsity="predicted"`` from a text, and measures their quality.
@@ -129,14 +149,18 @@ def fit_predictor(
         text: a text, or the ``Path`` of a file in UTF-8, cut into windows of ``context`` positions (at most
             512 by default).
         held_out: another text to judge by; None takes the last fifth of ``text``, which is not fitted to.
-        method: ``svd``, a truncated SVD of the gate, or ``trained``, the predictors in a PowerInfer file.
+        method: ``svd``, a truncated SVD of the gate; ``train``, the same factors trained with torch (the
+            extra ``[train]``); or ``trained``, the predictors in a PowerInfer file.
         recall: share of the active neurons to find; None: 0.99, or as trained thresholds give.
-        weighted: whether ``recall`` weighs each neuron by how much it adds.
+        weighted: whether ``recall`` weighs each neuron by how much it adds, as it always does with ``train``.
         type: block type of the predictors; None: Q4_0, or that of the trained ones.
         max_share: limit of a predictor's bytes, as a part of its layer's FFN.
         tokens: how many tokens to use, spread over the text: four fifths to fit, one to judge.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write; None writes nothing.
+        work: with ``train``, a folder for what the run has so far: the same call goes on from it. None is
+            ``output`` with ``.work`` after it.
+        training: how ``train`` trains.
         progress: is told of the phases ``loading`` and ``layers``.
 
     UserError: a value is not allowed, the text has less than two windows, or no predictor fits
@@ -144,8 +168,9 @@ def fit_predictor(
     if method not in INPUTS:
         raise UserError(f"method {method!r}: choose from {', '.join(INPUTS)}")
     tokens = whole("tokens", tokens, 2)
-    settings = FitOptions(method, recall, weighted, type and type.upper(), max_share)
+    settings = FitOptions(method, recall, weighted or method == "train", type and type.upper(), max_share)
     to_write = None if output is None else new_file(output)
+    folder = _work_folder(method, work, training, to_write)
     texts = [text_of(each) for each in (text, held_out) if each is not None]
     load_options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}
     source = source_of(model)
@@ -159,8 +184,30 @@ def fit_predictor(
     base = opened(source, load_options, progress, **more)
     base.mode(mode, own)
     fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context))
-    ladders = _fit(base, settings, fit_to, seen, progress)
-    return _measured(base, settings, ladders, to_write)
+    if folder is None:
+        ladders = _fit(base, settings, fit_to, seen, progress)
+        best, frontier = [each[0] for each in ladders], [[each.fit for each in ladder] for ladder in ladders]
+        return _measured(base, settings, best, frontier, to_write)
+    from hotcold.tasks.predictor_training import trained
+
+    layers = trained(base, settings, training or TrainOptions(), fit_to, seen, folder, threads, progress)
+    best, beside = [each.best for each in layers], [each.svd for each in layers]
+    return _measured(base, settings, best, [each.tried for each in layers], to_write, beside)
+
+
+def _work_folder(
+    method: str, work: str | os.PathLike[str] | None, training: TrainOptions | None, output: Path | None
+) -> Path | None:
+    """The folder of a training, or None for other methods. Without torch nothing else is begun."""
+    if method != "train":
+        if work is not None or training is not None:
+            raise UserError(f"`work` is for method=train, and the method is {method}")
+        return None
+    import hotcold.training.libraries  # noqa: F401
+
+    if work is None and output is None:
+        raise UserError("`work` is None: name a folder for what the training has so far, or an `output`")
+    return Path(work or f"{output}.work")
 
 
 def _check_experts(path: Path) -> None:
@@ -208,33 +255,57 @@ def _fit(
 
 
 def _measured(
-    model: LoadedModel, settings: FitOptions, ladders: list[list[Fitted]], output: Path | None
+    model: LoadedModel,
+    settings: FitOptions,
+    best: Sequence[Fitted],
+    frontier: list[list[Fit]],
+    output: Path | None,
+    svd: Sequence[Fitted] | None = None,
 ) -> FittedPredictor:
     """The best predictor of each layer. Bytes decide in which layers prediction pays, timing whether it pays
-    at all."""
-    best = [ladder[0] for ladder in ladders]
+    at all. ``svd`` is timed, too, in the same mode."""
     tensors, fits = [each.tensors for each in best], [each.fit for each in best]
     pays = [fit.pays for fit in fits]
     measured: Literal["auto", "predicted"] = "auto" if any(pays) else "predicted"
+    beside = None
     with tempfile.TemporaryDirectory(prefix="hotcold-") as folder, closing(model.session("exact")) as exact:
         path = output or Path(folder, "predictor.gguf")
         write_sidecar(path, model.fingerprint, tensors, _metadata(settings, fits, pays))
         with closing(model.session(measured, path)) as predicted:
             speed = _speed(exact, predicted)
+        if svd is not None:
+            beside = _compared(model, settings, svd, exact, measured, Path(folder, "svd.gguf"))
+        setup = Setup.of(exact)
     found = FittedPredictor(
         options=settings,
         layers=fits,
-        frontier=[[each.fit for each in ladder] for ladder in ladders],
+        frontier=frontier,
         pays=pays if speed.ratio >= 1 else [False] * len(pays),
         speed=speed,
         measured=measured,
         fingerprint=model.fingerprint,
-        setup=Setup.of(exact),
+        setup=setup,
         tensors=tensors,
+        svd=beside,
     )
     if output is not None and found.pays != pays:
         found.write(output)
     return found
+
+
+def _compared(
+    model: LoadedModel,
+    settings: FitOptions,
+    svd: Sequence[Fitted],
+    exact: Session,
+    mode: Literal["auto", "predicted"],
+    path: Path,
+) -> Comparison:
+    fits = [each.fit for each in svd]
+    facts = _metadata(replace(settings, method="svd"), fits, [fit.pays for fit in fits])
+    write_sidecar(path, model.fingerprint, [each.tensors for each in svd], facts)
+    with closing(model.session(mode, path)) as predicted:
+        return Comparison(fits, _speed(exact, predicted))
 
 
 def _metadata(settings: FitOptions, fits: Sequence[Fit], pays: Sequence[bool]) -> dict[str, Any]:

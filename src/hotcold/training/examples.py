@@ -1,0 +1,72 @@
+"""The tokens that predictors learn from: what a predictor reads, and what each neuron then adds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.errors import UserError
+from hotcold.kernels.backend import Floats
+from hotcold.kernels.reference_ffn import ReferenceFFN
+from hotcold.sparse.expert_fitting import Inputs, rows_by_expert
+from hotcold.sparse.fitting import Activity
+
+_ROWS_TOGETHER = 1024  # tokens whose neurons are in memory together
+
+
+@dataclass(frozen=True)
+class Examples:
+    """T tokens of a layer with E experts of N neurons; a layer without experts counts as one expert."""
+
+    x: Floats  #: ``[T, D]``, what the predictor reads
+    rows: list[npt.NDArray[np.int64]]  #: by expert, the tokens that chose it, ascending
+    #: by expert, ``[rows, N]``: |h| times the norm of the down row; 0 if the neuron is not active
+    adds: list[Floats]
+
+    @classmethod
+    def collect(cls, parts: list[ReferenceFFN], inputs: Inputs, path: Path) -> "Examples":
+        """Computes what neurons add, into a file that is then mapped: memory holds a part of it at a time.
+
+        UserError: an input is not finite. OSError: the file cannot be written."""
+        x = inputs["normed"]
+        rows = rows_by_expert(inputs, len(parts))
+        with path.open("wb") as file:
+            for part, own in zip(parts, rows, strict=True):
+                for at in range(0, len(own), _ROWS_TOGETHER):
+                    some = x[own[at : at + _ROWS_TOGETHER]]
+                    if not np.isfinite(some).all():
+                        raise UserError("an input of the FFN is not finite: the model's file is damaged")
+                    file.write(np.ascontiguousarray(Activity.of(part, some).weight, np.float32).data)
+        adds = np.memmap(path, np.float32, mode="r")
+        ends = np.cumsum([len(own) * part.neurons for part, own in zip(parts, rows, strict=True)])
+        each = np.split(adds, ends[:-1])
+        shaped = [values.reshape(-1, part.neurons) for values, part in zip(each, parts, strict=True)]
+        return cls(x, rows, shaped)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.x)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a token and a neuron of an expert that it chose."""
+        return sum(each.size for each in self.adds)
+
+    def mean_added(self) -> float:
+        """What an active neuron adds, in the mean; 1 if none ever is."""
+        total, active = 0.0, 0
+        for each in self._pieces():
+            total += float(each.sum(dtype=np.float64))
+            active += int(np.count_nonzero(each))
+        return total / active if active else 1.0
+
+    def rates(self) -> npt.NDArray[np.float64]:
+        """How often each neuron is active, ``[E * N]``, of the tokens that chose its expert."""
+        counts = [(each > 0).mean(axis=0) if len(each) else np.zeros(each.shape[1]) for each in self.adds]
+        return np.concatenate(counts)
+
+    def _pieces(self) -> list[Floats]:
+        return [
+            each[at : at + _ROWS_TOGETHER] for each in self.adds for at in range(0, len(each), _ROWS_TOGETHER)
+        ]

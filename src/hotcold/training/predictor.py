@@ -1,0 +1,219 @@
+"""Trains one low-rank predictor: two factors and a bias for each neuron, by gradients, as they are stored.
+
+A neuron is named if its score ``second @ act(first @ x) + bias`` is at least 0. Naming an idle neuron costs
+``softplus(score)``; missing an active one costs ``price * added * softplus(-score)``, with ``added`` = |h|
+times the norm of its down row, over the mean of active neurons. The price follows the recall: it rises while
+named neurons add less than the target's part of everything, and falls while they add more (dual ascent), so
+that the factors spend their rank where it is decided whether a neuron is named.
+
+Factors go through their block type in every step, so that they learn to live with its rounding; the gradient
+passes as if they did not (the straight-through estimator, arXiv 1308.3432). Every number depends on the epoch
+alone: the order of tokens has the epoch as its seed, and a file has the state after each epoch."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotcold.errors import UserError
+from hotcold.formats.blocks import quantise
+from hotcold.formats.files import FileError, replacing
+from hotcold.kernels.backend import Floats
+from hotcold.sparse.fitting import bound_for
+from hotcold.training.examples import Examples
+from hotcold.training.libraries import torch
+from hotcold.training.options import TrainOptions
+
+_BATCH = 256  # tokens a step
+_WARM_UP = 20  # steps until the rate is whole
+_BIAS_RATE = 3  # biases learn so much faster than factors
+_FIRST_PRICE = 20.0
+_PRICE_RATE = 0.02  # largest part is 5 of it: how fast the price follows the misses
+_STRICTER = 0.8  # part of the allowed misses that training aims at: a text that was not learned costs more
+_PATIENCE = 3  # epochs without a gain that end the training
+_GAIN = 0.002  # smallest part by which the marked share must fall to count as a gain
+
+
+@dataclass(frozen=True)
+class Learned:
+    first: Floats  #: ``(R, D)``, not yet in its block type
+    second: Floats  #: ``(E * N, R)``
+    bias: Floats  #: ``[E * N]``
+    marked: float  #: share of pairs named on the check part, with the bound that reaches the recall there
+
+
+@contextmanager
+def reproducible(threads: int | None) -> Iterator[None]:
+    """Algorithms whose results depend on their inputs alone, and this many threads, inside the block."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(threads or before[1])
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.set_num_threads(before[1])
+
+
+def train(
+    first: Floats,
+    second: Floats,
+    options: TrainOptions,
+    *,
+    target: float,
+    type: str | None,
+    examples: Examples,
+    check: Examples,
+    state: Path,
+) -> Learned:
+    """Trains from factors ``(R, D)`` and ``(E * N, R)`` until ``options.epochs``, or until the share that the
+    check part needs for the recall ``target`` falls no more; the best epoch counts.
+
+    ``state`` is a file that every epoch replaces; training goes on from it. UserError: the loss is not
+    finite, or the file cannot be written. It then has the last good epoch."""
+    run = _Run(first, second, options, target, type, examples)
+    if state.exists():
+        run.load(torch.load(state, weights_only=True))
+    while run.epoch < options.epochs and run.waited < _PATIENCE:
+        run.learn(examples)
+        run.judge(check)
+        run.epoch += 1
+        try:
+            with replacing(state) as file:
+                torch.save(run.state(), file)
+        except (FileError, RuntimeError) as error:  # RuntimeError: torch's own writer
+            raise UserError(f"{state}: {error}") from None
+    best = {name: each.numpy() for name, each in run.best.items()}
+    return Learned(best["first"], best["second"], best["bias"], run.marked)
+
+
+class _Run:
+    """Everything that an epoch changes, and nothing else is in :meth:`state`."""
+
+    def __init__(
+        self,
+        first: Floats,
+        second: Floats,
+        options: TrainOptions,
+        target: float,
+        type: str | None,
+        examples: Examples,
+    ) -> None:
+        self.options, self.target, self.type = options, target, type
+        self.unit = examples.mean_added()
+        self.neurons = [each.shape[1] for each in examples.adds]
+        if options.relu:  # a pair for each direction, of half as many
+            half = -(-len(first) // 2)
+            first = np.concatenate([first[:half], -first[: len(first) - half]])
+            second = np.concatenate([second[:, :half], -second[:, : len(first) - half]], axis=1)
+        rates = np.clip(examples.rates(), 1e-4, 1 - 1e-4)
+        hidden = first @ examples.x.mean(axis=0)
+        second = 2 * second
+        bias = np.log(rates / (1 - rates)) - second @ (np.maximum(hidden, 0) if options.relu else hidden)
+        self.parameters = {
+            name: torch.tensor(np.ascontiguousarray(values, np.float32), requires_grad=True)
+            for name, values in (("first", first), ("second", second), ("bias", bias))
+        }
+        factors, biases = list(self.parameters.values())[:2], [self.parameters["bias"]]
+        self.optimizer = torch.optim.Adam([{"params": factors}, {"params": biases}], lr=options.rate)
+        self.price = math.log(_FIRST_PRICE)
+        self.epoch, self.waited, self.marked = 0, 0, math.inf
+        self.best: dict[str, Any] = {}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "parameters": {name: each.detach() for name, each in self.parameters.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "best": self.best,
+            "price": self.price,
+            "epoch": self.epoch,
+            "waited": self.waited,
+            "marked": self.marked,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, values in state["parameters"].items():
+                self.parameters[name].copy_(values)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.best, self.price, self.epoch = state["best"], state["price"], state["epoch"]
+        self.waited, self.marked = state["waited"], state["marked"]
+
+    def learn(self, examples: Examples) -> None:
+        """One pass over the tokens, in an order of the epoch's own."""
+        order = np.random.default_rng([len(self.parameters["first"]), self.epoch]).permutation(
+            examples.tokens
+        )
+        size = min(_BATCH, examples.tokens)
+        steps = examples.tokens // size
+        for step in range(steps):
+            self._set_rate(self.epoch * steps + step, self.options.epochs * steps)
+            loss, recall = self._loss(examples, np.sort(order[step * size : (step + 1) * size]))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            allowed = _STRICTER * max(1 - self.target, 1e-4)
+            self.price += _PRICE_RATE * min(5.0, (1 - recall) / allowed - 1)
+
+    def _set_rate(self, step: int, steps: int) -> None:
+        part = min(1, (step + 1) / _WARM_UP) * (1 + math.cos(math.pi * step / steps)) / 2
+        for group, times in zip(self.optimizer.param_groups, (1, _BIAS_RATE), strict=True):
+            group["lr"] = part * times * self.options.rate
+
+    def _loss(self, examples: Examples, tokens: Any) -> tuple[Any, float]:
+        """The mean loss of a pair, and the share that named neurons have of what all active ones add."""
+        softplus = torch.nn.functional.softplus
+        loss, pairs, added, found = torch.zeros(()), 0, 0.0, 0.0
+        price = math.exp(self.price) / self.unit
+        for scores, adds in self._scores(examples, tokens):
+            misses = price * adds * softplus(-scores)
+            loss = loss + torch.where(adds > 0, misses, softplus(scores)).sum()
+            pairs += adds.numel()
+            added += float(adds.sum())
+            found += float((adds * (scores.detach() >= 0)).sum())
+        loss = loss / max(1, pairs)
+        if not torch.isfinite(loss):
+            rank = len(self.parameters["first"])
+            seen = f"the loss of rank {rank} is {float(loss)} in epoch {self.epoch + 1}"
+            raise UserError(f"{seen}: what was learned before is kept; go on from it with a smaller `rate`")
+        return loss, found / added if added else 1.0
+
+    def _scores(self, examples: Examples, tokens: Any) -> Iterator[tuple[Any, Any]]:
+        """By expert, scores ``[rows, N]`` of the tokens (ascending) that chose it, and what neurons add."""
+        first, second, bias = (self.parameters[name] for name in ("first", "second", "bias"))
+        hidden = torch.from_numpy(np.ascontiguousarray(examples.x[tokens])) @ self._stored(first).T
+        if self.options.relu:
+            hidden = hidden.relu()
+        begin = 0
+        for rows, adds in zip(examples.rows, examples.adds, strict=True):
+            own = slice(begin, begin + adds.shape[1])
+            begin = own.stop
+            _, where, places = np.intersect1d(tokens, rows, assume_unique=True, return_indices=True)
+            if len(places):
+                scores = hidden[torch.from_numpy(where)] @ self._stored(second[own]).T + bias[own]
+                yield scores, torch.from_numpy(np.ascontiguousarray(adds[places]))
+
+    def _stored(self, factor: Any) -> Any:
+        """The factor in its block type, with the gradient of one that is not."""
+        values = factor.detach()
+        if self.type in (None, "F32") or not torch.isfinite(values).all():
+            return factor
+        return factor + (torch.from_numpy(quantise(values.numpy(), self.type).dequantise()) - values)
+
+    def judge(self, check: Examples) -> None:
+        """Keeps the epoch if it marks the smallest share so far with the recall that is asked for."""
+        with torch.no_grad():
+            every = list(self._scores(check, np.arange(check.tokens)))
+        active = [(scores[adds > 0].numpy(), adds[adds > 0].numpy()) for scores, adds in every]
+        values, weights = (np.concatenate(each).astype(np.float64) for each in zip(*active, strict=True))
+        least = bound_for(values, weights, self.target)
+        named = sum(int((scores.numpy() >= least).sum()) for scores, _ in every)
+        marked = named / max(1, check.pairs)
+        self.waited = 0 if marked < (1 - _GAIN) * self.marked else self.waited + 1
+        if marked < self.marked:
+            self.marked = marked
+            self.best = {name: each.detach().clone() for name, each in self.parameters.items()}

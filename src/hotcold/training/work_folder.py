@@ -1,0 +1,71 @@
+"""A folder with what a long run has so far, so that the same command goes on where a killed one was."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotcold.errors import UserError
+from hotcold.formats.files import FileError, replacing
+from hotcold.values import printable
+
+_FACTS = "run.json"
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    path: Path
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], facts: Mapping[str, str | int | float | bool]
+    ) -> "WorkFolder":
+        """A new folder for the run that ``facts`` describe, or the one that such a run left behind.
+
+        UserError: the folder cannot be made, has something else, or belongs to a run with other facts."""
+        folder = cls(Path(path))
+        shown = printable(str(folder.path), 4096)
+        try:
+            folder.path.mkdir(exist_ok=True)
+            for left in folder.path.glob(".*.partial"):  # of a killed run
+                left.unlink()
+            begun = folder.path / _FACTS
+            if begun.exists():
+                _compare(shown, json.loads(begun.read_text(encoding="utf-8")), facts)
+            elif any(folder.path.iterdir()):
+                raise UserError(
+                    f"{shown} has other files: name a folder that is new, empty, or of such a run"
+                )
+            else:
+                folder.write(_FACTS, json.dumps(dict(facts), indent=1).encode())
+        except (OSError, json.JSONDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{shown} cannot be used: {reason}; name another folder") from None
+        return folder
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes one of its files, whole or not at all."""
+        try:
+            with replacing(self.path / name) as file:
+                file.write(data)
+        except FileError as error:
+            raise UserError(f"{printable(str(self.path / name), 4096)}: {error}") from None
+
+    def need(self, nbytes: int) -> None:
+        """UserError: the disk has less room than a run needs in all, of which the folder may have a part."""
+        held = sum(each.stat().st_size for each in self.path.rglob("*") if each.is_file())
+        free = shutil.disk_usage(self.path).free
+        if nbytes - held > free:
+            seen = f"{(nbytes - held) / 2**30:.2f} GiB are needed, and {free / 2**30:.2f} GiB are free"
+            raise UserError(f"{printable(str(self.path), 4096)}: {seen}: take fewer `tokens`, or make room")
+
+
+def _compare(shown: str, begun: object, facts: Mapping[str, str | int | float | bool]) -> None:
+    if not isinstance(begun, dict):
+        raise UserError(f"{shown} has a damaged {_FACTS}: name another folder")
+    for name, value in facts.items():
+        if begun.get(name) != value:
+            seen = f"was begun with {name} {printable(repr(begun.get(name)))}, and now it is {value!r}"
+            raise UserError(f"{shown} {seen}: give the same, or name another folder")
