@@ -8,6 +8,7 @@ about the weights: a run that is killed anywhere goes on from its last state and
 import hashlib
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -149,8 +150,8 @@ class _Run:
         self._original, self._mixture, self._options, self._device = original, mixture, options, device
         self.steps = max(1, options.tokens // (options.batch * options.context))
         self.model = load_model(original, device)
-        # An attention of several implementations may choose another one when it goes on.
-        torch.use_deterministic_algorithms(True)
+        # A GPU lacks a few operations that repeat exactly: those warn.
+        torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
         self._half = device.type == "cuda" and torch.cuda.is_bf16_supported()
         self._teacher = load_model(original, device).eval().requires_grad_(False) if options.distil else None
         self.activation = SparseActivation(options.activation, len(decoder_layers(self.model)))
@@ -316,6 +317,7 @@ def _check(options: SparsifyOptions, output: Path) -> None:
 
 def _device(name: str | None) -> Any:
     wanted = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products would not repeat
     try:
         torch.empty(1, device=wanted)
         return torch.device(wanted)
