@@ -179,6 +179,8 @@ class _Run:
         self.reports = [Report(**report) for report in saved["reports"]]
 
     def _saved(self) -> dict[str, Any]:
+        for weights in self.model.parameters():  # the state on disk must be one from which a run can go on
+            self._check_finite("a weight", weights.detach().abs().max())
         return {
             "model": self.model.state_dict(),
             "optimiser": self._optimiser.state_dict(),
@@ -227,15 +229,18 @@ class _Run:
                 wanted = (1 - options.distil) * loss + options.distil * _divergence(aim, logits)
         penalty = (self.activation.layer_magnitudes.float() / self._units).mean()
         wanted = wanted + options.l1 * penalty_share(progress) * penalty
-        if not math.isfinite(seen := wanted.item()):
-            fix = "start again with a lower --learning-rate and another --work"
-            raise UserError(f"the loss is {seen} at step {self.step + 1} of {self.steps}: {fix}")
+        self._check_finite("the loss", wanted)
         self._optimiser.zero_grad()
         wanted.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
+        self._check_finite("the gradient", torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP))
         self._optimiser.step()
         new = loss.item()
         self.loss = new if math.isnan(self.loss) else self.loss + _NEWEST * (new - self.loss)
+
+    def _check_finite(self, name: str, value: Any) -> None:
+        if not math.isfinite(seen := value.item()):
+            fix = "start again with a lower --learning-rate and another --work"
+            raise UserError(f"{name} is {seen} at step {self.step + 1} of {self.steps}: {fix}")
 
     def finish(self, seconds: float) -> Sparsified:
         """Rounds the weights as they will be written, and chooses the threshold for these."""
