@@ -152,10 +152,16 @@ def test_no_room_is_told_before_anything_is_trained(tmp_path: Path, monkeypatch:
 
 
 def test_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
-    fix = "start again with a lower --learning-rate and another --work"
-    with pytest.raises(UserError, match=rf"the loss is (nan|inf) at step \d+ of 40: {fix}"):
+    """The state that stays is one from which a run could go on."""
+    seen, fix = (
+        "the loss|the gradient|a weight",
+        "start again with a lower --learning-rate and another --work",
+    )
+    with pytest.raises(UserError, match=rf"({seen}) is (nan|inf) at step \d+ of 40: {fix}"):
         sparsify(LLAMA, [TEXT], tmp_path / "sparse", replace(OPTIONS, learning_rate=1e30), save_seconds=0)
     assert [path.name for path in tmp_path.rglob("*")] == ["sparse.work", "state.pt"]
+    state = torch.load(tmp_path / "sparse.work" / "state.pt", weights_only=True)
+    assert all(bool(torch.isfinite(weights).all()) for weights in state["model"].values())
 
 
 def refused(tmp_path: Path, checkpoint: Path = LLAMA, *texts: NamedText, **changes: Any) -> str:

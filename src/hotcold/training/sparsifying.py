@@ -8,6 +8,7 @@ about the weights: a run that is killed anywhere goes on from its last state and
 import hashlib
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -149,8 +150,8 @@ class _Run:
         self._original, self._mixture, self._options, self._device = original, mixture, options, device
         self.steps = max(1, options.tokens // (options.batch * options.context))
         self.model = load_model(original, device)
-        # An attention of several implementations may choose another one when it goes on.
-        torch.use_deterministic_algorithms(True)
+        # A GPU lacks a few operations that repeat exactly: those warn.
+        torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
         self._half = device.type == "cuda" and torch.cuda.is_bf16_supported()
         self._teacher = load_model(original, device).eval().requires_grad_(False) if options.distil else None
         self.activation = SparseActivation(options.activation, len(decoder_layers(self.model)))
@@ -178,6 +179,8 @@ class _Run:
         self.reports = [Report(**report) for report in saved["reports"]]
 
     def _saved(self) -> dict[str, Any]:
+        for weights in self.model.parameters():  # the state on disk must be one from which a run can go on
+            self._check_finite("a weight", weights.detach().abs().max())
         return {
             "model": self.model.state_dict(),
             "optimiser": self._optimiser.state_dict(),
@@ -226,15 +229,18 @@ class _Run:
                 wanted = (1 - options.distil) * loss + options.distil * _divergence(aim, logits)
         penalty = (self.activation.layer_magnitudes.float() / self._units).mean()
         wanted = wanted + options.l1 * penalty_share(progress) * penalty
-        if not math.isfinite(seen := wanted.item()):
-            fix = "start again with a lower --learning-rate and another --work"
-            raise UserError(f"the loss is {seen} at step {self.step + 1} of {self.steps}: {fix}")
+        self._check_finite("the loss", wanted)
         self._optimiser.zero_grad()
         wanted.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
+        self._check_finite("the gradient", torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP))
         self._optimiser.step()
         new = loss.item()
         self.loss = new if math.isnan(self.loss) else self.loss + _NEWEST * (new - self.loss)
+
+    def _check_finite(self, name: str, value: Any) -> None:
+        if not math.isfinite(seen := value.item()):
+            fix = "start again with a lower --learning-rate and another --work"
+            raise UserError(f"{name} is {seen} at step {self.step + 1} of {self.steps}: {fix}")
 
     def finish(self, seconds: float) -> Sparsified:
         """Rounds the weights as they will be written, and chooses the threshold for these."""
@@ -316,6 +322,7 @@ def _check(options: SparsifyOptions, output: Path) -> None:
 
 def _device(name: str | None) -> Any:
     wanted = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products would not repeat
     try:
         torch.empty(1, device=wanted)
         return torch.device(wanted)
