@@ -1,4 +1,4 @@
-"""What `hotcold sparsify` reaches at a scale that two cores can train: zeros against perplexity.
+"""Measures `hotcold sparsify` at a scale that two cores can train: zeros against perplexity.
 
     pip install 'hotcold[train]'
     python benchmarks/quality/sparsified.py --tokenizer tokenizer.model --out FOLDER \

@@ -48,7 +48,7 @@ def test_flags_are_off(verb: str) -> None:
     flags = [
         each for each in parser(verb)._actions if each.nargs == 0 and each.dest not in ("help", "version")
     ]
-    assert all(each.default is False for each in flags)
+    assert not any(each.default for each in flags)
     assert any(each.dest == "json" for each in flags) or verb in INTERACTIVE
 
 

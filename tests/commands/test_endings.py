@@ -16,6 +16,7 @@ from support.golden import DATA
 import hotcold
 from hotcold.commands import cli
 from hotcold.convert import conversion
+from hotcold.formats import files
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime import loading
 from hotcold.runtime.session import Session
@@ -170,7 +171,7 @@ def test_a_disk_that_is_too_small_is_seen_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = type("usage", (), {"free": 1000})
-    monkeypatch.setattr(conversion.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage)
     assert cli.main(["convert", CHECKPOINT, "-o", "out.gguf"]) == 2
     err = capsys.readouterr().err
     assert "bytes, and 1000 are free" in err and err.count("\n") == 1 and left() == []

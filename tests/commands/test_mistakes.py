@@ -41,9 +41,11 @@ GOOD = {
     "plan": [],
     "doctor": [],
     "convert": [CHECKPOINT, "-o", "out.gguf"],
+    "imatrix": ["-f", "{text}", "-o", "out.imatrix.gguf", "-c", "16"],
+    "quantize": ["{model}", "small.gguf", "Q8_0", "--allow-requantize"],
 }
 #: Verbs that need more than files, or go on for ever; their mistakes have tests of their own.
-ELSEWHERE = {"chat", "list", "pull", "remove", "serve"}
+ELSEWHERE = {"chat", "list", "pull", "remove", "serve", "sparsify"}
 #: How each verb is given a model.
 MODEL = {"generate": ["-m"], "info": [], "tokenize": ["-p", "a", "-m"], "perplexity": ["-f", "{text}", "-m"],
          "bench": ["-m"], "plan": ["-m"],
@@ -195,7 +197,7 @@ def test_every_verb_is_in_the_table() -> None:
         ("convert missing", "missing is not a folder"),
         ("convert {text}", "text.gguf is not a folder"),
         ("convert {folder}", "has no config.json"),
-        ("convert {checkpoint} -o {model}", "model.gguf exists: give another -o, or --force to replace it"),
+        ("convert {checkpoint} -o {model}", "model.gguf: the file exists: give another name, or --force to"),
         ("convert {checkpoint} -o no/such/folder.gguf", "is not a folder: create it first"),
         ("convert {checkpoint} -o {below}", "text.gguf is not a folder"),
         ("convert {checkpoint} -o {folder} --force", "is a directory: a regular file is needed"),

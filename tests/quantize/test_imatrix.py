@@ -79,7 +79,7 @@ def test_the_older_form(tmp_path: Path) -> None:
 
 
 def test_means() -> None:
-    """Of experts without tokens nothing is known; a file of another model is refused."""
+    """Experts without tokens have no importance; a file of another model is refused."""
     experts = MATRIX["blk.0.ffn_up_exps.weight"]
     assert np.array_equal(experts.mean_squares((2, 5, 3)), [[0.25, 0.5, 0.75], [1, 1, 1]])
     assert np.array_equal(MATRIX["blk.0.attn_q.weight"].mean_squares((7, 4)), [[4, 1, 0.25, 3]])

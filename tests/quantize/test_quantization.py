@@ -149,7 +149,7 @@ def importance(columns: int, experts: int = 1) -> Importance:
 
 
 class Seen:
-    """What quantise_rows was asked for, by the values of a row."""
+    """Returns the requests to quantise_rows, by the values of a row."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: dict[bytes, Floats | None] = {}

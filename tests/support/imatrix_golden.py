@@ -1,4 +1,4 @@
-"""What llama.cpp multiplies the matrices of tiny models with (tests/data/make_imatrix_goldens.py)."""
+"""Reads the inputs that llama.cpp multiplies with matrices (tests/data/make_imatrix_goldens.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model_of(name: str, folder: Path) -> tuple[Path, list[int]]:
 
 
 def golden_imatrix(name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Of each matrix of the layers: sums ``[E, I]`` and counts ``[E]``."""
+    """Returns for each matrix of the layers: sums ``[E, I]`` and counts ``[E]``."""
     with np.load(DATA / name / FILE, allow_pickle=False) as arrays:
         names = [key.removesuffix(".counts") for key in arrays.files if key.endswith(".counts")]
         return {each: (arrays[f"{each}.in_sum2"], arrays[f"{each}.counts"]) for each in names}

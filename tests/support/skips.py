@@ -1,4 +1,4 @@
-"""What pytest's summary says of tests that were skipped."""
+"""Writes the lines of pytest's summary on tests that were skipped."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def dequantised(file: GGUFFile, name: str) -> np.ndarray:
 
 
 def coefficients(file: GGUFFile, layer: int, x: np.ndarray, activation: str) -> np.ndarray:
-    """Of an FFN's down rows, from the definition."""
+    """Computes the sums of an FFN's down rows, from the definition."""
     up = dequantised(file, f"blk.{layer}.ffn_up.weight")
     if f"blk.{layer}.ffn_up.bias" in file.tensors:
         bias = dequantised(file, f"blk.{layer}.ffn_up.bias")

@@ -59,7 +59,7 @@ def trained(
 
 
 def added(weights: dict[str, np.ndarray], activation: str, x: np.ndarray) -> np.ndarray:
-    """What each neuron adds, by the definition, in float64."""
+    """Computes what each neuron adds, by the definition, in float64."""
     gate = x.astype(np.float64) @ weights["gate" if "gate" in weights else "up"].T
     up = x.astype(np.float64) @ weights["up"].T if "gate" in weights else 1.0
     h = np.maximum(gate, 0) * (np.maximum(up, 0) if activation == "drelu" else up)

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="W",
         help="weight of the penalty on activations: more gives more zeros (default: 0.3)",
     )
-    add("--context", type=whole(2), default=512, metavar="N", help="tokens of a window (default: 512)")
+    add("-c", "--context", type=whole(2), default=512, metavar="N", help="tokens of a window (default: 512)")
     add("--batch", type=whole(1), default=8, metavar="N", help="windows of a step (default: 8)")
     add(
         "--distil",

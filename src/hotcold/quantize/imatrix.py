@@ -36,7 +36,7 @@ class ImatrixError(UserError):
 
 @dataclass(frozen=True, eq=False)
 class Importance:
-    """What is known of the inputs of a matrix, or of those of a layer's E experts."""
+    """Sums over the inputs of a matrix, or over those of a layer's E experts."""
 
     sums: Floats  #: ``[E, I]``: squares of each input, summed; ``.dat`` has all experts in one row
     counts: Floats  #: ``[E]``: over how many tokens; those of ``.dat`` are chunks, of which sums are means

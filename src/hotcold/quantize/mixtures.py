@@ -15,7 +15,7 @@ from hotcold.formats.blocks import GGML_TYPES, BlockType
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choice depends on, apart from the tensor."""
+    """The facts on which the choice depends, apart from the tensor."""
 
     architecture: str = ""
     layers: int = 0
@@ -240,7 +240,7 @@ _TYPES = {type.name: type for type in GGML_TYPES.values()}
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user wants otherwise than in the mixture; types are ggml's names."""
+    """The user's wishes that differ from the mixture; types are ggml's names."""
 
     pure: bool = False  #: the base type for all
     output: str | None = None
@@ -350,7 +350,7 @@ class _Chooser:
 
 
 def kind_of(name: str) -> str:
-    """What a tensor is, as far as the choice of its type goes: ``attn_v``, ..., or ``other``."""
+    """Returns the kind of a tensor, on which its type depends: ``attn_v``, ..., or ``other``."""
     if name in _WHOLE_KINDS:
         return _WHOLE_KINDS[name]
     return next((kind for part, kind in _KINDS if part in name), "other")

@@ -192,7 +192,7 @@ def log_odds(z: Floats, active: Bools) -> npt.NDArray[np.float64]:
 
 
 def _log_odds(z: Floats, active: Bools) -> npt.NDArray[np.float64]:
-    """Those of some neurons, by Newton's method."""
+    """Fits the regressions of some neurons, by Newton's method."""
     count = active.sum(0)
     slope = np.ones(len(count))
     odds = np.log((count + 1) / (len(z) - count + 1))

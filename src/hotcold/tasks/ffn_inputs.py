@@ -55,7 +55,7 @@ class FFNInputs(Sequence[Inputs]):
                 self.files[-1][name] = file
 
     def windows_done(self) -> int:
-        """Of how many windows a folder has the inputs, as :meth:`note` left it."""
+        """Returns the number of windows whose inputs a folder has, as :meth:`note` left it."""
         note = self._folder and self._folder / _DONE
         return int(note.read_text()) if note and note.exists() else 0
 

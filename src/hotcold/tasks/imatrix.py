@@ -107,7 +107,9 @@ def input_squares(
     output_head: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Importance]:
-    """Of each matrix, by name, for all tokens of the windows; arguments and errors as of :func:`imatrix`."""
+    """Returns the importance of each matrix, by name, for all tokens of the windows.
+
+    Arguments and errors are those of :func:`imatrix`."""
     with open_gguf(model.path) as file:
         sums = _Sums()
         ops = _Watching(model, file, sums, output_head)
@@ -134,7 +136,7 @@ def _compute(session: Session, window: Sequence[int], chunk: int) -> None:
 
 
 class _Sums:
-    """Of each matrix, by name: sums of squares ``[E, I]``, and of how many rows ``[E]``; both float64."""
+    """Sums of each matrix, by name: squares ``[E, I]``, and the numbers of rows ``[E]``; float64."""
 
     def __init__(self) -> None:
         self._sums: dict[str, npt.NDArray[np.float64]] = {}
@@ -177,7 +179,7 @@ class _Watching:
         self._hidden = _Hidden(self._ops, self._normed, Batch(model.limits))
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a backend has."""
+        """Gives whatever else a backend has."""
         return getattr(self._ops, name)
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> Program:
@@ -222,7 +224,7 @@ class _Watching:
         self._ops.ffn(x, weights, batch, out, chosen=chosen, **more)
 
     def _see(self, x: Buffer, batch: Batch, names: Sequence[str | None]) -> None:
-        """Of matrices that a file has as one, such as attn_qkv, the input counts once."""
+        """Counts the input of matrices that a file has as one, such as attn_qkv, once."""
         for name in dict.fromkeys(filter(None, names)):
             rows: Floats = self._ops.read(x, 0, batch.n_tokens)
             self._sums.add(name, rows.reshape(len(rows), -1))

@@ -111,7 +111,7 @@ def _facts(
     texts: tuple[Windows, ...],
     threads: int | None,
 ) -> dict[str, Any]:
-    """What the weights depend on. A smaller rate goes on from where a larger one failed."""
+    """Everything on which the weights depend. A smaller rate goes on from where a larger one failed."""
     settings = {"recall": options.target, "type": options.stored_type, "max_share": options.max_share}
     own = asdict(training)
     del own["rate"]

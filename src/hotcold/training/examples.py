@@ -54,7 +54,7 @@ class Examples:
         return sum(each.size for each in self.adds)
 
     def mean_added(self) -> float:
-        """What an active neuron adds, in the mean; 1 if none ever is."""
+        """The mean of what an active neuron adds; 1 if none ever is."""
         total, active = 0.0, 0
         for each in self._pieces():
             total += float(each.sum(dtype=np.float64))

@@ -1,4 +1,4 @@
-"""What the training of predictors may be told. Needs no torch."""
+"""Options of the training of predictors. Needs no torch."""
 
 import math
 from dataclasses import dataclass
