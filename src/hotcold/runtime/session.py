@@ -77,7 +77,7 @@ class Session:
         _serve(self, self._cold_side, self._ffns)
         ffns = wrap([*self._ffns])
         self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.state)
-        # What a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
+        # Rows that a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
         if mode.name == "off" and config.experts is None:
             runs = [layer.ffn.runs for layer in model.weights.layers]
