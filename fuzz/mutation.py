@@ -6,7 +6,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
 
-#: What a length, a count, an offset or a scale may wrongly be.
+#: Wrong values for a length, a count, an offset or a scale.
 _NUMBERS = [0, 1, 7, 8, 31, 32, 64, 255, 256, 2**15, 2**16 - 1, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1]
 _NUMBERS += [2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]
 

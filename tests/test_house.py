@@ -140,7 +140,7 @@ CHAIN = re.compile(
     r"|(?:\+\+|--)[\w.]+,"
     r"|(?:[\w.:]|->)+\(\)\s*,"
 )
-#: What is no code: comments, directives, strings and characters.
+#: Parts that are no code: comments, directives, strings and characters.
 NO_CODE = re.compile(
     r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:\\\n|[^\n])*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'",
     re.DOTALL | re.MULTILINE,

@@ -78,8 +78,8 @@ ALLOWED = {
 }
 #: Any layer may ask for the version, raise what is meant for the user, and show and bound values (values.py).
 FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
-#: Addresses of before, which hand on what the package exports.
-OLD_NAMES = ("hotcold.engine.grammar", "hotcold.engine.job")
+#: Hands on, from old addresses, what the package exports.
+OLD_NAMES = ("hotcold.engine.old_names",)
 
 #: packages that only the named files, or the files of the named folders, may import
 ONLY_IN = {

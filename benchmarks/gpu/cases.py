@@ -30,7 +30,7 @@ LOGITS_PROMPT, LOGITS_STEPS = 20, 6  #: more than decode rows, so that they are 
 TRACED_STEPS, TRACED_S = 12, 1.0
 #: Parts of a case's time after which nothing more is loaded, and no further round begins.
 LOADING_SHARE, ROUNDS_SHARE = 0.5, 0.7
-#: Whose longer prompts are timed.
+#: Contestants whose longer prompts are timed.
 PROMPTED = ("CPU dense", "GPU dense", "solver", "GPU predicted", "CPU predicted")
 BALANCE = 11  #: of a PC's bandwidths, of the card to the processor
 LLAMA_PROMPT = 64

@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 QUARTER = 0.25
 HBM_GB_S = 1200.0  #: what streams faster is a data centre's card
-#: What doctor measured, and its title: GB/s, and seconds as us.
+#: The measurements of doctor, each with its title: GB/s, and seconds as us.
 MACHINE = {
     "cpu_stream_gb_s": "processor, stream, GB/s",
     "gpu_stream_gb_s": "GPU, stream, GB/s",
@@ -22,7 +22,7 @@ MACHINE = {
     "handshake_submit_s": "handshake, submit on answer, us",
     "handshake_spin_s": "handshake, shader waits, us",
 }
-#: Of contestants in tables.
+#: The order of contestants in tables.
 ORDER = (
     "CPU dense", "CPU exact", "CPU predicted", "layer split", "some layers", "random", "frequency", "solver",
     "solver exact", "GPU dense", "GPU exact", "GPU predicted",

@@ -105,7 +105,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 TOKENS = 48  #: of each greedy continuation
 VOCABULARY = REPOSITORY / "tests/data/tiny-llama/tokenizer.model"  #: 288 tokens: bytes and the shortest words
-#: Of TinyStories: what is learnt, and what is scored.
+#: Texts of TinyStories: one is learnt, one is scored.
 LESSONS, STORIES = "mines-opt-ml_decoding-gpt_tinystories_10k.txt", "smallGPT_tiny_stories.txt"
 
 

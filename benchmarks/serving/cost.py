@@ -41,7 +41,7 @@ from lib.server import serving
 #: ``http`` or ``bench`` -> figures.
 Sample = dict[str, dict[str, float]]
 
-#: What ``bench`` draws by.
+#: The sampling that ``bench`` uses.
 SAMPLING = {name: getattr(SamplingParams(), name) for name in ("temperature", "top_k", "top_p", "min_p")}
 
 #: 1.0 GB in Q4_0.

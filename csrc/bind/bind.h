@@ -1,4 +1,4 @@
-// What the binding files share: arrays as they come from Python, and how they are checked. Only files named
+// Shared by the binding files: arrays as they come from Python, and how they are checked. Only files named
 // bind* know nanobind.
 #pragma once
 #include <nanobind/nanobind.h>
@@ -37,7 +37,7 @@ inline auto operator""_maybe(const char* name, size_t) { return nb::arg(name).no
 
 [[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
-// Of an axis; 0 where there is none.
+// Length of an axis; 0 where there is none.
 template <class A> int64_t axis(const A& a, size_t i) { return i < a.ndim() ? int64_t(a.shape(i)) : 0; }
 
 // Values of one row of an array [rows, ...].
@@ -67,8 +67,8 @@ template <class T> T* vector_of(const Maybe<T>& a, const char* name, int64_t n) 
     return a ? data_of(*a, name, n, 1) : nullptr;
 }
 
-// What a pool's run may ask without the GIL, so that Ctrl-C soon ends it with what Python's handler raises.
-// Nothing on other threads, where Python calls no handler.
+// A function that a pool's run calls without the GIL, so that Ctrl-C soon ends the run with the exception of
+// Python's handler. Empty on other threads, where Python calls no handler.
 std::function<void()> check_signals();
 
 // Rows that live in a Memory, perhaps in panels; keeps it alive.
@@ -78,7 +78,7 @@ struct WeightRows {
     Panels panels;
 };
 
-// Of weights that must not lie in panels.
+// Returns the rows of weights, which must not lie in panels.
 inline const Rows& plain_rows(const WeightRows& weights, const char* op) {
     if (weights.panels.neurons) refuse(std::string(op) + ": these weights lie in panels, rows are needed");
     return weights.rows;
@@ -115,7 +115,7 @@ inline const Kernels& kernels_of(const std::string& isa) {
     return *k;
 }
 
-// What each file adds to the module.
+// Each file adds its part to the module.
 void bind_weights(nb::module_&);
 nb::class_<BoundProgram> bind_ops(nb::module_&);
 void bind_ffn(nb::module_&, nb::class_<BoundProgram>&);

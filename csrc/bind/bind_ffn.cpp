@@ -78,7 +78,7 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
 
 using Ids = Array<const int32_t>;
 
-// What a step's rows choose of the experts, in arrays [>= rows, chosen].
+// Makes the choice of experts by a step's rows, in arrays [>= rows, chosen].
 std::shared_ptr<const Experts> chosen_of(const Ends& ends, int64_t chosen, const Ids& ids,
                                          const Maybe<const float>& factors, int64_t rows, const char* op) {
     const std::string what(op);

@@ -7,7 +7,7 @@ namespace {
 
 using Counts = Array<int32_t>;
 
-// What gives up a wait where Python's signal handler raises; see check_signals().
+// Gives up a wait where Python's signal handler raises; see check_signals().
 FlagLink::GiveUp give_up_on_signals() {
     const std::function<void()> check = check_signals();
     if (!check) return {};

@@ -142,7 +142,7 @@ BoundVulkanProgram bind_finish(BoundRecorder& r) {
     return {std::shared_ptr<Program>(program, drop), std::move(r.arrays)};
 }
 
-// Of Python's own class, with the bytes.
+// Raises Python's own class, with the bytes.
 void raise_memory_error(const std::exception_ptr& thrown, void* type) {
     try {
         std::rethrow_exception(thrown);

@@ -56,7 +56,7 @@ int fill_weights(const WeightRows& to, Source source, bool by_output, const Numb
     const Target target{to.rows, to.panels, by_output};
     const Rows& r = to.rows;
     const int64_t block = block_size(r.type).bytes, per_column = by_output ? block_size(r.type).weights : 1;
-    // Of what is filled: file rows, or columns of blocks.
+    // Units that are filled: file rows, or columns of blocks.
     const int64_t wanted = r.count / per_column, there = by_output ? source.row_bytes / block : source.rows;
     if (to.panels.neurons ? !by_output || (source.rows + kBlock - 1) / kBlock * kBlock != r.cols
                           : by_output && (is_quantised(r.type) || source.rows != r.cols))

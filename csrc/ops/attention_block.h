@@ -194,7 +194,7 @@ struct QueryBlock {
         decode_pages<CachedQ8_0>(begin, first, end);
     }
 
-    // What a row sees of the split that begins there: [from, to).
+    // The positions of the split beginning there that a row sees: [from, to).
     int from(int row, int begin) const { return larger(a.first_seen(position(row)) - begin, 0); }
     int to(int row, int begin) const { return smaller(position(row) + 1 - begin, kSplit); }
 
@@ -227,7 +227,8 @@ struct QueryBlock {
         };
         for (int at = from(first, begin) / kPage * kPage; at < to(end - 1, begin); at += kPage)
             each_rows<Vec::attend_rows>(first, end, [&](auto some, int row) {
-                // What all rows of the tile see, they add together; before it and after it each its own.
+                // Positions that all rows of the tile see are added together; before and after, each row adds
+                // its own.
                 constexpr int R = decltype(some)::value;
                 const int start = larger(at, from(row + R - 1, begin)),
                           stop = smaller(at + kPage, to(row, begin));

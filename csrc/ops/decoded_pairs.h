@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRowTile = 8, kTokenTile = 8;
 
-// Of two rows or two tokens, block b of a vector of blocks: two words of the first, two of the second.
+// Pairs block b of a vector of blocks, of two rows or tokens: two words of the first, two of the second.
 HC_INLINE void pair_words(const I (&first)[8], const I (&second)[8], I (&to)[4][4]) {
     for (int m = 0; m < 4; ++m)
         Vec::transpose4(first[2 * m], first[2 * m + 1], second[2 * m], second[2 * m + 1], to[m]);
@@ -27,7 +27,7 @@ template <class B> struct DecodedRows {
     F scale[pairs][vectors][halves][4];
     F minimum[B::has_minimum ? pairs : 1][vectors][4];
 
-    // Of the group that starts at `block`; `count` is even.
+    // Decodes the group that starts at `block`; `count` is even.
     void decode(const uint8_t* const* rows, int count, int64_t blocks, int64_t block) {
         for (int i = 0; i < count / 2; ++i)
             for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {

@@ -14,7 +14,7 @@ template <class B> struct DecodedRows {
     F scale[tiles][vectors][R];
     F high_scale[B::halves ? tiles : 1][vectors][R], minimum[B::has_minimum ? tiles : 1][vectors][R];
 
-    // Of the group that starts at `block`.
+    // Decodes the group that starts at `block`.
     void decode(const uint8_t* const* rows, int count, int64_t blocks, int64_t block) {
         for (int i = 0; i < count; ++i)
             for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {

@@ -108,7 +108,7 @@ class DecodePiece {
     }
 
   private:
-    // Those that lie before this neuron.
+    // Ends the leaves that lie before this neuron.
     void end_leaves(int64_t neuron) {
         for (; neuron >= leaf.end(); leaf.next()) sums.end_leaf();
     }
@@ -134,7 +134,7 @@ class DecodePiece {
             const int n = chunk_of(f, tokens, expected_leaf, neurons, left);
             for (int i = 0; i < n && f.gate.base; ++i) expect(ahead, f.up.row(neurons[i]), row_bytes(f.up));
             if (f.panels.neurons) {
-                // Of 256 neurons' scales this fetches the share that these read, in the order of the file's
+                // Fetches, of 256 neurons' scales, the share that these read, in the order of the file's
                 // regions.
                 const int64_t part = f.panels.header * scale_run(f.down.type) / f.panels.neurons;
                 const int64_t run = *neurons % f.panels.neurons / scale_run(f.down.type);

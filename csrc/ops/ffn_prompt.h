@@ -133,7 +133,7 @@ template <class B> void decode_panel(const Ffn& f, int64_t first, int64_t group,
     });
 }
 
-// What panel_axpy does for one token, for many: a tile of `rows` neurons as decode_panel leaves it.
+// Does for many tokens what panel_axpy does for one: a tile of `rows` neurons as decode_panel leaves it.
 template <class B>
 void add_panel(const float* tile, int rows, const TileLists& lists, int tokens, uint64_t begun, float* acc) {
     constexpr int DT = Vec::down_tile;
@@ -184,7 +184,7 @@ template <class B> inline void fetch_groups(const Ffn& f, int64_t group, int64_t
     }
 }
 
-// What the neurons of one leaf add to one group of outputs.
+// Adds what the neurons of one leaf add to one group of outputs.
 template <class B> void add_leaf(const Ffn& f, int64_t leaf, int64_t group, int t0, int tokens, float* tile,
                                  TileLists& lists, LeafSums& sums) {
     float* scales = tile + kTile * kGroup;

@@ -1,4 +1,4 @@
-// What the neurons of each leaf add, summed in the order of the tree: see struct Ffn.
+// Adds what the neurons of each leaf add, in the order of the tree: see struct Ffn.
 #pragma once
 #include "simd/vec.h"
 
@@ -12,7 +12,7 @@ namespace {
 // changes nothing.
 class LeafSums {
   public:
-    // Of rows [tokens, size]: `root` gets the sum of all; `room` has `levels` for those below. The root is
+    // Sums rows [tokens, size]: `root` gets the sum of all; `room` has `levels` for those below. The root is
     // free until the end, and holds the lowest level until then.
     LeafSums(float* root, float* room, int levels, int tokens, int64_t size)
         : root_(root), room_(room), levels_(levels), tokens_(tokens), size_(size) {
@@ -56,7 +56,7 @@ class LeafSums {
     float* level(int l) const { return l == 0 || l == levels_ ? root_ : row_of_room(l); }
     float* row_of_room(int n) const { return room_ + (n - 1) * tokens_ * size_; }  // from 1
 
-    // What is left on levels below `to`, and the leaf under way, become one sum.
+    // Makes one sum of the levels below `to` and of the leaf under way.
     void carry(int to) {
         for (int t = 0; t < tokens_; ++t) {
             const float* from[kMaxLevels + 1];

@@ -55,7 +55,7 @@ void rope(const RopeArgs& a, float* head, int position) {
     }
 }
 
-// What has a factor of 0 is not read, so that NaN does not stay in what is cleared.
+// Values with a factor of 0 are not read, so that NaN does not stay in what is cleared.
 void add(float* x, const float* y, int64_t n, float keep, float scale) {
     const F k = Vec::set1(keep), s = Vec::set1(scale);
     for (int64_t i = 0; i < n; i += Vec::width) {

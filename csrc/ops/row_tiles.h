@@ -28,7 +28,7 @@ struct SomeRows {
 struct Coming {
     const SomeRows& rows;
     int64_t next, end, from = 0, to = row_bytes(rows.rows.type, rows.rows.cols), at = from;
-    // What must come with each of so many steps, in whole lines.
+    // Bytes that must come with each of so many steps, in whole lines.
     int64_t share(int64_t steps) const {
         return next < end ? ((end - next) * (to - from) / larger<int64_t>(steps, 1) + 63) / 64 * 64 : 0;
     }

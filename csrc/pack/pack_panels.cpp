@@ -1,4 +1,4 @@
-// What becomes of matrices by output: panels, and floats with rows and columns exchanged.
+// Packs matrices by output: as panels, and floats with rows and columns exchanged.
 #include <stdexcept>
 
 #include "pack/pack.h"

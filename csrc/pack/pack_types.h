@@ -1,5 +1,5 @@
-// What packing of rows and of panels share: where things lie in a file's blocks, and how nibbles and scales
-// move.
+// Shared by the packing of rows and of panels: where things lie in a file's blocks, and how nibbles and
+// scales move.
 #pragma once
 #include <type_traits>
 

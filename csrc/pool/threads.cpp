@@ -36,10 +36,10 @@ constexpr std::chrono::milliseconds kAskEvery(50);
 // Pieces between two looks at the clock, which costs as much as the smallest pieces.
 constexpr int kLookEvery = 16;
 
-// Of the epoch: threads that are told apart in it. Where there are more, some sleep through a step.
+// The epoch's bits for threads that are told apart. Where there are more, some sleep through a step.
 constexpr uint64_t kThreads = 0xffff;
 
-// What a waiting thread fetches of its next run, at most: half of a usual L2.
+// The most that a waiting thread fetches of its next run: half of a usual L2.
 constexpr int64_t kFetchAhead = 256 << 10;
 
 void fetch(const uint8_t* at) {
@@ -135,7 +135,7 @@ bool Pool::work(int thread, uint64_t seen) {
     const bool own = piece >= 0;
     if (!own) piece = steal(thread);
     if (piece < 0) return false;
-    // Of a step that was opened since: whom this thread is to wake need not wait for its pieces.
+    // If a step was opened since, this thread wakes the one that it is to wake now, not after its pieces.
     const uint64_t epoch = epoch_.load(std::memory_order_acquire);
     if (epoch != seen) rouse(epoch, thread);
     // A claimed piece keeps its step current until it is counted, so steps_, current_, pieces_ and shared_
@@ -331,7 +331,7 @@ void Pool::loop(int thread) {
         const uint64_t epoch = epoch_.load(std::memory_order_acquire);
         if (epoch != seen) rouse(epoch, thread);
         seen = epoch;
-        // What a step that was opened before has left is seen here, and another one changes the epoch.
+        // Pieces left of a step that was opened before are seen here, and another step changes the epoch.
         if (!work(thread, epoch)) wait(thread, epoch);
     }
 }

@@ -76,7 +76,7 @@ class Pool {
   private:
     using Clock = std::chrono::steady_clock;
 
-    // What is written by different threads lies so far apart: two cache lines, as Intel's cores fetch them in
+    // Words that different threads write lie so far apart: two cache lines, as Intel's cores fetch them in
     // pairs and Apple's are as long.
     static constexpr size_t kLine = 128;
 
@@ -95,8 +95,8 @@ class Pool {
         std::atomic<const uint8_t*> next{nullptr};
         std::atomic<int64_t> bytes{0};
     };
-    // What a waiting thread has fetched of where its claim's `next` was `base`. Each is written by its thread
-    // alone.
+    // How much a waiting thread has fetched of the run where its claim's `next` was `base`. Each is written
+    // by its thread alone.
     struct alignas(kLine) Fetched {
         const uint8_t* base = nullptr;
         int64_t bytes = 0;
@@ -107,7 +107,7 @@ class Pool {
         std::mutex mutex;
         std::condition_variable wake;
     };
-    // What a process that was forked from the pool's can neither use nor destroy: destroying a condition
+    // The parts that a process forked from the pool's can neither use nor destroy: destroying a condition
     // variable waits for those who wait for it, and they are not there.
     struct Threads {
         explicit Threads(size_t count) : seats(count) {}
@@ -142,12 +142,12 @@ class Pool {
     const int64_t process_;  // that the threads belong to
     std::unique_ptr<Threads> threads_;
 
-    // What threads wait for: in its high half how often it was changed, then the thread that did and how many
+    // The word that threads wait for: in its high half how often it was changed, then who did and how many
     // the current step has pieces for. None: no run is under way.
     alignas(kLine) std::atomic<uint64_t> epoch_{0};
     alignas(kLine) std::atomic<int64_t> done_{0};  // pieces of the current step
 
-    // What threads read in each step, and hardly anything but the next step changes.
+    // Read by threads in each step, and changed by hardly anything but the next step.
     alignas(kLine) const std::vector<Step>* steps_ = nullptr;
     size_t current_ = 0;
     int64_t pieces_ = 0;  // of the current step

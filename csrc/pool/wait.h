@@ -1,4 +1,4 @@
-// What those who wait for another thread share.
+// Shared by all that wait for another thread.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -23,7 +23,7 @@ inline void pause_briefly() {
 #endif
 }
 
-// What was stored before is seen before what is stored after, by a device too: memory that the host writes
+// Earlier stores are seen before later ones, by a device too: memory that the host writes
 // for one is often write-combined, and a release store does not order that.
 inline void order_writes() {
 #if defined(__x86_64__) || defined(_M_X64)

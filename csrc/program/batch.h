@@ -1,4 +1,4 @@
-// What the numbers of a step may be.
+// Limits on the numbers of a step.
 #pragma once
 #include <cstdint>
 

@@ -20,7 +20,7 @@ class LinkError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// What happens at a link, in the order of hotcold.sparse.timeline.MOMENTS, which adds more.
+// Events at a link, in the order of hotcold.sparse.timeline.MOMENTS, which adds more.
 enum Moment : int { kPost = 0, kTake = 1, kWait = 2, kGive = 3, kWaited = 4 };
 
 struct Mark {
@@ -53,9 +53,9 @@ class Marks {
     std::atomic<size_t> ring_size_{0}, next_{0};
 };
 
-// What the cold side sees. The hot side posts a layer when its input lies in the mailbox; at most one layer
-// is out at a time. How the hot side posts and learns of answers belongs to its backend: nothing here says
-// that it reads host memory.
+// The link as the cold side sees it. The hot side posts a layer when its input lies in the mailbox; at most
+// one layer is out at a time. How the hot side posts and learns of answers belongs to its backend: nothing
+// here says that it reads host memory.
 class Link {
   public:
     virtual ~Link() = default;
@@ -100,7 +100,7 @@ class FlagLink final : public Link {
 
   private:
     using Clock = std::chrono::steady_clock;
-    // What a process that was forked from the link's can neither use nor destroy, as those who wait are not
+    // The parts that a process forked from the link's can neither use nor destroy, as those who wait are not
     // there.
     struct Sleepers {
         std::mutex mutex;

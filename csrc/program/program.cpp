@@ -27,7 +27,7 @@ int block_rows(const Attention& a, int64_t rows, int threads) {
     return int(n);
 }
 
-// Of any decode row.
+// The most splits of any decode row.
 int max_splits(const Attention& a, const Batch& b) {
     int m = 0;
     for (int t = 0; t < b.decode_count(); ++t) m = std::max(m, a.splits(b.positions[t]));

@@ -31,7 +31,7 @@ struct Predictor {
 
 struct ExpertsOp;
 
-// What the two sides of a layer exchange, in host memory, as the hot one sees it.
+// The arrays that the two sides of a layer exchange, in host memory, as the hot one sees it.
 struct Mailbox {
     int layer;
     int32_t* counts;  // of the cold side's batch
@@ -65,7 +65,7 @@ class Program {
                 float* factors);
     void add(float* x, const float* y, int64_t dim, float keep = 1, float scale = 1);
     void gather(const float* x, float* out, int64_t dim);
-    // What fills a mailbox. Of each of the mask's rows, of mask_words, the last words go there.
+    // The inputs that fill a mailbox. From each of the mask's rows, of mask_words, the last words go there.
     struct Posted {
         const float* x;
         const uint64_t* mask;

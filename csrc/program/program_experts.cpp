@@ -45,7 +45,7 @@ struct Gathered {
     void copy(const Routing& routing, int pair, int64_t before) const {
         if (!routing.part_of(pair).neighbours) copy(routing.token(pair), before + pair);
     }
-    // Of a part, whose pairs lie behind so many others.
+    // The input of a part, whose pairs lie behind so many others.
     Input of(const Routing::Part& part, int64_t before) const {
         return part.neighbours ? from_row(from, part.token) : from_row(to, before + part.begin);
     }

@@ -1,4 +1,4 @@
-// What the files of Program share: how rows are cut into pieces, and how an op's scratch is laid out.
+// Shared by the files of Program: how rows are cut into pieces, and how an op's scratch is laid out.
 #pragma once
 #include <algorithm>
 

@@ -36,7 +36,7 @@ class Routing {
     // Room for `most` rows of a step.
     Routing(const Experts&, int64_t most);
 
-    // Of rows [t0, t1). std::invalid_argument: ids that are out of range or do not ascend.
+    // Sorts rows [t0, t1). std::invalid_argument: ids that are out of range or do not ascend.
     void sort(int t0, int t1);
     int pairs() const { return pairs_; }
     const std::vector<Part>& parts() const { return parts_; }

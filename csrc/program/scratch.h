@@ -1,4 +1,4 @@
-// What kernels take of a thread's scratch (kLocalBytes), in bytes. Where shapes decide, the binding refuses
+// Bytes of a thread's scratch (kLocalBytes) that kernels take. Where shapes decide, the binding refuses
 // what does not fit; the rest fits by constants.
 #pragma once
 #include <cstdint>

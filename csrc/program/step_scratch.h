@@ -5,7 +5,7 @@
 
 namespace hc {
 
-// What that depends on, of a model whose layers are alike.
+// The numbers that it depends on, for a model whose layers are alike.
 struct StepShape {
     int64_t tokens, logits, pages_per_sequence;  // of a step
     int64_t dim, heads, kv_heads, head_dim;

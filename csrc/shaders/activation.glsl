@@ -114,7 +114,7 @@ float coefficient(uint kind, float gate, float up, float threshold, float limit,
         precise float c = swish * more;
         return c;
     }
-    // Whatever up is, since where gates decide what is read, it is not computed.
+    // Where gates decide what is read, up is not computed, so it does not matter here.
     if (kind <= RELU2 && !(gate > threshold)) return 0.0;
     if (kind == DRELU && !(up > 0.0)) return 0.0;
     precise float c = activate(kind, gate, threshold) * up;

@@ -52,7 +52,7 @@ Layout layout_of(uint rows, uint columns) {
     return m;
 }
 
-// Of a block in any row.
+// The place of a block in any row.
 struct Place {
     uint block;  // its number in the row
     uint start;  // blocks that lie before those with its number in their chunk
@@ -196,7 +196,7 @@ Codes codes_of(uint type, Block w) {
     return codes;
 }
 
-// Of the two halves of a block, whose scales differ in Q6_K.
+// Dots of the two halves of a block, whose scales differ in Q6_K.
 ivec2 dot_halves(Codes w, uvec4 x_low, uvec4 x_high) {
     ivec2 dots = ivec2(sdot(w.low.x, x_low.x, 0), sdot(w.high.x, x_high.x, 0));
     dots += ivec2(sdot(w.low.y, x_low.y, 0), sdot(w.high.y, x_high.y, 0));
@@ -207,7 +207,7 @@ ivec2 dot_halves(Codes w, uvec4 x_low, uvec4 x_high) {
 // Sums of the codes of x: of the first 16, and the last 16, which quantise.comp packs into a word.
 ivec2 halves_sums(uint packed) { return ivec2(int(packed << 16) >> 16, int(packed) >> 16); }
 
-// What multiplies the codes, and what is added once for each.
+// The factor of the codes, and the sum that is added once for each.
 vec2 factors(uint type, Block w) {
     if (type == MXFP4) return vec2(half_power(w.scale.x), 0);
     const float d = half_value(w.scale.x & 0xffff);
@@ -251,7 +251,7 @@ vec4 unit_values(uint type, uvec4 unit, uint q) {
     return vec4(half_value(bits.x), half_value(bits.y), half_value(bits.z), half_value(bits.w));
 }
 
-// What a file's values are of weights 4 q to 4 q + 3 of a block: codes_of() them, exactly as in blocks.py.
+// Values that a file has for weights 4 q to 4 q + 3 of a block: codes_of() them, exactly as in blocks.py.
 vec4 quad_values(uint type, Block w, uint codes, uint q) {
     const ivec4 signed_codes = ivec4(codes) << ivec4(24, 16, 8, 0) >> 24;
     vec2 f = factors(type, w);

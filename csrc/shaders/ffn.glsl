@@ -1,4 +1,4 @@
-// What shaders of the FFN op share: rows, their experts, and tiles of both. hotcold/kernels/vulkan/ffn.py
+// Shared by shaders of the FFN op: rows, their experts, and tiles of both. hotcold/kernels/vulkan/ffn.py
 // lays out what they read.
 //
 // A choice is one expert of one row: number `row * k + place`, rows counted from the first that a dispatch
@@ -38,7 +38,7 @@ layout(push_constant) uniform Push {
     uint counts_row;
 };
 
-// Of each expert the four words of Expert; then biases.
+// Each expert's four words of Expert; then biases.
 layout(std430, binding = 1) readonly buffer TableBuffer { uint table[]; };
 // How many tiles; from word 4 on four words of each, then choices, as the tiles take them.
 layout(std430, binding = 2) buffer TileBuffer { uint tiles[]; };

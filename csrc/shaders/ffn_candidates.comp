@@ -1,4 +1,4 @@
-// What decode rows begin with: no neuron is listed and none has fired; under a mask, lists of the neurons
+// Begins decode rows: no neuron is listed and none has fired; under a mask, it lists the neurons
 // that any of a tile's rows names. A workgroup for each tile.
 #version 460
 #extension GL_GOOGLE_include_directive : require

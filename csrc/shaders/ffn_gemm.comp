@@ -51,7 +51,7 @@ void main() {
     const uint begin = STAGE == OUTPUT ? expert.outputs : expert.begin;
     const uint count = STAGE == OUTPUT ? dim : neurons;
     first_row_of_expert = begin - first;
-    // Those of the expert's that the part has.
+    // The expert's neurons that the part has.
     const uint start = max(begin, first) - begin, end = min(begin + count, first + rows);
     const uint first_output = start + gl_WorkGroupID.x * TILE_OUTPUTS;
     if (begin + first_output >= end) return;

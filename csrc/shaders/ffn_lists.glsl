@@ -1,7 +1,7 @@
 // Lists of each tile's neurons, in any order: candidates, and those whose gate fires. Counts of the tiles'
 // first lists, then of the second ones; then the lists.
 layout(std430, binding = 4) buffer ListBuffer { uint lists[]; };
-// Of each choice: the neurons whose coefficient is not zero.
+// The neurons of each choice whose coefficient is not zero.
 layout(std430, binding = 5) buffer BitBuffer { uint bits[]; };
 
 uint list_at(uint which, uint tile, uint at) {

@@ -1,4 +1,4 @@
-// What a step read, and which neurons fired, of decode rows. The first workgroup counts.
+// Reports what a step read, and which neurons fired, in decode rows. The first workgroup counts.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "ffn.glsl"

@@ -1,4 +1,4 @@
-// Of each row: its experts' sums of leaves, which are added in the tree; biases, factors, and the output.
+// Adds each row's sums of leaves of its experts in the tree; then biases, factors, and the output.
 //
 // A workgroup has 32 outputs of a row. An invocation adds up to 8 neighbouring sums of a choice, so that many
 // are read at a time; one for each output adds what these give.

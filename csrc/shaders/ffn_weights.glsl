@@ -25,7 +25,7 @@ vec4 half_floats(uint at) {
 vec4 bytes_of(uint word) { return vec4(word & 0xff, word >> 8 & 0xff, word >> 16 & 0xff, word >> 24); }
 ivec4 signed_bytes(uint word) { return ivec4(word) << ivec4(24, 16, 8, 0) >> 24; }
 
-// Of outputs 4 quad to 4 quad + 3, exactly as in blocks.py.
+// The values of outputs 4 quad to 4 quad + 3, exactly as in blocks.py.
 vec4 panel_values(uint neuron, uint quad) {
     const uint wide = (dim + 31) / 32 * 32;
     const uint scales = neuron / PANEL * (scale_words(wide) + PANEL * code_words(wide));
@@ -74,7 +74,7 @@ vec4 panel_values(uint neuron, uint quad) {
     return w;
 }
 
-// What a neuron's row of down has for outputs 4 quad to 4 quad + 3.
+// The values of a neuron's row of down for outputs 4 quad to 4 quad + 3.
 vec4 down_values(Layout rows_layout, Place at, uint neuron, uint quad) {
     return panel_values(neuron - first / PANEL * PANEL, quad);
 }

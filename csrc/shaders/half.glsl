@@ -11,7 +11,7 @@ float half_value(uint h) {
     return uintBitsToFloat((magnitude << 13) + (magnitude < 0x7c00u ? 0x38000000u : 0x70000000u) | sign);
 }
 
-// Of a float32's bits, to the nearest, ties to even.
+// The half nearest to a float32, both as bits; ties to even.
 uint half_of(uint bits) {
     const uint sign = bits >> 16 & 0x8000u, a = bits & 0x7fffffffu;
     if (a > 0x7f800000u) return sign | 0x7e00u;

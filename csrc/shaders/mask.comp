@@ -7,7 +7,7 @@ layout(local_size_x = 256) in;
 
 layout(std430, binding = 1) readonly buffer Scores { float scores[]; };
 layout(std430, binding = 2) readonly buffer Thresholds { float thresholds[]; };
-// Of each word: its first neuron, where the neurons of its expert end, its expert.
+// For each word: its first neuron, where the neurons of its expert end, its expert.
 layout(std430, binding = 3) readonly buffer Neurons { uint neurons[]; };
 layout(std430, binding = 4) readonly buffer Ids { int ids[]; };
 layout(std430, binding = 5) writeonly buffer Mask { uint mask[]; };

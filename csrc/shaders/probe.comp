@@ -1,5 +1,5 @@
-// What the other shaders rely on, one operation at a time: hotcold/kernels/vulkan/probe.py compares it with
-// what it must give.
+// Does what the other shaders rely on, one operation at a time: hotcold/kernels/vulkan/probe.py compares it
+// with what it must give.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_spirv_intrinsics : require

@@ -51,7 +51,7 @@ template <bool Short = false, class Fn> HC_INLINE void for_groups(int64_t blocks
 // log2 of a power of two.
 constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
 
-// What a dot starts from, so that codes may be too large: the offset times the sum of x, negative.
+// The start of a dot, so that codes may be too large: the offset times the sum of x, negative.
 template <class B> HC_INLINE I start_of(const Input& in, int t, int64_t at, bool high) {
     constexpr int offset = B::signed_codes ? Vec::signed_offset : B::offset;
     if constexpr (offset == 0) return Vec::zero_i();

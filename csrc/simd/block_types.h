@@ -43,7 +43,7 @@ HC_INLINE F f16_lanes(const Lanes& s, int64_t region) {
     return s.n == Vec::width ? Vec::load_f16(at) : Vec::load_f16(at, s.n);
 }
 
-// What the types have in common. A block is 32 codes in eight words of four (word w: elements 4w..4w+3), kept
+// The base of all types. A block is 32 codes in eight words of four (word w: elements 4w..4w+3), kept
 // in `units` 32-bit units per lane: unit k < parts holds words k, k + parts, ...; further units hold the
 // codes' high bits.
 struct TypeBase {
@@ -56,7 +56,7 @@ struct TypeBase {
     static constexpr bool has_minimum = false;
     static constexpr bool super =
         false;  // blocks of 256: a panel's scales depend on where in it a neuron lies
-    // What value() gives is a code, times<W, Byte>() as much: sums of it are put right once.
+    // value() gives a code times<W, Byte>() as large: sums of it are put right once.
     template <int W, int Byte> static constexpr int times() { return 1; }
     template <int W> static HC_INLINE I nibbles(I part) {
         return Vec::bit_and(W ? Vec::shr<4>(part) : part, Vec::set1_i(0x0f0f0f0f));

@@ -119,7 +119,7 @@ constexpr Fetching kNear{3 << 10, false}, kFar{8 << 10, true};
     {"AuthenticAMD", 0x19, 0x10, 0xaf, kFar},  // Zen 4
     {"GenuineIntel", 6, 0x00, 0xff, kFar},     // a Xeon with 2 MiB of L2 a core
 };
-// What every processor had before there was this table; nobody measured another for these.
+// The value that every processor had before there was this table; nobody measured another for these.
 constexpr Fetching kUnknown = kNear;
 
 Fetching fetching_here() {

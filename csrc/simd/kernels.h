@@ -1,4 +1,4 @@
-// What every ISA's kernels offer: plain argument structs and one table of functions on pointers.
+// The interface of every ISA's kernels: plain argument structs and one table of functions on pointers.
 //
 // A quantised row is packed for the vector unit as [scales of all blocks][codes], the codes in groups of
 // kLanes blocks with lane = block: word j (4 codes) of the group's blocks lie side by side. The last group
@@ -163,7 +163,7 @@ enum Activation : int {
 };
 HC_SMALL bool can_skip(Activation a) { return a == kRelu || a == kDRelu || a == kRelu2; }
 
-// What decode rows have read: hotcold.kernels.backend.FFNStats, in its order.
+// Counts of what decode rows have read: hotcold.kernels.backend.FFNStats, in its order.
 struct FfnCounts {
     int64_t gate_rows, up_rows, down_rows, pairs, runs;
     HC_SMALL void add(const FfnCounts& more) {
@@ -230,7 +230,7 @@ struct Ffn {
     }
     HC_SMALL int64_t leaf_of(int64_t neuron) const { return ((neuron / 64 + 1) * leaves() - 1) / words(); }
     HC_SMALL int pieces(int tokens) const { return ((leaves() - 1) >> levels[tokens]) + 1; }
-    // Of one of pieces(tokens), or of what follows the last.
+    // The start of one of pieces(tokens), or of what follows the last.
     HC_SMALL int64_t piece_begin(int tokens, int64_t piece) const {
         const int64_t leaf = piece << levels[tokens];
         return leaf_begin(leaf < leaves() ? leaf : leaves());
@@ -250,7 +250,7 @@ struct Attention {
     float* partial;                // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
     int max_splits;                // of a row
     HC_SMALL int group() const { return heads / kv_heads; }
-    // Of what a row at `position` sees: where it begins, in which split, and how many splits hold it.
+    // Where the part of the cache begins that a row at `position` sees, in which split; how many hold it.
     HC_SMALL int first_seen(int position) const { return position < window ? 0 : position - window + 1; }
     HC_SMALL int first_split(int position) const { return first_seen(position) / kSplit; }
     HC_SMALL int splits(int position) const { return position / kSplit + 1 - first_split(position); }

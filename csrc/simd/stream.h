@@ -5,13 +5,13 @@
 
 namespace hc {
 
-// What will be read: `count` runs of `bytes`, `step` apart.
+// A part of what will be read: `count` runs of `bytes`, `step` apart.
 struct Segment {
     const uint8_t* at;
     int64_t bytes, step = 0, count = 1;
 };
 
-// What to bring into L1 or L2 ahead of its use. A stream walks segments in the order in which they will be
+// Plans what to fetch into L1 or L2 ahead of its use. A stream walks segments in the order in which they are
 // read; whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units
 // work. What nobody expected yet is fetched, as much as was owed, once it is. Plain data, which the kernels
 // of two instruction sets may share; what moves it is compiled for each.
@@ -29,7 +29,7 @@ struct Stream {
 
 namespace {
 
-// What will be read after all else; neighbours in memory become one.
+// Adds to the end of what will be read; neighbours in memory become one.
 inline void expect(Stream& s, const uint8_t* at, int64_t bytes) {
     if (s.end != s.next && s.end[-1].at + s.end[-1].bytes == at)
         s.end[-1].bytes += bytes;

@@ -29,12 +29,12 @@ struct Span {
 };
 Span span_of(const Memory& memory, uint64_t offset, uint64_t bytes);
 
-// What shaders and copies did before is seen by shaders and copies that follow; kToHost: also by the host;
+// Earlier work of shaders and copies is seen by shaders and copies that follow; kToHost: also by the host;
 // kFromHost: and so is what the host did.
 enum class Barrier : int { kWork = 0, kToHost = 1, kFromHost = 2 };
 void put_barrier(const Functions&, VkCommandBuffer, Barrier barrier = Barrier::kWork);
 
-// What was read and written since the last barrier.
+// Ranges that were read and written since the last barrier.
 class Hazards {
   public:
     // Whether a barrier must come before commands that read and write these. They are noted.

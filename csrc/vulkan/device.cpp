@@ -294,7 +294,7 @@ bool Device::finds_clock(VkPhysicalDevice device) const {
     f().vkGetPhysicalDeviceQueueFamilyProperties(device, &count, nullptr);
     std::vector<VkQueueFamilyProperties> families(count);
     f().vkGetPhysicalDeviceQueueFamilyProperties(device, &count, families.data());
-    // Those of fewer bits begin anew within minutes.
+    // Timestamps of fewer bits begin anew within minutes.
     if (families[family_].timestampValidBits != 64 || limits_.timestampPeriod <= 0) return false;
     if (!f().vkGetPhysicalDeviceCalibrateableTimeDomainsEXT ||
         !has_extension(f(), device, VK_EXT_CALIBRATED_TIMESTAMPS_EXTENSION_NAME))

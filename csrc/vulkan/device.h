@@ -115,7 +115,7 @@ class Device {
     VkSemaphore timeline_ = VK_NULL_HANDLE;
     std::mutex mutex_;  // of the queue
     uint64_t submitted_ = 0;
-    // Of one submit; kept, so that a step allocates nothing.
+    // The parts of one submit; kept, so that a step allocates nothing.
     std::vector<VkSubmitInfo> submits_;
     std::vector<VkTimelineSemaphoreSubmitInfo> signals_;
     std::vector<uint64_t> values_;

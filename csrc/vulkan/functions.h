@@ -26,7 +26,7 @@ class VulkanMemoryError : public VulkanError {
     uint64_t asked, allocated, budget;  // bytes; budget 0: none was set
 };
 
-// Those that belong to no instance, to an instance, and to a device.
+// Functions that belong to no instance, to an instance, and to a device.
 #define HC_VULKAN_GLOBAL(X) \
     X(vkCreateInstance)     \
     X(vkEnumerateInstanceVersion)
@@ -86,7 +86,7 @@ class VulkanMemoryError : public VulkanError {
     X(vkCmdResetQueryPool)           \
     X(vkCmdWriteTimestamp)           \
     X(vkGetQueryPoolResults)
-// Of VK_EXT_calibrated_timestamps, which some drivers lack.
+// Functions of VK_EXT_calibrated_timestamps, which some drivers lack.
 #define HC_VULKAN_CLOCKS_INSTANCE(X) X(vkGetPhysicalDeviceCalibrateableTimeDomainsEXT)
 #define HC_VULKAN_CLOCKS_DEVICE(X) X(vkGetCalibratedTimestampsEXT)
 #define HC_VULKAN_ALL(X)         \

@@ -7,9 +7,9 @@ namespace hc::vulkan {
 
 namespace {
 
-// What the driver gives beyond what is asked for: up to 256 KiB, or 2 % where that is more.
+// Bytes that the driver gives beyond those asked for: up to 256 KiB, or 2 % where that is more.
 constexpr uint64_t kLeastUnused = 256 << 10, kUnusedShare = 50;
-// Of a chunk that several share, in which each takes at most a quarter: what does not fit at its end is lost.
+// Sizes of a chunk that several share. Each takes at most a quarter: what does not fit at its end is lost.
 constexpr uint64_t kLeastChunk = 64 << 10, kMostChunk = 64 << 20, kChunkShare = 64, kSharers = 4;
 
 uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -161,7 +161,7 @@ uint32_t Heap::type_for(Where where, uint32_t allowed) const {
                                     kSeen = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
                                             VK_MEMORY_PROPERTY_HOST_COHERENT_BIT,
                                     kCached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
-    // What is needed, and what had better not be there; the best first.
+    // The flags that memory needs, and those that it had better not have; the best first.
     struct Choice {
         VkMemoryPropertyFlags needed, unwanted;
     };

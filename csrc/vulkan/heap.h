@@ -53,7 +53,7 @@ class Heap : public std::enable_shared_from_this<Heap> {
 
   private:
     friend class Memory;
-    // What is asked for and what the driver has given, of one kind.
+    // Bytes asked for and bytes given by the driver, of one kind.
     struct Kind {
         uint32_t type = 0;
         uint64_t asked = 0, given = 0;

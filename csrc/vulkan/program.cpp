@@ -114,7 +114,7 @@ void Recorder::cut() { steps_.push_back(Cut{}); }
 
 std::shared_ptr<Program> Recorder::finish() { return std::make_shared<Program>(std::move(*this)); }
 
-// Of a step, a link's among them.
+// Returns the dispatch of a step, a link's among them.
 const Recorder::Dispatch* Recorder::dispatch_of(const Step& step) {
     if (const auto* d = std::get_if<Dispatch>(&step)) return d;
     if (const auto* p = std::get_if<Post>(&step)) return &p->flag;

@@ -1,4 +1,4 @@
-// What a step does on a device: recorded once, submitted for every step.
+// The steps of a program on a device: recorded once, submitted for every step.
 #pragma once
 #include <array>
 #include <memory>
@@ -102,12 +102,12 @@ class Program {
 
   private:
     class Writer;
-    // What is submitted, and, where a timeline is wanted, when the device was where.
+    // A submit as recorded, and, where a timeline is wanted, when the device was where.
     struct Recorded {
         LinkedStep step;  // of one round, where there is no link
         Owned<VkQueryPool> times;
     };
-    // Of a collect; those of all rounds come first, then those of the whole.
+    // Times of a collect; those of all rounds come first, then those of the whole.
     enum Time : uint32_t { kPosted = 0, kWaits = 1, kGoesOn = 2, kTimes = 3 };
 
     void make_sets();

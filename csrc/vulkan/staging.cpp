@@ -7,7 +7,7 @@ namespace hc::vulkan {
 
 namespace {
 
-// Of one buffer: as large as what is moved, within these.
+// Bytes of one buffer: as many as are moved, within these.
 constexpr uint64_t kLeast = 1 << 20, kMost = 32 << 20;
 
 }  // namespace

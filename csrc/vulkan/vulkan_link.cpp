@@ -290,7 +290,7 @@ void VulkanLink::leave(bool failed) {
     Lock lock(sleepers_->mutex);
     step_ = nullptr;
     running_.store(false);
-    // What was announced, and is not taken, will not be posted by a device that has given up.
+    // A layer that was announced, and is not taken, will not be posted by a device that has given up.
     if (failed && spinning_ && taken_ != last_.number) done_.store(announced_.load());
     spinning_ = false;
 }

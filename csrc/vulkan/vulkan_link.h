@@ -14,7 +14,7 @@
 
 namespace hc::vulkan {
 
-// What of a step can be executed before an answer is needed; the next round begins with what needs it.
+// The part of a step that can be executed before an answer is needed; the next begins with what needs it.
 struct Round {
     std::vector<std::vector<VkCommandBuffer>> submits;  // each a vkQueueSubmit, whose batches they are
     int posts = -1;                                     // a layer, or none
@@ -46,7 +46,7 @@ class VulkanLink final : public Link {
   public:
     static constexpr int kLayers = 1024;
 
-    // What the bounded spin executes: a shader that sets a layer's flag, and one that waits for an answer.
+    // The shaders of the bounded spin: one sets a layer's flag, and one waits for an answer.
     struct Shaders {
         std::shared_ptr<Pipeline> post, wait;
     };
@@ -96,7 +96,7 @@ class VulkanLink final : public Link {
         uint64_t value = 0;
         int32_t step = 0;
     };
-    // What a forked process can neither use nor destroy.
+    // The parts that a forked process can neither use nor destroy.
     struct Sleepers {
         std::mutex mutex;
         std::condition_variable wake;

@@ -14,7 +14,7 @@ from tests.clients.recording import recorded
 
 #: The name that every client asks for.
 MODEL = "smollm2"
-#: What they ask about.
+#: The text that they ask about.
 ABOUT = "Alice is 30 years old and lives in Paris."
 
 

@@ -16,7 +16,7 @@ BLOCKS = [
     for section in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
     for block in re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
 ]
-#: What each library is called where it is imported.
+#: The name of each library where it is imported.
 PACKAGES = {
     "OpenAI": "openai",
     "Pydantic AI": "pydantic_ai",

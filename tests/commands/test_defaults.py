@@ -21,12 +21,12 @@ def parser(verb: str) -> argparse.ArgumentParser:
 
 
 def test_numbers_in_the_help_are_the_defaults() -> None:
-    """Numbers that end an option's help, as in ``tokens to generate (64)``, are its default."""
+    """Numbers that end an option's help, as in ``tokens to generate (default: 64)``, are its default."""
     found = 0
     for verb, _ in cli.VERBS:
         for action in parser(verb)._actions:
-            said = re.search(r"\((-?[\d.]+)\)$", action.help or "")
-            if said is not None:
+            said = re.search(r"\(default: (-?[\d.]+)\)$", action.help or "")
+            if said is not None and action.default is not None:  # None: the library's default
                 assert action.default == float(said[1]), (verb, action.option_strings)
                 found += 1
     assert found > 10

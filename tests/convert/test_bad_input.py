@@ -93,7 +93,7 @@ def with_tokenizer(values: object) -> Callable[[Path], None]:
 
 
 GEMMA = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
-#: What no publisher writes: each was a traceback, or memory in any amount.
+#: Files that no publisher writes: each was a traceback, or memory in any amount.
 CASES |= {
     "2^30 layers": with_config(num_hidden_layers=1 << 30),
     "2^30 layers of a text": (

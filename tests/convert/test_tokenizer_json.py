@@ -109,7 +109,7 @@ def test_bpe_that_falls_back_on_bytes(style: str, tmp_path: Path) -> None:
     @given(WORDS.map("".join) | st.text(max_size=20))
     @settings(max_examples=150)
     def check(text: str) -> None:
-        # Of a space before a text, or after an added token, the library makes others than SentencePiece.
+        # The library makes other spaces than SentencePiece before a text, or after an added token.
         if text and "<think>" not in text and not (text.startswith(" ") and style == "mistral"):
             assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
 

@@ -182,7 +182,7 @@ def test_lists_of_tokens_that_end_a_text(
     key = "hotcold.tokenizer.end_token_ids"
     assert (values[key].tolist() if key in values else None) == own
     assert bool(notes) == (own is not None)
-    # Whoever reads the file ends at all of them.
+    # A reader of the file ends at all of them.
     listed = {id for part in (config, generation) for id in (part if isinstance(part, list) else [part])}
     assert {id for id in listed if id and id > 0} <= Tokenizer.from_metadata(as_read(values)).stop_ids
 

@@ -381,7 +381,7 @@ def test_the_fingerprint_identifies_the_weights(tmp_path: Path) -> None:
     base = {up: quantise(weights(64, 64), "F32"), norm: quantise(weights(64), "F32")}
     first = fingerprint(path, base)
     assert len(first) == 16
-    # What does not matter: metadata, order, alignment.
+    # Metadata, order and alignment do not matter.
     assert fingerprint(path, dict(reversed(base.items())), name="x", **{"general.alignment": 128}) == first
 
     def changed(at: tuple[int, int]) -> dict[str, Tensor]:

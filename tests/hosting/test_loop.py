@@ -273,9 +273,11 @@ def test_a_grammar_that_is_being_compiled_does_not_hold_up_closing(model: Loaded
     may_compile.set()
 
 
-def test_a_step_that_fails_ends_what_runs_and_nothing_more(
+def test_a_step_that_fails_ends_the_jobs_that_ran_alone(
     model: LoadedModel, running: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    with LLM(model) as llm:
+        expected = llm.generate([9], max_tokens=200, temperature=0, ignore_eos=True).ids
     run, failing = running.engine.session.run, threading.Event()
 
     def fail() -> None:
@@ -287,18 +289,16 @@ def test_a_step_that_fails_ends_what_runs_and_nothing_more(
     monkeypatch.setattr(running.engine.session, "run", fail)
     job = Job([9], GREEDY, max_tokens=200, ignore_eos=True)
     for first in (11, 21, 31, 41):  # more often than an engine may fail in a row
-        these = (first, first + 1, first + 2)
-        running.put(*(Submit(id, job) for id in these))
-        running.wait(lambda: running.pieces(first))  # noqa: B023
+        ran, waits = (first, first + 1), first + 2
+        running.put(*(Submit(id, job) for id in (*ran, waits)))
+        running.wait(lambda: running.pieces(first) and running.pieces(first + 1))  # noqa: B023
         failing.set()
-        for id in these:
+        for id in ran:
             failure = running.failed(id)
             assert failure.code == "engine_failed" and "fell over" not in failure.message
         assert "RuntimeError: the model fell over" in capfd.readouterr().err
-    running.put(Submit(4, job))
-    assert len(running.done(4).ids) == 200
-    with LLM(model) as llm:
-        assert running.done(4).ids == llm.generate([9], temperature=0, ignore_eos=True).ids
+        assert running.done(waits).ids == expected and not running.failures(waits)
+    assert running.stats(5).running == running.stats(6).waiting == 0
 
 
 def test_what_is_wrong_with_the_model_is_no_mistake_of_a_request(

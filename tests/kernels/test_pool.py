@@ -16,7 +16,7 @@ import pytest
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Batch, BatchLimits, Program
 
-#: What the subprocesses below start with: x += y on a pool of three threads.
+#: The start of the subprocesses below: x += y on a pool of three threads.
 PREAMBLE = """
 import os, signal, sys, time
 import numpy as np

@@ -15,9 +15,9 @@ from support import vulkan_faults as faults
 from support.golden import golden
 from support.vulkan_devices import FULL, SOFTWARE, device_index
 
-#: Of functions whose failure need not end the load: less memory may be asked for.
+#: Functions whose failure need not end the load: less memory may be asked for.
 TRIED_AGAIN = {"vkAllocateMemory"}
-#: What each driver is asked to do: the handshake, and which functions fail (none: all).
+#: The tasks of each driver: the handshake, and which functions fail (none: all).
 CASES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "lavapipe": (("submit", ()), ("spin", ("vkQueueSubmit", "vkWaitSemaphores"))),
     "swiftshader": (

@@ -135,7 +135,7 @@ def test_every_call_fails_once(index: int, result: int) -> None:
     whole_life(index)
 
 
-#: What is tried again with a smaller chunk of memory.
+#: Functions that are tried again with a smaller chunk of memory.
 CHUNKS = ("vkCreateBuffer", "vkAllocateMemory", "vkBindBufferMemory", "vkMapMemory")
 #: Calls that make something, if they succeed.
 KINDS = {

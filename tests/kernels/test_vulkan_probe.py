@@ -103,7 +103,7 @@ def test_the_probe_takes_hardly_any_of_the_budget(
     assert VulkanBackend(vulkan.info.index, 1 << 12).allocated_bytes == 0
 
 
-# What the checks would see: each has values on which another way of computing gives other results.
+# The checks see this: each has values on which another way of computing gives other results.
 
 
 def floats(check: Check) -> list[np.ndarray[Any, np.dtype[np.float32]]]:

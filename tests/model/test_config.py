@@ -192,8 +192,8 @@ def test_layers_with_a_window_have_a_rotation_of_their_own() -> None:
     assert [(rope.base, rope.linear_factor) for rope in of("llama", **scaled).ropes] == [(5000, 8)]
 
 
-#: Of eight layers with a window, as the families' publishers say: the base of each, and whether YaRN holds;
-#: None: no rotation.
+#: Rotations of eight layers with a window, as the families' publishers say: the base of each, and whether
+#: YaRN holds; None: no rotation.
 ROTATIONS: dict[str, list[tuple[float, bool] | None]] = {
     "gemma3": [(1e4, False)] * 5 + [(5000.0, True)] + [(1e4, False)] * 2,
     "olmo2": ([(5000.0, False)] * 3 + [(5000.0, True)]) * 2,

@@ -22,7 +22,7 @@ ENDS = (
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 )  # fmt: skip
-#: Those that text never becomes, although they end nothing.
+#: Tokens that text never becomes, although they end nothing.
 RESERVED = ("<|fim_prefix|>", "<fim_suffix>", "<MID>", "<|code_prefix|>", "<\uff5cfim\u2581hole\uff5c>")
 
 

@@ -16,7 +16,7 @@ from tests.model.test_end_tokens import ENDS
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
-#: Of several names of one kind it takes any, and beside Gemma 4's and PLaMo's it never has </s> for a token.
+#: It takes any of several names of one kind, and with Gemma 4's and PLaMo's it never has </s> for a token.
 _ONE_OF = (ENDS[22:27], ENDS[27:32])
 _APART = ("</s>", "<|tool_response>")
 _SHAPE = {

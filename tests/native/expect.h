@@ -1,4 +1,4 @@
-// What a native test found: each failure is a line, and their number decides how the program ends.
+// Counts what a native test found: each failure is a line, and their number decides how the program ends.
 #pragma once
 #include <cstdio>
 #include <string>

@@ -143,7 +143,7 @@ Weights random_weights(Type type, int64_t count, int64_t cols) {
     return w;
 }
 
-// What a dot with weights of this type sees of x.
+// Returns x as a dot with weights of this type sees it.
 std::vector<double> seen(Type type, const float* x, int64_t n) {
     std::vector<double> v(x, x + n);
     if (!is_quantised(type)) return v;

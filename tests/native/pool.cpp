@@ -21,7 +21,7 @@ namespace {
 
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-// What a run throws; "" when it throws nothing.
+// Returns what a run throws; "" when it throws nothing.
 std::string thrown(Pool& pool, const std::vector<Step>& steps,
                    const std::function<void()>& check_interrupt = {}) {
     try {
@@ -86,7 +86,7 @@ void test_too_many_pieces(Pool& pool) {
            "a step of 2^32 pieces: '" + seen + "'");
 }
 
-// What is thrown in each place where a step's functions are called ends the run; the next one is complete.
+// An exception in each place where a step's functions are called ends the run; the next one is complete.
 void test_throwing(Pool& pool) {
     const auto failure = [] { throw std::runtime_error("a step failed"); };
     for (int64_t pieces : {1, 3, 500})

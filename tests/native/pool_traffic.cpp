@@ -1,4 +1,4 @@
-// What the pool's threads do to each other's cache lines, counted and not timed:
+// Counts, and does not time, what the pool's threads do to each other's cache lines:
 //     hotcold_pool_traffic      exit 0: no more than the design allows; 1: more
 // This is the pool's own source, with atomics and condition variables that count.
 #include <algorithm>
@@ -82,7 +82,7 @@ void wait_until_asleep(const Pool& pool) {
     }
 }
 
-// Whoever waits looks at one word: how often claims are read does not depend on how long that takes.
+// A waiting thread looks at one word: how often claims are read does not depend on how long it waits.
 void test_waiting_reads_no_claims() {
     Pool pool(8);
     constexpr int kSteps = 50;

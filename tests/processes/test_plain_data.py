@@ -182,7 +182,7 @@ def test_any_dataclass_comes_back(value: Everything) -> None:
 
 def test_what_holds_its_default_is_left_out() -> None:
     assert to_plain(Everything(3)) == {"whole": 3, "table": [], "rows": []}
-    # What only looks like the default is written: 1 == True, and 0 == 0.0.
+    # A value that only looks like the default is written: 1 == True, and 0 == 0.0.
     assert to_plain(Everything(3, maybe=0)) == {"whole": 3, "maybe": 0, "table": [], "rows": []}
 
 

@@ -94,7 +94,7 @@ def test_bodies_that_are_no_json(client: httpx.Client, path: str) -> None:
     body = json.dumps({"prompt": "a"}).encode()
     for kind in ("multipart/form-data", "application/jsonx", "text/html", "text/plainer", "application/xml"):
         check_error(client.post(path, content=body, headers={"Content-Type": kind}), 415)
-    # Of a page, whether allowed or not: its browser sends these without asking the server first.
+    # A page's browser sends these without asking the server first, whether the page is allowed or not.
     for kind in ("", "text/plain", "application/x-www-form-urlencoded", "text/plain;charset=UTF-8"):
         for mark, value in (
             ("Origin", "http://localhost:3000"),

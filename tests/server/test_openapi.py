@@ -48,7 +48,7 @@ def refused(name: str, body: Any) -> bool:
     return False
 
 
-#: What fields say that are right alone and wrong beside others, or with this model.
+#: Fields whose values are right alone and wrong beside others, or with this model.
 DEPENDS = {
     "model", "top_logprobs", "stream_options", "tool_choice", "tools", "samplers", "best_of", "messages",
     "response_format", "json_schema", "logit_bias", "prompt", "tokens", "n",

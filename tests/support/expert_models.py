@@ -25,7 +25,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss",
 }  # fmt: skip
 
-#: Of an expert: gate, up, down.
+#: Shapes of an expert: gate, up, down.
 _EXPERT = {
     "mixtral": (
         "block_sparse_moe.experts.{}.w1",

@@ -18,7 +18,7 @@ NAMES = (
     "tiny-falcon",
 )  # fmt: skip
 
-#: Of further families, all of them smaller.
+#: Goldens of further families, all of them smaller.
 FAMILIES = (
     "tiny-prosparse", "tiny-minicpm", "tiny-opt", "tiny-nemotron", "tiny-arcee", "tiny-jais2", "tiny-gemma3",
     "tiny-phi3", "tiny-olmo2", "tiny-olmo3", "tiny-granite", "tiny-smollm3",

@@ -21,7 +21,7 @@ from support.vulkan_layers import LAYERS
 if TYPE_CHECKING:
     from hotcold.kernels.vulkan.backend import VulkanBackend
 
-#: What a device's name contains, and where distributions put the driver's manifest.
+#: A part of each device's name, and where distributions put the driver's manifest.
 SOFTWARE = {
     "lavapipe": ("llvmpipe", ("/usr/share/vulkan/icd.d/lvp_icd*.json",)),
     "swiftshader": (
@@ -34,7 +34,7 @@ SOFTWARE = {
     ),
 }
 LOADERS = {"win32": "vulkan-1.dll", "darwin": "libvulkan.1.dylib"}
-#: What a test may need, and the package of Debian that brings it.
+#: The parts that a test may need, and the package of Debian that brings each.
 PACKAGES = {
     "the loader": "libvulkan1",
     "lavapipe": "mesa-vulkan-drivers",
@@ -44,10 +44,10 @@ PACKAGES = {
 }
 
 NAMED = os.environ.get("HOTCOLD_TEST_GPU")
-#: What the fixture ``vulkan`` takes in turn.
+#: The drivers that the fixture ``vulkan`` takes in turn.
 DRIVERS = ("gpu",) if NAMED else tuple(SOFTWARE)
 FULL = os.environ.get("HOTCOLD_TEST_VULKAN") == "full"
-#: What is required where it names a driver.
+#: The only thing that is required where it names a driver.
 ONE_DRIVER = ("the loader", os.environ.get("HOTCOLD_TEST_VULKAN"))
 REQUIRED = bool(NAMED) or bool(os.environ.get("HOTCOLD_TEST_VULKAN")) or os.environ.get("CI") == "true"
 

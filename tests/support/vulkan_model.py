@@ -160,7 +160,7 @@ class OrderedReference(ReferenceBackend):
             factors[:n] = picked * f32(scale)
 
 
-#: Of each head: the largest score, the sum of exponentials, and the sum of values ``[H, head_dim]``.
+#: Results of each head: the largest score, the sum of exponentials, and the sum of values ``[H, head_dim]``.
 Split = tuple[Floats, Floats, Floats]
 
 

@@ -39,7 +39,7 @@ from lib.server import serving
 HERE = Path(__file__).resolve().parent
 MODES = ("off", "exact", "predicted")
 TASKS = ("held_out_text", "held_out_words")
-#: What a SentencePiece file does not say, and transformers asks for.
+#: Settings that transformers asks for and a SentencePiece file does not have.
 TOKENIZER = {
     "tokenizer_class": "LlamaTokenizer",
     "legacy": True,

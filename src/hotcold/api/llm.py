@@ -204,7 +204,7 @@ class LLM:
         return self._grammars
 
 
-#: What the functions of the package take as a model.
+#: A model, as the functions of the package take it.
 Model: TypeAlias = Source | LLM
 
 

@@ -16,7 +16,7 @@ _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _MOST_HEADER = 1024
-#: What this format calls other efforts than its three.
+#: The name, among this format's three, of other efforts.
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 

@@ -13,7 +13,7 @@ from hotcold.values import shown
 
 #: ``role``, ``content`` and what else a template may ask for.
 Message: TypeAlias = dict[str, Any]
-#: What a request may tell a template beside the messages: ``enable_thinking``, say.
+#: A value that a request may give the template beside the messages: ``enable_thinking``, say.
 TemplateValue: TypeAlias = bool | int | float | str
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

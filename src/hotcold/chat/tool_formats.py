@@ -102,7 +102,7 @@ HERMES = ToolFormat(
     closes=("</tool_call>",),
     tokens=("<tool_call>", "</tool_call>"),
 )
-#: Of every model whose template has no tools, or a format that is not in this table: ``general_tools.py``
+#: The format of every model whose template has no tools, or one that is not in this table:
 #: describes it in the prompt.
 GENERAL = replace(HERMES, name="general")
 LLAMA = ToolFormat(
@@ -222,7 +222,7 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (MISTRAL, ("[TOOL_CALLS]",)),
     (LLAMA, ('"parameters": ', '{"name": ', "<|start_header_id|>")),
 )  # fmt: skip
-#: Of templates that write something else between Hermes' tags.
+#: Signs that a template writes something other than JSON between Hermes' tags.
 _NO_JSON = ("<function=", "<arg_key>", "<invoke", "<parameter", "<tool_calls>")
 
 

@@ -12,7 +12,7 @@ from hotcold.grammar.json_schema import read
 from hotcold.grammar.schema_rewriting import Rewritten
 from hotcold.values import shown
 
-#: Of one answer. Small models call the same tool again and again, where nothing ends that.
+#: Calls in one answer. Small models call the same tool again and again, where nothing ends that.
 MOST_CALLS = 16
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 

@@ -11,17 +11,17 @@ from hotcold.tasks.bench import MOST_SEQUENCES
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, number = parser.add_argument, options.whole_number
-    add("-p", "--n-prompt", type=number(1), default=128, metavar="N", help="prompt tokens (128)")
-    add("-n", "--n-gen", type=number(2), default=64, metavar="N", help="tokens to generate (64)")
+    add("-p", "--n-prompt", type=number(1), default=128, metavar="N", help="prompt tokens (default: 128)")
+    add("-n", "--n-gen", type=number(2), default=64, metavar="N", help="tokens to generate (default: 64)")
     add(
         "-np",
         "--parallel",
         type=number(1, MOST_SEQUENCES),
         default=1,
         metavar="N",
-        help=f"sequences; {DECODE_ROWS} are decoded together, more take turns (1)",
+        help=f"sequences; {DECODE_ROWS} are decoded together, more take turns (default: 1)",
     )
-    add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds to measure (5)")
+    add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds to measure (default: 5)")
     add(
         "--timeline",
         type=options.file_path,

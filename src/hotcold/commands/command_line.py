@@ -47,6 +47,16 @@ class OneLineParser(argparse.ArgumentParser):
         """The options by name."""
         return self._option_string_actions
 
+    def format_help(self) -> str:
+        """The usage names what must be given; the list below it has the rest."""
+        formatter = self._get_formatter()
+        groups = [group for group in self._mutually_exclusive_groups if group.required]
+        ways = [action for group in groups for action in group._group_actions]
+        needed = [each for each in self._actions if not each.option_strings or each.required or each in ways]
+        formatter.add_usage(None, needed, groups, prefix="")
+        self.usage = f"{formatter.format_help().strip()} [options]".replace("%", "%%")
+        return super().format_help()
+
     def unknown(self, word: str) -> NoReturn:
         kind = "option" if word.startswith("-") else "argument"
         self.error(f"unknown {kind} {word!r}{nearest(word.partition('=')[0], list(self.names))}")

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.whole_number(2),
         default=8192,
         metavar="N",
-        help="tokens to use, sampled over the whole text: four fifths to fit, one to judge (8192)",
+        help="tokens to use, sampled over the whole text: four fifths to fit, one to judge (default: 8192)",
     )
     add(
         "--held-out",

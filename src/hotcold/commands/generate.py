@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.token_count,
         default=200,
         metavar="N",
-        help="generate at most N tokens; -1: until the text or the context ends (200)",
+        help="generate at most N tokens; -1: until the text or the context ends (default: 200)",
     )
     parser.add_argument("--ignore-eos", action="store_true", help="do not let the model end the text")
     parser.add_argument(

@@ -183,8 +183,9 @@ def add_cache_options(add: Callable[..., Any]) -> None:
         choices=types,
         help=f"type of stored keys and values (default: {_CACHE_TYPE}; q8_0 takes half the memory of f16)",
     )
-    add("-ctk", "--cache-type-k", choices=types, help="type of keys; must equal that of values")
-    add("-ctv", "--cache-type-v", choices=types, help="type of values")
+    # As llama.cpp has them; keys and values have one type here.
+    for short, long in (("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")):
+        add(short, long, choices=types, help=argparse.SUPPRESS)
 
 
 def cache_type(args: argparse.Namespace) -> str:
@@ -199,7 +200,7 @@ def cache_type(args: argparse.Namespace) -> str:
 
 
 def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("hot neurons on a GPU, cold ones on the CPU")
+    group = parser.add_argument_group("GPU, which computes hot neurons while the CPU computes cold ones")
     add = group.add_argument
     add_gpu_option(group)
     add(
@@ -216,17 +217,9 @@ def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
         help="what the GPU computes: a .gpuidx file of hotcold plan (default: as hotcold plan chooses for "
         "the budget)",
     )
-    add(
-        "--hot-backend",
-        choices=BACKENDS,
-        help="for checks: the backend that computes hot neurons in place of a GPU",
-    )
-    add(
-        "--hot-threads",
-        type=whole_number(1, 1024),
-        metavar="N",
-        help="threads of the hot backend (default: as many as the other backend has)",
-    )
+    # For checks: a backend that computes hot neurons in place of a GPU, and its threads.
+    add("--hot-backend", choices=BACKENDS, help=argparse.SUPPRESS)
+    add("--hot-threads", type=whole_number(1, 1024), help=argparse.SUPPRESS)
 
 
 def add_gpu_option(parser: argparse._ActionsContainer) -> None:
@@ -310,7 +303,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         type=whole_number(-1, 2**63 - 1),
         default=-1,
         metavar="N",
-        help="seed of the random numbers; -1 draws one (-1)",
+        help="seed of the random numbers; -1 draws one (default: -1)",
     )
 
 

@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="score this sparsity mode, too, and report how much --sparsity differs from it",
     )
     parser.add_argument(
-        "--seed", type=options.whole_number(0), default=0, metavar="N", help="seed of the bootstrap (0)"
+        "--seed",
+        type=options.whole_number(0),
+        default=0,
+        metavar="N",
+        help="seed of the bootstrap (default: 0)",
     )
     options.add_model_options(parser)
     options.add_json_option(parser)

@@ -84,7 +84,7 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         type=options.whole_number(1, 256),
         default=4,
         metavar="N",
-        help="how many requests run at the same time, each with a context of -c (4)",
+        help="how many requests run at the same time, each with a context of -c (default: 4)",
     )
     add(
         "-n",
@@ -100,7 +100,7 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         type=options.whole_number(0, 100_000),
         default=64,
         metavar="N",
-        help="how many more requests may wait; others are refused with status 429 (64)",
+        help="how many more requests may wait; others are refused with status 429 (default: 64)",
     )
     add(
         "--cache-positions",
@@ -115,21 +115,21 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         type=options.whole_number(1, 86_400),
         default=600,
         metavar="S",
-        help="seconds that a request may take, waiting included (600)",
+        help="seconds that a request may take, waiting included (default: 600)",
     )
     add(
         "--drain",
         type=options.whole_number(0, 86_400),
         default=30,
         metavar="S",
-        help="seconds that running requests may go on after SIGTERM (30)",
+        help="seconds that running requests may go on after SIGTERM (default: 30)",
     )
     add(
         "--max-connections",
         type=options.whole_number(1, 100_000),
         default=512,
         metavar="N",
-        help="how many connections may be open at the same time (512)",
+        help="how many connections may be open at the same time (default: 512)",
     )
     add(
         "--max-body",

@@ -110,7 +110,7 @@ def smallthinker(config: Settings) -> Facts:
     }
 
 
-#: What the class has where config.json is silent.
+#: Defaults of the class where config.json is silent.
 _GPT_OSS_ROPE = {
     "rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096
 }  # fmt: skip
@@ -210,7 +210,7 @@ def granite_keys(config: Settings) -> Facts:
     return {key: np.float32(config.number(theirs, 1)) for key, theirs in keys.items()}
 
 
-#: What the class has where config.json is silent.
+#: Defaults of the class where config.json is silent.
 _GEMMA3 = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,

@@ -1,16 +1,5 @@
-"""The old address of jobs, for version 0.1 alone: what ``hotcold`` exports now."""
+"""The old address of jobs, for version 0.1 alone."""
 
-import warnings
-from typing import Any
+from hotcold.engine.old_names import moved
 
-import hotcold
-
-_NAMES = {"Grammar": "Grammar", "Job": "Job", "JobError": "RequestError"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    told = f"{__name__}.{name} goes with version 0.2: take hotcold.{_NAMES[name]}"
-    warnings.warn(told, DeprecationWarning, stacklevel=2)
-    return getattr(hotcold, _NAMES[name])
+__getattr__ = moved(__name__, Grammar="Grammar", Job="Job", JobError="RequestError")

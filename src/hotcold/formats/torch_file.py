@@ -287,7 +287,7 @@ def _follow(pickle: bytes) -> Any:
     """Returns the object that the pickle describes; TorchFileError for an opcode or a global that no state
     dict needs."""
     machine = _Machine()
-    # Of escapes in strings, which Python will refuse: the opcodes that have them are refused here.
+    # Python warns of escapes in strings, which it will refuse: the opcodes that have them are refused here.
     with warnings.catch_warnings(action="ignore"):
         return _run(machine, pickle)
 
@@ -364,6 +364,6 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "SETITEMS": lambda machine, _: machine.set_items(machine.pop_to_mark()),
     "APPEND": lambda machine, _: machine.append(machine.pop(1)),
     "APPENDS": lambda machine, _: machine.append(machine.pop_to_mark()),
-    # What a module notes of itself (``_metadata``) is no part of a dict.
+    # A module's notes on itself (``_metadata``) are no part of a dict.
     "BUILD": lambda machine, _: machine.pop(1).clear(),
 }

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.uint64]  #: ``[ceil(V / 64)]``, a bit for each id
 
-#: What one step may cost: a mask that needs more is an error, so that no grammar stops the engine for long.
+#: The most that one step may cost: a mask that needs more is an error, so no grammar stops the engine for
+#: long.
 _LIMITS = {
     "max_items_in_row": 1000,
     "initial_lexer_fuel": 1_000_000,

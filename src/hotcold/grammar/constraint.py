@@ -201,7 +201,7 @@ class GrammarConstraint:
         GrammarError: these tokens do not match, or the grammar cannot go on."""
         tokens = list(output)
         coming = self._coming
-        # What no thread has begun is made here: most masks take less time than waking one.
+        # Masks that no thread has begun are made here: most take less time than waking one.
         if coming is not None and coming[0] == tokens and not coming[1].cancel():
             return Allowed(coming[1].result())
         return Allowed(self._mask(tokens))

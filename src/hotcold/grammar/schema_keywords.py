@@ -32,10 +32,10 @@ FORMAT_PATTERNS = {
     "hostname": rf"^{_LABEL}(\.{_LABEL}){{0,2}}$",
     "email": rf"^{_ATOM}(\.{_ATOM})?@{_LABEL}(\.{_LABEL}){{0,2}}$",
 }
-#: Those that are enforced; others are facts for readers.
+#: Formats that are enforced; others are facts for readers.
 FORMATS = (*FORMAT_PATTERNS, "duration", "ipv4", "ipv6", "uri", "uuid")
 
-#: What a grammar cannot hold an answer to. Where it has the value given here it asks for nothing.
+#: Keywords to which a grammar cannot hold an answer. With the value given here one asks for nothing.
 NOT_ENFORCED: Mapping[str, Any] = {
     "not": False,
     "contains": None,
@@ -87,7 +87,7 @@ _LEAST: _Needed = (
 _MOST: _Needed = ("a whole number from 0 is needed", _count)
 _LIMIT: _Needed = ("a number is needed", _number)
 _DRAFT_4: _Needed = ("a number is needed", lambda value: _number(value) or isinstance(value, bool))
-#: What the value of a keyword must be. Values of others, and the rest of these, the compiler looks at.
+#: The values that a keyword may have. The compiler checks the other keywords, and the rest of these.
 _VALUES: dict[str, _Needed] = {
     "type": (
         f"allowed are {', '.join(TYPES)}, or a list of them",

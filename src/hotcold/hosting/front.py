@@ -321,7 +321,7 @@ class EngineFront:
 
     def _send(self, command: Command) -> None:
         data = encode(command)
-        # Of no class of asyncio's under uvloop.
+        # Under uvloop it is of no class of asyncio's.
         pipe: Any = self._transport.get_pipe_transport(0) if self._transport else None
         if pipe is not None and not pipe.is_closing():
             pipe.write(data)

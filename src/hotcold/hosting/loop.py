@@ -208,7 +208,7 @@ class EngineThread:
             return None, defect
 
     def _step_failed(self, error: Exception) -> None:
-        """All that ran end: what the model did to their cache is not known."""
+        """Tells of the requests that the engine ended, since they ran in the step; those that wait go on."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         print(
             f"hotcold: a step failed: {type(error).__name__}: {error} ({where.filename}:{where.lineno})",
@@ -216,10 +216,10 @@ class EngineThread:
             flush=True,
         )
         told = RequestError(str(error), "engine_failed") if isinstance(error, UserError) else error
-        ended: list[tuple[int, Exception]] = [(id, told) for id in self._running]
-        for id in list(self._running):
-            self._abort(id)
-        self._fail(ended)
+        ended = [id for id, each in self._running.items() if each.request.finished]
+        for id in ended:
+            self._forget(id)
+        self._fail([(id, told) for id in ended])
         self._failed_steps += 1
         if self._failed_steps == _TRIES:
             raise EngineBroken(str(error)) from error

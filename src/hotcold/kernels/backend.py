@@ -25,7 +25,7 @@ from hotcold.formats.stored import AnyTensor
 if TYPE_CHECKING:
     from hotcold.kernels._native import Link
 
-#: What :meth:`Backend.zeros` makes: values ``[rows, ...]`` that only the backend's own methods see. Others
+#: A buffer of :meth:`Backend.zeros`: values ``[rows, ...]`` that only the backend's own methods see. Others
 #: neither index it nor ask for its shape.
 Buffer: TypeAlias = Any
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -257,7 +257,7 @@ class PredictorWeights(Protocol):
     def nbytes(self) -> int: ...
 
 
-#: What :class:`FFNStats` counts, in order; csrc/simd/kernels.h has the same names.
+#: The counts of :class:`FFNStats`, in order; csrc/simd/kernels.h has the same names.
 FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
 
 
@@ -316,7 +316,7 @@ class Backend(Protocol):
     decode_rows: int  #: the most decode rows of a step, :data:`DECODE_ROWS` or more
     step_rows: int  #: the most rows of a step
 
-    #: Of its pool; None where it has none.
+    #: Threads of the backend's pool; None where it has none.
     @property
     def threads(self) -> int | None: ...
 

@@ -144,7 +144,7 @@ class Packer:
         return panels
 
     def _fill(self, rows: _native.WeightRows, tensor: AnyTensor, *, by_output: bool = False) -> None:
-        # Of chosen ones, the extension takes those that become rows.
+        # The extension reads chosen rows or columns of a tensor itself where they become rows.
         direct = isinstance(tensor, StoredTensor) and (tensor.chosen is None or tensor.by_column == by_output)
         if not (direct and hasattr(os, "pread")):
             rows.pack(tensor.load().data, self._pool, by_output)

@@ -12,10 +12,10 @@ from hotcold.kernels.gpu import ALIGNMENT, GPU, GPUBackend, GPUError, StepShape
 OFF = "off"  #: instead of a name: no GPU
 ENVIRONMENT = "HOTCOLD_GPU"  #: the variable that says what ``--gpu`` would, where that is not given
 
-#: What is used unless something else is named: the first kind that there is.
+#: Kinds of GPU that are used unless another is named: the first that there is.
 USUAL_KINDS = ("discrete", "integrated")
 
-#: Of the processor's memory, at most: through which weights go to a GPU.
+#: The most of the processor's memory through which weights go to a GPU.
 STAGING_BYTES = 64 << 20
 
 

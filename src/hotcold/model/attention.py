@@ -15,7 +15,7 @@ from hotcold.model.reading import Shape, TensorReader
 from hotcold.model.rope import Rope
 from hotcold.model.side import Mixer, Side
 
-#: What keys and values are rounded to, by the name of its block type, and what arrays hold it.
+#: Types that keys and values are rounded to, by name of the block type, and what arrays hold them.
 CACHE_TYPES = {"f16": np.float16, "q8_0": np.uint8, "f32": np.float32}
 
 

@@ -26,7 +26,7 @@ from hotcold.model.rope import Rope, chosen_factors, rope_table
 from hotcold.model.side import Mixer, Side
 from hotcold.model.weights import Weights
 
-#: Of a step's stages, in order, by the most rows that they are for.
+#: The stages of a step, in order, by the most rows that they are for.
 Programs: TypeAlias = dict[int, list[Program]]
 #: Cosines and sines.
 Tables: TypeAlias = dict[Rope, tuple[Floats, Floats]]

@@ -120,7 +120,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     ends = end_tokens(tokens, control, ids, _more_ends(metadata, len(tokens), notes))
     if not ends.stops:
         notes.append("no token of the vocabulary ends a text: answers end where their length does")
-    # Whatever type the file gives them: a user's text must never become one of these.
+    # A user's text must never become one of these, whatever type the file gives them.
     for id in ends.reserved if bos is None else (bos, *ends.reserved):
         types[id] = TokenType.CONTROL
     if unknown is not None and types[unknown] == TokenType.NORMAL:

@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 _CHUNK = 128  # prompt rows that the buffers of a step hold, if nobody says otherwise
 
-#: Of a layer's tensors; all others, routers and shared experts among them, are attention.
+#: Tensors of a layer's FFN; all others, routers and shared experts among them, are attention.
 _FFN_TENSOR = re.compile(r"ffn_(gate|up)(_exps)?\.|ffn_down(_t)?\.weight|ffn_down_exps\.")
 _FIRST = re.compile(r"predictor\.first|fc1\.")
 _PREDICTOR_TENSOR = re.compile(r"predictor\.|fc[12]\.")

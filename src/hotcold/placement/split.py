@@ -159,7 +159,7 @@ class ColdSide:
         there are none."""
         self.backend = cold
         self.link = hot.link(ANSWER_TIMEOUT_S)
-        #: Of cold neurons a mailbox has the mask, where there are candidates.
+        #: A mailbox has the mask of cold neurons where there are candidates.
         words = {
             i: layer.cold.words if predictors[i] else 0
             for i, layer in enumerate(weights)

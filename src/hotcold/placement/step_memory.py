@@ -46,7 +46,7 @@ def scratch_bytes(config: Config, limits: BatchLimits) -> int:
     return max(cpu.scratch_bytes(shape) for shape in _shapes(config, limits, types))
 
 
-#: What a layer takes on a GPU beyond its weights, keys and values: every range of it begins at a multiple.
+#: A layer's bytes on a GPU beyond weights, keys and values: every range of it begins at a multiple.
 GPU_LAYER_BYTES = 20 * ALIGNMENT
 
 

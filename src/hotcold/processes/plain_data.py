@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-#: What ``json`` reads and writes.
+#: Data that ``json`` reads and writes.
 Plain: TypeAlias = Any
 Convert: TypeAlias = Callable[[Any], Any]
 

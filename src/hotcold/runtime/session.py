@@ -4,7 +4,7 @@ programs."""
 import math
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,18 +66,18 @@ class Session:
         check_memory(extra, model.cache_type, config, limits, model.pages, devices, model.on_gpu, what)
         predictors = self._load_predictors(mode)
         self._counters = Counters(np.zeros((config.layers, len(FFN_COUNTS)), np.int64))
-        self.footprint = self._footprint(mode, predictors)
+        self.predictors = predictors  #: of each layer; None where none is used
+        self.footprint = self._footprint(mode)
         self.state = SequenceState(devices, config, model.pages, model.cache_type)
         self.cache = self.state.pages  #: whose pages lie where
         self._user: weakref.ref[User] | None = None
-        self.predictors = predictors  #: of each layer; None where none is used
         # Which experts a step reads, and so how many rows, is known to the FFNs alone.
         self._ffns, self._cold_side = self._make_ffns(count=mode.name != "off" or config.experts is not None)
         self._watched: Watched | None = None
         _serve(self, self._cold_side, self._ffns)
         ffns = wrap([*self._ffns])
         self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.state)
-        # What a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
+        # Rows that a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
         if mode.name == "off" and config.experts is None:
             runs = [layer.ffn.runs for layer in model.weights.layers]
@@ -198,21 +198,26 @@ class Session:
         )
         return ffns, side
 
-    def _footprint(self, mode: SparsityMode, predictors: list[PredictorWeights | None]) -> Footprint:
+    def read_whole(self) -> Iterator[tuple[str, Backend, int]]:
+        """The weights that every step reads whole, norms excepted: kind, the backend that reads them, and
+        bytes, for each layer and then the head."""
+        weights, devices = self.model.weights, self.model.devices
+        for layer, predictor, backend in zip(weights.layers, self.predictors, devices.layers, strict=True):
+            yield "attention", backend, layer.dense_bytes
+            yield "predictor", backend, predictor.nbytes if predictor else 0
+        yield "head", devices.head, weights.head.nbytes
+
+    def _footprint(self, mode: SparsityMode) -> Footprint:
         weights, config = self.model.weights, self.model.config
         read: list[Matrix] = [weights.head]  # each whole, by every step, as shared experts are
         for layer in weights.layers:
             read += layer.matrices
         shared = [layer.shared.ffn for layer in weights.layers if layer.shared]
         norms = weights.norm_values
-        read_predictors = [each for each in predictors if each is not None]
         params = int(np.dot(mode.predictors.params, mode.used)) if mode.predictors else 0
         row_bytes = (layer.ffn.row_bytes for layer in weights.layers)
         return Footprint(
-            step_bytes=weights.head.nbytes
-            + sum(layer.dense_bytes for layer in weights.layers)
-            + sum(each.nbytes for each in read_predictors)
-            + 4 * norms,
+            step_bytes=sum(nbytes for _, _, nbytes in self.read_whole()) + 4 * norms,
             step_params=sum(math.prod(each.shape) for each in read)
             + sum((2 + config.gated) * config.dim * each.neurons for each in shared)
             + norms

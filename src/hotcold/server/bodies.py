@@ -18,8 +18,8 @@ from hotcold.server.settings import Settings
 
 #: Smaller bodies are read at once: a thread would take longer.
 AT_ONCE = 32 << 10
-#: What programs say of a body that nobody gave a type, as ``curl -d``. A page may send these without being
-#: asked by its browser whether it may, so they are taken from programs alone.
+#: Types that programs state for a body whose sender gave none, as ``curl -d``. A page's browser may send
+#: these without asking whether it may, so they are taken from programs alone.
 _OF_PROGRAMS = ("", "application/x-www-form-urlencoded", "text/plain")
 
 

@@ -96,7 +96,7 @@ class Answer:
 
     async def _events(self, running: Running, sending: "_Sending") -> None:
         patience = self._service.settings.ping_s
-        # What goes wrong before there is anything to send is told by a status.
+        # An error before there is anything to send is told by a status.
         pieces = await running.take(patience)
         await sending.send(dict(_HEAD))  # layers outside put their headers into it
         self._started = True

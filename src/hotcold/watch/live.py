@@ -185,13 +185,12 @@ def _bytes_read(live: Live, sides: npt.NDArray[np.int64], steps: int) -> tuple[i
     by_layer = rows.sum(2)  # [2, layers]
     if live.watched is None:
         experts = model.config.experts
-        read = experts.chosen / experts.count if experts else 1
-        by_layer[0] = [steps * layer.ffn.nbytes * read for layer in model.weights.layers]
-    gpu, cpu = 0, int(by_layer[1].sum())
-    for i, (layer, backend) in enumerate(zip(model.weights.layers, model.devices.layers, strict=True)):
-        nbytes = int(by_layer[0, i]) + steps * layer.dense_bytes
-        predictor = live.session.predictors[i]
-        nbytes += steps * predictor.nbytes if predictor else 0
-        gpu, cpu = (gpu + nbytes, cpu) if backend is model.hot else (gpu, cpu + nbytes)
-    head = steps * model.weights.head.nbytes
-    return (gpu + head, cpu) if model.devices.head is model.hot else (gpu, cpu + head)
+        share = experts.chosen / experts.count if experts else 1
+        by_layer[0] = [steps * layer.ffn.nbytes * share for layer in model.weights.layers]
+    read = [
+        *zip(model.devices.layers, by_layer[0].tolist(), strict=True),
+        (model.backend, int(by_layer[1].sum())),
+    ]
+    read += [(backend, steps * nbytes) for _, backend, nbytes in live.session.read_whole()]
+    cpu = sum(nbytes for backend, nbytes in read if backend is model.backend)
+    return sum(nbytes for _, nbytes in read) - cpu, cpu

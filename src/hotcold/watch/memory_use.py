@@ -31,18 +31,16 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
         side = hot if backend is model.hot else cold
         side[kind] = side.get(kind, 0) + nbytes
 
+    for kind, backend, nbytes in session.read_whole():
+        if kind != "head" or weights.head is not weights.embedding:
+            add(kind, backend, nbytes)
     for i, (layer, backend) in enumerate(zip(weights.layers, devices.layers, strict=True)):
-        add("attention", backend, layer.dense_bytes)
         add("kv", backend, session.cache.pages * config.mixers[i].page_bytes(model.cache_type))
-        predictor = session.predictors[i]
-        add("predictor", backend, predictor.nbytes if predictor else 0)
         if isinstance(layer.ffn, SplitWeights):
             add("neurons", backend, layer.ffn.hot.nbytes if layer.ffn.hot else 0)
             add("neurons", model.backend, layer.ffn.cold.nbytes)
         else:
             add("neurons", backend, layer.ffn.nbytes)
-    if weights.head is not weights.embedding:
-        add("head", devices.head, weights.head.nbytes)
     add("embedding", devices.embedding, weights.embedding.nbytes)
     backends = set(devices.parts)
     needed = buffer_bytes(config, model.limits, split=len(backends) > 1) + scratch_bytes(config, model.limits)

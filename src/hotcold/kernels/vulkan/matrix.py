@@ -15,7 +15,7 @@ from hotcold.kernels.vulkan import packing
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, aligned
 
-#: Of a part: a dispatch has at most 65535 groups in a dimension, and gemv.comp gives each 8 rows.
+#: Rows of a part: a dispatch has at most 65535 groups in a dimension, and gemv.comp gives each 8 rows.
 MOST_ROWS = 8 * 65535
 
 

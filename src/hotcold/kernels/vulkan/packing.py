@@ -24,7 +24,7 @@ CHUNKS = 32  #: of a row, at most: the invocations that share one
 UNIT = 16  #: bytes of codes that lie together
 CHUNK_BYTES = 8 << 20  #: of a tensor that are packed at a time
 
-#: Of some rows: ``[rows, ...]`` uint8 of each section.
+#: Sections of some rows: ``[rows, ...]`` uint8 of each.
 Sections: TypeAlias = list[Bytes]
 
 
@@ -135,7 +135,7 @@ def _fifth_bits(bits: Bytes) -> Bytes:
 
 def _q6_k(blocks: Bytes) -> Sections:
     rows, supers, _ = blocks.shape
-    # Of 64 bytes, the lower halves are two blocks' codes, and the upper ones the next two blocks'.
+    # In 64 bytes, the lower halves are two blocks' codes, and the upper ones the next two blocks'.
     low = _halves(blocks[:, :, :128].reshape(rows, supers, 2, 2, 2, 16)).swapaxes(3, 4)
     # Word 4 h + s of 8 has two bits of each of four weights, in four blocks: of weights 16 h + 4 s on.
     words = np.ascontiguousarray(blocks[:, :, 128:192]).view("<u4").reshape(-1, 8)

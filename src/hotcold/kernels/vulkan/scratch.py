@@ -9,7 +9,7 @@ from hotcold.kernels.vulkan.linear import linear_scratch_bytes, predict_scratch_
 from hotcold.kernels.vulkan.memory import aligned
 from hotcold.kernels.vulkan.recording import PROGRAM_ROWS
 
-#: What Vulkan promises that a shader can be given as one range.
+#: The range that Vulkan promises a shader can be given at least.
 LEAST_RANGE = 128 << 20
 
 

@@ -38,7 +38,7 @@ _STREAM_OPTIONS = Shape(
     }
 )
 MODEL = Field(Text(0, 512), note="Any name: there is one model, and the answer says which.")
-#: Of both of OpenAI's routes.
+#: Fields of both of OpenAI's routes.
 STREAMING: Fields = {
     "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
     "stream_options": Field(_STREAM_OPTIONS, None, "Only with stream."),

@@ -125,7 +125,7 @@ def _fields() -> Fields:
     }
 
 
-#: Of all routes. What a request does not state, :attr:`Facts.sampling` says.
+#: Fields of all routes. :attr:`Facts.sampling` has the values that a request does not state.
 FIELDS = _fields()
 
 #: Ways to sample that other programs have and this one has not, with what asks for nothing.
