@@ -1,55 +1,11 @@
-// Types whose scales are searched for. A block is first brought to a largest size from 1 to 2, by a power of
-// two: what follows meets neither overflow nor denormals, and scales are rounded to the float16 they become.
+// Types whose scales are searched for.
 #pragma once
-#include <cmath>
-
-#include "quantise/affine.h"
-#include "quantise/blocks.h"
+#include "quantise/affine_block.h"
 #include "quantise/exact.h"
-#include "quantise/scaled.h"
+#include "quantise/scaled_block.h"
 
 namespace hc {
 namespace {
-
-// The power of two not above the largest size; 0 where all weights are nearer to 0 than to any other float16.
-inline float unit_of(const float* x, int n) {
-    const uint32_t largest = largest_bits(x, n);
-    return float_of(largest) > 0x1p-25f ? float_of(largest & kInfinite) : 0;
-}
-
-// A scale of weights that were divided by `unit`, rounded to a float16 of what it is of the weights
-// themselves.
-struct HalfScale {
-    uint16_t half = 0;
-    float value = 0;
-
-    HalfScale() = default;
-    HalfScale(const char* type, float scale, float unit) {
-        half = half_scale(type, scale * unit);
-        if (scale != 0 && !(half & 0x7fff)) half |= 1;
-        value = from_half(half) / unit;
-    }
-};
-
-// What is left of the squares of a block's weights where it is all but one of those that the type holds
-// exactly, such as a constant one. Then rounding the scale is what errs, and some more scales are tried.
-constexpr double kNearlyExact = 3e-5;
-constexpr int kMoreScales = 8;
-
-// The eight runs of a group, brought to size.
-template <int N> void load_group(Runs<N>& to, const float* x, const float* w, int group, float unit) {
-    const float inverse = unit == 0 ? 0 : 1 / unit;
-    float all[kLanes];
-    for (float& each : all) each = inverse;
-    const int first = group * N * kLanes;
-    load_runs(to, x + first, w ? w + first : nullptr, kLanes, all);
-}
-
-template <int N> double energy_of(const Runs<N>& runs) {
-    V squares = splat(0);
-    for (int j = 0; j < N; ++j) squares += load(runs.w[j]) * load(runs.x[j]) * load(runs.x[j]);
-    return sum_lanes(squares);
-}
 
 // Where the largest weight lies before a scale is fitted, relative to the lowest or to the highest value.
 constexpr float kFineStarts[] = {-0.9f, -0.7f, -0.6f, -0.5f, -0.4f, -0.3f,
@@ -60,265 +16,16 @@ constexpr float kTableStarts[] = {-7, -5, -3, -1, 0, 3, 6, 9};
 constexpr float kAffineStarts[] = {-0.9f, -0.8f, -0.7f, -0.6f, -0.5f, -0.4f, -0.3f, -0.2f, -0.1f, 0.0f,
                                    0.1f,  0.2f,  0.3f,  0.4f,  0.5f,  0.6f,  0.7f,  0.8f,  0.9f};
 
-// --- blocks of 256 weights, whose runs have scales and minima of few bits ---
-
-template <int Groups> struct AffineBlock {
-    HalfScale scale, minimum;
-    V scales[Groups], minima[Groups];
-    double error = INFINITY;
-};
-
-template <int N> class AffineBlockSearch {
-  public:
-    static constexpr int kGroups = kLarge / N / kLanes;
-    using Block = AffineBlock<kGroups>;
-
-    // Codes 0..last of runs of N weights, with scales and minima 0..top.
-    AffineBlockSearch(const char* type, float last, float top, const float* x, const float* w)
-        : type_(type), last_(splat(last)), top_(top), unit_(unit_of(x, kLarge)) {
-        for (int g = 0; g < kGroups; ++g) load_group(runs_[g], x, w, g, unit_);
-    }
-
-    template <int S> Block find(const float (&starts)[S], int refits) {
-        Block best;
-        for (int g = 0; g < kGroups; ++g) best.scales[g] = best.minima[g] = splat(0);
-        if (unit_ == 0) return best;
-        V steps[kGroups], depths[kGroups];
-        float most_step = 0, most_depth = 0;
-        double energy = 0;
-        for (int g = 0; g < kGroups; ++g) {
-            const AffineFit fit =
-                AffineSearch<N>(runs_[g], last_, true).find(starts, refits, [](const AffineFit&) {});
-            steps[g] = fit.step;
-            depths[g] = splat(0) - fit.base;
-            most_step = largest_of(most_step, largest_lane(steps[g]));
-            most_depth = largest_of(most_depth, largest_lane(depths[g]));
-            energy += energy_of(runs_[g]);
-        }
-        for (int i = 0; i < kMoreScales; ++i) {
-            const float top = top_ - float(i);
-            float d = most_step / top, dmin = most_depth / top;
-            Block block = near(multiples(steps, d), multiples(depths, dmin), d, dmin, 1);
-            keep(best, block);
-            fit_multiples(block, d, dmin);
-            keep(best, near(block.scales, block.minima, d, dmin, 1));
-            if (best.error > kNearlyExact * energy || best.error == 0) break;
-        }
-        return best;
-    }
-
-    void put_block_codes(const Block& block, uint8_t* codes) const {
-        for (int g = 0; g < kGroups; ++g) {
-            const V step = splat(block.scale.value) * block.scales[g], inverse = ratio(splat(1), step);
-            const V base = splat(-block.minimum.value) * block.minima[g];
-            alignas(32) float at[N][kLanes];
-            for (int j = 0; j < N; ++j) store(at[j], affine_code(load(runs_[g].x[j]), base, inverse, last_));
-            for (int i = 0; i < kLanes; ++i)
-                for (int j = 0; j < N; ++j) codes[(g * kLanes + i) * N + j] = uint8_t(int(at[j][i]));
-        }
-    }
-
-  private:
-    struct Numbers {
-        V at[kGroups];
-    };
-
-    static float largest_of(float a, float b) { return a > b ? a : b; }
-    static void keep(Block& best, const Block& block) {
-        if (block.error < best.error) best = block;
-    }
-
-    Numbers multiples(const V* of, float d) const {
-        const float unit = HalfScale(type_, d, unit_).value;
-        Numbers numbers;
-        for (int g = 0; g < kGroups; ++g)
-            numbers.at[g] = round_lanes(between(ratio(of[g], splat(unit)), splat(0), splat(top_)));
-        return numbers;
-    }
-    Block near(const Numbers& scales, const Numbers& minima, float d, float dmin, int reach) const {
-        return near(scales.at, minima.at, d, dmin, reach);
-    }
-
-    // Scales and minima no farther than `reach` from these, multiples of d and dmin: those of least error.
-    Block near(const V* scales, const V* minima, float d, float dmin, int reach) const {
-        Block block;
-        block.scale = HalfScale(type_, d, unit_);
-        block.minimum = HalfScale(type_, dmin, unit_);
-        const V zero = splat(0), top = splat(top_);
-        V total = zero;
-        for (int g = 0; g < kGroups; ++g) {
-            V least = splat(INFINITY);
-            block.scales[g] = block.minima[g] = zero;
-            for (int ds = -reach; ds <= reach; ++ds)
-                for (int dm = -reach; dm <= reach; ++dm) {
-                    const V scale = between(scales[g] + splat(float(ds)), zero, top);
-                    const V minimum = between(minima[g] + splat(float(dm)), zero, top);
-                    const V error = affine_error(runs_[g], splat(block.scale.value) * scale,
-                                                 splat(-block.minimum.value) * minimum, last_);
-                    const auto better = error < least;
-                    least = select(better, error, least);
-                    block.scales[g] = select(better, scale, block.scales[g]);
-                    block.minima[g] = select(better, minimum, block.minima[g]);
-                }
-            total += least;
-        }
-        block.error = sum_lanes(total);
-        return block;
-    }
-
-    // What scales and minima are best multiples of, where codes, scales and minima stay what they are.
-    void fit_multiples(const Block& block, float& d, float& dmin) const {
-        V qq = splat(0), qm = qq, mm = qq, xq = qq, xm = qq;
-        for (int g = 0; g < kGroups; ++g) {
-            const V scale = block.scales[g], minimum = block.minima[g];
-            const V inverse = ratio(splat(1), splat(block.scale.value) * scale);
-            const V base = splat(-block.minimum.value) * minimum;
-            for (int j = 0; j < N; ++j) {
-                const V x = load(runs_[g].x[j]), w = load(runs_[g].w[j]);
-                const V q = scale * affine_code(x, base, inverse, last_), wq = w * q, wm = w * minimum;
-                qq += wq * q;
-                qm += wq * minimum;
-                mm += wm * minimum;
-                xq += wq * x;
-                xm += wm * x;
-            }
-        }
-        const double a = sum_lanes(qq), b = sum_lanes(qm), c = sum_lanes(mm);
-        const double p = sum_lanes(xq), q = sum_lanes(xm), determinant = a * c - b * b;
-        if (determinant > 1e-9 * a * c) {
-            d = float((c * p - b * q) / determinant);
-            dmin = float((b * p - a * q) / determinant);
-        } else if (a > 0) {
-            d = float((p + double(dmin) * b) / a);
-        }
-        d = d > 0 ? d : 0;
-        dmin = dmin > 0 ? dmin : 0;
-    }
-
-    const char* type_;
-    const V last_;
-    const float top_, unit_;
-    Runs<N> runs_[kGroups];
-};
-
-// --- blocks of 256 weights, whose runs have scales of few bits ---
-
-template <int Groups> struct ScaledBlock {
-    HalfScale scale;
-    V scales[Groups];
-    double error = INFINITY;
-};
-
-template <int N, class Values> class ScaledBlockSearch {
-  public:
-    static constexpr int kGroups = kLarge / N / kLanes;
-    using Block = ScaledBlock<kGroups>;
-
-    // Scales are lowest..-lowest - 1.
-    ScaledBlockSearch(const char* type, const Values& values, float lowest, const float* x, const float* w)
-        : type_(type), values_(values), lowest_(lowest), unit_(unit_of(x, kLarge)) {
-        for (int g = 0; g < kGroups; ++g) load_group(runs_[g], x, w, g, unit_);
-    }
-
-    template <int S> Block find(const float (&starts)[S], int refits) {
-        Block best;
-        for (int g = 0; g < kGroups; ++g) best.scales[g] = splat(0);
-        if (unit_ == 0) return best;
-        V scales[kGroups], numbers[kGroups];
-        float farthest = 0;
-        double energy = 0;
-        for (int g = 0; g < kGroups; ++g) {
-            scales[g] = ScaleSearch<N, Values>(runs_[g], values_).find(starts, refits, [](V, V) {});
-            for (int i = 0; i < kLanes; ++i)
-                farthest = size(scales[g][i]) > size(farthest) ? scales[g][i] : farthest;
-            energy += energy_of(runs_[g]);
-        }
-        for (int i = 0; i < kMoreScales; ++i) {
-            float d = farthest / (lowest_ + float(i));  // the largest scale takes about the lowest number
-            const float unit = HalfScale(type_, d, unit_).value;
-            for (int g = 0; g < kGroups; ++g)
-                numbers[g] =
-                    round_lanes(between(ratio(scales[g], splat(unit)), splat(lowest_), splat(-lowest_ - 1)));
-            Block block = near(numbers, d, 1);
-            keep(best, block);
-            if (best.error == 0) break;
-            d = fit_multiple(block);
-            keep(best, near(block.scales, d, 0));
-            if (best.error > kNearlyExact * energy) break;
-        }
-        return best;
-    }
-
-    void put_block_codes(const Block& block, uint8_t* codes) const {
-        for (int g = 0; g < kGroups; ++g) {
-            const V inverse = ratio(splat(1), splat(block.scale.value) * block.scales[g]);
-            alignas(32) float at[N][kLanes];
-            for (int j = 0; j < N; ++j) store(at[j], values_.nearest(load(runs_[g].x[j]) * inverse));
-            for (int i = 0; i < kLanes; ++i)
-                for (int j = 0; j < N; ++j) codes[(g * kLanes + i) * N + j] = values_.code(at[j][i]);
-        }
-    }
-
-  private:
-    static float size(float a) { return a < 0 ? -a : a; }
-    static void keep(Block& best, const Block& block) {
-        if (block.error < best.error) best = block;
-    }
-
-    // Scales no farther than `reach` from these, multiples of d: those of least error.
-    Block near(const V* scales, float d, int reach) const {
-        Block block;
-        block.scale = HalfScale(type_, d, unit_);
-        V total = splat(0);
-        for (int g = 0; g < kGroups; ++g) {
-            V least = splat(INFINITY);
-            block.scales[g] = splat(0);
-            for (int ds = -reach; ds <= reach; ++ds) {
-                const V scale = between(scales[g] + splat(float(ds)), splat(lowest_), splat(-lowest_ - 1));
-                const V error = scaled_error(runs_[g], values_, splat(block.scale.value) * scale);
-                const auto better = error < least;
-                least = select(better, error, least);
-                block.scales[g] = select(better, scale, block.scales[g]);
-            }
-            total += least;
-        }
-        block.error = sum_lanes(total);
-        return block;
-    }
-
-    // What the scales are best multiples of, where codes and scales stay what they are.
-    float fit_multiple(const Block& block) const {
-        V xq = splat(0), qq = xq;
-        for (int g = 0; g < kGroups; ++g) {
-            const V inverse = ratio(splat(1), splat(block.scale.value) * block.scales[g]);
-            for (int j = 0; j < N; ++j) {
-                const V x = load(runs_[g].x[j]), q = block.scales[g] * values_.nearest(x * inverse);
-                const V wq = load(runs_[g].w[j]) * q;
-                xq += wq * x;
-                qq += wq * q;
-            }
-        }
-        const double squares = sum_lanes(qq);
-        return squares > 0 ? float(sum_lanes(xq) / squares) : 0;
-    }
-
-    const char* type_;
-    const Values& values_;
-    const float lowest_, unit_;
-    Runs<N> runs_[kGroups];
-};
-
 // --- blocks of 32 weights, eight at a time ---
 
 struct SmallBlocks {
-    const char* type;
     int count;
     float units[kLanes] = {};
     Runs<kSmall> runs;
 
     // At most eight blocks of what is left of a row.
-    SmallBlocks(const char* name, const float* x, const float* w, int64_t left)
-        : type(name), count(int(left < kSmall * kLanes ? left / kSmall : kLanes)) {
+    SmallBlocks(const float* x, const float* w, int64_t left)
+        : count(int(left < kSmall * kLanes ? left / kSmall : kLanes)) {
         float inverses[kLanes] = {};
         for (int i = 0; i < count; ++i) {
             units[i] = unit_of(x + kSmall * i, kSmall);
@@ -330,7 +37,7 @@ struct SmallBlocks {
     V rounded(V scales, uint16_t* halves = nullptr) const {
         float values[kLanes] = {};
         for (int i = 0; i < count; ++i) {
-            const HalfScale scale = units[i] == 0 ? HalfScale() : HalfScale(type, scales[i], units[i]);
+            const HalfScale scale = units[i] == 0 ? HalfScale() : HalfScale(scales[i], units[i]);
             values[i] = scale.value;
             if (halves) halves[i] = scale.half;
         }
@@ -342,8 +49,9 @@ template <class Values, int S, class Put> void search_blocks(const char* type, c
                                                              int64_t n, const Values& values,
                                                              const float (&starts)[S], const Put& put) {
     check_finite(type, x, n, kHalfBound);
+    half_scale(type, float_of(largest_bits(x, n)) / values.lowest[0]);
     for (int64_t at = 0; at < n; at += kSmall * kLanes) {
-        const SmallBlocks blocks(type, x + at, w ? w + at : nullptr, n - at);
+        const SmallBlocks blocks(x + at, w ? w + at : nullptr, n - at);
         const auto judge = [&](V& scale, V& error) {
             scale = blocks.rounded(scale);
             error = scaled_error(blocks.runs, values, scale);
@@ -364,9 +72,14 @@ void search_affine_blocks(const char* type, int bits, const float* x, const floa
                           uint8_t* out) {
     check_finite(type, x, n, kHalfBound);
     const V last = splat(float((1 << bits) - 1));
+    for (int64_t at = 0; at < n; at += kSmall) {
+        const Ends ends(x + at);
+        half_scale(type, ends.least);
+        half_scale(type, (ends.most - ends.least) / last[0]);
+    }
     const int bytes = bits == 4 ? 20 : 24;
     for (int64_t at = 0; at < n; at += kSmall * kLanes) {
-        const SmallBlocks blocks(type, x + at, w + at, n - at);
+        const SmallBlocks blocks(x + at, w + at, n - at);
         const auto judge = [&](AffineFit& fit) {
             const V base = blocks.rounded(fit.base);
             // Of equal weights, the step is what the base's rounding has left.
