@@ -328,8 +328,8 @@ void Pool::sleep(int thread, uint64_t seen) {
 void Pool::loop(int thread) {
     uint64_t seen = 0;
     for (;;) {
-        // After the epoch: whoever sees the last change of it, after which nobody wakes it, sees the end, too.
         const uint64_t epoch = epoch_.load(std::memory_order_acquire);
+        // After the epoch: whoever saw the last one, for which nobody is woken again, sees this, too.
         if (stop_.load(std::memory_order_relaxed)) return;
         if (epoch != seen) rouse(epoch, thread);
         seen = epoch;

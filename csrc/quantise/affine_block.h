@@ -29,6 +29,7 @@ template <int N> class AffineBlockSearch {
         Block best;
         for (int g = 0; g < kGroups; ++g) best.scales[g] = best.minima[g] = splat(0);
         if (unit_ == 0) return best;
+        check_scales();
         V steps[kGroups], depths[kGroups];
         float most_step = 0, most_depth = 0;
         double energy = 0;
@@ -41,8 +42,6 @@ template <int N> class AffineBlockSearch {
             most_depth = largest_of(most_depth, largest_lane(depths[g]));
             energy += energy_of(runs_[g]);
         }
-        half_scale(type_, most_step / top_ * unit_);
-        half_scale(type_, most_depth / top_ * unit_);
         for (int i = 0; i < kMoreScales; ++i) {
             const float top = top_ - float(i);
             float d = most_step / top, dmin = most_depth / top;
@@ -71,6 +70,18 @@ template <int N> class AffineBlockSearch {
         V at[kGroups];
     };
 
+    // Refuses weights that lie too far apart, or too far below 0.
+    void check_scales() const {
+        V depth = splat(0), height = splat(0);
+        for (const Runs<N>& each : runs_)
+            for (int j = 0; j < N; ++j) {
+                depth = larger(splat(0) - load(each.x[j]), depth);
+                height = larger(load(each.x[j]), height);
+            }
+        const float deepest = largest_lane(depth);
+        half_scale(type_, deepest / top_ * unit_);
+        half_scale(type_, (deepest + largest_lane(height)) / last_[0] / top_ * unit_);
+    }
     static float largest_of(float a, float b) { return a > b ? a : b; }
     static void keep(Block& best, const Block& block) {
         if (block.error < best.error) best = block;

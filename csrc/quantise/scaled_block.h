@@ -29,6 +29,10 @@ template <int N, class Values> class ScaledBlockSearch {
         Block best;
         for (int g = 0; g < kGroups; ++g) best.scales[g] = splat(0);
         if (unit_ == 0) return best;
+        V most = splat(0);
+        for (const Runs<N>& each : runs_)
+            for (int j = 0; j < N; ++j) most = larger(size_of(load(each.x[j])), most);
+        half_scale(type_, largest_lane(most) / (values_.lowest[0] * lowest_) * unit_);
         V scales[kGroups], numbers[kGroups];
         float farthest = 0;
         double energy = 0;
@@ -38,7 +42,6 @@ template <int N, class Values> class ScaledBlockSearch {
                 farthest = size(scales[g][i]) > size(farthest) ? scales[g][i] : farthest;
             energy += energy_of(runs_[g]);
         }
-        half_scale(type_, farthest / lowest_ * unit_);
         for (int i = 0; i < kMoreScales; ++i) {
             float d = farthest / (lowest_ + float(i));  // the largest scale takes about the lowest number
             const float unit = HalfScale(d, unit_).value;
