@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -55,20 +56,26 @@ def write_random(source: Path, path: Path) -> None:
         write_gguf(path, file.metadata, {name: tensor(info.shape) for name, info in file.tensors.items()})
 
 
+def stored(file: GGUFFile, name: str) -> Tensor:
+    """A tensor of any type, whether Hotcold computes with it or not."""
+    info = file.tensors[name]
+    return Tensor(info.type, info.shape, file.read_rows(name, 0, math.prod(info.shape[:-1])))
+
+
 def error(file: GGUFFile, source: GGUFFile) -> float:
     """Relative root mean square over the tensors whose type changed."""
     wrong = whole = 0.0
     for name, info in file.tensors.items():
         if info.type != source.tensors[name].type:
-            values = source.load(name).dequantise()
-            wrong += float(((file.load(name).dequantise() - values) ** 2).sum(dtype=np.float64))
+            values = stored(source, name).dequantise()
+            wrong += float(((stored(file, name).dequantise() - values) ** 2).sum(dtype=np.float64))
             whole += float((values**2).sum(dtype=np.float64))
     return (wrong / whole) ** 0.5
 
 
 def equal_bytes(first: GGUFFile, second: GGUFFile) -> float:
     """The share of equal bytes in all tensors."""
-    pairs = [(first.load(name).data, second.load(name).data) for name in first.tensors]
+    pairs = [(stored(first, name).data, stored(second, name).data) for name in first.tensors]
     return sum(int((a == b).sum()) for a, b in pairs) / sum(a.size for a, _ in pairs)
 
 
