@@ -9,8 +9,8 @@ _NAME = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 
 _SAME = (
     "again allow_requantize cache_positions cache_type down force format gpu hardware hot_backend "
-    "hot_threads max_share method placement predictor_type predictors recall sparsity take_predictors "
-    "tensor_type timeline tokens type vram_budget"
+    "hot_threads imatrix max_share method placement predictor_type predictors recall sparsity "
+    "take_predictors tensor_type timeline tokens type vram_budget"
 )
 #: By the option's name in Python.
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _SAME.split()}
