@@ -29,7 +29,7 @@ ALLOWED = {
     "model": {"formats", "kernels"},
     "sparse": {"formats", "kernels", "model"},
     "placement": {"formats", "kernels", "model", "sparse"},
-    "quantize": {"formats", "kernels"},
+    "quantize": {"formats", "kernels", "model", "sparse", "convert"},
     "runtime": {"formats", "demo", "hub", "kernels", "model", "sparse", "placement"},
     "watch": {"formats", "kernels", "model", "sparse", "placement", "runtime"},
     "engine": {"kernels", "model", "runtime", "watch"},

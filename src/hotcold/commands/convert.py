@@ -1,4 +1,5 @@
-"""Turns a Hugging Face checkpoint (config.json, weights and tokenizer files) into a GGUF file."""
+"""Turns a Hugging Face checkpoint (config.json, weights and tokenizer files) into a GGUF file, or a GGUF file
+into one with another layout: down rows by neuron, or PowerInfer's file with predictors inside."""
 
 import argparse
 import sys
@@ -9,53 +10,147 @@ from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.convert import ConvertOptions, convert
 from hotcold.convert.conversion import FILE_TYPES
+from hotcold.errors import UserError
 from hotcold.formats.words import DOWN_LAYOUTS
+from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
+from hotcold.tasks.layout_cost import LayoutCost, layout_cost
+
+_FOR_CHECKPOINTS = ("dense", "name", "license")
+_FOR_GGUF = ("format", "take_predictors", "file")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model_dir", type=options.file_path, metavar="MODEL_DIR", help="folder of the checkpoint")
+    add("source", type=options.file_path, metavar="IN", help="folder of a checkpoint, or a GGUF file")
+    add("out", nargs="?", type=options.file_path, metavar="OUT", help="the same as --output")
     add(
         "-o",
         "--output",
         type=options.file_path,
         metavar="FILE",
-        help="file to write (default: ./NAME-TYPE.gguf)",
+        help="file to write (default for a checkpoint: ./NAME-TYPE.gguf)",
     )
     add(
         "--type",
         type=str.lower,
-        default="f16",
-        help=f"block type of the matrices: {', '.join(FILE_TYPES).lower()} (default: f16)",
+        metavar="TYPE",
+        help=f"block type of a checkpoint's matrices: {', '.join(FILE_TYPES).lower()} (default: f16); of a "
+        "GGUF file, that of down matrices that change (default: as they are)",
     )
     add(
         "--down",
         choices=DOWN_LAYOUTS,
         help="rows of the down matrix: by_neuron, for sparse modes, or by_output, which other tools expect "
-        "(default: by_neuron if the activation gives zeros)",
-    )
-    add(
-        "--dense",
-        action="store_true",
-        help="write a file that llama.cpp loads: down rows by_output, no predictors",
+        "(default: by_neuron if a checkpoint's activation gives zeros; of a GGUF file, as it is)",
     )
     add(
         "--predictors",
         type=options.file_path,
-        metavar="DIR",
-        help="folder of PowerInfer's predictors (model_0.pt, ...) to put into the file",
+        metavar="PATH",
+        help="folder of PowerInfer's predictors (model_0.pt, ...) to put into the file; for a GGUF file also "
+        "a file of fit-predictor: PowerInfer's format comes out",
     )
-    add("--name", metavar="TEXT", help="general.name (default: the folder's name)")
-    add("--license", metavar="SPDX", help="general.license, such as mit")
     add("--force", action="store_true", help="replace the output file if it exists")
     options.add_json_option(parser)
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument(
+        "--dense",
+        action="store_true",
+        help="write a file that llama.cpp loads: down rows by_output, no predictors",
+    )
+    group.add_argument("--name", metavar="TEXT", help="general.name (default: the folder's name)")
+    group.add_argument("--license", metavar="SPDX", help="general.license, such as mit")
+    group = parser.add_argument_group("GGUF files")
+    group.add_argument(
+        "--format",
+        choices=("gguf", "powerinfer"),
+        help="what to write (default: as IN; powerinfer with --predictors)",
+    )
+    group.add_argument(
+        "--take-predictors",
+        type=options.file_path,
+        metavar="FILE",
+        help="write the predictors inside IN to this file, for OUT, which is then without",
+    )
+    group.add_argument(
+        "-f",
+        "--file",
+        type=options.file_path,
+        metavar="TEXT",
+        help="measure on this text how far OUT's predictions are from IN's, all neurons computed",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    name = args.name or args.model_dir.resolve().name
-    output = args.output or Path(f"{name}-{args.type}.gguf")
+    if args.out is not None and args.output is not None:
+        raise UserError(f"two outputs, {args.out} and -o {args.output}: give one of them")
+    gguf = args.source.is_file()
+    for name in _FOR_CHECKPOINTS if gguf else _FOR_GGUF:
+        if getattr(args, name):
+            kind = "folders of checkpoints" if gguf else "GGUF files"
+            flag = "-f" if name == "file" else f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} is for {kind}, and {args.source} is none")
+    return _change_layout(args) if gguf else _convert(args)
+
+
+def _change_layout(args: argparse.Namespace) -> int:
+    output = args.out or args.output
+    if output is None:
+        raise UserError("a GGUF file needs an output: hotcold convert IN.gguf OUT.gguf")
+    text = None if args.file is None else options.read_text(args.file)
+    settings = LayoutOptions(
+        down=args.down,
+        format=args.format,
+        predictors=args.predictors,
+        take_predictors=args.take_predictors,
+        type=args.type,
+        force=args.force,
+    )
+    start = time.perf_counter()
+    with progress("converting", in_bytes=True) as advance:
+        done = change_layout(args.source, output, settings, advance)
+    seconds = time.perf_counter() - start
+    cost = None
+    if text is not None:
+        with progress("windows") as advance:
+            cost = layout_cost(output, args.source, text, advance)
+    notes = _notes(done, cost, args)
+    options.print_notes(notes)
+    types = ", ".join(f"{count} {type}" for type, count in done.types.items())
+    kind = f"{done.format}, {done.nbytes / 1e6:.1f} MB"
+    print(f"{output}: {kind}, tensors: {types}, down {done.down_layout}", file=sys.stderr)
+    if cost is not None:
+        print(cost)
+    report = {
+        "output": str(output),
+        "bytes": done.nbytes,
+        "format": done.format,
+        "down_layout": done.down_layout,
+        "tensor_types": done.types,
+        "requantised": done.requantised,
+        "cost": None if cost is None else cost.report(),
+        "notes": notes,
+        "seconds": round(seconds, 3),
+    }
+    return options.end(args, report)
+
+
+def _notes(done: Rewritten, cost: LayoutCost | None, args: argparse.Namespace) -> list[str]:
+    notes = [*done.notes]
+    if done.requantised and cost is None:
+        ask = "-f TEXT measures what that costs, and a float file would have lost nothing"
+        notes.append(f"the blocks of {done.requantised} down matrices were made anew: {ask}")
+    if args.take_predictors is not None:
+        notes.append(f"{args.take_predictors} has the predictors, for {done.output}")
+    return notes
+
+
+def _convert(args: argparse.Namespace) -> int:
+    type = args.type or "f16"
+    name = args.name or args.source.resolve().name
+    output = args.out or args.output or Path(f"{name}-{type}.gguf")
     settings = ConvertOptions(
-        type=args.type.upper(),
+        type=type.upper(),
         down=args.down,
         dense=args.dense,
         predictors=args.predictors,
@@ -65,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     )
     start = time.perf_counter()
     with progress("converting", in_bytes=True) as advance:
-        done = convert(args.model_dir, output, settings, advance)
+        done = convert(args.source, output, settings, advance)
     seconds = time.perf_counter() - start
     for note in done.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -78,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
         "architecture": done.architecture,
         "activation": done.activation,
         "down_layout": done.down_layout,
-        "type": args.type,
+        "type": type,
         "tensor_types": done.types,
         "notes": done.notes,
         "seconds": round(seconds, 3),

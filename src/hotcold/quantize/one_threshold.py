@@ -1,0 +1,123 @@
+"""Predictors as PowerInfer has them: they read the residual stream before the FFN's norm, have a ReLU between
+their factors, and one threshold for all neurons of a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.predictors import predictor_metadata, predictor_sources
+from hotcold.convert.settings import Settings
+from hotcold.formats.blocks import Floats, Tensor, block_type, quantise
+from hotcold.formats.files import naming
+from hotcold.formats.gguf import GGUFFile, open_gguf
+from hotcold.kernels.backend import PredictorTensors
+from hotcold.model.config import Config
+from hotcold.quantize.rewriting import QuantizeError
+from hotcold.sparse.predictor import THRESHOLD_KEY, check_predictors, is_sidecar, read_predictor
+
+#: Block types that PowerInfer's programs compute; others give NaN or garbage there, without a word.
+COMPUTED = ("F16", "Q4_0")
+
+_DIRECTIONS = 256  # along which the length of the residual stream is measured, at most
+_SEED = 20260101  # the same file gives the same bytes
+
+
+@dataclass(frozen=True)
+class OneThreshold:
+    """The factors of each layer, and the threshold of all."""
+
+    layers: Sequence[tuple[Tensor, Tensor]]  #: ``(R, D)`` and ``(N, R)``
+    threshold: float
+    note: str = ""  #: what the user should know
+
+
+def from_folder(folder: Path, config: Config) -> OneThreshold:
+    """The predictors that PowerInfer publishes as ``model_0.pt``, ..., in F16. ConvertError: a layer has
+    none, a shape is another model's, or there is one too many."""
+    sizes = {"L": config.layers, "D": config.dim, "N": config.neurons[0]}
+    if config.experts:
+        sizes["E"] = config.experts.count
+    sources = predictor_sources(folder, Checkpoint(folder, Settings(folder, {}), {}), sizes)
+    tensors = [quantise(np.asarray(each.load(), np.float32), "F16") for each in sources]
+    threshold = predictor_metadata(folder).get(THRESHOLD_KEY, 0.0)
+    return OneThreshold([*zip(tensors[::2], tensors[1::2], strict=True)], float(threshold))
+
+
+def from_sidecar(path: Path, model: GGUFFile, config: Config) -> OneThreshold:
+    """The predictors of a sidecar of the model. QuantizeError: they cannot be expressed; PredictorError: they
+    are another model's, incomplete or damaged."""
+    with open_gguf(path) as file, naming(path, QuantizeError):
+        if not is_sidecar(file):
+            raise QuantizeError("is no predictor file: hotcold fit-predictor makes one")
+        facts = check_predictors(file, config, model.fingerprint())
+        layers = [read_predictor(file, config, i) for i in range(config.layers)]
+        if facts.input == "residual":
+            return _of_residual(layers)
+        if config.family.norm != "rms":
+            raise QuantizeError(
+                f"they read what {config.architecture}'s LayerNorm gives: PowerInfer has none"
+            )
+        name = config.family.ffn_norm
+        norms = [model.load(f"blk.{i}.{name}.weight").dequantise().reshape(-1) for i in range(config.layers)]
+        folded = [_before_the_norm(each, norm) for each, norm in zip(layers, norms, strict=True)]
+    ranks = f"{max(first.shape[0] for first, _ in folded)}"
+    note = "they read the FFN's normed input, and PowerInfer's the stream before the norm: its length is"
+    return OneThreshold(folded, 0.0, f"{note} estimated by rows of their own (rank {ranks} at most)")
+
+
+def _of_residual(layers: Sequence[PredictorTensors]) -> OneThreshold:
+    """As they are, if all thresholds are one; else rows are scaled, until the threshold is 1 or -1."""
+    if not all(each.relu for each in layers):
+        raise QuantizeError("they have no ReLU between their factors: PowerInfer's have")
+    thresholds = np.concatenate([each.threshold for each in layers])
+    if (thresholds == thresholds[0]).all():
+        found = [(_computed(each.first), _computed(each.second)) for each in layers]
+        return OneThreshold(found, float(thresholds[0]))
+    if not ((thresholds > 0).all() or (thresholds < 0).all()):
+        seen = f"their thresholds lie between {thresholds.min():g} and {thresholds.max():g}"
+        raise QuantizeError(f"{seen}: PowerInfer has one, which different signs cannot become by scaling")
+    scaled = [
+        (
+            _computed(each.first),
+            quantise(each.second.dequantise() / np.abs(each.threshold)[:, None], "F16"),
+        )
+        for each in layers
+    ]
+    return OneThreshold(scaled, float(np.sign(thresholds[0])), "rows were scaled to one threshold, in F16")
+
+
+def _computed(tensor: Tensor) -> Tensor:
+    return tensor if tensor.type.name in COMPUTED else quantise(tensor.dequantise(), "F16")
+
+
+def _before_the_norm(layer: PredictorTensors, norm: Floats) -> tuple[Tensor, Tensor]:
+    """Factors that read x where the others read ``norm * x / rms(x)``, in F16, and whose threshold is 0.
+
+    ``score(norm * x / rms) >= t`` is ``score(norm * x) - t * rms >= 0``, as a ReLU keeps a positive factor.
+    rms(x) is a sum of ReLUs, too, but for an error: of K random directions u, orthonormal in D dimensions,
+    the mean of ``|u x|`` is ``sqrt(2 / pi) * rms(x)``, within ``sqrt((pi - 3) / 2 / K)`` of it on average if
+    K is D. Thresholds are lowered by that error, so that rather more neurons are marked than fewer."""
+    first, second = layer.first.dequantise() * norm, layer.second.dequantise()
+    if not layer.relu:
+        first, second = np.concatenate([first, -first]), np.hstack([second, -second])
+    count = min(len(norm), _DIRECTIONS)
+    random = np.random.default_rng(_SEED).standard_normal((len(norm), count))
+    directions = np.linalg.qr(random)[0].T.astype(np.float32)
+    margin = np.sqrt((np.pi / 2 - 1) / count)
+    lowered = layer.threshold - margin * np.abs(layer.threshold)
+    each = np.float32(np.sqrt(np.pi / 2) / count) * lowered[:, None].astype(np.float32)
+    first = np.concatenate([first, directions, -directions])
+    second = np.hstack([second, np.repeat(-each, 2 * count, axis=1)])
+    return quantise(np.ascontiguousarray(first), "F16"), quantise(np.ascontiguousarray(second), "F16")
+
+
+def check_computed(names: Sequence[str], file: GGUFFile) -> None:
+    """QuantizeError: PowerInfer's programs would give garbage for the type of one of these tensors."""
+    for name in names:
+        info = file.tensors[name]
+        if block_type(info.type).name not in COMPUTED:
+            fix = "make one of these types first, with hotcold quantize"
+            raise QuantizeError(f"tensor {name} is {info.type.name}: PowerInfer computes F16 and Q4_0: {fix}")
