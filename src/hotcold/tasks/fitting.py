@@ -269,7 +269,7 @@ def _measured(
     measured: Literal["auto", "predicted"] = "auto" if any(pays) else "predicted"
     beside = None
     with tempfile.TemporaryDirectory(prefix="hotcold-") as folder, closing(model.session("exact")) as exact:
-        path = output or Path(folder, "predictor.gguf")
+        path = Path(folder, "predictor.gguf")  # the output appears at the end, so that a killed run can go on
         write_sidecar(path, model.fingerprint, tensors, _metadata(settings, fits, pays))
         with closing(model.session(measured, path)) as predicted:
             speed = _speed(exact, predicted)
@@ -288,7 +288,7 @@ def _measured(
         tensors=tensors,
         svd=beside,
     )
-    if output is not None and found.pays != pays:
+    if output is not None:
         found.write(output)
     return found
 
