@@ -87,7 +87,6 @@ def measured(model: Path, args: argparse.Namespace, recall: float) -> list[dict[
     text = args.held_out.read_text(encoding="utf-8")
     output = args.work / f"{name}.predictor.gguf"
     output.unlink(missing_ok=True)
-    more = {"held_out": args.held_out, "recall": recall, "tokens": args.tokens, "threads": 1}
     fitted = hotcold.fit_predictor(
         model,
         args.text,
@@ -95,20 +94,22 @@ def measured(model: Path, args: argparse.Namespace, recall: float) -> list[dict[
         output=output,
         work=args.work / name,
         training=TrainOptions(epochs=args.epochs),
-        **more,
+        held_out=args.held_out,
+        recall=recall,
+        tokens=args.tokens,
+        threads=1,
     )
-    plain = hotcold.fit_predictor(model, args.text, weighted=True, **more)
+    assert fitted.svd is not None
     other = args.work / f"{name}.svd.gguf"
-    write_sidecar(other, plain.fingerprint, plain.tensors, plain.metadata)
-    found = []
-    for method, result, path in (("train", fitted, output), ("svd", plain, other)):
+    write_sidecar(other, fitted.fingerprint, fitted.svd.tensors, fitted.metadata)
+    found, results = [], (("train", fitted, output), ("svd", fitted.svd, other))
+    for method, result, path in results:
         compared = divergence(model, path, text, args.chunks)
         print(row(method, recall, result.layers, result.speed.ratio, compared), flush=True)
         found.append({"method": method, "recall": recall, **result.report(), "compare": compared})
-    print(f"\n`train` at {recall}: {holding(fitted.layers)} of {len(fitted.layers)} layers hold\n")
-    print(layers(fitted.layers), flush=True)
-    print(f"\n`svd` at {recall}: {holding(plain.layers)} of {len(plain.layers)} layers hold\n")
-    print(layers(plain.layers), "\n", flush=True)
+    for method, result, _ in results:
+        print(f"\n`{method}` at {recall}: {holding(result.layers)} of {len(result.layers)} layers hold\n")
+        print(layers(result.layers), flush=True)
     return found
 
 

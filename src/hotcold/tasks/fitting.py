@@ -58,6 +58,10 @@ class Comparison:
 
     layers: list[Fit]
     speed: Speed
+    tensors: Sequence[PredictorTensors] = field(repr=False)
+
+    def report(self) -> dict[str, Any]:
+        return {"layers": [asdict(fit) for fit in self.layers], **asdict(self.speed)}
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class FittedPredictor:
             "measured": self.measured,
             "layers": [asdict(fit) for fit in self.layers],
             "frontier": [[asdict(fit) for fit in ladder] for ladder in self.frontier],
-            **({} if self.svd is None else {"svd": asdict(self.svd)}),
+            **({} if self.svd is None else {"svd": self.svd.report()}),
             **asdict(self.setup),
         }
 
@@ -305,7 +309,7 @@ def _compared(
     facts = _metadata(replace(settings, method="svd"), fits, [fit.pays for fit in fits])
     write_sidecar(path, model.fingerprint, [each.tensors for each in svd], facts)
     with closing(model.session(mode, path)) as predicted:
-        return Comparison(fits, _speed(exact, predicted))
+        return Comparison(fits, _speed(exact, predicted), [each.tensors for each in svd])
 
 
 def _metadata(settings: FitOptions, fits: Sequence[Fit], pays: Sequence[bool]) -> dict[str, Any]:
