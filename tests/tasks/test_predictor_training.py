@@ -149,25 +149,24 @@ def test_kills_at_random_moments_change_nothing(folder: Path) -> None:
     line = [sys.executable, "-P", "-m", "hotcold", *LINE.split(), "-o"]
     began = time.monotonic()
     subprocess.run([*line, "whole.gguf"], check=True, capture_output=True)
-    whole, moments = time.monotonic() - began, random.Random(29)
-    kills = 0
-    for _ in range(6):
+    longest, moments = 0.8 * (time.monotonic() - began), random.Random(29)
+    kills, done = 0, False
+    while not done:
         with subprocess.Popen(
             [*line, "part.gguf"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             try:
-                process.communicate(timeout=whole * moments.uniform(0.3, 1))
+                process.communicate(timeout=longest * moments.uniform(0.3, 1) if kills < 4 else None)
+                done = kills > 1
                 assert process.returncode == 0
-                break
             except subprocess.TimeoutExpired:
                 process.kill()
                 kills += 1
-        assert not Path("part.gguf").exists() or kills
-    else:
-        subprocess.run([*line, "part.gguf"], check=True, capture_output=True)
-    assert kills
+        if not done and process.returncode == 0:  # a machine that has become faster: kill it sooner
+            Path("part.gguf").unlink()
+            shutil.rmtree("part.gguf.work")
+            longest, kills = longest / 2, 0
     with open_gguf(Path("whole.gguf")) as one, open_gguf(Path("part.gguf")) as other:
         assert one.tensors.keys() == other.tensors.keys()
         for name in one.tensors:
             np.testing.assert_array_equal(one.load(name).data, other.load(name).data)
-    shutil.rmtree("part.gguf.work")

@@ -23,7 +23,7 @@ from hotcold.training.examples import Examples
 from hotcold.training.options import TrainOptions
 from hotcold.training.predictor import Learned, train
 
-_SVD_TOKENS = 16384  # most tokens for the SVD, whose neurons are all in memory
+_SVD_TOKENS = 8192  # most tokens for the SVD, whose neurons are all in memory
 
 
 class Texts(NamedTuple):
