@@ -232,7 +232,7 @@ def test_predictors_are_what_the_command_prints(
         assert predicting.session.sparsity == "predicted"
         assert predicting.generate("Once upon a time", max_tokens=3).text
     for wrong, message in (
-        ({"method": "svm"}, "method 'svm': choose from svd, trained"),
+        ({"method": "svm"}, "method 'svm': choose from svd, train, trained"),
         ({"tokens": 1}, "tokens is 1: allowed are the whole numbers 2 to"),
         ({"output": "two.gguf"}, r"two\.gguf: a new file in a folder that exists is needed"),
         ({"method": "trained"}, "this file has no predictor"),

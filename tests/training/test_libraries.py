@@ -2,9 +2,11 @@
 
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
 
+from hotcold.commands import cli
 from hotcold.errors import UserError
 
 NAME = "hotcold.training.libraries"
@@ -17,6 +19,21 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=f"torch.*{FIX}"):
         importlib.import_module(NAME)
     assert NAME not in sys.modules
+
+
+def test_the_command_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so before the model is loaded or a folder is made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    monkeypatch.setattr("hotcold.tasks.fitting.opened", lambda *args, **more: pytest.fail("it was loaded"))
+    Path("text.txt").write_text("Once upon a time there was a hen. " * 40)
+    assert cli.main("fit-predictor --method train -f text.txt -o new.gguf".split()) == 2  # noqa: SIM905
+    error = capsys.readouterr().err
+    assert "torch" in error and "pip install 'hotcold[train]'" in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

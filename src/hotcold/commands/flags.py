@@ -8,8 +8,9 @@ import re
 _NAME = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 
 _SAME = (
-    "again allow_requantize cache_positions cache_type force gpu hardware hot_backend hot_threads max_share "
-    "method placement predictor_type recall sparsity tensor_type timeline tokens type vram_budget"
+    "again allow_requantize cache_positions cache_type device distil epochs force gpu hardware "
+    "hot_backend hot_threads l1 learning_rate max_marked max_share method output placement predictor_type "
+    "rate recall sparsity tensor_type timeline tokens type vram_budget work"
 )
 #: By the option's name in Python.
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _SAME.split()}

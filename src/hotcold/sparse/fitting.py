@@ -164,8 +164,7 @@ def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | No
     mean = scores.mean(0)
     spread = scores.std(0) + np.float32(1e-9)
     z = (scores - mean) / spread
-    blocks = [slice(at, at + _NEURONS_TOGETHER) for at in range(0, len(mean), _NEURONS_TOGETHER)]
-    slope, odds = np.hstack([_log_odds(z[:, block], active[:, block]) for block in blocks])
+    slope, odds = log_odds(z, active)
     count = active.sum(0)
     weights = np.ones(int(count.sum())) if weight is None else weight[active].astype(np.float64)
     if weight is not None and len(weights):
@@ -185,8 +184,15 @@ def bound_for(
     return values[order[missed]] if missed < len(order) else np.inf
 
 
+def log_odds(z: Floats, active: Bools) -> npt.NDArray[np.float64]:
+    """Slopes and odds at 0 of each neuron's logistic regression from scores ``[T, N]`` of mean 0 and
+    deviation 1: ``[2, N]``."""
+    blocks = [slice(at, at + _NEURONS_TOGETHER) for at in range(0, z.shape[1], _NEURONS_TOGETHER)]
+    return np.hstack([_log_odds(z[:, block], active[:, block]) for block in blocks])
+
+
 def _log_odds(z: Floats, active: Bools) -> npt.NDArray[np.float64]:
-    """Slopes and odds at 0 of each neuron's logistic regression, ``[2, N]``, by Newton's method."""
+    """Those of some neurons, by Newton's method."""
     count = active.sum(0)
     slope = np.ones(len(count))
     odds = np.log((count + 1) / (len(z) - count + 1))

@@ -58,6 +58,10 @@ class Comparison:
 
     layers: list[Fit]
     speed: Speed
+    tensors: Sequence[PredictorTensors] = field(repr=False)
+
+    def report(self) -> dict[str, Any]:
+        return {"layers": [asdict(fit) for fit in self.layers], **asdict(self.speed)}
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class FittedPredictor:
             "measured": self.measured,
             "layers": [asdict(fit) for fit in self.layers],
             "frontier": [[asdict(fit) for fit in ladder] for ladder in self.frontier],
-            **({} if self.svd is None else {"svd": asdict(self.svd)}),
+            **({} if self.svd is None else {"svd": self.svd.report()}),
             **asdict(self.setup),
         }
 
@@ -269,7 +273,7 @@ def _measured(
     measured: Literal["auto", "predicted"] = "auto" if any(pays) else "predicted"
     beside = None
     with tempfile.TemporaryDirectory(prefix="hotcold-") as folder, closing(model.session("exact")) as exact:
-        path = output or Path(folder, "predictor.gguf")
+        path = Path(folder, "predictor.gguf")  # the output appears at the end, so that a killed run can go on
         write_sidecar(path, model.fingerprint, tensors, _metadata(settings, fits, pays))
         with closing(model.session(measured, path)) as predicted:
             speed = _speed(exact, predicted)
@@ -288,7 +292,7 @@ def _measured(
         tensors=tensors,
         svd=beside,
     )
-    if output is not None and found.pays != pays:
+    if output is not None:
         found.write(output)
     return found
 
@@ -305,7 +309,7 @@ def _compared(
     facts = _metadata(replace(settings, method="svd"), fits, [fit.pays for fit in fits])
     write_sidecar(path, model.fingerprint, [each.tensors for each in svd], facts)
     with closing(model.session(mode, path)) as predicted:
-        return Comparison(fits, _speed(exact, predicted))
+        return Comparison(fits, _speed(exact, predicted), [each.tensors for each in svd])
 
 
 def _metadata(settings: FitOptions, fits: Sequence[Fit], pays: Sequence[bool]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ Needs torch (the extra `[train]`), so fitting.py imports this where a user asks 
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hotcold.kernels.backend import PredictorTensors
 from hotcold.runtime.options import Progress
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.fitting import Fit, FitOptions, Fitted
+from hotcold.sparse.predictor import PredictorError
 from hotcold.tasks.ffn_inputs import ffn_inputs, input_bytes
 from hotcold.tasks.windows import evenly
 from hotcold.training.layer import Texts, TrainedLayer, train_layer
@@ -65,13 +68,30 @@ def trained(
             path = work.path / f"layer-{layer:03}.gguf"
             if not path.exists():
                 texts = Texts(*(part[layer] for part in parts))
-                _save(path, train_layer(file, model.config, layer, options, training, texts, work.path))
+                with _named(work.path, layer):
+                    one = train_layer(file, model.config, layer, options, training, texts, work.path)
+                _save(path, one)
                 for state in work.path.glob(f"layer-{layer:03}.*.state"):
                     state.unlink()
             found.append(_saved(path))
             if progress:
                 progress("layers", layer + 1, model.config.layers)
     return found
+
+
+@contextmanager
+def _named(folder: Path, layer: int) -> Iterator[None]:
+    """Errors say which layer they are about, and that the folder goes on."""
+    try:
+        yield
+    except PredictorError:
+        raise  # names the layer, and no repetition helps
+    except UserError as error:
+        raise UserError(f"layer {layer}: {error}") from None
+    except OSError as error:
+        raise UserError(
+            f"{folder}: {error.strerror}: make room and repeat the command, which goes on"
+        ) from None
 
 
 def _parted(windows: Windows) -> tuple[Windows, Windows]:

@@ -23,7 +23,7 @@ from hotcold.training.examples import Examples
 from hotcold.training.options import TrainOptions
 from hotcold.training.predictor import Learned, train
 
-_SVD_TOKENS = 16384  # most tokens for the SVD, whose neurons are all in memory
+_SVD_TOKENS = 8192  # most tokens for the SVD, whose neurons are all in memory
 
 
 class Texts(NamedTuple):
@@ -63,7 +63,8 @@ def train_layer(
     at most ``training.max_marked`` times as many as those. If none holds, the best marks the fewest.
     ``folder`` gets the states of the training, from which a later call goes on.
 
-    PredictorError: none is small enough. UserError: see :func:`~hotcold.training.predictor.train`."""
+    PredictorError: none is small enough. UserError: an input is not finite, or see
+    :func:`~hotcold.training.predictor.train`. OSError: the folder cannot be written."""
     assert options.target is not None
     weights = ReferenceBackend().ffn_weights(ffn_tensors(file, config, ReferenceBackend(), layer))
     parts = weights.some if isinstance(weights, ReferenceExperts) else [weights]
@@ -85,12 +86,13 @@ def train_layer(
         )
 
         def attempt(rank: int) -> _Attempt:
+            assert options.target is not None
             state = folder / f"layer-{layer:03}.rank-{rank}.state"
             learned = train(
                 first[:rank],
                 second[:, :rank],
                 training,
-                target=options.target or 1,
+                target=options.target,
                 type=options.stored_type,
                 examples=examples,
                 check=check,

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from hotcold.errors import UserError
-from hotcold.formats.blocks import quantise
+from hotcold.formats.blocks import BlockTypeError, quantise
 from hotcold.formats.files import FileError, replacing
 from hotcold.kernels.backend import Floats
-from hotcold.sparse.fitting import bound_for
+from hotcold.sparse.fitting import bound_for, log_odds
 from hotcold.training.examples import Examples
 from hotcold.training.libraries import torch
 from hotcold.training.options import TrainOptions
@@ -31,8 +31,9 @@ from hotcold.training.options import TrainOptions
 _BATCH = 256  # tokens a step
 _WARM_UP = 20  # steps until the rate is whole
 _BIAS_RATE = 3  # biases learn so much faster than factors
-_FIRST_PRICE = 20.0
 _PRICE_RATE = 0.02  # largest part is 5 of it: how fast the price follows the misses
+_CALIBRATED = 4096  # tokens of each expert that set the first biases
+_MOST_PRICE = 12.0  # logarithm: a text without an active neuron sets no bound
 _STRICTER = 0.8  # part of the allowed misses that training aims at: a text that was not learned costs more
 _PATIENCE = 3  # epochs without a gain that end the training
 _GAIN = 0.002  # smallest part by which the marked share must fall to count as a gain
@@ -91,6 +92,40 @@ def train(
     return Learned(best["first"], best["second"], best["bias"], run.marked)
 
 
+def _calibrated(
+    first: Floats, second: Floats, relu: bool, target: float, examples: Examples
+) -> tuple[Floats, Floats, float]:
+    """The second factor and the biases ``[E * N]`` whose scores are the logarithms of what
+    :func:`~hotcold.sparse.fitting.thresholds` sets bounds on: a neuron's odds of being active, times what it
+    then adds. And the bound that reaches the target, which is already taken off the biases."""
+    hidden = examples.x @ first.T
+    if relu:
+        hidden = np.maximum(hidden, 0)
+    seconds, biases, scores, added = [], [], [], []
+    unit, begin = examples.mean_added(), 0
+    for rows, adds in zip(examples.rows, examples.adds, strict=True):
+        own = second[begin : begin + adds.shape[1]]
+        begin += len(own)
+        some = slice(None, None, -(-len(rows) // _CALIBRATED) or 1)
+        values, adds = hidden[rows[some]] @ own.T, adds[some]
+        if not len(values):
+            seconds.append(own)
+            biases.append(np.zeros(len(own)))
+            continue
+        mean, spread = values.mean(axis=0), values.std(axis=0) + np.float32(1e-9)
+        active = adds > 0
+        slope, odds = log_odds((values - mean) / spread, active)
+        odds += np.log((adds.sum(axis=0) / unit + 1) / (active.sum(axis=0) + 1))
+        seconds.append(own * (slope / spread)[:, None])
+        biases.append(odds - slope / spread * mean)
+        scores.append((values * (slope / spread) + biases[-1])[active])
+        added.append(adds[active].astype(np.float64))
+    least = float(bound_for(np.concatenate(scores), np.concatenate(added), target)) if scores else 0.0
+    least = max(-_MOST_PRICE, min(least, _MOST_PRICE))
+    factor, bias = (np.concatenate(each).astype(np.float32) for each in (seconds, biases))
+    return factor, bias - np.float32(least), least
+
+
 class _Run:
     """Everything that an epoch changes, and nothing else is in :meth:`state`."""
 
@@ -110,17 +145,14 @@ class _Run:
             half = -(-len(first) // 2)
             first = np.concatenate([first[:half], -first[: len(first) - half]])
             second = np.concatenate([second[:, :half], -second[:, : len(first) - half]], axis=1)
-        rates = np.clip(examples.rates(), 1e-4, 1 - 1e-4)
-        hidden = first @ examples.x.mean(axis=0)
-        second = 2 * second
-        bias = np.log(rates / (1 - rates)) - second @ (np.maximum(hidden, 0) if options.relu else hidden)
+        second, bias, least = _calibrated(first, second, options.relu, target, examples)
         self.parameters = {
             name: torch.tensor(np.ascontiguousarray(values, np.float32), requires_grad=True)
             for name, values in (("first", first), ("second", second), ("bias", bias))
         }
         factors, biases = list(self.parameters.values())[:2], [self.parameters["bias"]]
         self.optimizer = torch.optim.Adam([{"params": factors}, {"params": biases}], lr=options.rate)
-        self.price = math.log(_FIRST_PRICE)
+        self.price = -least
         self.epoch, self.waited, self.marked = 0, 0, math.inf
         self.best: dict[str, Any] = {}
 
@@ -177,9 +209,7 @@ class _Run:
             found += float((adds * (scores.detach() >= 0)).sum())
         loss = loss / max(1, pairs)
         if not torch.isfinite(loss):
-            rank = len(self.parameters["first"])
-            seen = f"the loss of rank {rank} is {float(loss)} in epoch {self.epoch + 1}"
-            raise UserError(f"{seen}: what was learned before is kept; go on from it with a smaller `rate`")
+            raise self._diverged(f"the loss is {float(loss.detach())}")
         return loss, found / added if added else 1.0
 
     def _scores(self, examples: Examples, tokens: Any) -> Iterator[tuple[Any, Any]]:
@@ -199,10 +229,18 @@ class _Run:
 
     def _stored(self, factor: Any) -> Any:
         """The factor in its block type, with the gradient of one that is not."""
-        values = factor.detach()
-        if self.type in (None, "F32") or not torch.isfinite(values).all():
+        if self.type in (None, "F32"):
             return factor
-        return factor + (torch.from_numpy(quantise(values.numpy(), self.type).dequantise()) - values)
+        values = factor.detach()
+        try:
+            rounded = quantise(values.numpy(), self.type).dequantise()
+        except BlockTypeError as error:
+            raise self._diverged(str(error)) from None
+        return factor + (torch.from_numpy(rounded) - values)
+
+    def _diverged(self, seen: str) -> UserError:
+        where = f"rank {len(self.parameters['first'])}, epoch {self.epoch + 1}"
+        return UserError(f"{where}: {seen}; what was learned before is kept: go on with a smaller `rate`")
 
     def judge(self, check: Examples) -> None:
         """Keeps the epoch if it marks the smallest share so far with the recall that is asked for."""
