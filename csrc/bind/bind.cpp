@@ -77,6 +77,7 @@ NB_MODULE(_native, m) {
     nb::class_<BoundProgram> program = bind_ops(m);
     bind_ffn(m, program);
     bind_link(m, program);
+    bind_quantise(m);
     bind_router(program);
     bind_vulkan(m);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,

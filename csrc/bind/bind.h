@@ -120,6 +120,7 @@ void bind_weights(nb::module_&);
 nb::class_<BoundProgram> bind_ops(nb::module_&);
 void bind_ffn(nb::module_&, nb::class_<BoundProgram>&);
 void bind_link(nb::module_&, nb::class_<BoundProgram>&);
+void bind_quantise(nb::module_&);
 void bind_router(nb::class_<BoundProgram>&);
 void bind_vulkan(nb::module_&);
 

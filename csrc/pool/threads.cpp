@@ -327,8 +327,10 @@ void Pool::sleep(int thread, uint64_t seen) {
 
 void Pool::loop(int thread) {
     uint64_t seen = 0;
-    while (!stop_.load(std::memory_order_relaxed)) {
+    for (;;) {
+        // After the epoch: whoever sees the last change of it, after which nobody wakes it, sees the end, too.
         const uint64_t epoch = epoch_.load(std::memory_order_acquire);
+        if (stop_.load(std::memory_order_relaxed)) return;
         if (epoch != seen) rouse(epoch, thread);
         seen = epoch;
         // What a step that was opened before has left is seen here, and another one changes the epoch.

@@ -16,8 +16,9 @@ from hotcold.formats.blocks import GGML_TYPES, BlockType, Bytes, Floats, quantis
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.formats.written import NewTensor
 from hotcold.quantize import quantization, rewriting
+from hotcold.quantize.imatrix import ImatrixError, Importance, ImportanceMatrix
 from hotcold.quantize.mixtures import Wishes
-from hotcold.quantize.quantization import Importance, QuantizeOptions, quantize
+from hotcold.quantize.quantization import QuantizeOptions, quantize
 from hotcold.quantize.rewriting import QuantizeError
 
 RANDOM = np.random.default_rng(2)
@@ -83,18 +84,23 @@ def test_tensors_are_those_of_the_gguf_package(model: Path, tmp_path: Path) -> N
 
 
 def test_metadata_is_as_llama_cpp_writes_it(model: Path, tmp_path: Path) -> None:
-    facts = {"quantize.imatrix.file": "a.gguf", "quantize.imatrix.entries_count": np.uint32(3)}
-    importance = Importance(lambda name, shape: None, facts)
-    quantize(model, tmp_path / "new.gguf", QuantizeOptions("Q4_1", importance=importance))
+    matrix = ImportanceMatrix({"output.weight": importance(64)}, ["text.txt"], 7)
+    options = QuantizeOptions("Q4_1", importance=matrix, importance_file="a.gguf")
+    done = quantize(model, tmp_path / "new.gguf", options)
+    assert done.notes[-1] == (
+        "the importance matrix lacks blk.0.attn_v.weight and 2 others: their columns count alike"
+    )
     with open_gguf(tmp_path / "new.gguf") as file:
         assert file.metadata == {
             **{key: value for key, value in KEYS.items() if key != "general.file_type"},
             "general.quantization_version": 2,
             "general.file_type": 3,
             "quantize.imatrix.file": "a.gguf",
-            "quantize.imatrix.entries_count": 3,
+            "quantize.imatrix.dataset": "text.txt",
+            "quantize.imatrix.entries_count": 1,
+            "quantize.imatrix.chunks_count": 7,
         }
-        assert list(file.metadata)[-4:-2] == ["general.quantization_version", "general.file_type"]
+        assert list(file.metadata)[-6:-4] == ["general.quantization_version", "general.file_type"]
 
 
 def test_copy_joins_a_split_model_and_changes_nothing(model: Path, tmp_path: Path) -> None:
@@ -137,6 +143,11 @@ def test_rows_that_do_not_fit_are_told(model: Path, tmp_path: Path) -> None:
 # --- importance ---
 
 
+def importance(columns: int, experts: int = 1) -> Importance:
+    """Sums over 2 tokens."""
+    return Importance(RANDOM.random((experts, columns)).astype(np.float32), np.full(experts, 2, np.float32))
+
+
 class Seen:
     """What quantise_rows was asked for, by the values of a row."""
 
@@ -157,16 +168,12 @@ def test_each_expert_has_its_own_importance(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = Seen(monkeypatch)
-    known = RANDOM.random((3, 96)).astype(np.float32)
-
-    def of(name: str, shape: tuple[int, ...]) -> Floats | None:
-        assert shape == SHAPES[name]
-        return known if "exps" in name else None
-
-    quantize(model, tmp_path / "new.gguf", QuantizeOptions("Q8_0", importance=Importance(of)))
-    for expert, matrix in enumerate(ARRAYS["blk.0.ffn_down_exps.weight"]):
-        for row in matrix:
-            assert np.array_equal(seen.rows[row.tobytes()], known[expert])
+    known = importance(96, experts=3)
+    matrix = ImportanceMatrix({"blk.0.ffn_down_exps.weight": known})
+    quantize(model, tmp_path / "new.gguf", QuantizeOptions("Q8_0", importance=matrix))
+    for expert, rows in enumerate(ARRAYS["blk.0.ffn_down_exps.weight"]):
+        for row in rows:
+            assert np.array_equal(seen.rows[row.tobytes()], known.sums[expert] / 2)
     assert seen.rows[ARRAYS["output.weight"][7].tobytes()] is None
 
 
@@ -182,18 +189,15 @@ def test_a_row_of_a_neuron_counts_alike(
     keys = KEYS if powerinfer else KEYS | {"hotcold.ffn.down_layout": "by_neuron"}
     tensors = {name: quantise(down, "F32"), "blk.0.ffn_up.weight": quantise(up, "F32")}
     write_gguf(tmp_path / "model.gguf", keys, tensors, magic="PWRI" if powerinfer else "GGUF")
-    asked = {}
-
-    def of(name: str, shape: tuple[int, ...]) -> Floats | None:
-        asked[name] = shape
-        return np.arange(1, shape[-1] + 1, dtype=np.float32)[None]
-
-    quantize(
-        tmp_path / "model.gguf", tmp_path / "new.gguf", QuantizeOptions("Q8_0", importance=Importance(of))
-    )
-    assert asked == {"blk.0.ffn_down.weight": (64, 96), "blk.0.ffn_up.weight": (96, 64)}
+    known = {"blk.0.ffn_down.weight": importance(96), "blk.0.ffn_up.weight": importance(64)}
+    options = QuantizeOptions("Q8_0", importance=ImportanceMatrix(known))
+    quantize(tmp_path / "model.gguf", tmp_path / "new.gguf", options)
     assert np.array_equal(seen.rows[down[5].tobytes()], np.ones(64))
-    assert np.array_equal(seen.rows[up[5].tobytes()], np.arange(1, 65))
+    assert np.array_equal(seen.rows[up[5].tobytes()], known["blk.0.ffn_up.weight"].sums[0] / 2)
+    known["blk.0.ffn_down.weight"] = importance(64)
+    options = QuantizeOptions("Q8_0", importance=ImportanceMatrix(known))
+    with pytest.raises(ImatrixError, match=r"matrix of blk\.0\.ffn_down(_t)?\.weight has 64 values"):
+        quantize(tmp_path / "model.gguf", tmp_path / "other.gguf", options)
 
 
 # --- PowerInfer's files, and Hotcold's ---
@@ -240,8 +244,13 @@ def test_the_built_in_model_keeps_its_values_in_f32_and_back(tmp_path: Path) -> 
             r"model\.gguf: `tensor_type` attn_w=F16 names none of the 5 tensors that can be quantised",
         ),
         (QuantizeOptions("Q8_0", Wishes(predictor="F16")), "`predictor_type`: the file has no predictors"),
+        (QuantizeOptions("Q2_K_S"), "type Q2_K_S has so few bits that it needs `imatrix`"),
+        (
+            QuantizeOptions("Q8_0", importance=ImportanceMatrix({"blk.7.ffn_up.weight": importance(64)})),
+            "importance matrix has 1 tensors, none of which is quantised here: it is another model's",
+        ),
     ],
-    ids=["type", "pattern", "predictor"],
+    ids=["type", "pattern", "predictor", "few bits", "other model"],
 )
 def test_options_that_do_not_fit(model: Path, options: QuantizeOptions, pattern: str) -> None:
     with pytest.raises(QuantizeError, match=pattern):

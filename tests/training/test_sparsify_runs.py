@@ -155,7 +155,7 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
     """The state that stays is one from which a run could go on."""
     seen, fix = (
         "the loss|the gradient|a weight",
-        "start again with a lower --learning-rate and another --work",
+        "start again with a lower `learning_rate` and another `work`",
     )
     with pytest.raises(UserError, match=rf"({seen}) is (nan|inf) at step \d+ of 40: {fix}"):
         sparsify(LLAMA, [TEXT], tmp_path / "sparse", replace(OPTIONS, learning_rate=1e30), save_seconds=0)
@@ -185,7 +185,7 @@ def test_mistakes_are_refused_in_one_line(tmp_path: Path) -> None:
     assert "the model knows 128 positions" in refused(tmp_path, context=129)
     assert "a new folder" in refused(tmp_path, output=tmp_path / "empty")
     assert "a new folder" in refused(tmp_path, output=tmp_path / "nowhere" / "sparse")
-    assert "--device" in refused(tmp_path, device="cuda:99") and "--device" in refused(tmp_path, device="x")
+    assert "`device`" in refused(tmp_path, device="cuda:99") and "`device`" in refused(tmp_path, device="x")
     for name, value in {"learning_rate": 0.0, "l1": -1.0, "distil": 1.5, "activation": "gelu"}.items():
         assert f"{value}" in refused(tmp_path, **{name: value}) or f"{value:g}" in refused(
             tmp_path, **{name: value}

@@ -31,6 +31,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("profile", "count how often each neuron fires on a text"),
     ("plan", "plan what a GPU computes, and predict the speed"),
     ("doctor", "describe this machine and measure its memory"),
+    ("imatrix", "measure which weights matter, for hotcold quantize"),
     ("convert", "turn a checkpoint into a GGUF file"),
     ("sparsify", "train a checkpoint until most of its neurons are zero"),
     ("quantize", "write a GGUF file with smaller block types"),

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from hotcold.commands import options
 from hotcold.commands.progress import progress
+from hotcold.quantize.imatrix import read_imatrix
 from hotcold.quantize.mixtures import ALIASES, MIXTURES, TENSOR_TYPES, Wishes
 from hotcold.quantize.quantization import Quantization, QuantizeOptions, Share, quantize
 
@@ -19,6 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", type=options.file_path, metavar="IN", help="GGUF file, of a split model the first")
     add("output", type=options.file_path, metavar="OUT", help="file to write")
     add("type", type=_file_type, metavar="TYPE", help=f"one of {', '.join(MIXTURES)}, COPY")
+    add(
+        "--imatrix",
+        type=options.file_path,
+        metavar="FILE",
+        help="importance matrix of hotcold imatrix or llama.cpp: which columns to keep more exact",
+    )
     add(
         "--tensor-type",
         type=_tensor_rule,
@@ -67,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     settings = QuantizeOptions(
         type=args.type,
         wishes=wishes,
+        importance=read_imatrix(args.imatrix) if args.imatrix else None,
+        importance_file=str(args.imatrix or ""),
         allow_requantize=args.allow_requantize,
         measure=args.rms,
         threads=args.threads,

@@ -227,6 +227,15 @@ class FlagLink(Link):
     def wait_answered(self, layer: int) -> bool: ...
 
 def serve(link: Link, layers: Sequence[tuple[int, Program]]) -> None: ...
+def quantise_rows(
+    isa: str,
+    type: int,
+    values: NDArray[numpy.float32],
+    importance: NDArray[numpy.float32] | None,
+    out: NDArray[numpy.uint8],
+    pool: Pool,
+) -> None: ...
+def can_quantise(type: int) -> bool: ...
 
 class VulkanError(hotcold.kernels.gpu.GPUError):
     pass

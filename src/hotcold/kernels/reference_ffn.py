@@ -88,21 +88,9 @@ class ReferenceFFN:
         return gate, up, *panels
 
     def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
-        """The neurons whose gates fire, and the coefficients of their down rows; both ``[T, N]``. Without a
-        gate, up takes its place, and the coefficient is ``act(up)``."""
-        gate = (self.gate or self.up).dot(x)
-        value = np.float32(1) if self.gate is None else self.up.dot(x)
-        fires = gate > self.threshold
-        if self.activation == "relu":
-            return fires, np.where(fires, gate * value, np.float32(0))
-        if self.activation == "drelu":  # TurboSparse, arXiv 2406.05955: relu(gate) * relu(up)
-            return fires, np.where(fires & (value > 0), gate * value, np.float32(0))
-        if self.activation == "relu2":  # Primer, arXiv 2109.08668: relu(gate)^2
-            return fires, np.where(fires, gate * gate * value, np.float32(0))
-        if self.activation == "swiglu_oai":  # gpt-oss, as its published PyTorch code has it
-            gate, value = np.minimum(gate, self.limit), np.clip(value, -self.limit, self.limit)
-            return np.ones_like(fires), gate * sigmoid(self.alpha * gate) * (value + np.float32(1))
-        return np.ones_like(fires), _smooth(self.activation, gate) * value
+        """The neurons whose gates fire, and the coefficients of their down rows; both ``[T, N]``."""
+        up = self.up.dot(x)
+        return activated(self, up, None) if self.gate is None else activated(self, self.gate.dot(x), up)
 
     def down_sum(self, coefficients: Floats) -> Floats:
         """``[T, N]`` -> ``[T, D]``, with the bias.
@@ -212,6 +200,23 @@ def ffn_weights(tensors: FFNTensors) -> ReferenceFFN | ReferenceExperts:
 
 def _part(values: Floats | None, rows: slice) -> Floats | None:
     return None if values is None else values[rows]
+
+
+def activated(ffn: FFNTensors | ReferenceFFN, gate: Floats, up: Floats | None) -> tuple[Bools, Floats]:
+    """The neurons whose gates fire, and the coefficients of their down rows, from what the rows of gate and
+    up give; all ``[T, N]``. Without a gate, up takes its place, and the coefficient is ``act(up)``."""
+    fires, value = gate > np.float32(ffn.threshold), np.float32(1) if up is None else up
+    if ffn.activation == "relu":
+        return fires, np.where(fires, gate * value, np.float32(0))
+    if ffn.activation == "drelu":  # TurboSparse, arXiv 2406.05955: relu(gate) * relu(up)
+        return fires, np.where(fires & (value > 0), gate * value, np.float32(0))
+    if ffn.activation == "relu2":  # Primer, arXiv 2109.08668: relu(gate)^2
+        return fires, np.where(fires, gate * gate * value, np.float32(0))
+    if ffn.activation == "swiglu_oai":  # gpt-oss, as its published PyTorch code has it
+        limit, alpha = np.float32(ffn.limit), np.float32(ffn.alpha)
+        gate, value = np.minimum(gate, limit), np.clip(value, -limit, limit)
+        return np.ones_like(fires), gate * sigmoid(alpha * gate) * (value + np.float32(1))
+    return np.ones_like(fires), _smooth(ffn.activation, gate) * value
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,8 @@ MIXTURES: dict[str, Mixture] = {
     "TQ2_0": Mixture(37, "TQ2_0", token_embd="Q4_K"),
     "MXFP4_MOE": Mixture(38, "MXFP4"),
 }
+#: Those that llama.cpp makes only with an importance matrix, too.
+NEED_IMPORTANCE = ("Q2_K_S",)
 #: Other names of mixtures, as llama.cpp has them.
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,9 +13,11 @@ from hotcold.formats.blocks import BlockType, Bytes, Floats, Tensor
 from hotcold.formats.files import naming
 from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf
 from hotcold.kernels.quantising import quantise_rows
+from hotcold.quantize.imatrix import ImportanceMatrix
 from hotcold.quantize.mixtures import (
     ALIASES,
     MIXTURES,
+    NEED_IMPORTANCE,
     PREDICTOR,
     Choice,
     Facts,
@@ -36,19 +38,11 @@ QUANTIZATION_VERSION = 2  # ggml's number of the layouts of its blocks
 
 
 @dataclass(frozen=True)
-class Importance:
-    """How much the columns of each matrix count, and what the new file says about where that is from."""
-
-    #: of a tensor's name and shape: float32 ``[experts, n]``, or None where nothing is known
-    of: Callable[[str, tuple[int, ...]], Floats | None]
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class QuantizeOptions:
     type: str  #: one of :data:`TYPES` or of :data:`ALIASES`, in any case
     wishes: Wishes = field(default_factory=Wishes)
-    importance: Importance | None = None
+    importance: ImportanceMatrix | None = None
+    importance_file: str = ""  #: its name, which the new file states
     allow_requantize: bool = False  #: quantised tensors, too, lose more by it
     measure: bool = False  #: measure the error, which takes longer
     threads: int | None = None  #: None: one per core
@@ -126,12 +120,18 @@ def plan_types(source: GGUFFile, options: QuantizeOptions) -> tuple[dict[str, Ch
         return {}, []
     facts = Facts.of(source.metadata, importance=options.importance is not None)
     shapes = {name: info.shape for name, info in source.tensors.items()}
+    if name in NEED_IMPORTANCE and options.importance is None:
+        needed = "`imatrix`, an importance matrix, such as hotcold imatrix makes"
+        raise QuantizeError(f"type {name} has so few bits that it needs {needed}")
     choices = choose_types(shapes, MIXTURES[name], facts, wishes)
     _check_wishes(choices, wishes)
     choices = {key: each for key, each in choices.items() if each.type != source.tensors[key].type}
     for key in choices:
         _check_source(source.tensors[key], options)
-    return choices, _notes(source, choices, MIXTURES[name])
+    notes = _notes(source, choices, MIXTURES[name])
+    if options.importance is not None:
+        notes += _unknown(source, choices, options.importance)
+    return choices, notes
 
 
 def _name(type: str) -> str:
@@ -183,9 +183,8 @@ def _planned(
         return copied(source, name)
     type, shape = choice.type, source.tensors[name].shape
     importance = None
-    if options.importance and type.weights > 1:
-        with naming(source.path, QuantizeError):
-            importance = importance_of(source, name, options.importance)
+    if options.importance is not None and type.weights > 1:
+        importance = importance_of(source, name, options.importance)
 
     def code(values: Floats, first: int) -> Bytes:
         data = np.empty((len(values), type.row_bytes(values.shape[1])), np.uint8)
@@ -198,18 +197,37 @@ def _planned(
     return changed(source, name, type, code)
 
 
-def importance_of(source: GGUFFile, name: str, importance: Importance) -> Floats | None:
+def importance_of(source: GGUFFile, name: str, matrix: ImportanceMatrix) -> Floats | None:
     """How much each column of a tensor counts, float32 ``[experts, n]``; None where nothing is known.
+    ``ImatrixError``: what is known is of a tensor of another shape.
 
     A down matrix that lies by neuron has a row for each neuron. What counts for it is one number for the
     whole row, the neuron's, so the columns of a row count alike."""
     shape = source.tensors[name].shape
     by_neuron = source.metadata.get("hotcold.ffn.down_layout") == "by_neuron" or "ffn_down_t" in name
     if kind_of(name) != "ffn_down" or not by_neuron:
-        return importance.of(name, shape)
-    plain = (*shape[:-2], shape[-1], shape[-2])
-    found = importance.of(name.replace("ffn_down_t", "ffn_down"), plain)
-    return None if found is None else np.ones((len(found), shape[-1]), np.float32)
+        known = matrix.get(name)
+        return known.mean_squares(shape, name) if known else None
+    known = matrix.get(name.replace("ffn_down_t", "ffn_down"))
+    if known is None:
+        return None
+    experts = len(known.mean_squares((*shape[:-2], shape[-1], shape[-2]), name))
+    return np.ones((experts, shape[-1]), np.float32)
+
+
+def _unknown(source: GGUFFile, choices: Mapping[str, Choice], matrix: ImportanceMatrix) -> list[str]:
+    """A note on tensors of whose columns nothing is known. The embeddings' columns are no inputs, so of them
+    it is always so. ``QuantizeError``: nothing is known of any tensor."""
+    packed = [name for name, choice in choices.items() if choice.type.weights > 1]
+    missing = [name for name in packed if importance_of(source, name, matrix) is None]
+    if packed and missing == packed:
+        seen = f"the importance matrix has {len(matrix)} tensors, none of which is quantised here"
+        raise QuantizeError(f"{seen}: it is another model's")
+    missing = [name for name in missing if kind_of(name) != "token_embd"]
+    if not missing:
+        return []
+    others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+    return [f"the importance matrix lacks {missing[0]}{others}: their columns count alike"]
 
 
 def _by_expert(
@@ -235,8 +253,13 @@ def _metadata(source: GGUFFile, options: QuantizeOptions) -> dict[str, Any]:
     if name != COPY:
         new["general.quantization_version"] = np.uint32(QUANTIZATION_VERSION)
         new["general.file_type"] = np.uint32(MIXTURES[name].file_type)
-    if options.importance:
-        new |= options.importance.metadata
+    if options.importance is not None:
+        new["quantize.imatrix.file"] = options.importance_file
+        if options.importance.datasets:
+            new["quantize.imatrix.dataset"] = options.importance.datasets[0]
+        new["quantize.imatrix.entries_count"] = np.uint32(len(options.importance))
+        if options.importance.chunks:
+            new["quantize.imatrix.chunks_count"] = np.uint32(options.importance.chunks)
     return {key: value for key, value in metadata.items() if key not in new} | new
 
 

@@ -1,0 +1,25 @@
+// What packs one row of each block type; what is compiled once for each instruction set.
+#pragma once
+#include <cstdint>
+
+namespace hc {
+
+// `row` packs n weights, a multiple of a block; w has how much each one's squared error counts, null for
+// alike. It throws std::invalid_argument for a value that the type cannot hold.
+struct BlockWriter {
+    int type;  // ggml's number
+    int64_t weights, bytes;
+    void (*row)(const float* x, const float* w, int64_t n, uint8_t* out);
+};
+
+constexpr int kWriters = 18;
+extern const BlockWriter writers_plain[kWriters];
+extern const BlockWriter writers_avx2[kWriters];
+
+// Refuses a value, or its block's scale, that the type cannot hold.
+[[noreturn]] void refuse_value(const char* type, float value);
+[[noreturn]] void refuse_scale(const char* type, float scale, float bound);
+
+constexpr float kHalfBound = 65520;  // float16 rounds it to infinity
+
+}  // namespace hc

@@ -1,0 +1,88 @@
+"""Measures how large the inputs of each matrix are on a text: the importance matrix of hotcold quantize.
+
+The file is as llama.cpp's llama-imatrix writes it, and its quantiser reads it, too."""
+
+import argparse
+import time
+
+from hotcold.commands import options
+from hotcold.commands.progress import phases
+from hotcold.errors import UserError
+from hotcold.quantize.imatrix import ImportanceMatrix
+from hotcold.tasks.imatrix import imatrix
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "model_file",
+        nargs="?",
+        type=options.model_file,
+        metavar="MODEL",
+        help=options.MODEL_HELP,
+    )
+    add("-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="file of text, UTF-8")
+    add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="file to write")
+    add(
+        "--chunks",
+        type=options.whole_number(1),
+        metavar="N",
+        help="take the first N windows of -c tokens (default: all)",
+    )
+    add(
+        "--process-output",
+        action="store_true",
+        help="measure the output matrix, too (default: only matrices of the layers, as llama.cpp does)",
+    )
+    options.add_model_options(parser, sparsity=False)
+    options.add_json_option(parser)
+    parser.epilog = (
+        "The text is encoded once and cut into consecutive windows of -c tokens (default: the model's "
+        "context, 512 at most), each computed by itself; an incomplete last window is dropped."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.model_file is not None and args.model is not None:
+        raise UserError(f"two models, {args.model_file} and -m {args.model}: give one of them")
+    start = time.perf_counter()
+    with phases() as advance:
+        found = imatrix(
+            options.local_model(args.model_file or args.model),
+            args.file,
+            context=args.ctx_size,
+            chunks=args.chunks,
+            output_head=args.process_output,
+            threads=args.threads,
+            cache_type=options.cache_type(args),
+            backend=args.backend,
+            output=args.output,
+            progress=advance,
+        )
+    seconds = time.perf_counter() - start
+    notes = _notes(found)
+    options.print_notes(notes)
+    tokens = found.chunks * found.chunk_size
+    windows = f"{tokens} tokens (windows of {found.chunk_size}: {found.chunks})"
+    print(f"{args.output}: inputs of {len(found)} matrices over {windows}, {tokens / seconds:.0f} tok/s")
+    return options.end(
+        args,
+        {
+            "output": str(args.output),
+            "matrices": len(found),
+            "chunks": found.chunks,
+            "chunk_size": found.chunk_size,
+            "tokens": tokens,
+            "seconds": round(seconds, 3),
+            "notes": notes,
+        },
+    )
+
+
+def _notes(found: ImportanceMatrix) -> list[str]:
+    missed = {name: int((each.counts == 0).sum()) for name, each in found.items()}
+    if not (some := [name for name, experts in missed.items() if experts]):
+        return []
+    most = max(some, key=missed.__getitem__)
+    seen = f"{len(some)} matrices have experts that no token chose ({most}: {missed[most]})"
+    return [f"{seen}: all of their weights will count alike; use more text"]
