@@ -9,7 +9,7 @@ _NAME = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 
 _SAME = (
     "again allow_requantize cache_positions cache_type device distil epochs force gpu hardware "
-    "hot_backend hot_threads imatrix l1 learning_rate max_marked max_share method output placement "
+    "hot_backend hot_threads imatrix learning_rate max_marked max_share method output placement "
     "predictor_type rate recall sparsity tensor_type timeline tokens type vram_budget work"
 )
 #: By the option's name in Python.

@@ -120,7 +120,7 @@ def sparsify(
         picture = {"sparsity.svg": _picture(original.folder.name, found)}
         write_checkpoint(output, original, run.model, run.activation, picture)
     except torch.OutOfMemoryError:
-        raise UserError("the device has too little memory: a smaller batch or a shorter context takes less") from None
+        raise UserError("out of memory: a smaller batch or a shorter context takes less") from None
     state.delete()
     return found
 
@@ -313,7 +313,7 @@ def _check(options: SparsifyOptions, output: Path) -> None:
     if not options.learning_rate > 0:
         raise UserError(f"`learning_rate` {options.learning_rate:g}: a number above 0 is needed")
     if not options.l1 >= 0:
-        raise UserError(f"`l1` {options.l1:g}: a number of at least 0 is needed")
+        raise UserError(f"l1 {options.l1:g}: a number of at least 0 is needed")
     if options.context < 2:
         raise UserError(f"a context of {options.context}: at least 2 tokens are needed")
     if output.exists() or not output.parent.is_dir():
