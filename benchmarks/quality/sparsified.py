@@ -7,9 +7,10 @@
 A small Llama with SwiGLU is trained from random weights, the twin. Then it goes on in two ways, on the same
 windows in the same order with the same learning rate: as it is (the control), and by `hotcold sparsify`. Both
 are judged by the same held-out text. In the end a growing share of the smallest activations of each token is
-left out in both models (the control of TurboSparse, arXiv 2406.05955, table 3): a sparse model does not
-notice until its zeros are used up. --l1 takes several weights of the penalty, for the frontier. --start takes
-a model with SwiGLU that is trained already, such as stories260K (gguf_to_checkpoint.py beside makes it).
+left out in all models (the control of TurboSparse, arXiv 2406.05955, table 3): a sparse model does not
+notice until its zeros are used up. --sparse takes activations with weights of the penalty, for the frontier:
+drelu=0.3 relu=1. --start takes a model with SwiGLU that is trained already, such as stories260K, of which
+gguf_to_checkpoint.py beside makes a checkpoint.
 
 FOLDER gets the checkpoints, which a second call finds and does not train again, and the picture masked.svg.
 The last line of stdout is a JSON object.
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 import transformers
 
-from hotcold.commands.sparsify import _named_text
+from hotcold.commands.sparsify import named_text
 from hotcold.training.mixture import Mixture
 from hotcold.training.sparse_checkpoint import load_model, open_original
 from hotcold.training.sparsifying import SparsifyOptions, rate_share, sparsify
@@ -133,10 +134,9 @@ def judge(folder: Path, args: argparse.Namespace) -> tuple[Callable[[float], flo
     return perplexity, lambda: sum(zeros) / len(zeros)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse() -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     add = parser.add_argument
     add("--start", type=Path, metavar="CHECKPOINT", help="a trained model with SwiGLU instead of a new twin")
     add("--tokenizer", type=Path, help="tokenizer.model of SentencePiece, for a new twin")
@@ -149,8 +149,7 @@ def main() -> int:
     add("--further", type=int, default=10_000_000, help="of the control and of the sparse models (10 M)")
     add("--rate", type=float, default=2e-3, help="learning rate of the twin (2e-3)")
     add("--further-rate", type=float, default=1e-3, help="of what follows (1e-3)")
-    add("--l1", type=float, nargs="+", default=[0.3], help="weights of the penalty (0.3)")
-    add("--activation", choices=("drelu", "relu"), default="drelu")
+    add("--sparse", nargs="+", default=["drelu=0.3"], metavar="ACTIVATION=L1")
     add("--context", type=int, default=256)
     add("--batch", type=int, default=8)
     add("--seed", type=int, default=0)
@@ -158,10 +157,12 @@ def main() -> int:
     args = parser.parse_args()
     if args.start is None and args.tokenizer is None:
         parser.error("--tokenizer or --start is needed")
-    args.texts = [_named_text(each) for each in args.file]
-    torch.set_num_threads(args.threads)
-    args.out.mkdir(exist_ok=True)
-    begun = time.monotonic()
+    args.texts = [named_text(each) for each in args.file]
+    return args
+
+
+def checkpoints(args: argparse.Namespace) -> dict[str, Path]:
+    """The control and the sparse models, trained where they are not there yet."""
     twin, control = args.start or args.out / "twin", args.out / "control"
     if not twin.exists():
         make_twin(args.out / "random", args)
@@ -169,43 +170,50 @@ def main() -> int:
     if not control.exists():
         train(twin, control, args.further, args.further_rate, args)
     folders = {"SwiGLU": control}
-    for weight in args.l1:
-        folder = args.out / f"{args.activation}-{weight:g}"
-        folders[f"{args.activation}, L1 {weight:g}"] = folder
-        if not folder.exists():
-            options = SparsifyOptions(
-                args.further,
-                args.activation,
-                args.further_rate,
-                weight,
-                args.context,
-                args.batch,
-                seed=args.seed,
-            )
-            sparsify(twin, args.texts, folder, options, told=lambda report: print(report, flush=True))
+    for each in args.sparse:
+        activation, _, weight = each.partition("=")
+        folder = folders[f"{activation}, L1 {weight}"] = args.out / f"{activation}-{weight}"
+        if folder.exists():
+            continue
+        options = SparsifyOptions(
+            tokens=args.further,
+            activation=activation,
+            learning_rate=args.further_rate,
+            l1=float(weight),
+            context=args.context,
+            batch=args.batch,
+            seed=args.seed,
+        )
+        sparsify(twin, args.texts, folder, options, told=lambda report: print(report, flush=True))
+    return folders
+
+
+def main() -> int:
+    args = parse()
+    torch.set_num_threads(args.threads)
+    args.out.mkdir(exist_ok=True)
+    begun = time.monotonic()
+    folders = checkpoints(args)
     print(f"trained for {time.monotonic() - begun:.0f} s", flush=True)
-    results, curves = {}, []
+    results: dict[str, Any] = {}
+    curves = []
     for name, folder in folders.items():
         perplexity, zeros = judge(folder, args)
-        whole = perplexity(0.0)
-        found = {"perplexity": whole, "zeros": zeros()}
+        found = {"perplexity": perplexity(0.0), "zeros": zeros()}
+        found["over_control"] = found["perplexity"] / results.get("SwiGLU", found)["perplexity"]
         points = [(share, perplexity(share)) for share in MASKED]
         curves.append(Curve(name, points))
-        results[name] = {**found, "masked": dict(points), "over_control": whole / points_of(results, whole)}
-        print(f"{name}: perplexity {whole:.3f}, zeros {found['zeros']:.1%}", flush=True)
+        results[name] = {**found, "masked": dict(points)}
+        ratio = f"{found['over_control']:.4f} of the control's"
+        print(
+            f"{name}: zeros {found['zeros']:.1%}, perplexity {found['perplexity']:.3f}, {ratio}", flush=True
+        )
     title = "Perplexity when each token's smallest activations are left out"
     (args.out / "masked.svg").write_text(sparsity_picture(title, curves))
     names = ("start", "width", "layers", "tokens", "further", "rate", "further_rate", "context", "batch")
-    settings = {
-        name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in names
-    }
-    print(json.dumps({"results": results, "settings": settings, "commit": commit()}))
+    settings = {name: getattr(args, name) for name in names}
+    print(json.dumps({"results": results, "settings": settings, "commit": commit()}, default=str))
     return 0
-
-
-def points_of(results: dict[str, Any], whole: float) -> float:
-    """The perplexity of the control, which comes first."""
-    return float(results["SwiGLU"]["perplexity"]) if results else whole
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def test_mistakes_are_refused_in_one_line(tmp_path: Path) -> None:
     assert "the model knows 128 positions" in refused(tmp_path, context=129)
     assert "a new folder" in refused(tmp_path, output=tmp_path / "empty")
     assert "a new folder" in refused(tmp_path, output=tmp_path / "nowhere" / "sparse")
-    assert "`device" in refused(tmp_path, device="cuda:99") and "`device" in refused(tmp_path, device="x")
+    assert "`device`" in refused(tmp_path, device="cuda:99") and "`device`" in refused(tmp_path, device="x")
     for name, value in {"learning_rate": 0.0, "l1": -1.0, "distil": 1.5, "activation": "gelu"}.items():
         assert f"{value}" in refused(tmp_path, **{name: value}) or f"{value:g}" in refused(
             tmp_path, **{name: value}

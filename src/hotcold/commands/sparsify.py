@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    texts = [_named_text(each) for each in args.file]
+    texts = [named_text(each) for each in args.file]
     from hotcold.training.sparsifying import SparsifyOptions, sparsify
 
     names = ("tokens", "activation", "learning_rate", "l1", "context", "batch", "distil", "seed")
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return options.end(args, found.report() | {"output": str(args.output)})
 
 
-def _named_text(given: str) -> "NamedText":
+def named_text(given: str) -> "NamedText":
     """A text of ``FILE`` or ``FILE=SHARE``."""
     from hotcold.tasks.texts import read_text
     from hotcold.training.mixture import NamedText

@@ -81,7 +81,8 @@ def load_model(original: Original, device: Any) -> Any:
     if own in ("fatrelu", "drelu"):
         threshold = float(original.config.get("hidden_act_param") or 0)
         kind: Kind = "drelu" if own == "drelu" else "relu"
-        put_in(model, SparseActivation(kind, len(decoder_layers(model)), threshold))
+        layers = len(decoder_layers(model))
+        put_in(model, SparseActivation(kind, layers, threshold, watching=False))
     return model.to(device)
 
 

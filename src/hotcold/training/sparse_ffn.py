@@ -18,11 +18,12 @@ class SparseActivation:
 
     A gate passes where it is greater than ``threshold`` (FATReLU, arXiv 2402.13516). Each forward pass
     leaves ``magnitudes`` behind, by layer the mean absolute value of what goes into the down projection,
-    which is differentiable. While ``counting`` is true, zeros and gates are added up by layer."""
+    which is differentiable. While ``counting`` is true, zeros and gates are added up by layer. One that is
+    not ``watching`` does neither."""
 
-    def __init__(self, kind: Kind, layers: int, threshold: float = 0.0) -> None:
+    def __init__(self, kind: Kind, layers: int, threshold: float = 0.0, *, watching: bool = True) -> None:
         self.kind, self.layers, self.threshold = kind, layers, threshold
-        self.counting = False
+        self.watching, self.counting = watching, False
         self.reset()
 
     def reset(self) -> None:
@@ -38,7 +39,7 @@ class SparseActivation:
             self._values[layer] += values.numel()
             self._gates += int((gate > 0).sum())
             self._squares += float(gate.relu().double().square().sum())
-        else:
+        elif self.watching:
             self.magnitudes.setdefault(layer, []).append(values.abs().mean())
         return values
 

@@ -120,7 +120,7 @@ def sparsify(
         picture = {"sparsity.svg": _picture(original.folder.name, found)}
         write_checkpoint(output, original, run.model, run.activation, picture)
     except torch.OutOfMemoryError:
-        raise UserError("the device has too little memory: lower `batch` or `context`") from None
+        raise UserError("out of memory: a smaller batch or a shorter context takes less") from None
     state.delete()
     return found
 
@@ -309,11 +309,11 @@ def _check(options: SparsifyOptions, output: Path) -> None:
     if options.activation not in KINDS:
         raise UserError(f"activation {options.activation!r}: choose from {', '.join(KINDS)}")
     if not 0 <= options.distil <= 1:
-        raise UserError(f"`distil={options.distil:g}`: a share of the loss from 0 to 1 is needed")
+        raise UserError(f"`distil` {options.distil:g}: a share of the loss from 0 to 1 is needed")
     if not options.learning_rate > 0:
-        raise UserError(f"`learning_rate={options.learning_rate:g}`: a number above 0 is needed")
+        raise UserError(f"`learning_rate` {options.learning_rate:g}: a number above 0 is needed")
     if not options.l1 >= 0:
-        raise UserError(f"`l1={options.l1:g}`: a number of at least 0 is needed")
+        raise UserError(f"l1 {options.l1:g}: a number of at least 0 is needed")
     if options.context < 2:
         raise UserError(f"a context of {options.context}: at least 2 tokens are needed")
     if output.exists() or not output.parent.is_dir():
@@ -328,7 +328,7 @@ def _device(name: str | None) -> Any:
         return torch.device(wanted)
     except (RuntimeError, AssertionError) as error:
         said = " ".join(str(error).split())[:120]
-        raise UserError(f"`device={wanted}`: {said}; cpu always works") from None
+        raise UserError(f"`device` {wanted}: {said}; cpu always works") from None
 
 
 def _identity(original: Original, texts: Sequence[NamedText], options: SparsifyOptions) -> dict[str, Any]:
