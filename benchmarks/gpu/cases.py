@@ -292,7 +292,7 @@ class Case:
     def _read(self, contestant: Placed, timed: Sequence[Pass], ms: float) -> Row:
         found = [contestant.figures(each.counters) for each in timed if each.counters is not None]
         nbytes = statistics.median(each.bytes_per_token or 0 for each in found)
-        hardware, hot = self.subject.hardware, contestant.model.hot is not None
+        hardware, hot = self.subject.hardware, bool(contestant.model.gpus)
         bandwidth = 0.0
         if not contestant.name.startswith("GPU"):
             bandwidth += hardware.cpu_stream_gb_s
@@ -317,12 +317,12 @@ class Case:
         sizes = subject.sizes[contestant.mode]
         neurons = sum(len(mask) for mask in placement.hot)
         return row | {
-            "gpu_layers": len(placement.layers),
-            "gpu_head": placement.head,
+            "gpu_layers": len(placement.layers_of(0)),
+            "gpu_head": placement.head == 0,
             "gpu_neuron_share": sum(int(mask.sum()) for mask in placement.hot) / neurons,
             "gpu_firing_share": hot / every if every else None,
             "gpu_firing_share_expected": subject.gpu_firing_share(placement),
-            "spins": None if contestant.model.on_gpu is None else contestant.model.on_gpu.spin,
+            "spins": contestant.model.on_gpus[0].spin if contestant.model.on_gpus else None,
             "planned_bytes": placement.gpu_bytes(sizes),
             "allocated_bytes": contestant.allocated_bytes,
         }

@@ -152,7 +152,7 @@ def shuffled(placement: Placement) -> Placement:
     """As many hot neurons in each layer, but any: the paper's engine without its policy."""
     random = np.random.default_rng(0)
     hot = [random.permutation(mask) for mask in placement.hot]
-    return Placement(hot, placement.layers, placement.head)
+    return replace(placement, hot=hot)
 
 
 def hottest(firing: Sequence[Any], share: float) -> Placement:
@@ -162,7 +162,7 @@ def hottest(firing: Sequence[Any], share: float) -> Placement:
         mask = np.zeros(len(shares), bool)
         mask[np.argsort(-shares, kind="stable")[: round(share * len(shares))]] = True
         hot.append(mask)
-    return Placement(hot, range(len(hot)), True)
+    return Placement.on_one(hot, range(len(hot)), True)
 
 
 @dataclass
@@ -193,7 +193,7 @@ class Placed:
         self.session = self.model.session(self.mode, wrap=self._keep)
         self.engine = Engine(self.session)
         #: On the device, with the first session's buffers and programs; None where the backend does not say.
-        self.allocated_bytes: int | None = getattr(self.model.hot, "allocated_bytes", None)
+        self.allocated_bytes: int | None = getattr([*self.model.gpus, None][0], "allocated_bytes", None)
 
     def _keep(self, ffns: Any) -> Any:
         self.ffns = list(ffns)
@@ -264,14 +264,13 @@ class Placed:
             every += counted
             if isinstance(ffn, SplitFFN):
                 hot += int(FFN.counts(ffn)[3])
-            elif ffn.backend is self.model.hot:
+            elif ffn.backend is not self.model.backend:
                 hot += counted
         return hot, every
 
     def trace(self, steps: int, seconds: float) -> tuple[Timeline, int]:
         """The moments of one more pass, and its steps."""
-        assert self.model.hot is not None
-        timeline = Timeline(self.model.hot)
+        timeline = Timeline(self.model.backend)
         self.session.trace(timeline)
         try:
             return timeline, len(self.run(16, steps, 0, seconds).steps_s)

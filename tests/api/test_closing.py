@@ -21,7 +21,7 @@ def test_closing_ends_the_cold_side_though_somebody_keeps_the_engine(tmp_path: P
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         sizes = sizes_of_file(file, config, 256, "f16")
     hot = [np.arange(n) < n // 2 for n in sizes.neurons]
-    write_placement(tmp_path / "half.gpuidx", sizes, Placement(hot, range(config.layers), True))
+    write_placement(tmp_path / "half.gpuidx", sizes, Placement.on_one(hot, range(config.layers), True))
     before = threading.active_count()
     llm = LLM(placement=tmp_path / "half.gpuidx", hot_backend="cpu", threads=1)
     engine = llm.engine

@@ -102,7 +102,7 @@ def test_the_timeline_of_two_backends(capsys: pytest.CaptureFixture[str], tmp_pa
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         sizes = sizes_of_file(file, config, 256, "f16")
     hot = [np.arange(n) % 2 == 0 for n in sizes.neurons]
-    write_placement(half, sizes, Placement(hot, range(len(hot)), True))
+    write_placement(half, sizes, Placement.on_one(hot, range(len(hot)), True))
     args = ("-p", "8", "-n", "4", "-r", "1", "-t", "1", "--timeline", str(path))
     result = report(capsys, *args, "--hot-backend", "cpu", "--placement", str(half))
     events = json.loads(path.read_text())

@@ -40,7 +40,7 @@ def test_generate_says_what_ran_where(gpu: str, capsys: pytest.CaptureFixture[st
     args = ("generate", "-p", "Once upon a time", "-n", "20", "--temp", "0")
     on_gpu, err = report(capsys, *args, "--gpu", gpu, "--vram-budget", "4MiB")
     assert on_gpu["ids"] == report(capsys, *args, "--gpu", "off")[0]["ids"]
-    facts = on_gpu["gpu"]
+    (facts,) = on_gpu["gpus"]
     first, *_ = err.splitlines()
     assert first.startswith(f"note: GPU {facts['name']} ({facts['driver']}): {facts['layers']} of 6 layers")
     assert "of 4.00 MiB; handshakes by submits" in first and 0 < facts["layers"] < 6
@@ -58,7 +58,7 @@ def test_the_form_of_the_handshake_that_was_measured_to_be_faster(
     gpu = str(device_index(driver))
     found, err = report(capsys, *args, "--gpu", gpu, "--vram-budget", "3MiB")
     assert found["ids"] == report(capsys, *args, "--gpu", "off")[0]["ids"]
-    assert found["gpu"]["handshake"] == "spin" and "handshakes by a shader that waits" in err
+    assert found["gpus"][0]["handshake"] == "spin" and "handshakes by a shader that waits" in err
 
 
 def test_doctor_measures_a_device(
@@ -155,4 +155,4 @@ def test_two_modes_at_the_same_time(gpu: str, capsys: pytest.CaptureFixture[str]
     (tmp_path / "text").write_text("Once upon a time there was a fox.\n" * 9)
     args = ("-m", str(path), "-f", str(tmp_path / "text"), "-c", "32", "--chunks", "1", "--gpu", gpu)
     found, _ = report(capsys, "perplexity", *args, "--sparsity", "exact", "--compare", "predicted")
-    assert found["gpu"]["layers"] == 6 and found["compare"]["kl_mean"] < 1e-6
+    assert found["gpus"][0]["layers"] == 6 and found["compare"]["kl_mean"] < 1e-6

@@ -54,7 +54,7 @@ for share in (1.0, 0.5):
         requests = [Request(Job(each, params, max_tokens=4, ignore_eos=True)) for each in prompts]
         Engine(session).run(requests)
         if share < 1:
-            link = session._cold_side.link
+            link = session._cold_sides[0].link
             link.start_marks(1000)
             Engine(session).run([Request(Job(prompts[0], params, max_tokens=3, ignore_eos=True))])
             assert len(link.marks())

@@ -60,14 +60,14 @@ GPU = (
 
 def test_neurons_on_both_sides() -> None:
     costs = Costs.expected(SIZES, PROFILE, HARDWARE)
-    for expected, found in ((CPU, costs.cpu.neurons), (GPU, costs.gpu.neurons)):
+    for expected, found in ((CPU, costs.cpu.neurons), (GPU, costs.gpus[0].neurons)):
         for one, other in zip(expected, found, strict=True):
             np.testing.assert_allclose(other, one, rtol=1e-12)
 
 
 def placed(hot: list[list[int]], layers: range, head: bool) -> float:
     masks = [np.isin(np.arange(4), each) for each in hot]
-    return Costs.expected(SIZES, PROFILE, HARDWARE).token(Placement(masks, layers, head))
+    return Costs.expected(SIZES, PROFILE, HARDWARE).token(Placement.on_one(masks, layers, head))
 
 
 def test_a_token() -> None:

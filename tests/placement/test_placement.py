@@ -31,12 +31,12 @@ def by_layer() -> Placement:
     """Layer i has its i-th neurons from the end; the first has none, the second all."""
     hot = [np.arange(n) % (i + 2) == 1 for i, n in enumerate(sizes.neurons)]
     hot[0][:], hot[1][:] = False, True
-    return Placement(hot, range(LAYERS), True)
+    return Placement.on_one(hot, range(LAYERS), True)
 
 
 def same(one: Placement, other: Placement) -> bool:
     masks = all(np.array_equal(a, b) for a, b in zip(one.hot, other.hot, strict=True))
-    return masks and one.layers == other.layers and one.head == other.head
+    return masks and one.where == other.where and one.head == other.head
 
 
 def test_a_placement_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_placement_is_read_as_it_was_written(tmp_path: Path) -> None:
         placement.hot[i][:] = False
     for layers in (range(2, 11), range(LAYERS)):
         path = tmp_path / f"{layers.start}.gpuidx"
-        write_placement(path, sizes, written := replace(placement, layers=layers, head=layers.start == 0))
+        write_placement(path, sizes, written := Placement.on_one(placement.hot, layers, layers.start == 0))
         assert same(read_placement(path, sizes), written)
 
 
@@ -142,23 +142,60 @@ def test_what_belongs_to_another_model(tmp_path: Path) -> None:
         read_profile(tmp_path / "x.gpuidx", sizes)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("first_layer", 11, "first_layer 11, layers 12: the model has 12"), ("layers", 13, "layers 13"),
-        ("layers", "two", "layers 'two'"), ("layers", 5, "layer 5 has hot neurons, but its attention"),
-    ],
-)  # fmt: skip
-def test_a_placement_that_contradicts_itself(tmp_path: Path, key: str, value: Any, message: str) -> None:
-    path = tmp_path / "x.gpuidx"
-    write_placement(path, sizes, by_layer())
+def _rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Writes a placement again, with other metadata."""
     with open_gguf(path) as file:
-        metadata = file.metadata | {f"hotcold.placement.{key}": value}
-        kind = GGML_TYPES[26]
+        metadata, kind = dict(file.metadata), GGML_TYPES[26]
         tensors = {name: file.load_integers(name) for name in file.tensors}
+    change(metadata)
     integers = {n: Tensor(kind, v.shape, v.astype("<i4").view(np.uint8)[None]) for n, v in tensors.items()}
     write_gguf(path, metadata, integers, magic="PWRI")
+
+
+def _of_one_gpu(metadata: dict[str, Any], **more: Any) -> None:
+    """As versions wrote it that knew one GPU."""
+    del metadata["hotcold.placement.where"]
+    keys = {"first_layer": 0, "layers": LAYERS, "head": True} | more
+    metadata.update({f"hotcold.placement.{key}": value for key, value in keys.items()})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"first_layer": 11}, "first_layer 11, layers 12: the model has 12"),
+        ({"layers": 13}, "layers 13"),
+        ({"layers": "two"}, "layers 'two'"),
+        ({"layers": 5}, "layer 5 has hot neurons, but its attention"),
+    ],
+)
+def test_a_placement_of_one_gpu_that_contradicts_itself(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "x.gpuidx"
+    write_placement(path, sizes, by_layer())
+    _rewrite(path, lambda metadata: _of_one_gpu(metadata, **keys))
     with pytest.raises(SidecarError, match=message):
+        read_placement(path, sizes)
+
+
+def test_a_placement_of_a_version_that_knew_one_gpu(tmp_path: Path) -> None:
+    placement, path = by_layer(), tmp_path / "x.gpuidx"
+    for i in (0, 1, 11):
+        placement.hot[i][:] = False
+    write_placement(path, sizes, placement)
+    _rewrite(path, lambda metadata: _of_one_gpu(metadata, first_layer=2, layers=9, head=False))
+    assert same(read_placement(path, sizes), Placement.on_one(placement.hot, range(2, 11), False))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [[0] * LAYERS, [-2] + [0] * LAYERS, [4] + [0] * LAYERS, [0.5] * (LAYERS + 1), "0", 0, [True] * 13],
+)
+def test_places_that_there_are_not(tmp_path: Path, where: Any) -> None:
+    path = tmp_path / "x.gpuidx"
+    write_placement(path, sizes, by_layer())
+    _rewrite(path, lambda metadata: metadata.update({"hotcold.placement.where": where}))
+    with pytest.raises(SidecarError, match=r"x\.gpuidx: where is .* a GPU's number below 4 or -1"):
         read_placement(path, sizes)
 
 
@@ -174,13 +211,13 @@ def test_every_byte_of_a_file_is_somewhere(tied: bool, tmp_path: Path) -> None:
         weights = sum(info.nbytes for info in file.tensors.values())
     n = len(found.neurons)
     for placement in (
-        Placement([np.zeros(n, np.bool_) for n in found.neurons], range(0), False),
-        Placement([np.ones(n, np.bool_) for n in found.neurons], range(n), True),
+        Placement.on_one([np.zeros(n, np.bool_) for n in found.neurons], range(0), False),
+        Placement.on_one([np.ones(n, np.bool_) for n in found.neurons], range(n), True),
     ):
         rows = [row for row in placement.bill(found) if row["kind"] != "buffers"]
         total = sum(row["gpu_bytes"] + row["cpu_bytes"] for row in rows)
         listed = INDEX_BYTES * sum(int(hot.sum()) for hot in placement.hot)
-        again = found.embedding * (found.tied and placement.head)  # a tied head is on both sides
+        again = found.embedding * (found.tied and placement.head == 0)  # a tied head is on both sides
         assert total == weights + 7 * config.page_bytes("q8_0") + listed + again
 
 

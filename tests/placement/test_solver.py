@@ -58,11 +58,11 @@ def seconds(model: Model, placement: Placement) -> float:
     sizes, _, hardware = model
     round_trip = hardware.handshake_s + 2 * 4 * sizes.dim / (hardware.link_pinned_gb_s * 1e9)
     cpu, gpu = hardware.cpu_stream_gb_s * 1e9, hardware.gpu_stream_gb_s * 1e9
-    total = sizes.head / (gpu if placement.head else cpu)
+    total = sizes.head / (cpu if placement.head is None else gpu)
     for i, hot in enumerate(placement.hot):
         dense = sizes.attention[i] + sizes.kv[i] + sizes.predictor[i]
         on_cpu, on_gpu = neuron_seconds(model, i)
-        if i not in placement.layers:
+        if placement.where[i] is None:
             assert not hot.any()
             total += dense / cpu + on_cpu.sum()
             continue
@@ -72,19 +72,19 @@ def seconds(model: Model, placement: Placement) -> float:
             + max(on_gpu[hot].sum(), on_cpu[~hot].sum())
             + round_trip * (not hot.all())
         )
-    last = len(placement.hot)
-    visits = bool(placement.head or placement.layers)
-    visits += bool(placement.head and placement.layers and placement.layers.stop < last)
-    step = hardware.step_s * bool(placement.head or placement.layers)
+    layers, head = placement.layers_of(0), placement.head == 0
+    visits = bool(head or layers)
+    visits += bool(head and layers and layers[-1] + 1 < len(placement.hot))
+    step = hardware.step_s * bool(head or layers)
     return float(total + visits * round_trip + step)
 
 
 def bytes_on_gpu(sizes: Sizes, placement: Placement) -> int:
-    run, total = placement.layers, sizes.head * placement.head
+    run, total = placement.layers_of(0), sizes.head * (placement.head == 0)
     for i in run:
         total += int(sizes.attention[i] + sizes.kv[i] + sizes.predictor[i]) + sizes.gpu_layer
         total += int(placement.hot[i].sum()) * (int(sizes.neuron_bytes[i]) + INDEX_BYTES)
-    return total + sizes.gpu_step(0, True) * bool(run or placement.head)
+    return total + sizes.gpu_step(0, True) * bool(placement.gpus)
 
 
 def least(model: Model, budget: int) -> float:
@@ -102,7 +102,7 @@ def least(model: Model, budget: int) -> float:
     for run, head in itertools.product([range(0), *runs], (False, True)):
         inside = [masks if i in run else masks[:1] for i, masks in enumerate(options)]
         for hot in itertools.product(*inside):
-            placement = Placement(hot, run, head)
+            placement = Placement.on_one(hot, run, head)
             if bytes_on_gpu(sizes, placement) <= budget:
                 found = min(found, seconds(model, placement))
     return found
@@ -133,7 +133,7 @@ def test_never_over_the_budget_and_never_slower_with_more(seed: int, shares: lis
         assert taken <= before * (1 + 1e-9)
         before = taken
         for i, (hot, firing) in enumerate(zip(placement.hot, profile.firing, strict=True)):
-            assert i in placement.layers or not hot.any()
+            assert placement.where[i] == 0 or not hot.any()
             assert hot.all() or not hot.any() or firing[hot].min() >= firing[~hot].max()
 
 
@@ -144,7 +144,7 @@ def test_a_budget_that_is_just_enough(seed: int) -> None:
     sizes = model[0]
     count = len(sizes.neurons)
     nothing_hot = [np.zeros(n, np.bool_) for n in sizes.neurons]
-    placements = [Placement(nothing_hot, range(count), head) for head in (False, True)]
+    placements = [Placement.on_one(nothing_hot, range(count), head) for head in (False, True)]
     placements += [last_layers(sizes, n) for n in range(count + 1)]
     for placement in placements:
         budget = bytes_on_gpu(sizes, placement)
@@ -153,7 +153,7 @@ def test_a_budget_that_is_just_enough(seed: int) -> None:
 
 def test_no_budget_is_the_cpu() -> None:
     placement = solved(made_up(1), 0)
-    assert not any(hot.any() for hot in placement.hot) and not placement.layers and not placement.head
+    assert not any(hot.any() for hot in placement.hot) and not placement.gpus
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_layers_get_their_own_neurons() -> None:
         firing.append(rng.permutation(power_law(int(sizes.neurons[i]), 0.01, 1.2 + i / 100)))
     profile = Profile(firing, "by layer")
     placement = solved((sizes, profile, find_hardware("rtx3060")), 2 << 30)
-    assert len(placement.layers) >= 12
+    assert len(placement.layers_of(0)) >= 12
     for own, hot in zip(firing, placement.hot, strict=True):
         assert 0 < hot.sum() < len(hot)
         assert set(np.argsort(-own)[: hot.sum()]) == set(np.flatnonzero(hot))
@@ -274,7 +274,7 @@ def test_the_objective_of_the_paper() -> None:
         placement = paper_placement(sizes, profile, hardware, dense + room)
         assert placement.gpu_bytes(sizes) <= dense + room
         saved = sizes.neuron_bytes / 1e9 * (1 / hardware.cpu_stream_gb_s - 1 / hardware.gpu_stream_gb_s)
-        enough = np.minimum(sizes.neurons, costs.handshake / np.maximum(saved, 1e-300))
+        enough = np.minimum(sizes.neurons, costs.gpus[0].handshake / np.maximum(saved, 1e-300))
         counts = np.array([hot.sum() for hot in placement.hot])
         assert ((counts == 0) | (counts >= enough)).all()
         layer = np.concatenate([np.full(-(-n // GROUP), i) for i, n in enumerate(sizes.neurons)])
@@ -301,9 +301,10 @@ def test_the_objective_of_the_paper() -> None:
 def test_the_layer_split_is_the_largest_that_fits() -> None:
     sizes, _ = shape("llama2-13b")
     dense, split = layer_split(sizes, 5 << 30)
-    more = last_layers(dense, len(split.layers) + 1)
+    more = last_layers(dense, len(split.layers_of(0)) + 1)
     assert split.gpu_bytes(dense) <= 5 << 30 < more.gpu_bytes(dense)
-    assert split.layers.stop == 40 and all(hot.all() for hot in split.hot[split.layers.start :])
+    layers = split.layers_of(0)
+    assert layers[-1] == 39 and all(hot.all() for hot in split.hot[layers[0] :])
 
 
 @pytest.mark.parametrize("shared", [32, 256])

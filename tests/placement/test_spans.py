@@ -26,7 +26,7 @@ class Link:
 def two_steps() -> Timeline:
     """Layer 0 is wholly cold, 1 and 2 are split, and 3 is wholly hot; the second step has layer 0 alone."""
     hot, cold = ReferenceBackend(), ReferenceBackend()
-    timeline, link = Timeline(hot), Link()
+    timeline, link = Timeline(cold), Link()
     timeline.start(link)  # type: ignore[arg-type]
     for now, what, layer in (
         (1, cold, 0), (2, hot, 1),

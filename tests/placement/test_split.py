@@ -56,7 +56,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def split_runner(path: Path, placement: Placement, pair: str, mode: str) -> Iterator[Runner]:
     cold, hot = map(backend, pair.split(", "))
     sides: list[ColdSide] = []
-    devices = SplitDevices.place(placement, cold, hot)
+    devices = SplitDevices.place(placement, cold, {0: hot})
 
     def make(_: Backend, config: Config, weights: Weights) -> Sequence[FFN]:
         predictors: Sequence[PredictorWeights | None] = [None] * config.layers
@@ -65,7 +65,7 @@ def split_runner(path: Path, placement: Placement, pair: str, mode: str) -> Iter
                 predictors = load_predictors(file, config, devices)
         limits = BatchLimits(ROWS, 1, config.context // PAGE, ROWS)
         layers = [layer.ffn for layer in weights.layers]
-        side = ColdSide(cold, hot, layers, predictors, limits, config.dim)
+        side = ColdSide(devices, hot, layers, predictors, limits, config.dim)
         ffns = make_ffns(devices, layers, ROWS, mode=mode, predictors=predictors, cold=(cold, side.boxes))
         side.serve(ffns)
         sides.append(side)
@@ -89,7 +89,7 @@ def with_shares(shares: Sequence[float], layers: range, head: bool, seed: int = 
         random.permutation(n) < (round(share * n) if i in layers else 0)
         for i, (n, share) in enumerate(zip(NEURONS, shares, strict=True))
     ]
-    return Placement(hot, layers, head)
+    return Placement.on_one(hot, layers, head)
 
 
 def compare(path: Path, placement: Placement, pair: str, mode: str) -> None:
@@ -168,7 +168,7 @@ def test_a_stock_quantised_file(tmp_path: Path, pair: str) -> None:
     model = Model(dim=64, heads=4, head_dim=32, rotary=32, neurons=(128, 96), type="Q8_0", activation="relu")
     path, hot = model.write(tmp_path / "x.gguf"), [np.arange(n) // 32 % 2 == 1 for n in model.neurons]
     whole = unsplit(path, "exact").run(TOKENS, decode=True)
-    with split_runner(path, Placement(hot, range(2), False), pair, "exact") as split:
+    with split_runner(path, Placement.on_one(hot, range(2), False), pair, "exact") as split:
         assert [layer.ffn.runs for layer in split.weights.layers] == [4, 3]
         error = split.run(TOKENS, decode=True) - whole
     assert np.sqrt((error**2).mean()) < 0.01 * np.sqrt((whole**2).mean())

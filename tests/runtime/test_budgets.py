@@ -22,8 +22,7 @@ from hotcold.sparse.timeline import Timeline
 @pytest.mark.parametrize("budget", [0, 8 << 20, 1 << 30])
 def test_the_hot_side_computes_where_it_has_a_budget(budget: int) -> None:
     session = load(None, LoadOptions(vram_budget=budget, hot_backend="cpu", threads=1)).session()
-    assert session.model.hot is not None
-    session.trace(timeline := Timeline(session.model.hot))
+    session.trace(timeline := Timeline(session.model.backend))
     Engine(session).run([Request(Job([1, 400], SamplingParams(temperature=0), max_tokens=3))])
     session.close()
     assert ("hot" in {span.side for span in timeline.spans()}) == (budget > 0)

@@ -78,7 +78,7 @@ def halves(config: Config, down: str) -> Placement:
         else:
             hot.append(np.repeat(random.permutation(experts.count) % 2 == 0, experts.neurons))
     hot[-1][:] = True
-    return Placement(hot, range(config.layers), True)
+    return Placement.on_one(hot, range(config.layers), True)
 
 
 def with_predictors(path: Path, bound: float = -0.2) -> None:
@@ -380,7 +380,7 @@ def test_memory_of_a_gpu_is_what_was_planned(name: str, down: str, mode: str, tm
     gpu, budget = str(device_index(DRIVERS[0])), 3 << 20
     session = load(path, LoadOptions(threads=1, gpu=gpu, vram_budget=budget, sparsity=mode)).session()
     greedy(session, 2)
-    hot, on_gpu = session.model.hot, session.model.on_gpu
-    assert isinstance(hot, VulkanBackend) and on_gpu is not None and on_gpu.hot_share == 1
+    (hot,), (on_gpu,) = session.model.gpus, session.model.on_gpus
+    assert isinstance(hot, VulkanBackend) and on_gpu.hot_share == 1
     assert hot.allocated_bytes <= on_gpu.budget_bytes == budget
     assert abs(hot.allocated_bytes - on_gpu.planned_bytes) <= slack_bytes(on_gpu.planned_bytes)

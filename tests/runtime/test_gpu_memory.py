@@ -42,7 +42,7 @@ def run(path: Path | None, **options: Any) -> Any:
 
 
 def check(session: Any, budget: int) -> None:
-    hot, on_gpu = session.model.hot, session.model.on_gpu
+    (hot,), (on_gpu,) = session.model.gpus, session.model.on_gpus
     planned, taken = on_gpu.planned_bytes, hot.allocated_bytes
     assert taken <= on_gpu.budget_bytes == budget
     assert abs(taken - planned) <= slack_bytes(planned), f"{taken - planned} more than was planned"

@@ -53,7 +53,7 @@ def sizes() -> Sizes:
 def write(path: Path, sizes: Sizes, share: float, layers: range = range(6), head: bool = True) -> Path:
     random = np.random.default_rng(1)
     hot = [(random.random(n) < share) & (i in layers) for i, n in enumerate(sizes.neurons)]
-    write_placement(path, sizes, Placement(hot, layers, head))
+    write_placement(path, sizes, Placement.on_one(hot, layers, head))
     return path
 
 
@@ -247,7 +247,7 @@ def test_a_budget() -> None:
 
 def test_the_timeline_of_two_sides(half: Path) -> None:
     session = on_two(half)
-    session.trace(timeline := Timeline(session.model.hot))
+    session.trace(timeline := Timeline(session.model.backend))
     greedy(session, random_prompts(5), 4)
     spans = timeline.spans()
     for side in ("hot", "cold"):  # never two things at a time
@@ -395,4 +395,4 @@ def test_the_preset_is_the_one_that_is_told(half: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("asked", "given"), [((2, 1), (2, 1)), ((1, 2), (1, 2)), ((2, None), (2, 2))])
 def test_threads_of_both_sides(half: Path, asked: tuple[int, int | None], given: tuple[int, int]) -> None:
     session = on_two(half, threads=asked[0], hot_threads=asked[1])
-    assert (session.model.threads, session.model.hot.threads) == given  # type: ignore[union-attr]
+    assert (session.model.threads, session.model.gpus[0].threads) == given

@@ -66,13 +66,13 @@ def load(**options: Any) -> Any:
 def test_a_card_is_used_without_a_word(has: Machine) -> None:
     """All of a small model goes there; the notes and the report say so."""
     model = load()
-    assert has.opened == [(CARD, 7 << 30, False)] and model.hot is not None
+    assert has.opened == [(CARD, 7 << 30, False)] and model.gpus
     where = "GPU Made-Up Card (driver 1.0): 6 of 6 layers and the head; 100.0% of the neurons, 100.0% of the"
     assert model.notes[0].startswith(where) and model.notes[0].endswith("of 7.00 GiB; handshakes by submits")
     assert "a test, and fable-7m" in model.notes[1]
-    report = Setup.of(model.session()).gpu
-    assert report is not None and (report["name"], report["layers"], report["head"]) == (CARD.name, 6, True)
-    assert report["planned_bytes"] == model.on_gpu.planned_bytes < report["budget_bytes"] == 7 << 30
+    (report,) = Setup.of(model.session()).gpus
+    assert (report["name"], report["layers"], report["head"]) == (CARD.name, 6, True)
+    assert report["planned_bytes"] == model.on_gpus[0].planned_bytes < report["budget_bytes"] == 7 << 30
 
 
 def test_the_text_is_the_cpu_s(has: Machine) -> None:
@@ -88,17 +88,17 @@ def test_a_card_that_was_not_measured(has: Machine) -> None:
     unless somebody asks for it."""
     has.measured.clear()
     model = load()
-    assert model.hot is None and "it is expected not to be faster than the CPU" in model.notes[0]
+    assert not model.gpus and "it is expected not to be faster than the CPU" in model.notes[0]
     model = load(gpu="card")
-    assert model.hot is not None and model.notes[0].startswith("GPU Made-Up Card")
+    assert model.gpus and model.notes[0].startswith("GPU Made-Up Card")
     assert model.notes[1].startswith("the CPU alone (`gpu=off`) is expected to be faster (")
 
 
 def test_without_a_gpu_nothing_is_said(has: Machine) -> None:
     for has.devices in ([], [SOFTWARE]):
         model = load()
-        assert model.hot is None and model.on_gpu is None and model.notes == ()
-        assert Setup.of(model.session()).gpu is None
+        assert model.gpus == model.on_gpus == () and model.notes == ()
+        assert not Setup.of(model.session()).gpus
 
 
 def test_a_software_driver_has_to_be_named(has: Machine) -> None:
@@ -106,29 +106,29 @@ def test_a_software_driver_has_to_be_named(has: Machine) -> None:
     with pytest.raises(GPUError, match=r"no GPU found, but 2 \(software\): name one to use it"):
         load(vram_budget=6 << 20)
     has.measured["software"] = slow = replace(find_hardware("rtx4060"), gpu_stream_gb_s=1e-3)
-    assert load(gpu="soft", vram_budget=6 << 20).hot is not None, slow  # it stands for a card
+    assert load(gpu="soft", vram_budget=6 << 20).gpus, slow  # it stands for a card
 
 
 def test_an_integrated_gpu_is_used_where_it_was_measured_to_be_faster(has: Machine) -> None:
     has.devices = [INTEGRATED]
     model = load()
     seen = "GPU 1 (Made-Up Graphics) is not used: it shares the processor's memory, and need not be faster"
-    assert model.hot is None and model.notes[0].startswith(seen) and not has.opened
+    assert not model.gpus and model.notes[0].startswith(seen) and not has.opened
     card = find_hardware("rtx4060")
     has.measured[INTEGRATED.name] = replace(card, spins=True, source="a test", machine={})
-    assert load().hot is not None and has.opened[-1] == (INTEGRATED, 7 << 30, True)
+    assert load().gpus and has.opened[-1] == (INTEGRATED, 7 << 30, True)
     as_fast = replace(card, gpu_stream_gb_s=card.cpu_stream_gb_s, gpu_rows_gb_s=card.cpu_stream_gb_s)
     has.measured[INTEGRATED.name] = replace(as_fast, source="a test", machine={})
     model = load()
-    assert model.hot is None and "is not used: " in model.notes[0] and len(has.opened) == 1
+    assert not model.gpus and "is not used: " in model.notes[0] and len(has.opened) == 1
     for options in ({"gpu": "graphics"}, {"vram_budget": 6 << 20}):
         has.measured[INTEGRATED.name] = replace(card, source="a test", machine={})
-        assert load(**options).hot is not None
+        assert load(**options).gpus
 
 
 def test_a_budget_for_which_nothing_fits(has: Machine) -> None:
     model = load(vram_budget=1000)
-    assert model.hot is None and not has.opened
+    assert not model.gpus and not has.opened
     assert "is not used: within 1000 B there is room for nothing" in model.notes[0]
 
 
@@ -140,7 +140,7 @@ def test_a_card_that_fails_to_open(has: Machine) -> None:
 
     has.change = fail
     model = load()
-    assert model.hot is None and model.notes == ("no GPU is used: the driver failed",)
+    assert not model.gpus and model.notes == ("no GPU is used: the driver failed",)
     for options in ({"gpu": "card"}, {"vram_budget": 6 << 20}):
         with pytest.raises(GPUError, match="the driver failed"):
             load(**options)
@@ -168,7 +168,7 @@ def test_memory_that_runs_out_shrinks_the_placement(
     assert model.notes[0].startswith("12 bytes: the device's memory is full: now `vram_budget=")
     assert model.notes[1].startswith("GPU Made-Up Card")
     assert [budget for _, budget, _ in has.opened] == [12 << 20, first]
-    assert model.on_gpu.planned_bytes <= first and Setup.of(model.session()).notes[:2] == model.notes[:2]
+    assert model.on_gpus[0].planned_bytes <= first and Setup.of(model.session()).notes[:2] == model.notes[:2]
 
 
 def test_memory_that_is_never_there(has: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_memory_that_is_never_there(has: Machine, monkeypatch: pytest.MonkeyPatc
 
     has.change = fail
     model = load(vram_budget=12 << 20)  # until nothing is left to place there
-    assert model.hot is None and len(has.opened) > 1 and "within" in model.notes[len(has.opened)]
+    assert not model.gpus and len(has.opened) > 1 and "within" in model.notes[len(has.opened)]
     budgets = [budget for _, budget, _ in has.opened]
     assert budgets == sorted(budgets, reverse=True) and len(set(budgets)) == len(budgets)
     monkeypatch.setattr(loading, "_TRIES", 1)
@@ -212,7 +212,7 @@ def test_memory_of_the_host_is_what_lies_on_the_host(has: Machine, monkeypatch: 
     shared = [needed(monkeypatch, gpu=gpu, vram_budget=16 << 20) for gpu in ("1", "2")]
     assert shared[0] == shared[1] > max(alone, card)
     monkeypatch.setattr(memory, "STAGING_BYTES", 0)
-    held = load(gpu="0", vram_budget=16 << 20).on_gpu
+    held = load(gpu="0", vram_budget=16 << 20).on_gpus[0]
     without = needed(monkeypatch, gpu="0", vram_budget=16 << 20)
     assert card - without == held.weight_bytes > 7 << 20 and without < alone - (5 << 20)
 

@@ -35,7 +35,7 @@ def half(tmp_path: Path) -> Iterator[LoadedModel]:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         sizes = sizes_of_file(file, config, 256, "f16")
     hot = [np.arange(n) < n // 2 for n in sizes.neurons]
-    write_placement(tmp_path / "half.gpuidx", sizes, Placement(hot, range(config.layers), True))
+    write_placement(tmp_path / "half.gpuidx", sizes, Placement.on_one(hot, range(config.layers), True))
     model = load(None, LoadOptions(placement=tmp_path / "half.gpuidx", hot_backend="cpu", threads=1))
     yield model
     model.close()

@@ -167,7 +167,7 @@ def test_a_spinning_session_sees_answers_or_gives_up(vulkan: Any) -> None:
     try:
         session = on_two(vulkan, 0.5)
         generated(session, random_prompts(3), 6)
-        counts = session._cold_side.link.counts
+        counts = session._cold_sides[0].link.counts
         session.close()
     finally:
         vulkan.spin = False

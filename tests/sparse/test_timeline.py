@@ -75,8 +75,8 @@ def test_a_handshake_is_measured_where_the_other_side_waits() -> None:
 
 def test_stages_are_recorded_by_the_link() -> None:
     """With its own clock, and in the names that csrc/program/link.h gives the others."""
-    hot, link = ReferenceBackend(), FlagLink(1)
-    timeline = Timeline(hot)
+    hot, cold, link = ReferenceBackend(), ReferenceBackend(), FlagLink(1)
+    timeline = Timeline(cold)
     timeline.stage(hot, 0)  # before it is started: forgotten
     timeline.start(link)
     timeline.stage(hot, 0)
@@ -84,7 +84,7 @@ def test_stages_are_recorded_by_the_link() -> None:
     assert link.wait_posted(3)
     link.answer(3)
     link.wait_answered(3)
-    timeline.stage(ReferenceBackend(), 4)
+    timeline.stage(cold, 4)
     timeline.stage(None, 0)
     found = [(what, layer) for what, layer, _ in timeline.marks]
     assert found == [

@@ -26,7 +26,7 @@ def random_placement(
     """So many neurons of each of these layers are hot, chosen at random; 0 and 1 are exact."""
     random, own = np.random.default_rng(1), layers or range(config.layers)
     hot = [(random.random(n) < share) & (i in own) for i, n in enumerate(config.neurons)]
-    return Placement(hot, own, head)
+    return Placement.on_one(hot, own, head)
 
 
 def on_two(hot: Any, placement: Placement | float, path: Path | None = None, **options: Any) -> Session:
@@ -34,7 +34,7 @@ def on_two(hot: Any, placement: Placement | float, path: Path | None = None, **o
     model = load(path, LoadOptions(threads=1, gpu="off", **options))
     if not isinstance(placement, Placement):
         placement = random_placement(model.config, placement)
-    devices = SplitDevices.place(placement, open_backend("cpu", 1), hot)
+    devices = SplitDevices.place(placement, open_backend("cpu", 1), {0: hot})
     with open_gguf(model.path) as file:
         weights = load_weights(file, model.config, devices, None, predictor_names(file))
     return replace(model, devices=devices, weights=weights).session()

@@ -51,7 +51,7 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
         sizes = sizes_of_file(file, config, 256, "f16")
     random = np.random.default_rng(3)
     hot = [random.random(1024) < share for share in (0, 1, 0, 0.3, 0.7, 0)]
-    write_placement(path, sizes, Placement(hot, range(1, 5), True))
+    write_placement(path, sizes, Placement.on_one(hot, range(1, 5), True))
     options = LoadOptions(placement=path, hot_backend="cpu", threads=1, hot_threads=1, sparsity="exact")
     return load(None, options)
 

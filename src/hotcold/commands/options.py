@@ -94,6 +94,12 @@ def byte_size(text: str) -> int:
     return int(float(found[1]) * 1024 ** {"KiB": 1, "MiB": 2}.get(found[2], 3))
 
 
+def byte_sizes(text: str) -> int | tuple[int, ...]:
+    """A parser of one size, or of several with commas between them."""
+    sizes = tuple(byte_size(each.strip()) for each in text.split(","))
+    return sizes if len(sizes) > 1 else sizes[0]
+
+
 def file_path(text: str) -> Path:
     """A parser of paths, which refuses the empty one: it would silently mean this folder."""
     if not text or "\0" in text:
@@ -205,10 +211,10 @@ def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
     add_gpu_option(group)
     add(
         "--vram-budget",
-        type=byte_size,
+        type=byte_sizes,
         metavar="SIZE",
         help="limit of GPU memory, such as 512MiB or 8GiB; a bare number is GiB (default: the free memory "
-        "minus 1 GiB, or minus 1/8 if that is less)",
+        "minus 1 GiB, or minus 1/8 if that is less); of several GPUs for each, or one size each: 8GiB,4GiB",
     )
     add(
         "--placement",
@@ -226,8 +232,8 @@ def add_gpu_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--gpu",
         metavar="NAME|INDEX|off",
-        help="part of a GPU's name, or its number in hotcold doctor; off: only the CPU (default: a discrete "
-        "card, or an integrated GPU that was measured to be faster; never a software driver)",
+        help="part of a GPU's name, or its number in hotcold doctor; several with commas: 0,1; off: only the "
+        "CPU (default: a discrete card, or an integrated GPU that was measured to be faster; never software)",
     )
 
 

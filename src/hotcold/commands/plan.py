@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_cache_options(add)
     add(
         "--vram-budget",
-        type=options.byte_size,
+        type=options.byte_sizes,
         metavar="SIZE",
         help="limit of GPU memory, such as 512MiB or 8GiB; a bare number is GiB (default: the card's memory "
-        "minus 1 GiB, or minus 1/8 on cards under 8 GiB)",
+        "minus 1 GiB, or minus 1/8 on cards under 8 GiB); for several GPUs one each: 8GiB,4GiB",
     )
     add(
         "--profile",
@@ -40,9 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--hardware",
-        default=DEFAULT,
+        action="append",
         metavar="FILE|NAME",
-        help=f"JSON file of hotcold doctor, or a preset: {', '.join(PRESETS)} (default: {DEFAULT})",
+        help=f"JSON file of hotcold doctor, or a preset: {', '.join(PRESETS)} (default: {DEFAULT}); once for "
+        "each GPU where they differ",
     )
     add(
         "--objective",
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         cache_type=options.cache_type(args),
         vram_budget=args.vram_budget,
         profile=args.profile,
-        hardware=args.hardware,
+        hardware=args.hardware or DEFAULT,
         objective=args.objective,
         placement=args.placement,
         output=args.output,

@@ -30,7 +30,7 @@ class ModelInfo:
     layers: int
     neurons: tuple[int, ...]  #: of each layer
     gpu: str | None = None  #: the name of the one in use, if any
-    hot_share: float | None = None  #: of the neurons, that the GPU has
+    hot_share: float | None = None  #: of the neurons, that GPUs have
     picture: Picture | None = None  #: what somebody who watches neurons has to know
     # These are read from the file by the front.
     created: int = 0  #: when the file was changed last, in seconds since 1970
@@ -51,7 +51,7 @@ class ProcessStats(EngineStats):
 
 
 def model_info(engine: Engine) -> ModelInfo:
-    session, model, gpu = engine.session, engine.model, engine.model.on_gpu
+    session, model, gpus = engine.session, engine.model, engine.model.on_gpus
     return ModelInfo(
         name=model.name,
         path=str(model.path),
@@ -68,8 +68,8 @@ def model_info(engine: Engine) -> ModelInfo:
         threads=model.threads,
         layers=model.config.layers,
         neurons=model.config.neurons,
-        gpu=None if gpu is None else gpu.gpu.name,
-        hot_share=None if gpu is None else gpu.hot_share,
+        gpu=", ".join(each.gpu.name for each in gpus) or None,
+        hot_share=sum(each.hot_share for each in gpus) if gpus else None,
         picture=Picture.of(session),
     )
 

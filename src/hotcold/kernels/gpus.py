@@ -55,6 +55,19 @@ def choose_gpu(asked: str | None, *, needed: bool = False) -> tuple[GPU | None, 
     return None, note
 
 
+def choose_gpus(asked: str | None, *, needed: bool = False) -> tuple[tuple[GPU, ...], str]:
+    """The same where several may be asked for, with commas between their names or numbers."""
+    text = wished(asked) or ""
+    seen, reason = find_gpus() if "," in text else ([], "")
+    if "," not in text or any(text.casefold() in gpu.name.casefold() for gpu in seen):  # a name has commas
+        gpu, note = choose_gpu(asked, needed=needed)
+        return (() if gpu is None else (gpu,)), note
+    found = tuple(_named(each.strip(), seen, reason) for each in text.split(","))
+    if twice := [gpu for gpu in found if found.count(gpu) > 1]:
+        raise GPUError(f"`gpu={text}`: {twice[0].title} is named twice: name it once")
+    return found, ""
+
+
 def titles(seen: Sequence[GPU]) -> str:
     return ", ".join(gpu.title for gpu in seen)
 

@@ -8,13 +8,13 @@ from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, PredictorTe
 
 @dataclass(frozen=True)
 class Devices:
-    """The backend of each part: the embedding, every layer with its keys and values, the head; ``hot`` is a
-    second one, where there is one."""
+    """The backend of each part: the embedding, every layer with its keys and values, the head; ``gpus`` are
+    those beside the embedding's, where there are any."""
 
     embedding: Backend
     layers: tuple[Backend, ...]
     head: Backend
-    hot: Backend | None = field(default=None, kw_only=True)
+    gpus: tuple[Backend, ...] = field(default=(), kw_only=True)
 
     @classmethod
     def of(cls, backend: "Backend | Devices", layers: int) -> "Devices":

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.placement.costs import Costs, SideCosts
+from hotcold.placement.costs import Costs, GPUCosts, SideCosts
 from hotcold.placement.hardware import Hardware
 from hotcold.placement.placement import Placement
 from hotcold.placement.profiles import Profile
@@ -17,22 +17,29 @@ from hotcold.placement.solver import Solver
 _OF_A_DENSE_PART = 1e6  # worth in firings: more than a layer has, so that dense parts go to the GPU first
 
 
-def last_layers(sizes: Sizes, n: int) -> Placement:
-    """Puts the head and the last ``n`` layers, whole, on the GPU; with ``n`` 0 nothing."""
-    first = len(sizes.neurons) - n
-    hot = [np.full(each, i >= first) for i, each in enumerate(sizes.neurons)]
-    return Placement(hot, range(first, first + n), n > 0)
+def last_layers(sizes: Sizes, *counts: int) -> Placement:
+    """Puts the head and the last layers, whole, on GPUs: so many on each, one GPU's after the other's.
+    Without any layer nothing."""
+    on_gpus = [gpu for gpu, n in enumerate(counts) for _ in range(n)]
+    where = (*[None] * (len(sizes.neurons) - len(on_gpus)), *on_gpus)
+    hot = [np.full(n, gpu is not None) for n, gpu in zip(sizes.neurons, where, strict=True)]
+    return Placement(hot, where, on_gpus[-1] if on_gpus else None)
 
 
-def layer_split(sizes: Sizes, budget: int) -> tuple[Sizes, Placement]:
-    """Puts as many whole layers as fit on the GPU, dense, without predictors, as engines without sparsity
-    do."""
+def layer_split(sizes: Sizes, *budgets: int) -> tuple[Sizes, Placement]:
+    """Puts as many whole layers as fit on the GPUs, the last one first, dense, without predictors, as engines
+    without sparsity do."""
     dense = replace(sizes, always_read=1.0, predictor=0 * sizes.predictor)
-    for n in range(len(sizes.neurons), 0, -1):
-        placement = last_layers(dense, n)
-        if placement.gpu_bytes(dense) <= budget:
-            return dense, placement
-    return dense, last_layers(dense, 0)
+    found, counts = last_layers(dense), [0] * len(budgets)
+    for gpu in reversed(range(len(budgets))):
+        while sum(counts) < len(sizes.neurons):
+            counts[gpu] += 1
+            placement = last_layers(dense, *counts)
+            if placement.part_of(gpu).gpu_bytes(dense) > budgets[gpu]:
+                counts[gpu] -= 1
+                break
+            found = placement
+    return dense, found
 
 
 def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: int) -> Placement:
@@ -41,7 +48,7 @@ def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: 
 
     A layer has no hot neurons, or as many as save a handshake's time if all are read; those with too few are
     closed, the least first."""
-    handshake = Costs.expected(sizes, profile, hardware).handshake
+    handshake = Costs.expected(sizes, profile, hardware).gpus[0].handshake
     saved = sizes.neuron_bytes / 1e9 * (1 / hardware.cpu_stream_gb_s - 1 / hardware.gpu_stream_gb_s)
     least = np.minimum(sizes.neurons, handshake / np.maximum(saved, 1e-300))
     firing = list(profile.firing)
@@ -59,6 +66,5 @@ def _missed_firings(firing: Sequence[npt.NDArray[Any]]) -> Costs:
     dense = np.full(len(firing), _OF_A_DENSE_PART)
     return Costs(
         cpu=SideCosts(neurons=firing, dense=dense, head=_OF_A_DENSE_PART),
-        gpu=SideCosts(neurons=[0 * each for each in firing], dense=0 * dense, head=0.0),
-        handshake=0.0,
+        gpus=[GPUCosts(neurons=[0 * each for each in firing], dense=0 * dense, head=0.0, handshake=0.0)],
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Self
 
 import numpy as np
@@ -30,19 +31,26 @@ class SideCosts:
 
 
 @dataclass(frozen=True)
+class GPUCosts(SideCosts):
+    """The same on a GPU."""
+
+    handshake: float  #: from the GPU to the CPU and back, with the data that is sent
+    step: float = 0.0  #: overhead of a step on the GPU, if it has a part
+
+
+@dataclass(frozen=True)
 class Costs:
     """The costs of one token. A solver needs only their ratios, so other units than seconds work, too."""
 
     cpu: SideCosts
-    gpu: SideCosts
-    handshake: float  #: from the GPU to the CPU and back, with the data that is sent
-    step: float = 0.0  #: overhead of a step on the GPU, if it has a part
+    gpus: Sequence[GPUCosts]
 
     @classmethod
-    def expected(cls, sizes: Sizes, profile: Profile, hardware: Hardware) -> Self:
+    def expected(cls, sizes: Sizes, profile: Profile, *machines: Hardware) -> Self:
         """The expected costs. A neuron is read when it fires, or always if a stream is faster than gathered
-        rows; if routing was counted, whenever its expert is chosen."""
-        cpu_stream, gpu_stream = hardware.cpu_stream_gb_s, hardware.gpu_stream_gb_s
+        rows; if routing was counted, whenever its expert is chosen. ``machines`` describe one GPU each; the
+        CPU is that of the first."""
+        cpu_stream = machines[0].cpu_stream_gb_s
 
         def neurons(layer: int, stream: float, rows: float) -> Array:
             routed = profile.routed(sizes, layer)
@@ -52,38 +60,36 @@ class Costs:
             return np.asarray(sizes.neuron_bytes[layer] / 1e9 * (sometimes + always))
 
         layers = range(len(sizes.neurons))
-        gather = [hardware.gather_gb_s(n / 2) for n in sizes.neuron_bytes]  # up and down lie side by side
+        gather = [machines[0].gather_gb_s(n / 2) for n in sizes.neuron_bytes]  # up and down lie side by side
         return cls(
             cpu=SideCosts(
                 neurons=[neurons(i, cpu_stream, gather[i]) for i in layers],
                 dense=sizes.dense / cpu_stream / 1e9,
                 head=sizes.head / cpu_stream / 1e9,
             ),
-            gpu=SideCosts(
-                neurons=[neurons(i, gpu_stream, hardware.gpu_rows_gb_s) for i in layers],
-                dense=sizes.dense / gpu_stream / 1e9 + hardware.layer_s,
-                head=sizes.head / gpu_stream / 1e9,
-            ),
-            handshake=hardware.handshake_s + 8 * sizes.dim / (hardware.link_pinned_gb_s * 1e9),
-            step=hardware.step_s,
+            gpus=[
+                GPUCosts(
+                    neurons=[neurons(i, each.gpu_stream_gb_s, each.gpu_rows_gb_s) for i in layers],
+                    dense=sizes.dense / each.gpu_stream_gb_s / 1e9 + each.layer_s,
+                    head=sizes.head / each.gpu_stream_gb_s / 1e9,
+                    handshake=each.handshake_s + 8 * sizes.dim / (each.link_pinned_gb_s * 1e9),
+                    step=each.step_s,
+                )
+                for each in machines
+            ],
         )
 
     def token(self, placement: Placement) -> float:
-        """Seconds of a token."""
-        run = placement.layers
-        on_cpu = self.cpu.layers
-        total = self.ends(np.array(run.start), np.array(run.stop), placement.head) + on_cpu.sum()
-        for i in run:
-            hot = placement.hot[i]
-            slower = max(self.cpu.neurons[i][~hot].sum(), self.gpu.neurons[i][hot].sum())
-            total += self.gpu.dense[i] + slower + self.handshake * (not hot.all()) - on_cpu[i]
-        return float(total)
-
-    def ends(self, start: Array, stop: Array, head: bool) -> Array:
-        """Seconds of the head, of a step on the GPU, and of visits to it: two if layers of the CPU lie
-        between the run ``start`` to ``stop`` and a head on the GPU."""
-        some = stop > start
-        visits = 1.0 * (some | head) + (some & head & (stop < len(self.cpu.dense)))
-        return np.asarray(
-            (self.gpu if head else self.cpu).head + self.step * (some | head) + self.handshake * visits
-        )
+        """Seconds of a token. Each run of neighbouring parts on a GPU is a visit, with a handshake; where one
+        GPU follows another, the residual stream goes through the CPU's memory."""
+        total = (self.cpu if placement.head is None else self.gpus[placement.head]).head
+        for i, (where, hot) in enumerate(zip(placement.where, placement.hot, strict=True)):
+            if where is None:
+                total += self.cpu.dense[i] + self.cpu.neurons[i].sum()
+                continue
+            gpu = self.gpus[where]
+            slower = max(self.cpu.neurons[i][~hot].sum(), gpu.neurons[i][hot].sum())
+            total += gpu.dense[i] + slower + gpu.handshake * (not hot.all())
+        visits = [self.gpus[gpu] for gpu, _ in groupby((*placement.where, placement.head)) if gpu is not None]
+        steps = sum(self.gpus[gpu].step for gpu in placement.gpus)
+        return float(total + sum(gpu.handshake for gpu in visits) + steps)

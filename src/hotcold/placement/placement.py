@@ -1,10 +1,10 @@
-"""States which parts of a model a GPU has; reads and writes it as PowerInfer's ``.gpuidx``
+"""States which parts of a model which GPU has; reads and writes it as PowerInfer's ``.gpuidx``
 (docs/formats.md)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from hotcold.sparse.sidecar import SidecarError, check_model, read_numbers
 from hotcold.values import shown
 
 INDEX_BYTES = 4  #: bytes of a hot neuron's number on the GPU
+MOST_GPUS = 4  #: that a placement names
 
 #: Kinds of rows in the bill, and those that a file has.
 KINDS = ("attention", "kv", "predictor", "neurons", "head", "embedding", "buffers")
@@ -31,11 +32,32 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Placement:
-    """The parts that the GPU has; the CPU has the rest and the embedding table."""
+    """The device of each part: the number of a GPU, or None for the CPU, which also has the embedding
+    table."""
 
-    hot: Sequence[Bools]  #: mask of hot neurons per layer ``[N]``; empty outside ``layers``
-    layers: range  #: layers whose attention, keys and values, and predictors it has
-    head: bool
+    hot: Sequence[Bools]  #: mask of each layer's hot neurons ``[N]``, which its GPU has; empty on the CPU
+    where: tuple[int | None, ...]  #: of each layer: its attention, keys and values, and predictors
+    head: int | None
+
+    @classmethod
+    def on_one(cls, hot: Sequence[Bools], layers: range, head: bool) -> Self:
+        """On GPU 0 these layers, and perhaps the head."""
+        where = tuple(0 if i in layers else None for i in range(len(hot)))
+        return cls(hot, where, 0 if head else None)
+
+    @property
+    def gpus(self) -> list[int]:
+        """The GPUs that have a part."""
+        return sorted({each for each in (*self.where, self.head) if each is not None})
+
+    def layers_of(self, gpu: int) -> list[int]:
+        return [i for i, where in enumerate(self.where) if where == gpu]
+
+    def part_of(self, gpu: int) -> Self:
+        """What one GPU has, as if the CPU had the rest."""
+        hot = [mask & (where == gpu) for mask, where in zip(self.hot, self.where, strict=True)]
+        where = tuple(gpu if each == gpu else None for each in self.where)
+        return replace(self, hot=hot, where=where, head=gpu if self.head == gpu else None)
 
     @property
     def hot_share(self) -> float:
@@ -48,34 +70,35 @@ class Placement:
         return hot / sum(float(each.sum()) for each in firing)
 
     def bill(self, sizes: Sizes) -> list[dict[str, Any]]:
-        """The place of every byte: ``kind``, ``layer`` or None, ``gpu_bytes``, ``cpu_bytes``;
-        ``hot_share``."""
+        """The place of every byte: ``kind``, ``layer`` or None, ``gpu`` or None, its ``gpu_bytes``,
+        ``cpu_bytes``; ``hot_share``."""
         rows: list[dict[str, Any]] = []
 
-        def add(kind: str, layer: int | None, gpu: int, cpu: int, **more: float) -> None:
-            rows.append({"kind": kind, "layer": layer, "gpu_bytes": gpu, "cpu_bytes": cpu, **more})
+        def add(kind: str, layer: int | None, gpu: int | None, on_gpu: int, cpu: int, **more: float) -> None:
+            places = {"gpu": gpu, "gpu_bytes": on_gpu, "cpu_bytes": cpu}
+            rows.append({"kind": kind, "layer": layer, **places, **more})
 
-        for i, mask in enumerate(self.hot):
-            has = i in self.layers
+        def whole(kind: str, layer: int | None, gpu: int | None, nbytes: int) -> None:
+            add(kind, layer, gpu, *((0, nbytes) if gpu is None else (nbytes, 0)))
+
+        for i, (mask, gpu) in enumerate(zip(self.hot, self.where, strict=True)):
             for kind in ("attention", "kv", "predictor"):
-                nbytes = int(getattr(sizes, kind)[i])
-                add(kind, i, nbytes * has, nbytes * (not has))
+                whole(kind, i, gpu, int(getattr(sizes, kind)[i]))
             hot, nbytes = int(mask.sum()), int(sizes.neuron_bytes[i])
-            gpu, cpu = hot * (nbytes + INDEX_BYTES), (len(mask) - hot) * nbytes
-            add("neurons", i, gpu, cpu, hot_share=hot / len(mask))
-        add("head", None, sizes.head * self.head, sizes.head * (not self.head))
+            on_gpu, on_cpu = hot * (nbytes + INDEX_BYTES), (len(mask) - hot) * nbytes
+            add("neurons", i, gpu, on_gpu, on_cpu, hot_share=hot / len(mask))
+        whole("head", None, self.head, sizes.head)
         # A tied head that is on the CPU is the embedding table.
-        add("embedding", None, 0, sizes.embedding * (self.head or not sizes.tied))
-        on_gpu = sizes.gpu_layer * len(self.layers)
-        if self.head or self.layers:
-            on_gpu += sizes.gpu_step(
-                max((int(self.hot[i].sum()) for i in self.layers), default=None), self.head
-            )
-        add("buffers", None, on_gpu, sizes.buffers)
+        whole("embedding", None, None, sizes.embedding * (self.head is not None or not sizes.tied))
+        whole("buffers", None, None, sizes.buffers)
+        for gpu in self.gpus:
+            hottest = max((int(self.hot[i].sum()) for i in self.layers_of(gpu)), default=None)
+            step = sizes.gpu_step(hottest, self.head == gpu)
+            whole("buffers", None, gpu, step + sizes.gpu_layer * len(self.layers_of(gpu)))
         return rows
 
     def gpu_bytes(self, sizes: Sizes, kind: str = "") -> int:
-        """Bytes on the GPU, of one kind of the bill or of all."""
+        """Bytes on GPUs, of one kind of the bill or of all."""
         return sum(row["gpu_bytes"] for row in self.bill(sizes) if kind in ("", row["kind"]))
 
 
@@ -88,9 +111,7 @@ def write_placement(path: Path, sizes: Sizes, placement: Placement, version: str
         "split.vram_capacity": np.uint64(placement.gpu_bytes(sizes, "neurons")),
         f"{_KEY}version": version,
         f"{_KEY}model_fingerprint": sizes.fingerprint,
-        f"{_KEY}first_layer": placement.layers.start,
-        f"{_KEY}layers": len(placement.layers),
-        f"{_KEY}head": placement.head,
+        f"{_KEY}where": [-1 if gpu is None else gpu for gpu in (*placement.where, placement.head)],
     }
     tensors = {}
     for i, mask in enumerate(placement.hot):
@@ -106,35 +127,47 @@ def _integers(values: npt.NDArray[Any]) -> Tensor:
 
 
 def read_placement(path: Path, sizes: Sizes) -> Placement:
-    """Reads the file; PowerInfer's own files mean all of attention and the head on the GPU. SidecarError: it
+    """Reads the file; PowerInfer's own files mean all of attention and the head on one GPU. SidecarError: it
     is damaged, or another model's."""
     with open_gguf(path) as file, naming(path, SidecarError):
         if file.metadata.get("general.architecture") != _INDEX:
             raise SidecarError(f"is no placement: general.architecture {_INDEX} is needed")
-        layers, head = _gpu_parts(file, sizes)
+        *where, head = _where(file, sizes)
         count = len(sizes.neurons)
         if len(file.tensors) > 2 * count:
             raise SidecarError(f"has {len(file.tensors)} tensors: the model has {count} layers, two for each")
         hot = [_hot_neurons(file, i, n) for i, n in enumerate(sizes.neurons.tolist())]
         for i, mask in enumerate(hot):
-            if mask.any() and i not in layers:
+            if mask.any() and where[i] is None:
                 raise SidecarError(f"layer {i} has hot neurons, but its attention is on the CPU")
-        return Placement(hot, layers, head)
+        return Placement(hot, tuple(where), head)
 
 
-def _gpu_parts(file: GGUFFile, sizes: Sizes) -> tuple[range, bool]:
-    """The layers whose attention the GPU has, and whether it has the head."""
+def _where(file: GGUFFile, sizes: Sizes) -> list[int | None]:
+    """The GPU of each layer's attention, and of the head."""
     count = len(sizes.neurons)
     if f"{_KEY}model_fingerprint" not in file.metadata:  # PowerInfer's own
-        return range(count), True
+        return [0] * (count + 1)
     check_model(file, f"{_KEY}model_fingerprint", sizes.fingerprint)
+    found: Any = file.metadata.get(f"{_KEY}where")
+    if found is None:  # of a version that knew one GPU
+        return _run(file, count)
+    where = np.asarray(found)
+    right = where.shape == (count + 1,) and where.dtype.kind == "i" and where.min() >= -1
+    if not right or where.max() >= MOST_GPUS:
+        needed = f"for {count} layers and the head, each a GPU's number below {MOST_GPUS} or -1, the CPU"
+        raise SidecarError(f"where is {shown(found)}: {needed}, are needed")
+    return [None if gpu < 0 else gpu for gpu in where.tolist()]
+
+
+def _run(file: GGUFFile, count: int) -> list[int | None]:
     first: Any = file.metadata.get(f"{_KEY}first_layer")
     layers: Any = file.metadata.get(f"{_KEY}layers")
-    head = file.metadata.get(f"{_KEY}head")
     whole = type(first) is int and type(layers) is int
     if not whole or not 0 <= first <= first + layers <= count:
         raise SidecarError(f"first_layer {shown(first)}, layers {shown(layers)}: the model has {count}")
-    return range(first, first + layers), head is True
+    on_gpu = [first <= i < first + layers for i in range(count)]
+    return [0 if each else None for each in (*on_gpu, file.metadata.get(f"{_KEY}head") is True)]
 
 
 def _hot_neurons(file: GGUFFile, layer: int, n: int) -> Bools:

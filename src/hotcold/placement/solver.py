@@ -1,20 +1,21 @@
-"""Finds the placement with the least predicted time of a token that fits a budget of GPU memory.
+"""Finds the placement with the least predicted time of a token that fits the GPUs' budgets of memory.
 
-The GPU gets attention, keys and values and predictors of a run of layers, the hot neurons of these layers,
-and maybe the head. Neurons go in groups of 64, the most active first. A layer of the run takes ``dense +
+A GPU gets attention, keys and values and predictors of a run of layers, the hot neurons of these layers, and
+maybe the head. Neurons go in groups of 64, the most active first. A layer of the run takes ``dense +
 max(hot, cold) + handshake``, without the last where all its neurons are hot. But for that step its time is
 convex in its hot groups: for a given run, and given layers that are wholly hot, it is optimal, up to the last
-group, to take groups by seconds saved per byte. Runs and numbers of wholly hot layers are searched by their
-Lagrangian bounds, until none is better than what is found: a larger budget is never slower."""
+group, to take groups by seconds saved per byte. Numbers of wholly hot layers are searched by their Lagrangian
+bounds. So are runs: the seconds of different GPUs' runs add up, the best disjoint runs are found by their
+bounds, and computed, until all of the best are computed: a larger budget is never slower."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.placement.costs import Costs
+from hotcold.placement.costs import Costs, GPUCosts, SideCosts
 from hotcold.placement.placement import INDEX_BYTES, Placement
 from hotcold.placement.profiles import Profile
 from hotcold.placement.sizes import Sizes
@@ -61,21 +62,21 @@ class _Tables:
     whole_seconds: Array
 
     @classmethod
-    def of(cls, sizes: Sizes, costs: Costs, groups: Sequence[_Groups]) -> Self:
+    def of(cls, sizes: Sizes, cpu: SideCosts, gpu: GPUCosts, groups: Sequence[_Groups]) -> Self:
         shape = len(groups), 1 + max(map(len, groups))
         split_bytes, split_seconds = np.zeros(shape), np.full(shape, np.inf)
         whole_bytes, whole_seconds = np.zeros((2, len(groups)))
         for i, each in enumerate(groups):
-            hot = np.append(0, costs.gpu.neurons[i][each.order].cumsum())[each.edges]
-            done = np.append(0, costs.cpu.neurons[i][each.order].cumsum())[each.edges]
+            hot = np.append(0, gpu.neurons[i][each.order].cumsum())[each.edges]
+            done = np.append(0, cpu.neurons[i][each.order].cumsum())[each.edges]
             cold = done[-1] - done
-            seconds = costs.gpu.dense[i] + costs.handshake + np.maximum(hot, cold)
+            seconds = gpu.dense[i] + gpu.handshake + np.maximum(hot, cold)
             useful = int(seconds[:-1].argmin()) + 1
             split_seconds[i, :useful] = seconds[:useful]
             nbytes = sizes.gpu_dense[i] + each.edges * float(sizes.neuron_bytes[i] + INDEX_BYTES)
             split_bytes[i, : len(nbytes)] = nbytes
             whole_bytes[i] = nbytes[-1]
-            whole_seconds[i] = costs.gpu.dense[i] + hot[-1]
+            whole_seconds[i] = gpu.dense[i] + hot[-1]
         return cls(split_bytes, split_seconds, whole_bytes, whole_seconds)
 
     @property
@@ -105,39 +106,21 @@ class _Steps(NamedTuple):
     nbytes: Array
 
 
-class _Runs(NamedTuple):
-    """Runs of layers on the GPU, with or without the head, as columns."""
-
-    bound: Array  # seconds that no placement with this run can beat
-    start: Array
-    stop: Array
-    head: Array
-    outside: Array  # seconds of the layers of the CPU, of the head and of visits to the GPU
-    room: Array  # bytes for the layers of the run
-
-
 class _Run(NamedTuple):
-    """One row of :class:`_Runs`."""
+    """Layers ``start`` to ``stop`` on a GPU, with (1) or without (0) the head."""
 
-    bound: float
+    gpu: int
+    head: int
     start: int
     stop: int
-    head: bool
-    outside: float
-    room: int
 
 
-_NOTHING = _Run(bound=np.inf, start=0, stop=0, head=False, outside=np.inf, room=0)
+class _OnGPU:
+    """One GPU, for any budget."""
 
-
-class Solver:
-    """One model, profile and machine, for any budget of GPU memory in bytes."""
-
-    def __init__(self, sizes: Sizes, profile: Profile, costs: Costs) -> None:
-        self._sizes = sizes
-        self._costs = costs
-        self._groups = [_Groups.of(firing, sizes.block_neurons) for firing in profile.firing]
-        self._tables = tables = _Tables.of(sizes, costs, self._groups)
+    def __init__(self, sizes: Sizes, cpu: SideCosts, gpu: GPUCosts, groups: Sequence[_Groups]) -> None:
+        self._sizes, self._cpu, self._gpu, self._groups = sizes, cpu, gpu, groups
+        self._tables = tables = _Tables.of(sizes, cpu, gpu, groups)
         worth = tables.worth_of_groups()
         layer, group = np.nonzero(np.isfinite(worth))
         ranked = np.argsort(-worth[layer, group], kind="stable")
@@ -151,35 +134,12 @@ class Solver:
         self._split_bound = np.stack(by_price, axis=1)
         self._whole_bound = tables.whole_seconds[:, None] + tables.whole_bytes[:, None] * self._price
 
-    def solve(self, budget: int) -> Placement:
-        """The fastest placement within ``budget`` bytes, on the CPU alone if need be."""
-        best = np.inf
-        run, groups = _NOTHING, np.zeros(len(self._groups), np.int64)
-        for each in self._likely_runs(budget):
-            if each.bound >= best:
-                break
-            layers = self._whole_first[(self._whole_first >= each.start) & (self._whole_first < each.stop)]
-            bounds = self._bounds(layers, each)
-            for n_whole in np.argsort(bounds, kind="stable"):
-                if bounds[n_whole] >= best:
-                    break
-                seconds, filled = self._fill(layers[:n_whole], layers[n_whole:], each.room)
-                if each.outside + seconds < best:
-                    best = each.outside + seconds
-                    run, groups = each, filled
-        hot = [layer.hot(n) for layer, n in zip(self._groups, groups.tolist(), strict=True)]
-        return Placement(hot, range(run.start, run.stop), run.head)
-
-    def _likely_runs(self, budget: int) -> Iterator[_Run]:
-        """Runs whose dense parts fit, the one with the least bound first."""
-        without, with_head = self._runs(budget, head=False), self._runs(budget, head=True)
-        runs = _Runs(*(np.concatenate(columns) for columns in zip(without, with_head, strict=True)))
-        for at in np.argsort(runs.bound, kind="stable"):
-            bound, start, stop, head, outside, room = (column[at] for column in runs)
-            yield _Run(float(bound), int(start), int(stop), bool(head), float(outside), int(room))
-
-    def _runs(self, budget: int, *, head: bool) -> _Runs:
-        start, stop = np.triu_indices(len(self._groups) + 1)
+    def bounds(self, budget: int) -> Array:
+        """Seconds more than on the CPU, below 0 for fewer, that no placement with a run can beat, ``[2,
+        layers + 1, layers + 1]`` by head, start and stop; infinite where its dense parts do not fit."""
+        layers = len(self._groups)
+        found = np.full((2, layers + 1, layers + 1), np.inf)
+        start, stop = np.triu_indices(layers + 1)
         useful = (stop > start) | (stop == 0)  # no layers are one run, not many
         start, stop = start[useful], stop[useful]
 
@@ -187,28 +147,50 @@ class Solver:
             sums = np.concatenate([np.zeros_like(values[:1]), np.cumsum(values, axis=0)])
             return np.asarray(sums[stop] - sums[start])
 
-        on_cpu = self._costs.cpu.layers
-        outside = on_cpu.sum() - inside(on_cpu) + self._costs.ends(start, stop, head)
-        room = budget - self._sizes.head * head - self._step_bytes(stop > start, head)
         least = inside(np.minimum(self._split_bound, self._whole_bound))
-        bound = outside + (least - np.outer(room, self._price)).max(1)
-        fits = inside(self._sizes.gpu_dense) <= room
-        columns = _Runs(bound, start, stop, np.full(len(stop), head), outside, room)
-        return _Runs(*(column[fits] for column in columns))
+        dense = inside(self._sizes.gpu_dense)
+        for head in (0, 1):
+            rooms = np.where(stop > start, self._room(budget, 1, head), self._room(budget, 0, head))
+            seconds = (least - np.outer(rooms, self._price)).max(1) - inside(self._cpu.layers)
+            seconds += self._ends(start, stop, head)
+            found[head, start, stop] = np.where(dense <= rooms, seconds, np.inf)
+        found[0, 0, 0] = np.inf  # no run
+        return found
 
-    def _step_bytes(self, layers: Array, head: bool) -> Array:
-        """Bytes of a step on the GPU, as if all neurons of a layer were hot, if it has layers."""
-        most = max(map(int, self._sizes.neurons))
-        alone = self._sizes.gpu_step(None, True) if head else 0
-        return np.where(layers, self._sizes.gpu_step(most, head), alone)
+    def fill(self, run: _Run, budget: int) -> tuple[float, Array]:
+        """The seconds of :meth:`bounds` that a run takes, and hot groups of every layer."""
+        room = self._room(budget, run.stop - run.start, run.head)
+        layers = self._whole_first[(self._whole_first >= run.start) & (self._whole_first < run.stop)]
+        bounds, best = self._bounds(layers, room), (np.inf, np.zeros(len(self._groups), np.int64))
+        for n_whole in np.argsort(bounds, kind="stable"):
+            if bounds[n_whole] >= best[0]:
+                break
+            found = self._fill(layers[:n_whole], layers[n_whole:], room)
+            best = found if found[0] < best[0] else best
+        ends = self._ends(np.array(run.start), np.array(run.stop), run.head)
+        return best[0] - self._cpu.layers[run.start : run.stop].sum() + float(ends), best[1]
 
-    def _bounds(self, layers: Array, run: _Run) -> Array:
-        """Seconds of a token that no placement can beat in which the first 0, 1, 2, ... of ``layers``, which
-        are those of the run, are wholly hot."""
+    def _ends(self, start: Array, stop: Array, head: int) -> Array:
+        """Seconds of the head, beyond the CPU's, of a step on the GPU, and of visits to it: two if other
+        layers lie between the run and the head."""
+        visits = 1 + (head * (stop > start) & (stop < len(self._groups)))
+        return np.asarray(
+            head * (self._gpu.head - self._cpu.head) + self._gpu.step + self._gpu.handshake * visits
+        )
+
+    def _room(self, budget: int, layers: int, head: int) -> int:
+        """Bytes for layers; a step counts as if all neurons of a layer were hot, if there are layers."""
+        most = max(map(int, self._sizes.neurons)) if layers else None
+        needed = self._sizes.gpu_step(most, bool(head)) if layers or head else 0
+        return budget - self._sizes.head * head - needed
+
+    def _bounds(self, layers: Array, room: int) -> Array:
+        """Seconds of a run's ``layers`` that no placement can beat in which the first 0, 1, 2, ... of them
+        are wholly hot."""
         split = self._split_bound[layers].sum(0)
         more = np.cumsum(self._whole_bound[layers] - self._split_bound[layers], axis=0)
         by_price = split + np.vstack([0 * self._price, more])
-        return np.asarray(run.outside + (by_price - self._price * run.room).max(1))
+        return np.asarray((by_price - self._price * room).max(1))
 
     def _fill(self, whole: Array, split: Array, room: int) -> tuple[float, Array]:
         """Seconds of the layers of a run, those of ``whole`` wholly hot, and hot groups of every layer; the
@@ -222,6 +204,61 @@ class Solver:
         seconds = tables.whole_seconds[whole].sum() + tables.split_seconds[split, groups[split]].sum()
         groups[whole] = [len(self._groups[i]) for i in whole]
         return float(seconds) if room >= 0 else np.inf, groups
+
+
+class Solver:
+    """One model, profile and machine, for any budgets of GPU memory in bytes."""
+
+    def __init__(self, sizes: Sizes, profile: Profile, costs: Costs) -> None:
+        self._groups = [_Groups.of(firing, sizes.block_neurons) for firing in profile.firing]
+        self._gpus = [_OnGPU(sizes, costs.cpu, gpu, self._groups) for gpu in costs.gpus]
+
+    def solve(self, *budgets: int) -> Placement:
+        """The fastest placement within the budget of each GPU, on the CPU alone if need be."""
+        seconds = [gpu.bounds(budget) for gpu, budget in zip(self._gpus, budgets, strict=True)]
+        computed: dict[_Run, Array] = {}
+        while unsure := set(runs := _least(seconds)) - computed.keys():
+            for run in unsure:
+                at = run.head, run.start, run.stop
+                seconds[run.gpu][at], computed[run] = self._gpus[run.gpu].fill(run, budgets[run.gpu])
+        groups = sum((computed[run] for run in runs), np.zeros(len(self._groups), np.int64))
+        hot = [layer.hot(n) for layer, n in zip(self._groups, groups.tolist(), strict=True)]
+        has = {i: run.gpu for run in runs for i in range(run.start, run.stop)}
+        head = next((run.gpu for run in runs if run.head), None)
+        return Placement(hot, tuple(has.get(i) for i in range(len(hot))), head)
+
+
+def _least(seconds: Sequence[Array]) -> list[_Run]:
+    """The disjoint runs, one of each GPU or none, with the least sum of ``seconds``, which are those of
+    :meth:`_OnGPU.bounds`. Of each set of GPUs the least sum is found by the layer at which its last run
+    ends."""
+    best, runs = 0.0, list[_Run]()
+    n, stops = seconds[0].shape[1], np.arange(seconds[0].shape[1])
+    for head_on in range(-1, len(seconds)):  # -1 is the CPU
+        sums = {0: np.zeros(n)}  # by the set of GPUs, as bits: least seconds of runs that end by each layer
+        last: dict[int, list[_Run]] = {}
+        for gpus in range(1, 1 << len(seconds)):
+            least, found = np.full(n, np.inf), [_Run(-1, 0, 0, 0)] * n
+            for gpu in (i for i in range(len(seconds)) if gpus >> i & 1):
+                head = int(gpu == head_on)
+                both = sums[gpus ^ 1 << gpu][:, None] + seconds[gpu][head]
+                start = both.argmin(0)
+                for stop in np.flatnonzero(both[start, stops] < least):
+                    least[stop] = both[start[stop], stop]
+                    found[stop] = _Run(gpu, head, int(start[stop]), int(stop))
+            if least.min() < best and (head_on < 0 or gpus >> head_on & 1):
+                best, runs = float(least.min()), _behind(gpus, int(least.argmin()), last | {gpus: found})
+            at = np.maximum.accumulate(np.where(least <= np.minimum.accumulate(least), stops, 0))
+            sums[gpus], last[gpus] = least[at], [found[i] for i in at]
+    return runs
+
+
+def _behind(gpus: int, stop: int, last: dict[int, list[_Run]]) -> list[_Run]:
+    """The runs of a set of GPUs that end by layer ``stop``."""
+    if not gpus:
+        return []
+    run = last[gpus][stop]
+    return [run, *_behind(gpus ^ 1 << run.gpu, run.start, last)]
 
 
 def _prices(worth: Array) -> Array:

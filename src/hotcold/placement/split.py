@@ -2,8 +2,8 @@
 one's."""
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Self
 
@@ -100,12 +100,11 @@ def _columns(tensor: AnyTensor, chosen: Bools) -> AnyTensor:
 @dataclass(frozen=True)
 class SplitDevices(Devices):
     masks: Sequence[Bools]
-    hot: Backend = field(kw_only=True)
 
     @classmethod
-    def place(cls, placement: Placement, cold: Backend, hot: Backend) -> Self:
-        layers = tuple(hot if i in placement.layers else cold for i in range(len(placement.hot)))
-        return cls(cold, layers, hot if placement.head else cold, placement.hot, hot=hot)
+    def place(cls, placement: Placement, cold: Backend, gpus: Mapping[int, Backend]) -> Self:
+        *layers, head = (cold if gpu is None else gpus[gpu] for gpu in (*placement.where, placement.head))
+        return cls(cold, tuple(layers), head, placement.hot, gpus=tuple(gpus.values()))
 
     @property
     def identity(self) -> str:
@@ -119,7 +118,7 @@ class SplitDevices(Devices):
         bias = tensors.down_bias
         hot = None
         if mask.any():
-            hot = self.hot.ffn_weights(replace(take_neurons(tensors, mask), down_bias=bias))
+            hot = self.layers[layer].ffn_weights(replace(take_neurons(tensors, mask), down_bias=bias))
             bias = None  # it is added once
         cold = self.embedding.ffn_weights(replace(take_neurons(tensors, ~mask), down_bias=bias))
         return SplitWeights(hot, cold)
@@ -139,16 +138,16 @@ class SplitDevices(Devices):
         return SplitPredictor(hot, cold)
 
     def _is_split(self, layer: int) -> bool:
-        return self.layers[layer] is self.hot and not self.masks[layer].all()
+        return self.layers[layer] is not self.embedding and not self.masks[layer].all()
 
 
 class ColdSide:
-    """The cold halves of split layers, which a thread of its own computes when they are posted."""
+    """The cold halves of one GPU's split layers, which a thread of its own computes when they are posted."""
 
     def __init__(
         self,
-        cold: Backend,
-        hot: Backend,
+        devices: Devices,
+        gpu: Backend,
         weights: Sequence[FFNWeights],
         predictors: Sequence[object | None],
         limits: BatchLimits,
@@ -157,15 +156,15 @@ class ColdSide:
     ) -> None:
         """``weights`` and ``predictors`` are those of all layers; ``chosen``: experts of each row, 0 where
         there are none."""
-        self.backend = cold
-        self.link = hot.link(ANSWER_TIMEOUT_S)
+        self.backend = devices.embedding
+        self.link = gpu.link(ANSWER_TIMEOUT_S)
         #: A mailbox has the mask of cold neurons where there are candidates.
         words = {
             i: layer.cold.words if predictors[i] else 0
             for i, layer in enumerate(weights)
-            if isinstance(layer, SplitWeights)
+            if isinstance(layer, SplitWeights) and devices.layers[i] is gpu
         }
-        self.boxes = hot.mailboxes(self.link, limits, dim, words, chosen)
+        self.boxes = gpu.mailboxes(self.link, limits, dim, words, chosen)
         self._thread: threading.Thread | None = None
 
     def serve(self, ffns: Sequence[FFN]) -> None:
@@ -173,7 +172,7 @@ class ColdSide:
         programs = [
             (i, self.backend.record(ffn.compute_cold))
             for i, ffn in enumerate(ffns)
-            if isinstance(ffn, SplitFFN)
+            if isinstance(ffn, SplitFFN) and i in self.boxes
         ]
         if programs:
             # As a daemon, it does not keep a process that forgot to close from ending.

@@ -81,7 +81,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         sparsity=options["sparsity"],
         predictor=predictor,
         notes=(*config.notes, *tokenizer.notes, *notes, *sampling_notes, *decision.notes),
-        on_gpu=decision.on_gpu,
+        on_gpus=decision.on_gpus,
         chat_metadata=with_template(plain, options["chat_template"]),
         sampling=sampling,
     )
@@ -108,7 +108,7 @@ class _Reading:
             model.limits,
             model.pages,
             devices,
-            decision.on_gpu,
+            decision.on_gpus,
         )
         return devices, load_weights(model.file, model.config, devices, self.progress, self.factors)
 
@@ -123,10 +123,11 @@ def _read_where_it_fits(reading: _Reading) -> tuple[Decision, Devices, Weights]:
             devices, weights = reading.read(decision)
             return replace(decision, notes=(*changes, *decision.notes)), devices, weights
         except GPUMemoryError as error:
-            if decision.on_gpu is None or len(changes) == _TRIES:
+            if not decision.on_gpus or len(changes) == _TRIES:
                 raise
-            less = _less(error.allocated, decision.on_gpu.planned_bytes)
-            changes.append(f"{error}: now `vram_budget={less}` B ({size(less)})")
+            less = {each.gpu: _less(error.allocated, each.planned_bytes) for each in decision.on_gpus}
+            now = " and ".join(f"`vram_budget={n}` B ({size(n)})" for n in less.values())
+            changes.append(f"{error}: now {now}")
         except GPUError as error:
             if decision.asked:
                 raise

@@ -1,5 +1,6 @@
 """Finds how much memory this process may still take: a model that cannot fit is refused before it is read."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hotcold.kernels.backend import PAGE, BatchLimits
@@ -62,21 +63,21 @@ def check_memory(
     limits: BatchLimits,
     pages: int,
     devices: Devices,
-    on_gpu: OnGPU | None = None,
+    on_gpus: Sequence[OnGPU] = (),
     what: str = "the model needs",
 ) -> None:
     """Raises LoadError when weights, KV cache, buffers and scratch are more than this process may still
     take; ``what`` begins the sentence that says what needs the weights. What lies in a GPU's own memory does
     not count; ``weight_bytes`` may hold the weights there, or none of them."""
     cache_bytes = pages * config.page_bytes(cache_type)
-    backends = set(devices.parts)
-    step_bytes = buffer_bytes(config, limits, split=len(backends) > 1) + scratch_bytes(config, limits)
-    if on_gpu is not None and not on_gpu.gpu.shares_memory:
-        cache_bytes -= on_gpu.nbytes["kv"]
-        weight_bytes = max(0, weight_bytes - on_gpu.weight_bytes)
-        step_bytes += min(STAGING_BYTES, on_gpu.weight_bytes)
-    else:
-        step_bytes *= len(backends)
+    backends = len(set(devices.parts))
+    cards = [each for each in on_gpus if not each.gpu.shares_memory]
+    step_bytes = buffer_bytes(config, limits, split=backends > 1) + scratch_bytes(config, limits)
+    step_bytes *= backends - len(cards)
+    for card in cards:
+        cache_bytes -= card.nbytes["kv"]
+        weight_bytes = max(0, weight_bytes - card.weight_bytes)
+        step_bytes += min(STAGING_BYTES, card.weight_bytes)
     free = available_memory()
     if free is not None and weight_bytes + cache_bytes + step_bytes > free:
         smaller = "context (`context`)" if weight_bytes < free else "or more quantised model"

@@ -1,7 +1,7 @@
 """Options of loading a model."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, get_args, get_type_hints
 
 from hotcold.errors import UserError
@@ -28,12 +28,14 @@ class ModelOptions(TypedDict, total=False):
     threads: int | None  #: (the cores that affinity and cgroup quota allow)
     context: int | None  #: positions of each sequence (the model's own, 4096 at most); 0 is all of these
     backend: str  #: ``cpu`` (the default), or ``reference``: NumPy, slow, for checks
-    #: a GPU's name or a part of it, its number in ``hotcold doctor``, or ``off`` (a discrete card)
+    #: a GPU's name or a part of it, its number in ``hotcold doctor``, or ``off`` (a discrete card); several
+    #: with commas between them: ``0,1``
     gpu: str | int | None
     #: made by ``hotcold plan -o``: what the GPU computes, and ``backend`` the rest
     placement: str | os.PathLike[str] | None
-    #: instead: bytes that may be allocated on the GPU, for the placement of ``plan`` (what is free)
-    vram_budget: int | None
+    #: instead: bytes that may be allocated on the GPU, for the placement of ``plan`` (what is free); of
+    #: several GPUs on each, or one number for each
+    vram_budget: int | Sequence[int] | None
     hot_backend: str | None  #: for checks, in the GPU's place: ``cpu`` or ``reference``
     hot_threads: int | None  #: of that (as many as ``threads``)
     cache_type: str  #: of the KV cache: ``f16`` (the default), ``q8_0`` (half as large, lossy) or ``f32``
@@ -63,7 +65,11 @@ def complete(options: Mapping[str, Any]) -> LoadOptions:
     given = {name: value for name, value in options.items() if value is not None}
     for name, kind in get_type_hints(LoadOptions).items():
         if name in given and int in (kind, *get_args(kind)) and str not in get_args(kind):
-            given[name] = integer(name, given[name])
+            value, several = given[name], Sequence[int] in get_args(kind)
+            if several and isinstance(value, list | tuple):
+                given[name] = tuple(integer(name, each) for each in value)
+            else:
+                given[name] = integer(name, value)
     found: Any = {**dict.fromkeys(get_type_hints(LoadOptions)), **_DEFAULTS, **given}
     if found["sparsity"] not in SPARSITY_MODES:
         raise LoadError(f"sparsity {found['sparsity']!r}: choose from {', '.join(SPARSITY_MODES)}")

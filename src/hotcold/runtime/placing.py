@@ -1,8 +1,9 @@
 """Decides which backend computes which part of a model that is to be loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hotcold.errors import UserError
@@ -10,13 +11,13 @@ from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.kernels.backend import PAGE, Backend, BatchLimits
 from hotcold.kernels.gpu import GPU
-from hotcold.kernels.gpus import ENVIRONMENT, OFF, choose_gpu, open_gpu, slack_bytes, wished
+from hotcold.kernels.gpus import ENVIRONMENT, OFF, choose_gpus, open_gpu, slack_bytes, titles, wished
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.baselines import last_layers
 from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import DEFAULT, Hardware, find_hardware
-from hotcold.placement.placement import KINDS, WEIGHTS, Placement, read_placement
+from hotcold.placement.placement import KINDS, MOST_GPUS, WEIGHTS, Placement, read_placement
 from hotcold.placement.profiles import Profile, find_profile
 from hotcold.placement.sizes import Sizes, sizes_of_file
 from hotcold.placement.solver import Solver
@@ -63,12 +64,18 @@ class OnGPU:
     gpu: GPU
     budget_bytes: int  #: the most that may be allocated
     nbytes: Mapping[str, int]  #: of that, what the placement takes, by the kinds of its bill
-    layers: range
+    layers: Sequence[int]
     all_layers: int
     head: bool
     hot_share: float  #: of the neurons
     hot_activation_share: float  #: of the firings, by the profile
     spin: bool  #: shaders wait for the CPU's answers, else each answer submits what follows
+
+    def open(self) -> Backend:
+        """GPUMemoryError: it has no room for this. GPUError: it cannot be used."""
+        backend = open_gpu(self.gpu, self.budget_bytes, spin=self.spin)
+        backend.check_room(self.planned_bytes)  # before gigabytes are read
+        return backend
 
     @property
     def planned_bytes(self) -> int:
@@ -93,7 +100,7 @@ class OnGPU:
             "kind": self.gpu.kind,
             "budget_bytes": self.budget_bytes,
             "planned_bytes": self.planned_bytes,
-            "first_layer": self.layers.start,
+            "first_layer": self.layers[0] if self.layers else 0,
             "layers": len(self.layers),
             "head": self.head,
             "hot_share": self.hot_share,
@@ -108,21 +115,21 @@ class Decision:
 
     notes: tuple[str, ...] = ()  #: what was assumed, and what was left out
     placement: Placement | None = None
-    on_gpu: OnGPU | None = None  #: None where something else plays the GPU
+    on_gpus: tuple[OnGPU, ...] = ()  #: those of the placement, in order; none where something else plays them
     asked: bool = True  #: whether somebody wants a GPU; else a failure is no more than a note
 
     def open(self, options: LoadOptions, layers: int) -> Devices:
-        """GPUMemoryError: the GPU has no room for this. GPUError: it cannot be used."""
+        """GPUMemoryError: a GPU has no room for this. GPUError: it cannot be used."""
         cold = open_backend(options["backend"], options["threads"])
         if self.placement is None:
             return Devices.of(cold, layers)
-        return SplitDevices.place(self.placement, cold, self._open_hot(options, cold))
+        if self.on_gpus:
+            gpus = [each.open() for each in self.on_gpus]
+            return SplitDevices.place(self.placement, cold, dict(zip(self.placement.gpus, gpus, strict=True)))
+        played = {gpu: self._open_hot(options, cold) for gpu in self.placement.gpus or [0]}
+        return SplitDevices.place(self.placement, cold, played)
 
     def _open_hot(self, options: LoadOptions, cold: Backend) -> Backend:
-        if self.on_gpu is not None:
-            backend = open_gpu(self.on_gpu.gpu, self.on_gpu.budget_bytes, spin=self.on_gpu.spin)
-            backend.check_room(self.on_gpu.planned_bytes)  # before gigabytes are read
-            return backend
         assert options["hot_backend"] is not None
         threads = options["hot_threads"]
         if threads is None and options["hot_backend"] == "cpu":
@@ -130,9 +137,9 @@ class Decision:
         return open_backend(options["hot_backend"], threads)
 
 
-def decide(model: ToLoad, most: int | None = None) -> Decision:
-    """Decides where each part of the model lies, as the options ask. ``most``: bytes to allocate on the GPU,
-    where it had no room for more.
+def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Decision:
+    """Decides where each part of the model lies, as the options ask. ``most``: bytes to allocate on GPUs that
+    had no room for more.
 
     UserError: options that do not go together, a placement or profile that is not right, or a GPU that is not
     there."""
@@ -144,14 +151,17 @@ def decide(model: ToLoad, most: int | None = None) -> Decision:
         if options["placement"] is not None:
             found = _read(model, Path(options["placement"]), gpu=False)
         else:
-            found = _solve(model, find_hardware(DEFAULT), options["vram_budget"] or 0, gpu=False)
+            budgets = _budgets(options, [0])
+            found = _solve(model, [find_hardware(DEFAULT)] * len(budgets), budgets, gpu=False)
         return Decision(found.notes, found.placement)
     asked = wanted or wished(gpu_asked) is not None
     if options["backend"] != "cpu" and not asked:
         return Decision()  # who checks the other backend wants that alone
-    gpu, note = choose_gpu(gpu_asked, needed=wanted)
-    if gpu is not None:
-        return _on_gpu(model, gpu, most, asked=asked)
+    gpus, note = choose_gpus(gpu_asked, needed=wanted)
+    if len(gpus) > MOST_GPUS:
+        raise UserError(f"`gpu={gpu_asked}` names {len(gpus)} GPUs: {MOST_GPUS} are the most")
+    if gpus:
+        return _on_gpus(model, gpus, most, asked=asked)
     if wanted:
         raise UserError(f"`placement` and `vram_budget` are for a GPU, and {ENVIRONMENT} is {OFF}")
     return Decision((note,) if note else ())
@@ -184,8 +194,8 @@ class _Found:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the GPU gets nothing."""
-        return not self.placement.layers and not self.placement.head
+        """Whether GPUs get nothing."""
+        return not self.placement.gpus
 
 
 def _read(model: ToLoad, path: Path, *, gpu: bool) -> _Found:
@@ -194,15 +204,17 @@ def _read(model: ToLoad, path: Path, *, gpu: bool) -> _Found:
     return _Found(read_placement(path, sizes), sizes, profile, 0.0, "", ())
 
 
-def _solve(model: ToLoad, hardware: Hardware, budget: int, *, gpu: bool) -> _Found:
+def _solve(model: ToLoad, machines: Sequence[Hardware], budgets: Sequence[int], *, gpu: bool) -> _Found:
     sizes = model.sizes(gpu=gpu)
     profile = find_profile(sizes, None, model.file.path)
-    costs = Costs.expected(sizes, profile, hardware)
-    placement = Solver(sizes, profile, costs).solve(budget)
+    costs = Costs.expected(sizes, profile, *machines)
+    placement = Solver(sizes, profile, costs).solve(*budgets)
     ratio = costs.token(placement) / costs.token(last_layers(sizes, 0))
-    source = hardware.source if hardware.machine else f"the preset {hardware.name}"
+    sources = (each.source if each.machine else f"the preset {each.name}" for each in machines)
+    source = " and ".join(dict.fromkeys(sources))
     assumed = f"{source}, and {profile.source}"
-    measure = "" if hardware.machine or not gpu else "; hotcold doctor measures this machine"
+    measured = all(each.machine for each in machines)
+    measure = "" if measured or not gpu else "; hotcold doctor measures this machine"
     note = f"neurons are placed for {assumed}: hotcold plan takes others (`hardware`){measure}"
     return _Found(placement, sizes, profile, ratio, source, (note,))
 
@@ -221,46 +233,66 @@ def _favourable() -> Hardware:
     return replace(find_hardware(DEFAULT), name=f"{DEFAULT} without handshakes", handshake_s=1e-9)
 
 
-def _on_gpu(model: ToLoad, gpu: GPU, most: int | None, *, asked: bool) -> Decision:
-    options, measured = model.options, measured_hardware(gpu)
-    unused = f"GPU {gpu.title} is not used"
-    if gpu.shares_memory and not asked and measured is None:
+def _budgets(options: LoadOptions, free: Sequence[int]) -> list[int]:
+    """Of each GPU; ``free`` is what each has where no budget is given."""
+    asked = options["vram_budget"]
+    each = asked if isinstance(asked, Sequence) else free if asked is None else [asked] * len(free)
+    if len(each) != len(free):
+        seen = f"`vram_budget` has {len(each)} sizes, and GPUs that are used are {len(free)}"
+        raise UserError(f"{seen}: give one size for each, or one for all")
+    return [*each]
+
+
+def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, asked: bool) -> Decision:
+    options, measured = model.options, [measured_hardware(gpu) for gpu in gpus]
+    name = ",".join(str(gpu.index) for gpu in gpus)
+    unused = f"GPU {titles(gpus)} is not used"
+    if not asked and any(gpu.shares_memory for gpu in gpus) and None in measured:
         shares = "it shares the processor's memory, and need not be faster"
-        return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={gpu.index}` uses it",))
-    budget = gpu.default_budget if options["vram_budget"] is None else options["vram_budget"]
-    budget = budget if most is None else min(most, budget)
-    room = max(0, budget - slack_bytes(budget))
-    if options["placement"] is not None and most is None:
+        return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={name}` uses it",))
+    budgets = _budgets(options, [gpu.default_budget for gpu in gpus])
+    budgets = [min(budget, most.get(gpu, budget)) for gpu, budget in zip(gpus, budgets, strict=True)]
+    rooms = [max(0, budget - slack_bytes(budget)) for budget in budgets]
+    favourable = [_favourable()] * len(gpus)
+    if options["placement"] is not None and not most:
         found = _read(model, Path(options["placement"]), gpu=True)
-    elif gpu.kind == "software":
-        found = _solve(model, _favourable(), room, gpu=True)
+    elif any(gpu.kind == "software" for gpu in gpus):
+        found = _solve(model, favourable, rooms, gpu=True)
     else:
-        found = _solve(model, measured or _assumed(), room, gpu=True)
+        found = _solve(model, [each or _assumed() for each in measured], rooms, gpu=True)
         if not asked and found.ratio > _PAYS:
             why = f"it is expected not to be faster than the CPU ({found.source})"
-            return Decision((f"{unused}: {why}: `gpu={gpu.index}` uses it",))
+            return Decision((f"{unused}: {why}: `gpu={name}` uses it",))
         if found.is_empty:
             slower = f"the CPU alone (`gpu={OFF}`) is expected to be faster ({found.source})"
-            found = _solve(model, _favourable(), room, gpu=True)
+            found = _solve(model, favourable, rooms, gpu=True)
             found = replace(found, notes=(slower, *found.notes))
     if found.is_empty:
-        return Decision((f"{unused}: within {size(budget)} there is room for nothing",))
-    on_gpu = _on(gpu, found, budget, spin=measured is not None and measured.spins)
-    return Decision((str(on_gpu), *found.notes), found.placement, on_gpu, asked)
+        return Decision((f"{unused}: within {size(max(budgets))} there is room for nothing",))
+    used = found.placement.gpus
+    if used[-1] >= len(gpus):
+        seen = f"{options['placement']} places parts on GPU {used[-1]}, counted from 0"
+        raise UserError(f"{seen}: name {used[-1] + 1} GPUs (`gpu`), not {len(gpus)}")
+    spins = [each is not None and each.spins for each in measured]
+    on_gpus = tuple(_on(i, gpus[i], found, budgets[i], spin=spins[i]) for i in used)
+    idle = [gpu for i, gpu in enumerate(gpus) if i not in used]
+    notes = (f"GPU {titles(idle)} has no part: that is expected to be faster",) if idle else ()
+    return Decision((*map(str, on_gpus), *notes, *found.notes), found.placement, on_gpus, asked)
 
 
-def _on(gpu: GPU, found: _Found, budget: int, *, spin: bool) -> OnGPU:
-    placement = found.placement
-    nbytes = {kind: placement.gpu_bytes(found.sizes, kind) for kind in KINDS}
+def _on(number: int, gpu: GPU, found: _Found, budget: int, *, spin: bool) -> OnGPU:
+    """``number`` is the GPU's in the placement."""
+    part = found.placement.part_of(number)
+    nbytes = {kind: part.gpu_bytes(found.sizes, kind) for kind in KINDS}
     needed = sum(nbytes.values())
     return OnGPU(
         gpu=gpu,
         budget_bytes=max(budget, needed + slack_bytes(needed)),  # a placement that is given may need more
         nbytes=nbytes,
-        layers=placement.layers,
-        all_layers=len(placement.hot),
-        head=placement.head,
-        hot_share=placement.hot_share,
-        hot_activation_share=placement.share_of(found.profile.firing),
+        layers=part.layers_of(number),
+        all_layers=len(part.hot),
+        head=part.head is not None,
+        hot_share=part.hot_share,
+        hot_activation_share=part.share_of(found.profile.firing),
         spin=spin,
     )

@@ -63,7 +63,7 @@ class Session:
         config, limits, devices = model.config, model.limits, model.devices
         extra = mode.predictors.nbytes if mode.predictors else 0
         what = "the predictors of a session need"
-        check_memory(extra, model.cache_type, config, limits, model.pages, devices, model.on_gpu, what)
+        check_memory(extra, model.cache_type, config, limits, model.pages, devices, model.on_gpus, what)
         predictors = self._load_predictors(mode)
         self._counters = Counters(np.zeros((config.layers, len(FFN_COUNTS)), np.int64))
         self.predictors = predictors  #: of each layer; None where none is used
@@ -72,9 +72,9 @@ class Session:
         self.cache = self.state.pages  #: whose pages lie where
         self._user: weakref.ref[User] | None = None
         # Which experts a step reads, and so how many rows, is known to the FFNs alone.
-        self._ffns, self._cold_side = self._make_ffns(count=mode.name != "off" or config.experts is not None)
+        self._ffns, self._cold_sides = self._make_ffns(count=mode.name != "off" or config.experts is not None)
         self._watched: Watched | None = None
-        _serve(self, self._cold_side, self._ffns)
+        _serve(self, self._cold_sides, self._ffns)
         ffns = wrap([*self._ffns])
         self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.state)
         # Rows that a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
@@ -152,18 +152,20 @@ class Session:
     def trace(self, timeline: Timeline | None) -> None:
         """From now on records when each side of a hybrid model computes and waits; None stops it.
         ValueError: the model is on one backend."""
-        if self._cold_side is None:
+        links = [side.link for side in self._cold_sides]
+        if not links:
             raise ValueError("a timeline shows two backends: this model is on one")
-        if timeline is None:
-            self._cold_side.link.stop_marks()
+        if timeline is not None:
+            timeline.start(*links)
         else:
-            timeline.start(self._cold_side.link)
+            for link in links:
+                link.stop_marks()
         self.transformer.watch = timeline.stage if timeline else None
 
     def close(self) -> None:
-        """Ends the cold side's thread, where there is one. Nothing can be run any more."""
-        if self._cold_side is not None:
-            self._cold_side.close()
+        """Ends the cold sides' threads. Nothing can be run any more."""
+        for side in self._cold_sides:
+            side.close()
         if self._watched is not None:
             self._watched.close()
 
@@ -176,16 +178,12 @@ class Session:
             loaded = load_predictors(file, model.config, model.devices, model.fingerprint)
         return [each if use else None for each, use in zip(loaded, mode.used, strict=True)]
 
-    def _make_ffns(self, *, count: bool) -> tuple[list[FFN], ColdSide | None]:
-        """With the cold side of a split model, which does not serve yet."""
+    def _make_ffns(self, *, count: bool) -> tuple[list[FFN], list[ColdSide]]:
+        """With the cold side of each GPU, which does not serve yet."""
         model, mode = self.model, self._mode
         weights, experts = [layer.ffn for layer in model.weights.layers], model.config.experts
-        side = None
-        if model.hot is not None:
-            chosen = experts.chosen if experts else 0
-            side = ColdSide(
-                model.backend, model.hot, weights, self.predictors, model.limits, model.config.dim, chosen
-            )
+        more = model.limits, model.config.dim, experts.chosen if experts else 0
+        sides = [ColdSide(model.devices, gpu, weights, self.predictors, *more) for gpu in model.gpus]
         ffns = make_ffns(
             model.devices,
             weights,
@@ -194,9 +192,9 @@ class Session:
             count=count,
             predictors=self.predictors,
             predictor_input=mode.predictors.input if mode.predictors else "normed",
-            cold=None if side is None else (side.backend, side.boxes),
+            cold=(model.backend, {i: box for side in sides for i, box in side.boxes.items()}),
         )
-        return ffns, side
+        return ffns, sides
 
     def read_whole(self) -> Iterator[tuple[str, Backend, int]]:
         """The weights that every step reads whole, norms excepted: kind, the backend that reads them, and
@@ -236,7 +234,7 @@ class Watched:
     of candidates excepted, its buffers and its cache, and give the same bits."""
 
     def __init__(
-        self, model: "LoadedModel", ffns: list[FFN], side: ColdSide | None, transformer: Transformer
+        self, model: "LoadedModel", ffns: list[FFN], sides: list[ColdSide], transformer: Transformer
     ) -> None:
         rows = model.limits.tokens
         self.steps = 0  #: without prompt rows, that these ran
@@ -249,8 +247,8 @@ class Watched:
                     ffn.fired = ffn.backend.zeros((rows, ffn.weights.hot.words), np.uint64)
             else:
                 ffn.fired = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
-        self._cold_side = side
-        _serve(self, side, ffns)
+        self._cold_sides = sides
+        _serve(self, sides, ffns)
         self.programs = transformer.record([*ffns])
 
     def fired(self, rows: int) -> list[npt.NDArray[np.uint64]]:
@@ -265,8 +263,8 @@ class Watched:
         return np.array([np.array([ffn.counts() for ffn in self._ffns]) - cold, cold])
 
     def close(self) -> None:
-        if self._cold_side is not None:
-            self._cold_side.close()
+        for side in self._cold_sides:
+            side.close()
 
     def _masks(self, ffn: FFN, rows: int) -> npt.NDArray[np.uint64]:
         parts = [] if ffn.fired is None else [ffn.backend.read(ffn.fired, 0, rows)]
@@ -275,9 +273,9 @@ class Watched:
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
 
-def _serve(owner: object, side: ColdSide | None, ffns: list[FFN]) -> None:
-    """Starts a cold side, which ends with its owner."""
-    if side is not None:
+def _serve(owner: object, sides: list[ColdSide], ffns: list[FFN]) -> None:
+    """Starts cold sides, which end with their owner."""
+    for side in sides:
         side.serve(ffns)
         weakref.finalize(owner, side.close)
 
@@ -300,7 +298,7 @@ class LoadedModel:
     sparsity: str  #: the mode that was asked for, ``auto`` perhaps
     predictor: Path | None  #: the file with predictors, where there is one
     notes: tuple[str, ...]  #: of loading: what was assumed, and what runs a slower way
-    on_gpu: OnGPU | None  #: what a GPU has, where there is one
+    on_gpus: tuple[OnGPU, ...]  #: what each GPU has, where there are any
     #: what the file says of its chat template, for :class:`~hotcold.chat.chat.Chat`
     chat_metadata: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
@@ -316,9 +314,9 @@ class LoadedModel:
         return self.devices.embedding
 
     @property
-    def hot(self) -> Backend | None:
-        """The backend of what is hot, if not all lies on :attr:`backend`."""
-        return self.devices.hot
+    def gpus(self) -> tuple[Backend, ...]:
+        """The backends of what does not lie on :attr:`backend`: GPUs, or what plays their part."""
+        return self.devices.gpus
 
     @property
     def threads(self) -> int | None:

@@ -1,6 +1,7 @@
 """Records when the two sides of a hybrid model compute and when they wait."""
 
 import statistics
+from collections.abc import Sequence
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,26 +42,28 @@ class Handshake(NamedTuple):
 
 
 class Timeline:
-    """Collects the marks of a link and those of :meth:`stage`, which is the ``watch`` of a Transformer."""
+    """Collects the marks of the links between a cold backend and others, and those of :meth:`stage`, which is
+    the ``watch`` of a Transformer."""
 
-    def __init__(self, hot: Backend) -> None:
-        self._hot = hot
-        self._link: Link | None = None
+    def __init__(self, cold: Backend) -> None:
+        self._cold = cold
+        self._links: Sequence[Link] = ()
 
-    def start(self, link: "Link") -> None:
-        """Drops the marks of the link, and lets it record from now on."""
-        self._link = link
-        link.start_marks(_CAPACITY)
+    def start(self, *links: "Link") -> None:
+        """Drops the marks of the links, and lets them record from now on."""
+        self._links = links
+        for link in links:
+            link.start_marks(_CAPACITY)
 
     def stage(self, backend: Backend | None, layer: int) -> None:
-        if self._link is not None:
-            what = "end" if backend is None else SIDES[backend is not self._hot]
-            self._link.mark(MOMENTS.index(what), layer)
+        if self._links:
+            what = "end" if backend is None else SIDES[backend is self._cold]
+            self._links[0].mark(MOMENTS.index(what), layer)
 
     @property
     def marks(self) -> list[tuple[str, int, float]]:
         """The marks in the order of time: what happened, in which layer, and when in microseconds."""
-        recorded = self._link.marks() if self._link is not None else []
+        recorded = sorted((mark for link in self._links for mark in link.marks()), key=lambda mark: mark[2])
         return [(MOMENTS[moment], layer, nanoseconds / 1e3) for moment, layer, nanoseconds in recorded]
 
     def handshake(self) -> Handshake:

@@ -163,7 +163,7 @@ def bench(
     source = source_of(model)
     more = {} if isinstance(source, LoadedModel) else {"sequences": min(parallel, DECODE_ROWS)}
     base = opened(source, options, progress, **more)
-    if timeline is not None and base.hot is None:
+    if timeline is not None and not base.gpus:
         raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")
     together = min(parallel, base.limits.sequences)
     lengths = lengths_to_end_together(parallel, n_prompt, n_gen, base.chunk, together)
@@ -204,8 +204,7 @@ def _rounds(
 
 def _trace(engine: Engine, prompt: Sequence[int], lengths: Sequence[int]) -> Timeline:
     """Runs one more round and returns its timeline."""
-    assert engine.model.hot is not None
-    timeline = Timeline(engine.model.hot)
+    timeline = Timeline(engine.model.backend)
     engine.session.trace(timeline)
     try:
         measure(engine, prompt, lengths, None, seed=0)

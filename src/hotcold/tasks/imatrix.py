@@ -88,9 +88,9 @@ def imatrix(
         options["context"] = context
     more = {"sparsity": "off", "default_context": LONGEST_WINDOW, "chunk": _CHUNK, "gpu": OFF}
     base = opened(source, options, progress, **more)
-    if base.hot is not None:
+    if base.gpus:
         fix = "load it without placement and vram_budget, or give its file"
-        raise UserError(f"this model is loaded on two backends, and this is computed on one: {fix}")
+        raise UserError(f"this model is loaded on several backends, and this is computed on one: {fix}")
     windows = text_windows(base.tokenizer, words, window_length(base.context, context))[:chunks]
     name = text.name if isinstance(text, Path) else "a text"
     sums = input_squares(base, windows, output_head=output_head, progress=progress)

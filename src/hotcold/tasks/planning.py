@@ -15,7 +15,7 @@ from hotcold.model.config import Config
 from hotcold.placement.baselines import last_layers, layer_split, paper_placement
 from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import DEFAULT, PRESETS, Hardware, find_hardware
-from hotcold.placement.placement import Placement, read_placement, write_placement
+from hotcold.placement.placement import MOST_GPUS, Placement, read_placement, write_placement
 from hotcold.placement.profiles import Profile, find_profile, power_law_profile
 from hotcold.placement.sizes import SHAPES, Sizes, sizes_of_file, sizes_of_shape
 from hotcold.placement.solver import Solver
@@ -48,7 +48,7 @@ class Plan:
     hardware: str
     hardware_source: str
     objective: Literal["time", "paper", "given"]
-    budget_bytes: int
+    budget_bytes: int  #: of all GPUs together, like ``gpu_bytes``
     gpu_bytes: int
     cpu_bytes: int
     hot_share: float  #: share of neurons that are hot
@@ -59,8 +59,11 @@ class Plan:
     layer_split_layers: int
     all_gpu_tok_s: float
     all_gpu_bytes: int
-    #: the place of every byte: ``kind``, ``layer`` or None, ``gpu_bytes``, ``cpu_bytes``; ``hot_share``
+    #: the place of every byte: ``kind``, ``layer`` or None, ``gpu`` (its number from 0) or None,
+    #: ``gpu_bytes``, ``cpu_bytes``; ``hot_share``
     parts: Sequence[dict[str, Any]] = field(repr=False)
+    #: each GPU: ``hardware``, ``source``, ``budget_bytes``, ``gpu_bytes``, ``layers``, ``head``
+    gpus: Sequence[dict[str, Any]] = field(repr=False)
     placement: Placement = field(repr=False)
     sizes: Sizes = field(repr=False)
 
@@ -80,10 +83,13 @@ class Plan:
         lines = [
             printable(f"{'model':<12}{self.model}", 80),
             printable(f"{'profile':<12}{self.profile}", 80),
-            printable(f"{'hardware':<12}{self.hardware}", 80),
-            printable(f"{'source':<12}{self.hardware_source}", 80),
+            *(
+                printable(f"{kind:<12}{gpu[kind]}", 80)
+                for gpu in self.gpus
+                for kind in ("hardware", "source")
+            ),
             f"{'context':<12}{self.context}",
-            f"{'budget':<12}{size(self.budget_bytes)}",
+            f"{'budget':<12}{' + '.join(size(gpu['budget_bytes']) for gpu in self.gpus)}",
             *self._lines_of_bytes(),
             *("", hot, ""),
             *(f"{title:<12}{speed:>9.2f} tok/s  {note}".rstrip() for title, speed, note in rows),
@@ -92,23 +98,28 @@ class Plan:
         return "\n".join(lines)
 
     def _lines_of_bytes(self) -> list[str]:
-        lines = ["", f"{'':<12}{'GPU':>12}{'CPU':>12}"]
+        several = len(self.gpus) > 1
+        titles = [*(f"GPU {i}" if several else "GPU" for i in range(len(self.gpus))), "CPU"]
+        lines = ["", " " * 12 + "".join(f"{title:>12}" for title in titles)]
         for kind in [*dict.fromkeys(part["kind"] for part in self.parts), "total"]:
             rows = [part for part in self.parts if kind in (part["kind"], "total")]
-            gpu, cpu = (size(sum(row[side] for row in rows)) for side in ("gpu_bytes", "cpu_bytes"))
-            lines.append(f"{kind:<12}{gpu:>12}{cpu:>12}")
+            sums = [sum(row["gpu_bytes"] for row in rows if row["gpu"] == i) for i in range(len(self.gpus))]
+            sums.append(sum(row["cpu_bytes"] for row in rows))
+            lines.append(f"{kind:<12}" + "".join(f"{size(nbytes):>12}" for nbytes in sums))
         return lines
 
     def _lines_of_neurons(self) -> list[str]:
         lines = ["", "hot neurons by layer"]
         for part in self.parts:
             if part["kind"] == "neurons":
-                share, layer = part["hot_share"], part["layer"]
-                label = f"{share:.1%}" if layer in self.placement.layers else "CPU"
-                lines.append(f"{layer:>5} {'#' * round(60 * share):<60}{label:>8}")
+                share, gpu = part["hot_share"], part["gpu"]
+                label = "CPU" if gpu is None else f"{share:.1%}"
+                device = f"  GPU {gpu}" if gpu is not None and len(self.gpus) > 1 else ""
+                lines.append(f"{part['layer']:>5} {'#' * round(60 * share):<60}{label:>8}{device}")
         return lines
 
 
+_GivenHardware: TypeAlias = str | os.PathLike[str] | Hardware
 _GivenProfile: TypeAlias = str | os.PathLike[str] | Profile | None
 
 
@@ -128,14 +139,14 @@ def plan(
     type: str = "Q4_0",
     context: int | None = None,
     cache_type: str | None = None,
-    vram_budget: int | None = None,
+    vram_budget: int | Sequence[int] | None = None,
     profile: str | os.PathLike[str] | Profile | None = None,
-    hardware: str | os.PathLike[str] | Hardware = DEFAULT,
+    hardware: _GivenHardware | Sequence[_GivenHardware] = DEFAULT,
     objective: Objective = "time",
     placement: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> Plan:
-    """Decides which neurons, layers and other parts of a model go to a GPU, and predicts the speed.
+    """Decides which neurons, layers and other parts of a model go to GPUs, and predicts the speed.
 
     >>> print(hotcold.plan("model.gguf", vram_budget=8 << 30, output="model.gpuidx"))
 
@@ -145,12 +156,13 @@ def plan(
         context: positions; None: a loaded model's own, else the file's, at most 4096, or 2048 for a shape. 0:
             all that the model has.
         cache_type: type of keys and values; None: a loaded model's own, else ``f16``.
-        vram_budget: limit in bytes of GPU memory; None: the card's memory minus 1 GiB, or minus an eighth if
-            it has less than 8 GiB.
+        vram_budget: limit in bytes of GPU memory, for each GPU the same or a sequence; None: the card's
+            memory minus 1 GiB, or minus an eighth if it has less than 8 GiB.
         profile: a result or file of :func:`hotcold.profile`; None finds ``MODEL.profile.gguf`` beside the
             model, else assumes a power law.
-        hardware: the name of a preset, a file of ``hotcold doctor``, or a :class:`Hardware`.
-        objective: what to optimise, ``time`` or ``paper``.
+        hardware: the name of a preset, a file of ``hotcold doctor``, or a :class:`Hardware`. A sequence
+            describes a machine with several GPUs, one each; its processor is that of the first.
+        objective: what to optimise, ``time`` or ``paper``, which is for one GPU.
         placement: a ``.gpuidx`` file to judge instead of solving.
         output: file to write the placement to; None writes nothing.
 
@@ -162,8 +174,7 @@ def plan(
     if context:
         context = whole("context", context, 2)
     to_write = None if output is None else new_file(output)
-    machine = hardware if isinstance(hardware, Hardware) else find_hardware(os.fspath(hardware))
-    budget = _budget(vram_budget, machine)
+    machines, budgets = _gpus(hardware, vram_budget)
     kind = block_type(type.upper())
     if shape is None:
         subject = _of_model(source_of(model), context, cache_type, profile)
@@ -171,10 +182,28 @@ def plan(
         subject = _of_shape(shape, kind, context or 2048, cache_type or "f16", profile)
     else:
         raise UserError(f"a model and the shape {shape!r}: give one of them")
-    found = _placement(subject, machine, budget, objective, None if placement is None else Path(placement))
+    given = None if placement is None else Path(placement)
+    found = _placement(subject, machines, budgets, objective, given)
     if to_write is not None:
         write_placement(to_write, subject.sizes, found, __version__)
-    return _judged(subject, machine, budget, "given" if placement is not None else objective, found)
+    return _judged(subject, machines, budgets, "given" if placement is not None else objective, found)
+
+
+def _gpus(
+    hardware: _GivenHardware | Sequence[_GivenHardware], budget: int | Sequence[int] | None
+) -> tuple[list[Hardware], list[int]]:
+    """The machine of each GPU, and its budget. One machine and several budgets are GPUs alike."""
+    given = [hardware] if isinstance(hardware, str | os.PathLike | Hardware) else [*hardware]
+    machines = [each if isinstance(each, Hardware) else find_hardware(os.fspath(each)) for each in given]
+    asked = [*budget] if isinstance(budget, Sequence) else [budget] * len(machines)
+    if len(machines) == 1:
+        machines *= len(asked)
+    if len(asked) != len(machines):
+        seen = f"`vram_budget` has {len(asked)} sizes, and `hardware` {len(machines)} machines"
+        raise UserError(f"{seen}: give one size for each, or one for all")
+    if not 1 <= len(machines) <= MOST_GPUS:
+        raise UserError(f"{len(machines)} GPUs (`vram_budget`, `hardware`): 1 to {MOST_GPUS} can be planned")
+    return machines, [_budget(*each) for each in zip(asked, machines, strict=True)]
 
 
 def _budget(asked: int | None, hardware: Hardware) -> int:
@@ -233,52 +262,74 @@ def _profile(sizes: Sizes, profile: _GivenProfile, model: Path | None) -> Profil
 
 
 def _placement(
-    subject: _Subject, hardware: Hardware, budget: int, objective: Objective, given: Path | None
+    subject: _Subject,
+    machines: Sequence[Hardware],
+    budgets: Sequence[int],
+    objective: Objective,
+    given: Path | None,
 ) -> Placement:
     sizes, profile = subject.sizes, subject.profile
     if given is not None:
         placement = read_placement(given, sizes)
-        needed = placement.gpu_bytes(sizes)
-        if needed > budget:
-            raise UserError(f"{given} needs {needed} bytes: `vram_budget` is {budget}")
+        for gpu in placement.gpus:
+            if gpu >= len(budgets):
+                seen = f"{given} places parts on GPU {gpu}, counted from 0, and {len(budgets)} are planned"
+                raise UserError(f"{seen}: give each a `vram_budget`")
+            needed = placement.part_of(gpu).gpu_bytes(sizes)
+            if needed > budgets[gpu]:
+                raise UserError(f"{given} needs {needed} bytes: `vram_budget` is {budgets[gpu]}")
         return placement
     if objective == "paper":
-        return paper_placement(sizes, profile, hardware, budget)
-    return Solver(sizes, profile, Costs.expected(sizes, profile, hardware)).solve(budget)
+        if len(machines) > 1:
+            raise UserError(f"objective 'paper' is for one GPU, not {len(machines)}: leave it out")
+        return paper_placement(sizes, profile, machines[0], budgets[0])
+    return Solver(sizes, profile, Costs.expected(sizes, profile, *machines)).solve(*budgets)
 
 
 def _judged(
     subject: _Subject,
-    hardware: Hardware,
-    budget: int,
+    machines: Sequence[Hardware],
+    budgets: Sequence[int],
     objective: Literal["time", "paper", "given"],
     placement: Placement,
 ) -> Plan:
     sizes, profile = subject.sizes, subject.profile
     parts = placement.bill(sizes)
-    costs = Costs.expected(sizes, profile, hardware)
+    costs = Costs.expected(sizes, profile, *machines)
     everything = last_layers(sizes, len(sizes.neurons))
-    dense, split = layer_split(sizes, budget)
+    dense, split = layer_split(sizes, *budgets)
+    gpus = [
+        {
+            "hardware": machine.name,
+            "source": machine.source,
+            "budget_bytes": budget,
+            "gpu_bytes": sum(part["gpu_bytes"] for part in parts if part["gpu"] == gpu),
+            "layers": placement.layers_of(gpu),
+            "head": placement.head == gpu,
+        }
+        for gpu, (machine, budget) in enumerate(zip(machines, budgets, strict=True))
+    ]
     return Plan(
         model=sizes.name,
         fingerprint=sizes.fingerprint,
         context=subject.context,
         profile=profile.source,
-        hardware=hardware.name,
-        hardware_source=hardware.source,
+        hardware=" and ".join(dict.fromkeys(each.name for each in machines)),
+        hardware_source=" and ".join(dict.fromkeys(each.source for each in machines)),
         objective=objective,
-        budget_bytes=budget,
+        budget_bytes=sum(budgets),
         gpu_bytes=sum(part["gpu_bytes"] for part in parts),
         cpu_bytes=sum(part["cpu_bytes"] for part in parts),
         hot_share=placement.hot_share,
         hot_activation_share=placement.share_of(profile.firing),
         predicted_tok_s=1 / costs.token(placement),
         cpu_tok_s=1 / costs.token(last_layers(sizes, 0)),
-        layer_split_tok_s=1 / Costs.expected(dense, profile, hardware).token(split),
-        layer_split_layers=len(split.layers),
+        layer_split_tok_s=1 / Costs.expected(dense, profile, *machines).token(split),
+        layer_split_layers=len(split.hot) - split.where.count(None),
         all_gpu_tok_s=1 / costs.token(everything),
         all_gpu_bytes=everything.gpu_bytes(sizes),
         parts=parts,
+        gpus=gpus,
         placement=placement,
         sizes=sizes,
     )

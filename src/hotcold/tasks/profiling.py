@@ -156,9 +156,9 @@ def _count(
     if not isinstance(model, LoadedModel):
         options = options | {"context": context}
     base = opened(model, options, progress, sparsity=mode, default_context=LONGEST_WINDOW, gpu=OFF)
-    if base.hot is not None:
+    if base.gpus:
         fix = "load it without placement and vram_budget, or give its file"
-        raise UserError(f"this model is loaded on two backends, and a profile counts on one: {fix}")
+        raise UserError(f"this model is loaded on several backends, and a profile counts on one: {fix}")
     length = window_length(base.context, context)
     experts = base.config.experts
     firings = Firings(base.config.neurons, experts.count if experts else 1)

@@ -21,7 +21,7 @@ class Setup:
     backend: str
     hot_backend: str | None
     hot_threads: int | None
-    gpu: dict[str, Any] | None  #: the GPU and its part of the model; None if it has none
+    gpus: list[dict[str, Any]]  #: each GPU and its part of the model
     isa: str | None
     processor: str
     model: str
@@ -36,9 +36,9 @@ class Setup:
             context=model.context,
             cache_type=model.cache_type,
             backend=model.backend.name,
-            hot_backend=model.hot.name if model.hot else None,
-            hot_threads=model.hot.threads if model.hot else None,
-            gpu=model.on_gpu.report() if model.on_gpu else None,
+            hot_backend=model.gpus[0].name if model.gpus else None,
+            hot_threads=model.gpus[0].threads if model.gpus else None,
+            gpus=[each.report() for each in model.on_gpus],
             isa=getattr(model.backend, "isa", None),
             processor=processor(),
             model=model.name,

@@ -64,8 +64,9 @@ class Picture:
     @classmethod
     def of(cls, session: Session) -> Self:
         model = session.model
-        gpu = f"{model.hot.name}, in a GPU's place" if model.hot else ""
-        gpu = model.on_gpu.gpu.name if model.on_gpu else gpu
+        gpu = ", ".join(each.gpu.name for each in model.on_gpus)
+        if model.gpus and not gpu:
+            gpu = f"{model.gpus[0].name}, in a GPU's place"
         layout, notes = NeuronMap(model).layout, tuple(session.notes)
         return cls(layout, memory_use(session), session.sparsity, model.threads, gpu, notes)
 
@@ -84,7 +85,7 @@ class Live:
             except GPUMemoryError as error:
                 self.note = f"which neurons fire cannot be shown, only figures: {error}"
         # Tokens of one frame. A GPU is asked for the masks of each layer: less often.
-        self.most = 1 if session.model.on_gpu is not None else max(1, _MOST_BYTES // self.map.nbytes)
+        self.most = 1 if session.model.on_gpus else max(1, _MOST_BYTES // self.map.nbytes)
 
     def due(self, decode: Sequence["Watchable"]) -> Watched | None:
         """Returns how the next step is to be watched, for whoever watches one of its decode rows; None: it is

@@ -28,7 +28,7 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
     cold: dict[str, int] = {}
 
     def add(kind: str, backend: Backend, nbytes: int) -> None:
-        side = hot if backend is model.hot else cold
+        side = cold if backend is model.backend else hot
         side[kind] = side.get(kind, 0) + nbytes
 
     for kind, backend, nbytes in session.read_whole():
@@ -44,7 +44,7 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
     add("embedding", devices.embedding, weights.embedding.nbytes)
     backends = set(devices.parts)
     needed = buffer_bytes(config, model.limits, split=len(backends) > 1) + scratch_bytes(config, model.limits)
+    planned = {gpu: has.nbytes["buffers"] for gpu, has in zip(model.gpus, model.on_gpus, strict=False)}
     for each in backends:
-        on_gpu = model.on_gpu is not None and each is model.hot
-        add("buffers", each, model.on_gpu.nbytes["buffers"] if on_gpu and model.on_gpu else needed)
+        add("buffers", each, planned.get(each, needed))
     return tuple(MemoryUse(kind, hot.get(kind, 0), cold.get(kind, 0)) for kind in KINDS)

@@ -142,7 +142,7 @@ def _hot(model: LoadedModel, firing: list[npt.NDArray[Any]] | None) -> tuple[lis
     devices, neurons = model.devices, model.config.neurons
     if isinstance(devices, SplitDevices):
         placed = zip(devices.masks, devices.layers, strict=True)
-        return [mask & (layer is devices.hot) for mask, layer in placed], "placement"
+        return [mask & (layer is not model.backend) for mask, layer in placed], "placement"
     if firing is None:
         return [np.zeros(n, np.bool_) for n in neurons], ""
     return [_hottest(each) for each in firing], "profile"
