@@ -150,8 +150,7 @@ class Session:
             self._counters.decode_s += seconds
 
     def trace(self, timeline: Timeline | None) -> None:
-        """From now on records when each side of a hybrid model computes and waits; None stops it.
-        ValueError: the model is on one backend."""
+        """Records from now on when each side of a hybrid model computes and waits; None stops it."""
         if self._cold_side is None:
             raise ValueError("a timeline shows two backends: this model is on one")
         if timeline is None:
@@ -168,7 +167,7 @@ class Session:
             self._watched.close()
 
     def _load_predictors(self, mode: SparsityMode) -> list[PredictorWeights | None]:
-        """One of each layer; None where the mode uses none."""
+        """Loads one predictor for each layer; None where the mode uses none."""
         model = self.model
         if mode.predictors is None:
             return [None] * model.config.layers
@@ -177,7 +176,7 @@ class Session:
         return [each if use else None for each, use in zip(loaded, mode.used, strict=True)]
 
     def _make_ffns(self, *, count: bool) -> tuple[list[FFN], ColdSide | None]:
-        """With the cold side of a split model, which does not serve yet."""
+        """Makes the FFNs, and the cold side of a split model, which does not serve yet."""
         model, mode = self.model, self._mode
         weights, experts = [layer.ffn for layer in model.weights.layers], model.config.experts
         side = None
