@@ -8,12 +8,14 @@ import re
 _NAME = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 
 _SAME = (
-    "again cache_positions cache_type dense down force gpu hardware hot_backend hot_threads max_share method "
-    "placement predictors recall sparsity timeline tokens type vram_budget"
+    "again cache_positions cache_type gpu hardware hot_backend hot_threads max_share method placement recall "
+    "sparsity timeline tokens type vram_budget"
 )
 #: By the option's name in Python.
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _SAME.split()}
-FLAGS |= {"context": "-c", "n_prompt": "-p", "n_gen": "-n", "output": "-o"}
+FLAGS |= {"context": "-c", "n_prompt": "-p", "n_gen": "-n"}
+#: Options of `hotcold convert`.
+FLAGS |= {name: f"--{name}" for name in ("dense", "down", "force", "predictors")} | {"output": "-o"}
 
 
 def in_flags(text: str) -> str:
