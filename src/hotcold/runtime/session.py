@@ -150,7 +150,8 @@ class Session:
             self._counters.decode_s += seconds
 
     def trace(self, timeline: Timeline | None) -> None:
-        """Records from now on when each side of a hybrid model computes and waits; None stops it."""
+        """Records from now on when each side of a hybrid model computes and waits; None stops it.
+        ValueError: the model is on one backend."""
         if self._cold_side is None:
             raise ValueError("a timeline shows two backends: this model is on one")
         if timeline is None:
