@@ -112,7 +112,7 @@ class AsyncLLM:
         return await self._checked(grammar)
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """As :meth:`EngineFront.stream`; the job's grammar is checked first."""
+        """Streams a job as :meth:`EngineFront.stream` does, but checks its grammar first."""
         if job.grammar is not None and job.grammar.kind != "checked":
             job = replace(job, grammar=await self._checked(job.grammar))
         async with contextlib.aclosing(self.front.stream(job)) as pieces:
@@ -207,7 +207,7 @@ class AsyncLLM:
         return job_of(options, self.sampling)
 
     async def _generate(self, prompt: Prompt, job: Job) -> Generation:
-        """With its error, if it has one."""
+        """Answers a prompt; the result has the error, if there was one."""
         pieces: list[Piece] = []
         try:
             ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
@@ -221,7 +221,8 @@ class AsyncLLM:
         return joined(pieces)
 
     async def _checked(self, grammar: Grammar) -> Grammar:
-        """As the engine process takes it: nothing of it is read there in Python."""
+        """Returns a grammar in the form that the engine process takes, so that nothing is parsed there in
+        Python."""
         self.front.check()
         return await asyncio.wrap_future(self._of_grammars().checking(grammar))
 

@@ -64,7 +64,8 @@ class LLM:
 
     @property
     def session(self) -> Session:
-        """With ``notes`` on what ``sparsity="auto"`` chose and why, and counters of all that ran so far."""
+        """The engine's session, with ``notes`` on what ``sparsity="auto"`` chose and why, and counters of all
+        that ran so far."""
         return self.engine.session
 
     @property

@@ -258,8 +258,8 @@ def _mark_end(message: Message) -> None:
 
 
 def _plain_text(messages: list[Message]) -> str:
-    """Without a template: one running text. An answer goes on where the message before it ended; any other
-    message begins a paragraph."""
+    """Joins messages to one running text, for a model without a template. An answer goes on where the message
+    before it ended; any other message begins a paragraph."""
     text = ""
     for message in messages:
         content = content_text(message["content"])

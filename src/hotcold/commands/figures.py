@@ -10,7 +10,7 @@ from hotcold.runtime.counters import Figures
 
 
 def print_figures(figures: list[str]) -> None:
-    """On stderr; where that is a terminal, lines are broken between figures only."""
+    """Prints figures on stderr; on a terminal, lines are broken between figures only."""
     if not sys.stderr.isatty():
         print(" | ".join(figures), file=sys.stderr)
         return

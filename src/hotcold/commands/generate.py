@@ -98,4 +98,4 @@ def _write(text: str) -> None:
 
 
 def _discard(text: str) -> None:
-    """With ``--json`` the text is in the report alone."""
+    """Prints nothing: with ``--json`` the text is in the report alone."""

@@ -55,7 +55,8 @@ def _shown(character: str) -> str:
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:
-    """As llama.cpp's server does: a string, or the bytes' values where a token is not whole characters."""
+    """Returns a token as llama.cpp's server does: a string, or the bytes' values where a token is not whole
+    characters."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

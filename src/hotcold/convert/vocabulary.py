@@ -83,8 +83,8 @@ def _below(vocab_size: int, settings: Settings, key: str, notes: list[str]) -> l
 
 
 def _ends(checkpoint: Checkpoint, eos: int | None, tokens: list[Piece], notes: list[str]) -> dict[str, Any]:
-    """The keys of the tokens that end a text; config.json and generation_config.json may list several. Those
-    that readers do not find by name get GGUF's two other keys, and the rest a key of our own."""
+    """The keys of the tokens that end a text; config.json and generation_config.json may list several. If
+    readers do not find one by name, it gets one of GGUF's two other keys, or a key of our own."""
     size = len(tokens)
     ends = _below(size, checkpoint.config, "eos_token_id", notes)
     ends += _below(size, _generation(checkpoint, notes), "eos_token_id", notes)

@@ -291,7 +291,7 @@ def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]
 
 
 def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
-    """One entry; its offset is still relative to the start of tensor data."""
+    """Reads one entry; its offset is still relative to the start of tensor data."""
     dimensions = cursor.u32(f"the dimensions of tensor {name}")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise GGUFError(f"tensor {name} has {dimensions} dimensions: 1 to {MAX_DIMENSIONS} are allowed")

@@ -2,9 +2,9 @@
 executed.
 
 Such a file is a zip of ``NAME/data.pkl``, a pickle, and ``NAME/data/KEY``, the numbers of one storage each,
-little-endian; no entry is compressed. Of the pickle's machine only what builds strings, numbers, tuples,
-lists and dicts is here; the few functions that a state dict names stand for what they make; any other is
-refused. No size is believed: entries lie inside the file, and a tensor inside its entry."""
+little-endian; no entry is compressed. Only the part of the pickle's machine is here that builds strings,
+numbers, tuples, lists and dicts; the few functions that a state dict names stand for what they make; any
+other is refused. No size is believed: entries lie inside the file, and a tensor inside its entry."""
 
 import math
 import pickletools
@@ -122,7 +122,7 @@ def read_vector(path: Path) -> npt.NDArray[Any]:
 
 
 class _Readable:
-    """As much of a file as the zip library reads of it; TorchFileError: more at once than a listing has."""
+    """Limits what the zip library reads of a file; TorchFileError: more at once than a listing has."""
 
     def __init__(self, file: RegularFile) -> None:
         self._file = file
@@ -161,7 +161,7 @@ def _read_archive(file: RegularFile) -> tuple[bytes, dict[str, tuple[int, int]]]
 
 
 def _entries(file: RegularFile) -> dict[str, tuple[int, int]]:
-    """By name, where each entry's bytes are, and how many."""
+    """Returns each entry by name: where its bytes are, and how many."""
     try:
         with zipfile.ZipFile(_Readable(file)) as archive:
             listed = archive.infolist()

@@ -75,8 +75,8 @@ _vocabulary: tuple[GrammarCompiler, dict[str, int]] | None = None
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """In the process: says what it needs, remembers a vocabulary, or compiles a grammar for it and follows
-    it."""
+    """Answers a request in the child process: says what it needs, remembers a vocabulary, or compiles a
+    grammar for it and follows it."""
     global _vocabulary
     if "vocabulary" in request:
         vocabulary = GrammarVocabulary.from_plain(request["vocabulary"])

@@ -56,7 +56,7 @@ class GrammarVocabulary:
         return {self.pieces[id].decode(errors="replace"): id for id in self.silent}
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Returns the vocabulary in a form that JSON can hold."""
         joined = base64.b64encode(b"".join(self.pieces)).decode()
         lengths = [len(piece) for piece in self.pieces]
         return {"pieces": joined, "lengths": lengths, "silent": self.silent, "stops": self.stops}

@@ -122,7 +122,7 @@ class Grammars:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _check(self, grammar: Grammar, future: "Future[Grammar]") -> None:
-        """In the thread of checks."""
+        """Checks a grammar, in the thread of checks."""
         found: Grammar | Exception
         try:
             notes = [*grammar.notes]

@@ -269,7 +269,7 @@ class EngineFront:
             self._forget(id)
 
     async def _read_file(self, info: ModelInfo) -> None:
-        """When the engine has loaded the model, and so has its file: a download is none of this side's."""
+        """Reads the model's file when the engine has loaded it, since only the engine downloads."""
         try:
             file = await asyncio.to_thread(ModelFile.read, Path(info.path), self._chat_template)
         except Exception as error:
@@ -401,7 +401,7 @@ class _Pipes(asyncio.SubprocessProtocol):
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until it is set, or the time is over."""
+    """Waits until the event is set, or the time is over."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
 

@@ -97,7 +97,7 @@ def encoded(message: Told, put: Callable[[Command], None]) -> bytes:
 
 
 def _loaded(load: Load, tell: Callable[[Told], None]) -> Session | None:
-    """None where it failed, which was told."""
+    """Loads the model; returns None where that failed, which was told."""
     last = -_PROGRESS_S
 
     def progress(_: str, done: int, total: int) -> None:
@@ -152,7 +152,7 @@ class _Constraints:
         self._grammars: Grammars | None = None
 
     def __call__(self, grammar: Grammar) -> Constraint:
-        """From one thread at a time."""
+        """Makes a constraint; called from one thread at a time."""
         if self._grammars is None:
             from hotcold.grammar.constraint import Grammars
 

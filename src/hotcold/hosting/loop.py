@@ -68,7 +68,7 @@ class EngineThread:
         self._began: float | None = None  # the step before, if requests ran since
 
     def run(self) -> None:
-        """Until :class:`Close` comes; then whatever runs is aborted. EngineBroken: no step succeeds."""
+        """Runs until :class:`Close` comes; then aborts whatever runs. EngineBroken: no step succeeds."""
         try:
             while self._open:
                 self._obey_all()
@@ -103,8 +103,8 @@ class EngineThread:
                     return
 
     def _start_arrived(self) -> None:
-        """One job, and more while that takes no time to speak of: when many come at once, those that run go
-        on in between."""
+        """Starts one job, and more while that takes no time to speak of: when many come at once, those that
+        run go on in between."""
         until = time.perf_counter() + _STARTING_S
         while self._arrived and self._open:
             id = next(iter(self._arrived))

@@ -27,7 +27,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Harmless where the job has ended."""
+    """Ends a job; harmless where it has ended."""
 
     id: int
 

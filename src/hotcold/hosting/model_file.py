@@ -28,13 +28,13 @@ class ModelFile:
 
     @property
     def sampling(self) -> SamplingParams:
-        """As the file recommends."""
+        """The sampling that the file recommends."""
         return sampling_of_file(self.metadata)[0]
 
     @classmethod
     def read(cls, path: Path, chat_template: str | None = None) -> Self:
-        """With ``chat_template`` in the place of the file's own. UserError: it is no model file, or its
-        vocabulary is not supported."""
+        """Reads a file, with ``chat_template`` in the place of its own. UserError: it is no model file, or
+        its vocabulary is not supported."""
         with open_gguf(path) as file:
             return cls(
                 metadata=with_template(file.metadata, chat_template),

@@ -451,8 +451,8 @@ class Backend(Protocol):
         mask: Buffer,
         chosen: Chosen | None = None,
     ) -> None:
-        """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i. Of
-        experts, each of which begins at a whole word, it sets those that a row chose and no other."""
+        """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i.
+        Experts begin at whole words; only bits of those that a row chose are set."""
 
     def ffn(
         self,

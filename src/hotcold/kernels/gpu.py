@@ -42,12 +42,12 @@ class GPU:
 
     @property
     def title(self) -> str:
-        """As people know it, with its place in the list."""
+        """The name that people know, with the GPU's place in the list."""
         return f"{self.index} ({self.name})"
 
     @property
     def shares_memory(self) -> bool:
-        """With the processor: what is allocated on it is the host's memory."""
+        """Whether it shares the processor's memory: what is allocated on it is then the host's memory."""
         return self.unified or self.kind == "software"
 
     @property

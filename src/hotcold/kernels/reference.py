@@ -448,7 +448,7 @@ def _rows(
 
 
 def _flat_rows(what: str, array: Buffer, batch: Batch, width: int, rows: Rows) -> Floats:
-    """As :func:`_rows`, whatever axes the values of a row have."""
+    """Does what :func:`_rows` does, whatever axes the values of a row have."""
     if array.ndim > 2 and array.flags.c_contiguous:
         array = array.reshape(len(array), -1)  # a view
     return _rows(what, array, batch, (width,), rows=rows)

@@ -77,7 +77,7 @@ class AttentionWeights:
         return [self.q, self.k, self.v, self.o]
 
     def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
-        """On a backend, with the layer's part of :class:`SequenceState`."""
+        """Makes the mixer on a backend, with the layer's part of :class:`SequenceState`."""
         ops, shape, (k_cache, v_cache) = side.ops, self.shape, state
         q, k, v, mixed = (side.room(name, *row) for name, row in shape.rooms.items())
         rope = side.ropes[shape.rope] if shape.rope else None

@@ -109,7 +109,8 @@ def room_for(ops: Backend, rows: int, k: int) -> Chosen:
 def read_experts(
     keys: Keys, family: Family, layers: int, most_neurons: int, tensors: Mapping[str, TensorInfo]
 ) -> Experts | None:
-    """None where the file has none; ModelError has the key, the value, those allowed."""
+    """Reads the shape of experts; None where the file has none. ModelError has the key, the value, those
+    allowed."""
     count = keys.whole("expert_count", 0, MAX_EXPERTS, default=0)
     if not count:
         return None
@@ -135,7 +136,7 @@ def read_experts(
 
 
 def _shape(tensors: Mapping[str, TensorInfo], name: str) -> Shape:
-    """In the first layer; empty: it has none."""
+    """Returns a tensor's shape in the first layer; empty if there is none."""
     info = tensors.get(f"blk.0.{name}.weight")
     return info.shape if info else ()
 

@@ -35,7 +35,7 @@ class Keys:
         return whole(self.name(key), self._value(key, default), low, high)
 
     def alike(self, key: str, low: int, high: int, layers: int, default: int | None = None) -> int:
-        """One number for all layers, which a file may repeat for each."""
+        """Reads one number for all layers, which a file may repeat for each."""
         if self.get(key) is None:
             return self.whole(key, low, high, default)
         values = self.per_layer(key, low, high, layers)
@@ -45,7 +45,7 @@ class Keys:
         return values[0]
 
     def per_layer(self, key: str, low: int, high: int, layers: int) -> tuple[int, ...]:
-        """One number for all layers, or an array of one for each."""
+        """Reads one number for all layers, or an array of one for each."""
         value = self.get(key)
         if not hasattr(value, "__len__") or isinstance(value, str):
             return (self.whole(key, low, high),) * layers

@@ -1,8 +1,9 @@
 """SentencePiece's byte-pair encoding with scores (``tokenizer.ggml.model`` = ``llama``).
 
-A text starts as its characters. Of all neighbours whose concatenation is a token, the pair with the highest
-score (the leftmost on a tie) is merged, until none is left; a character without a token becomes its bytes in
-UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids as llama.cpp and SentencePiece."""
+A text starts as its characters. Neighbours whose concatenation is a token are merged, the pair with the
+highest score first (the leftmost on a tie), until no such pair is left; a character without a token
+becomes its bytes in UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids as llama.cpp and
+SentencePiece."""
 
 from collections.abc import Mapping
 from functools import lru_cache

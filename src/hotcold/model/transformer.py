@@ -35,7 +35,7 @@ Layer: TypeAlias = list[list[Block[Mixer]]]
 
 
 class _Stream(Side):
-    """With the residual stream ``x``, and what blocks read and add."""
+    """A side with the residual stream ``x``, and what blocks read and add."""
 
     def __init__(self, ops: Backend, config: Config, limits: BatchLimits, tables: Tables) -> None:
         super().__init__(ops, limits, tables)

@@ -1,6 +1,7 @@
-"""From the tensors of a GGUF file to a backend's weights, layer by layer.
+"""Loads the tensors of a GGUF file as a backend's weights, layer by layer.
 
-Every name and shape is checked before anything is read. Tensors reach the backend with the file's own blocks.
+Every name and shape is checked before anything is read. Tensors reach the backend with the file's own
+blocks.
 """
 
 import math
@@ -233,7 +234,7 @@ class _Reader(TensorReader):
         return present
 
     def positions(self) -> Matrix | None:
-        """From position 0 on."""
+        """The learned positions, from position 0 on, if the family has them."""
         if (offset := self.config.family.learned_positions) is None:
             return None
         table = self.file.stored("position_embd.weight")

@@ -53,7 +53,7 @@ def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
 
 
 def _ends(tensors: FFNTensors | PredictorTensors, chosen: Bools) -> tuple[int, ...]:
-    """For each expert, the end of its neurons among those of a mask."""
+    """Returns, for each expert, the end of its neurons among those of a mask."""
     return tuple(int(n) for n in np.append(0, np.cumsum(chosen))[list(tensors.ends)])
 
 

@@ -116,7 +116,7 @@ def _little(numbers: "array[int]") -> "array[int]":
 
 @cache
 def _converters(kind: Any) -> tuple[Convert, Convert]:
-    """From a value of this type to what JSON has, and back."""
+    """Returns two functions: from a value of this type to what JSON has, and back."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return _same, _same

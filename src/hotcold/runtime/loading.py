@@ -114,8 +114,8 @@ class _Reading:
 
 
 def _read_where_it_fits(reading: _Reading) -> tuple[Decision, Devices, Weights]:
-    """With a smaller placement each time that a GPU's memory runs out; on the CPU, where a GPU fails that
-    nobody asked for."""
+    """Reads a model, with a smaller placement each time that a GPU's memory runs out, or on the CPU where a
+    GPU fails that nobody asked for."""
     changes: list[str] = []
     decision = decide(reading.model)
     while True:

@@ -150,7 +150,7 @@ class Session:
             self._counters.decode_s += seconds
 
     def trace(self, timeline: Timeline | None) -> None:
-        """From now on records when each side of a hybrid model computes and waits; None stops it.
+        """Records from now on when each side of a hybrid model computes and waits; None stops it.
         ValueError: the model is on one backend."""
         links = [side.link for side in self._cold_sides]
         if not links:
@@ -170,7 +170,7 @@ class Session:
             self._watched.close()
 
     def _load_predictors(self, mode: SparsityMode) -> list[PredictorWeights | None]:
-        """One of each layer; None where the mode uses none."""
+        """Loads one predictor for each layer; None where the mode uses none."""
         model = self.model
         if mode.predictors is None:
             return [None] * model.config.layers
@@ -179,7 +179,7 @@ class Session:
         return [each if use else None for each, use in zip(loaded, mode.used, strict=True)]
 
     def _make_ffns(self, *, count: bool) -> tuple[list[FFN], list[ColdSide]]:
-        """With the cold side of each GPU, which does not serve yet."""
+        """Makes the FFNs, and the cold side of each GPU, which does not serve yet."""
         model, mode = self.model, self._mode
         weights, experts = [layer.ffn for layer in model.weights.layers], model.config.experts
         more = model.limits, model.config.dim, experts.chosen if experts else 0

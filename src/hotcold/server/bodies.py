@@ -53,8 +53,8 @@ def parse(body: bytes, depth: int) -> Any:
 
 
 def _decoded(body: bytes) -> Any:
-    """Without Python's garbage collector, which would look at all that was made so far again and again, and
-    find nothing. No other thread runs meanwhile."""
+    """Parses a body without Python's garbage collector, which would look again and again at all that was made
+    so far, and find nothing. No other thread runs meanwhile."""
     enabled = gc.isenabled()
     gc.disable()
     try:

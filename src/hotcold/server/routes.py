@@ -56,7 +56,7 @@ class _Routes:
         self._service = service
 
     async def health(self, request: Request) -> Response:
-        """For everybody: whether requests are taken, and nothing else."""
+        """Tells everybody whether requests are taken, and nothing else."""
         state, loaded = self._service.state, self._service.llm.loaded
         if state == "ready":
             return JSONReply({"status": "ok"})
@@ -149,7 +149,7 @@ def _note_not_enforced(request: Request, job: Job) -> None:
 
 
 def header_text(notes: Sequence[str]) -> str:
-    """As many notes as a header has room for, in ASCII."""
+    """Joins as many notes as a header has room for, in ASCII."""
     found = ""
     for i, note in enumerate(notes):
         more = f"{'; ' if found else ''}{note.encode('ascii', 'backslashreplace').decode():.300}"

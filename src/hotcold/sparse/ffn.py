@@ -180,7 +180,7 @@ class SplitFFN(FFN):
     def __call__(
         self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
     ) -> None:
-        """As in :class:`FFN`; belongs to the hot side's program."""
+        """Computes as :class:`FFN` does; belongs to the hot side's program."""
         self._predict(normed, residual, batch, chosen)
         mask = self.prediction and self.prediction.mask
         cold_mask = self.prediction and self.prediction.cold_mask

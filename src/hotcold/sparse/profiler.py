@@ -83,13 +83,13 @@ class Firings:
 
     @property
     def firing(self) -> list[Doubles]:
-        """By layer, ``[N]``: the share of tokens for which each neuron fired."""
+        """Returns, by layer, ``[N]``: the share of tokens for which each neuron fired."""
         starts = (64 * self._start).tolist()
         return [self._counts[at + bits] / self.tokens for at, bits in zip(starts, self._bits, strict=True)]
 
     @property
     def routing(self) -> list[Doubles] | None:
-        """By layer, ``[E]``: the share of tokens that chose each expert; None without experts."""
+        """Returns, by layer, ``[E]``: the share of tokens that chose each expert; None without experts."""
         return [counts / self.tokens for counts in self._routed] if self._chosen else None
 
     def figures(self) -> dict[str, list[float]]:

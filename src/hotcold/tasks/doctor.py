@@ -139,7 +139,7 @@ def _measure(machine: dict[str, Any], gpu: GPU | None, notes: list[str], progres
 
 
 def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]) -> GPUSpeed | None:
-    """None, with a note, where it fails."""
+    """Measures a GPU; returns None, and adds a note, where that fails."""
     most = _SOFTWARE_BUFFER if gpu.kind == "software" else _GPU_BUFFER
     try:
         return measure_gpu(gpu, min(most, gpu.default_budget // 4), _GPU_SECONDS, advance)

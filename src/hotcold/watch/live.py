@@ -46,7 +46,7 @@ class Frame:
     note: str = ""  #: in the first frame: why none has cells, where that is not the model's nature
 
     def plain(self) -> dict[str, Any]:
-        """As events of a stream have it; without what is empty."""
+        """Returns the fields as events of a stream have them, without empty ones."""
         return {name: value for name, value in asdict(self).items() if value or name == "tokens"}
 
 
@@ -128,7 +128,7 @@ class Viewer:
         self._masks[token] = masks
 
     def frame(self, tokens: int, *, last: bool) -> Frame:
-        """For the piece that ends with so many tokens of the answer."""
+        """Makes the frame of the piece that ends with so many tokens of the answer."""
         now = time.perf_counter()
         if self.live is None or (now < self._next and not last):
             return Frame(tokens)

@@ -119,7 +119,7 @@ def _passes(shape: FFNShape, rows: int, decode: int, together: int) -> Iterator[
 
 
 def _decode_together(shape: FFNShape, rows: int, together: int) -> int:
-    """Few rows have few sums: every leaf can be a workgroup's. Of more rows they would fill memory."""
+    """Few rows have few sums: every leaf can be a workgroup's. The sums of more rows would fill memory."""
     return together if shape.dense else min(together, 1 if rows <= 4 else 2 if rows <= 8 else 4)
 
 
@@ -389,7 +389,7 @@ class _Series:
         x_rows: int = 0,
         tiles: Range | Written | None = None,
     ) -> None:
-        """With what every shader of the op is given: ffn.glsl."""
+        """Dispatches a shader with what every shader of the op is given: ffn.glsl."""
         op, shape, rows = self.op, self.op.w.shape, self.rows
         several = shape.experts > 1
         threshold, limit, alpha = map(float, op.w.numbers)

@@ -102,7 +102,7 @@ def power_of_two(number: int) -> int:
 def _many_rows(
     recording: Recording, matrix: DeviceMatrix, ranges: list[Range | Written], push: tuple[int, ...]
 ) -> None:
-    """In as many dispatches as a submit of its own each allows."""
+    """Multiplies many rows, in as many dispatches as a submit of its own each allows."""
     rows, columns, inputs = push[:3]
     step = max(1, Recording.MOST_WORK // (columns * inputs * _TILE)) * _TILE
     for start in range(0, rows, step):

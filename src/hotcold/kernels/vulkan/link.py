@@ -22,7 +22,7 @@ _GROUP = 256  #: values of a row that one workgroup moves
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMailbox(Mailbox):
-    """With the same arrays as the device sees them."""
+    """A mailbox that also has the arrays as the device sees them."""
 
     owner: DeviceMemory
     counts: Range

@@ -25,7 +25,7 @@ class Range:
 
     @property
     def held(self) -> VulkanMemory:
-        """Not of scratch."""
+        """The memory that the buffer holds; scratch has none."""
         assert self.memory is not None
         return self.memory
 

@@ -1,7 +1,7 @@
 """Weights as csrc/shaders/blocks.glsl reads them: a file's blocks, taken apart into aligned words.
 
 No code and no scale changes, and as many bytes come out as went in (rows of a float type are filled up with
-zeros to whole blocks of 32). Of each type there are up to four sections, one after another, each of all rows:
+zeros to whole blocks of 32). Each type has up to four sections, one after another, each of all rows:
 codes (of 4 bits or whole bytes), fifth and sixth bits, scales, and Q6_K's scales of 256 weights. Codes of 4
 bits all lie as Q4_0's do: weights 0 to 15 of a block in the lower halves of its bytes, 16 to 31 in the upper
 ones."""
@@ -168,8 +168,8 @@ _SECTIONS: dict[str, tuple[Callable[[Bytes], Sections], tuple[int, ...]]] = {
 
 
 def row_chunks(tensor: AnyTensor, first: int, last: int) -> Iterator[tuple[int, Bytes]]:
-    """Rows ``first`` to ``last`` of a tensor ``(O, I)``: the number of a chunk's first one, and its data. Of
-    a tensor in a file no more than a chunk is in memory at a time."""
+    """Rows ``first`` to ``last`` of a tensor ``(O, I)``: the number of a chunk's first one, and its data. A
+    tensor in a file has no more than a chunk in memory at a time."""
     step = max(1, CHUNK_BYTES // max(1, tensor.nbytes // tensor.shape[0]))
     for start in range(first, last, step):
         yield start, _rows(tensor, start, min(start + step, last))

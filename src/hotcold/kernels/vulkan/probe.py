@@ -55,7 +55,7 @@ class Check:
 
 
 def exponential(x: Floats) -> Floats:
-    """As in csrc/shaders/activation.glsl."""
+    """Computes what csrc/shaders/activation.glsl does."""
     above = np.where(x < np.float32(-87), np.float32(-87), x)
     clamped = np.where(above > np.float32(88), np.float32(88), above)
     n = np.rint(clamped * np.float32(1.44269504))
@@ -230,7 +230,7 @@ def rounds_exactly(device: _native.VulkanDevice) -> bool:
 
 
 def check_results(info: _native.VulkanDeviceInfo, found: list[Words]) -> bool:
-    """As :func:`rounds_exactly`, of what a device gave."""
+    """Checks a device's results, as :func:`rounds_exactly` says."""
     exact = True
     for check, words in zip(checks(), found, strict=True):
         wrong = check.wrong(words)

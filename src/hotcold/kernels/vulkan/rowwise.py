@@ -103,7 +103,8 @@ def top_k(
     bias: tuple[Ints, Floats] | None,
     allowed: Masks | None,
 ) -> tuple[Ints, Floats]:
-    """On the host: a sampler looks at few of a row's logits, and a copy of the row takes microseconds."""
+    """Ranks on the host: a sampler looks at few of a row's logits, and a copy of the row takes
+    microseconds."""
     checks.check_top_k(shape_of(memory.own(logits)), row, k, bias)
     values = memory.read(logits, row, row + 1)[0]
     k = min(k, len(values))

@@ -76,7 +76,7 @@ class NativeCall:
         return [self.facts.encode(self.prompt) if isinstance(self.prompt, str) else self.prompt]
 
     def jobs(self, prompts: Sequence[Sequence[int]]) -> list[Job]:
-        """One."""
+        """Returns the one job of the request."""
         (ids,) = prompts
         if not ids:
             raise invalid("prompt has no tokens: give at least one", "prompt")
@@ -116,7 +116,7 @@ class NativeCall:
 
 
 def settings(params: SamplingParams) -> dict[str, Any]:
-    """Under llama.cpp's names. A seed that is not known yet is -1."""
+    """Returns sampling parameters under llama.cpp's names. A seed that is not known yet is -1."""
     return {
         "seed": -1 if params.seed is None else params.seed,
         "temperature": params.temperature,

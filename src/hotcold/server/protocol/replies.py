@@ -23,7 +23,7 @@ class Reply(ABC):
         self._tallies = [Tally() for _ in range(jobs)]
 
     def first(self) -> list[dict[str, Any]]:
-        """Before any piece."""
+        """Values of events before any piece."""
         return []
 
     @abstractmethod
@@ -31,7 +31,7 @@ class Reply(ABC):
         """Events of a piece of job ``i``."""
 
     def end(self) -> list[dict[str, Any]]:
-        """After the last piece of all jobs."""
+        """Values of events after the last piece of all jobs."""
         return []
 
     def fail(self, error: APIError) -> list[dict[str, Any]]:
@@ -48,7 +48,8 @@ class Reply(ABC):
         return sum(each.tokens for each in self._tallies)
 
     def _reason(self, piece: Piece) -> str | None:
-        """As clients know it; APIError for an answer that was cut short, which must not look whole."""
+        """Returns the finish reason as clients know it; APIError for an answer that was cut short, which must
+        not look whole."""
         reason = piece.finish_reason
         if reason in ("cancelled", "error"):
             raise APIError(
