@@ -233,6 +233,18 @@ def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path) -> No
     assert [name for name in weak if not name.startswith("DW.ref.")] == []  # an address of the C++ runtime
 
 
+@pytest.mark.skipif(not X86 or shutil.which("g++") is None, reason="needs g++ for x86")
+@pytest.mark.parametrize("level", ["-O0", "-O2"])
+def test_what_writes_blocks_does_not_leak_either(tmp_path: Path, level: str) -> None:
+    source, made = str(ROOT / "csrc/quantise/writers.cpp"), str(tmp_path / "writers.o")
+    options = ["-std=c++17", level, "-w", "-mavx2", f"-I{ROOT / 'csrc'}", "-DHC_WRITERS=writers_avx2"]
+    subprocess.run(["g++", *options, "-c", source, "-o", made], check=True)
+    command = ["nm", "--defined-only", "-C", made]
+    defined = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "hc::writers_avx2" in defined
+    assert re.findall(r"^\w+ [VWuvw] .*", defined, re.MULTILINE) == []
+
+
 def test_no_step_of_a_kernel_is_a_call(native: Path) -> None:
     """Compilers stop inlining in large files; a dot of Q4_0 then took twice as long (docs/log.md)."""
     vector = [defined for isa, defined in symbols(native).items() if isa != "scalar"]

@@ -6,6 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,29 @@ def quantise(source: Path, path: Path, type: str, threads: int) -> None:
         code = llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(path), ctypes.byref(params))
     if code:
         raise SystemExit(f"llama.cpp cannot quantise to {type}: code {code}")
+
+
+def quantise_rows(values: Any, type: int, nbytes: int, importance: Any, threads: int) -> Any:
+    """Rows packed by ``ggml_quantize_chunk``, as many bytes each; the rows are divided among threads, as
+    llama.cpp's quantiser does it."""
+    import llama_cpp._ggml
+
+    packed = np.empty((len(values), nbytes), np.uint8)
+    at = ctypes.c_void_p(None if importance is None else importance.ctypes.data)
+    columns = ctypes.c_int64(values.shape[1])
+
+    def pack(start: int, end: int) -> None:
+        rows, out = (ctypes.c_void_p(array[start:].ctypes.data) for array in (values, packed))
+        count = ctypes.c_int64(end - start)
+        llama_cpp._ggml.libggml.ggml_quantize_chunk(type, rows, out, ctypes.c_int64(0), count, columns, at)
+
+    if threads == 1:
+        pack(0, len(values))
+        return packed
+    bounds = np.linspace(0, len(values), threads + 1).astype(int).tolist()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(pack, bounds[:-1], bounds[1:]))
+    return packed
 
 
 @contextmanager

@@ -103,7 +103,7 @@ uint16_t ternary(const char* type, const float* x, uint8_t* codes) {
 // logarithm, which just below a power of two may be the whole number above.
 inline int mxfp4_exponent(float largest) {
     if (!(largest > 0)) return 0;
-    const float exponent = std::floor(float(std::log2(double(largest)))) + 125;
+    const double exponent = std::floor(double(float(std::log2(double(largest))))) + 125;
     return exponent > 0 ? int(exponent) : 0;
 }
 

@@ -85,12 +85,16 @@ template <int N> struct Runs {
 };
 
 // Runs that lie one after another; those that are not there are 0. Values are multiplied with `scale`.
+// Without w all count alike.
 template <int N> void load_runs(Runs<N>& to, const float* x, const float* w, int runs, const float* scale) {
-    for (int i = 0; i < kLanes; ++i)
-        for (int j = 0; j < N; ++j) {
-            to.x[j][i] = i < runs ? x[i * N + j] * scale[i] : 0.0f;
-            to.w[j][i] = i < runs && w ? w[i * N + j] : 1.0f;
-        }
+    for (int j = 0; j < N; ++j) {
+        store(to.x[j], splat(0));
+        store(to.w[j], splat(1));
+    }
+    for (int i = 0; i < runs; ++i)
+        for (int j = 0; j < N; ++j) to.x[j][i] = x[i * N + j] * scale[i];
+    for (int i = 0; w && i < runs; ++i)
+        for (int j = 0; j < N; ++j) to.w[j][i] = w[i * N + j];
 }
 
 }  // namespace
