@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from support.golden import DATA
 import hotcold
 from hotcold.commands import cli
 from hotcold.convert import conversion
+from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
+from hotcold.quantize import quantization
 from hotcold.runtime import loading
 from hotcold.runtime.session import Session
 
@@ -31,6 +34,7 @@ VERBS = {
     "perplexity": ["-f", "text.txt", "-c", "40"],
     "bench": ["-p", "8", "-n", "4", "-r", "2"],
     "convert": [CHECKPOINT, "-o", "out.gguf", "--json"],
+    "quantize": [str(model_path()), "out.gguf", "q4_0", "--allow-requantize"],
 }
 
 
@@ -75,6 +79,8 @@ def interrupting(function: Callable[..., Any], call: int) -> Callable[..., Any]:
         ("convert", "reading", (conversion, "open_checkpoint", 1)),
         ("convert", "the first tensor", (conversion, "quantise", 1)),
         ("convert", "a later tensor", (conversion, "quantise", 9)),
+        ("quantize", "reading", (quantization, "open_gguf", 1)),
+        ("quantize", "a tensor", (quantization, "quantise_rows", 20)),
         ("info", "reading", (cli.importlib, "import_module", 1)),
         ("tokenize", "reading", (cli.importlib, "import_module", 1)),
     ],
@@ -170,7 +176,7 @@ def test_a_disk_that_is_too_small_is_seen_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = type("usage", (), {"free": 1000})
-    monkeypatch.setattr(conversion.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     assert cli.main(["convert", CHECKPOINT, "-o", "out.gguf"]) == 2
     err = capsys.readouterr().err
     assert "bytes, and 1000 are free" in err and err.count("\n") == 1 and left() == []

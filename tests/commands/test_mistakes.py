@@ -41,6 +41,8 @@ GOOD = {
     "plan": [],
     "doctor": [],
     "convert": [CHECKPOINT, "-o", "out.gguf"],
+    "quantize": ["{model}", "out.gguf", "f16", "--allow-requantize"],
+    "imatrix": ["-f", "{text}", "-o", "out.imatrix.gguf", "-c", "16"],
 }
 #: Verbs that need more than files, or go on for ever; their mistakes have tests of their own.
 ELSEWHERE = {"chat", "list", "pull", "remove", "serve"}
@@ -131,8 +133,8 @@ def test_bad_values_of_every_flag(
     verb: str, action: argparse.Action, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag = action.option_strings[-1]
-    needed = {"perplexity": ["-f", "{text}"], "convert": [CHECKPOINT]}
-    needed["fit-predictor"] = needed["profile"] = ["-f", "{text}", "-o", "new.gguf"]
+    needed = {"perplexity": ["-f", "{text}"], "convert": [CHECKPOINT], "quantize": GOOD["quantize"]}
+    needed["fit-predictor"] = needed["profile"] = needed["imatrix"] = ["-f", "{text}", "-o", "new.gguf"]
     required = filled(needed.get(verb, []), places)
     values = ["", "a\0b", "x" * 5000]  # no path, no number, no choice
     if not isinstance(action.metavar, str) or action.metavar not in ("FILE", "TEXT", "MODEL_DIR"):
@@ -195,7 +197,7 @@ def test_every_verb_is_in_the_table() -> None:
         ("convert missing", "missing is not a folder"),
         ("convert {text}", "text.gguf is not a folder"),
         ("convert {folder}", "has no config.json"),
-        ("convert {checkpoint} -o {model}", "model.gguf exists: give another -o, or --force to replace it"),
+        ("convert {checkpoint} -o {model}", "the file exists: give another name, or --force to replace it"),
         ("convert {checkpoint} -o no/such/folder.gguf", "is not a folder: create it first"),
         ("convert {checkpoint} -o {below}", "text.gguf is not a folder"),
         ("convert {checkpoint} -o {folder} --force", "is a directory: a regular file is needed"),
@@ -203,6 +205,12 @@ def test_every_verb_is_in_the_table() -> None:
         ("convert {checkpoint} -o /dev/full --force", "is a device or socket: a regular file is needed"),
         ("convert {checkpoint} --type q4_k", "type 'Q4_K' is not one of F32, F16, BF16, Q8_0, Q4_0,"),
         ("convert {checkpoint} --down up", "invalid choice: 'up'"),
+        ("quantize {model} out.gguf", "the following arguments are required: TYPE"),
+        ("quantize {model} out.gguf q4_0", "is Q8_0 already, and would lose twice"),
+        ("quantize {model} {model} copy --force", "would replace the one that is read: give another name"),
+        ("quantize {model} no/such/folder.gguf copy", "is not a folder: create it first"),
+        ("quantize {model} {fifo} copy --force", "is a FIFO: a regular file is needed"),
+        ("quantize {text} out.gguf q8_0", "GGUF or PWRI is needed"),
     ],
 )  # fmt: skip
 def test_the_line_says_what_is_allowed(

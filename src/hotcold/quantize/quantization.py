@@ -1,5 +1,6 @@
 """Quantises a model file: each tensor into the block type that a mixture, or the user, chooses for it."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -202,28 +203,27 @@ def importance_of(source: GGUFFile, name: str, matrix: ImportanceMatrix) -> Floa
     ``ImatrixError``: what is known is of a tensor of another shape.
 
     A down matrix that lies by neuron has a row for each neuron. What counts for it is one number for the
-    whole row, the neuron's, so the columns of a row count alike."""
+    whole row, the neuron's, so the columns of a row count alike, whatever the matrix says."""
     shape = source.tensors[name].shape
     by_neuron = source.metadata.get("hotcold.ffn.down_layout") == "by_neuron" or "ffn_down_t" in name
     if kind_of(name) != "ffn_down" or not by_neuron:
         known = matrix.get(name)
         return known.mean_squares(shape, name) if known else None
     known = matrix.get(name.replace("ffn_down_t", "ffn_down"))
-    if known is None:
-        return None
-    experts = len(known.mean_squares((*shape[:-2], shape[-1], shape[-2]), name))
-    return np.ones((experts, shape[-1]), np.float32)
+    if known:
+        known.mean_squares((*shape[:-2], shape[-1], shape[-2]), name)  # refuses another model's
+    return np.ones((math.prod(shape[:-2]), shape[-1]), np.float32)
 
 
 def _unknown(source: GGUFFile, choices: Mapping[str, Choice], matrix: ImportanceMatrix) -> list[str]:
     """A note on tensors of whose columns nothing is known. The embeddings' columns are no inputs, so of them
     it is always so. ``QuantizeError``: nothing is known of any tensor."""
     packed = [name for name, choice in choices.items() if choice.type.weights > 1]
-    missing = [name for name in packed if importance_of(source, name, matrix) is None]
-    if packed and missing == packed:
+    if packed and matrix.keys().isdisjoint(packed):
         seen = f"the importance matrix has {len(matrix)} tensors, none of which is quantised here"
         raise QuantizeError(f"{seen}: it is another model's")
-    missing = [name for name in missing if kind_of(name) != "token_embd"]
+    unknown = [name for name in packed if importance_of(source, name, matrix) is None]
+    missing = [name for name in unknown if kind_of(name) != "token_embd"]
     if not missing:
         return []
     others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
