@@ -41,7 +41,7 @@ GOOD = {
     "plan": [],
     "doctor": [],
     "convert": [CHECKPOINT, "-o", "out.gguf"],
-    "quantize": ["{model}", "out.gguf", "f16", "--allow-requantize"],
+    "quantize": ["{model}", "out.f16.gguf", "f16", "--allow-requantize"],
     "imatrix": ["-f", "{text}", "-o", "out.imatrix.gguf", "-c", "16"],
 }
 #: Verbs that need more than files, or go on for ever; their mistakes have tests of their own.
@@ -193,9 +193,9 @@ def test_every_verb_is_in_the_table() -> None:
         ("bench -p 200 -n 100", "-p 200 and -n 100 need 300 positions: the context holds 256"),
         ("bench -p 128 -n 120 --parallel 16", "16 sequences together, need 263 positions: the context"),
         ("bench -n 2147483647", "need 2147483775 positions: the context holds 256"),
-        ("convert", "the following arguments are required: MODEL_DIR"),
+        ("convert", "the following arguments are required: IN"),
         ("convert missing", "missing is not a folder"),
-        ("convert {text}", "text.gguf is not a folder"),
+        ("convert {text} a.gguf", "GGUF or PWRI is needed; this is no GGUF file"),
         ("convert {folder}", "has no config.json"),
         ("convert {checkpoint} -o {model}", "the file exists: give another name, or --force to replace it"),
         ("convert {checkpoint} -o no/such/folder.gguf", "is not a folder: create it first"),

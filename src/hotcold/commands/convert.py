@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"two outputs, {args.out} and -o {args.output}: give one of them")
     gguf = args.source.is_file()
     for name in _FOR_CHECKPOINTS if gguf else _FOR_GGUF:
-        if getattr(args, name):
+        if getattr(args, name) not in (None, False):
             kind = "folders of checkpoints" if gguf else "GGUF files"
             flag = "-f" if name == "file" else f"--{name.replace('_', '-')}"
             raise UserError(f"{flag} is for {kind}, and {args.source} is none")
@@ -146,7 +146,7 @@ def _notes(done: Rewritten, cost: LayoutCost | None, args: argparse.Namespace) -
 
 
 def _convert(args: argparse.Namespace) -> int:
-    type = args.type or "f16"
+    type = "f16" if args.type is None else args.type
     name = args.name or args.source.resolve().name
     output = args.out or args.output or Path(f"{name}-{type}.gguf")
     settings = ConvertOptions(

@@ -138,7 +138,9 @@ class _Wanted:
         format = options.format or default
         down = options.down or ("by_neuron" if format == "powerinfer" else _layout(source, config))
         if format == "powerinfer" and down == "by_output":
-            raise QuantizeError("`down=by_output`: PowerInfer's format has rows by neuron; give one of both")
+            raise QuantizeError(
+                "`down=by_output`: PowerInfer's format has rows by neuron; give `format=gguf` too"
+            )
         if format == "gguf" and options.predictors:
             raise QuantizeError("a GGUF file has no predictors inside: leave `format` out, or the predictors")
         if format == "powerinfer" and not (options.predictors or inside):
