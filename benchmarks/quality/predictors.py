@@ -106,7 +106,7 @@ def measured(model: Path, args: argparse.Namespace, recall: float) -> list[dict[
     for method, result, path in results:
         compared = divergence(model, path, text, args.chunks)
         print(row(method, recall, result.layers, result.speed.ratio, compared), flush=True)
-        found.append({"method": method, "recall": recall, **result.report(), "compare": compared})
+        found.append({"method": method, "asked": recall, **result.report(), "compare": compared})
     for method, result, _ in results:
         print(f"\n`{method}` at {recall}: {holding(result.layers)} of {len(result.layers)} layers hold\n")
         print(layers(result.layers), flush=True)
