@@ -71,7 +71,8 @@ def reference(folder: Path, config: dict[str, Any]) -> Any:
     import transformers
 
     own = transformers.AutoConfig.from_pretrained(folder)
-    own.hidden_act = "relu"
+    key = "hidden_activation" if "hidden_activation" in config else "hidden_act"
+    setattr(own, key, "relu")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=own, dtype=torch.float32)
     model.set_experts_implementation("eager")
     threshold = config.get("hidden_act_param", 0.0)
@@ -79,7 +80,7 @@ def reference(folder: Path, config: dict[str, Any]) -> Any:
         for name in ("act_fn", "activation_fn"):
             if hasattr(module, name):
                 setattr(module, name, Passed(threshold))
-        if config["hidden_act"] == "drelu":
+        if config[key] == "drelu":
             put_drelu_into(module)
     return model.eval()
 
@@ -121,9 +122,23 @@ def test_from_a_checkpoint_to_logits(kind: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("tiny-mixtral", "relu"), ("tiny-qwen3moe", "drelu"), ("tiny-phi3", "drelu")]
+    ("name", "kind"),
+    [
+        ("tiny-mixtral", "relu"),
+        ("tiny-qwen3moe", "drelu"),
+        ("tiny-qwen2moe", "drelu"),
+        ("tiny-phi3", "drelu"),
+        ("tiny-gemma3", "drelu"),
+        pytest.param("tiny-mistral", "relu", marks=pytest.mark.full),
+        ("tiny-qwen2", "drelu"),
+        pytest.param("tiny-qwen3", "relu", marks=pytest.mark.full),
+        ("tiny-olmo2", "drelu"),
+        pytest.param("tiny-olmo3", "relu", marks=pytest.mark.full),
+        pytest.param("tiny-granite", "drelu", marks=pytest.mark.full),
+        pytest.param("tiny-smollm3", "drelu", marks=pytest.mark.full),
+    ],
 )
-def test_experts_and_fused_gates(name: str, kind: Any, tmp_path: Path) -> None:
+def test_families_experts_and_fused_gates(name: str, kind: Any, tmp_path: Path) -> None:
     folder = tmp_path / "sparse"
     found = sparsify(DATA / name, [TEXT], folder, SparsifyOptions(1024, kind, 3e-3, context=32, batch=4))
     assert all(0.3 < share < 1 for share in found.zeros)
