@@ -203,7 +203,9 @@ def test_mistakes_in_a_profile(options: dict[str, Any], message: str, llm: LLM, 
 def test_what_runs_on_two_backends(folder: Path) -> None:
     half = hotcold.plan(vram_budget=6 << 20, context=64, output="half.gpuidx")
     with LLM(placement="half.gpuidx", hot_backend="cpu", context=64) as hybrid:
-        with pytest.raises(UserError, match="loaded on several backends, and a profile counts on one: load it"):
+        with pytest.raises(
+            UserError, match="loaded on several backends, and a profile counts on one: load it"
+        ):
             hotcold.profile(hybrid, TEXT)
         found = hotcold.bench(hybrid, n_prompt=8, n_gen=4, repetitions=1, timeline="trace.json")
         assert hotcold.plan(hybrid, vram_budget=6 << 20).report() == half.report()
