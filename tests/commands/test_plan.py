@@ -50,6 +50,49 @@ def test_shapes(name: str, hardware: str, capsys: pytest.CaptureFixture[str]) ->
         assert bar.endswith("%" if i in run else "CPU")
 
 
+def test_two_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    """With a column, a budget and a run of layers each; GPUs alike need one --hardware."""
+    lines, report = plan(
+        capsys, "--shape opt-30b --hardware rtx4090-i9 --hardware rtx3060 --vram-budget 6GiB,3GiB"
+    )
+    assert [gpu["hardware"] for gpu in report["gpus"]] == ["rtx4090-i9", "rtx3060"]
+    assert [gpu["budget_bytes"] for gpu in report["gpus"]] == [6 * GIB, 3 * GIB]
+    for i, gpu in enumerate(report["gpus"]):
+        parts = [part for part in report["parts"] if part["gpu"] == i]
+        assert sum(part["gpu_bytes"] for part in parts) == gpu["gpu_bytes"] <= gpu["budget_bytes"]
+        assert gpu["layers"] == [part["layer"] for part in parts if part["kind"] == "kv"] != []
+        assert sum(line.endswith(f"GPU {i}") for line in lines) == len(gpu["layers"])
+    assert "budget      6.00 GiB + 3.00 GiB" in lines
+    assert " " * 12 + "       GPU 0       GPU 1         CPU" in lines
+    one = plan(capsys, "--shape opt-30b --hardware rtx4090-i9 --vram-budget 6GiB")[1]
+    alike = plan(capsys, "--shape opt-30b --hardware rtx4090-i9 --vram-budget 6GiB,6GiB")[1]
+    speeds = [each["predicted_tok_s"] for each in (one, report, alike)]
+    assert speeds == sorted(speeds) and len(alike["gpus"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "--hardware rtx3060 --hardware rtx4090-i9 --vram-budget 1,1,1",
+            "--vram-budget has 3 sizes, and --hardware 2 machines",
+        ),
+        ("--vram-budget 1,1,1,1,1", "5 GPUs"),
+        ("--vram-budget 1,99", "--vram-budget is 99 GiB"),
+        ("--vram-budget 1,x", "'x' is not a size"),
+        ("--vram-budget 1,1 --objective paper", "objective 'paper' is for one GPU, not 2"),
+    ],
+)
+def test_what_several_gpus_do_not_go_with(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = cli.main(["plan", "--shape", "llama2-13b", *line.split()])
+    except SystemExit as error:
+        code = int(error.code or 0)
+    assert code == 2 and message in capsys.readouterr().err
+
+
 def test_published_plans_stay_what_they_are(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The plans of benchmarks/gpu/paper_plans.py, which docs/results.md quotes, are as in the first
     version."""

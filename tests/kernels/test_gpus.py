@@ -12,7 +12,7 @@ from support.made_up_gpus import made_up
 from hotcold.errors import UserError
 from hotcold.kernels import gpus
 from hotcold.kernels.gpu import GPU, GPUError
-from hotcold.kernels.gpus import choose_gpu
+from hotcold.kernels.gpus import choose_gpu, choose_gpus
 
 CARD, SECOND = made_up(0, "Radeon RX 7900 XTX"), made_up(1, "Radeon RX 7600")
 INTEGRATED = made_up(2, "Intel(R) Graphics", kind="integrated", unified=True)
@@ -100,6 +100,18 @@ def test_one_that_cannot_be_used_is_not_passed_over_in_silence(see: See) -> None
     assert gpu is None and note == f"GPU 4 (GeForce GT 710) is not used: {OLD.problem}"
     with pytest.raises(GPUError, match=r"GPU 4 \(GeForce GT 710\) is not used: its driver has Vulkan 1.2"):
         choose_gpu(None, needed=True)
+
+
+def test_several_with_commas(see: See) -> None:
+    comma = made_up(5, "llvmpipe (LLVM 15.0.6, 256 bits)", kind="software")
+    see(CARD, SECOND, INTEGRATED, OLD, comma)
+    assert choose_gpus("1, 7900") == ((SECOND, CARD), "") and choose_gpus("5,0") == ((comma, CARD), "")
+    assert choose_gpus(comma.name) == ((comma,), "")  # its name has a comma
+    assert choose_gpus("2") == ((INTEGRATED,), "") and choose_gpus("off") == ((), "")
+    assert choose_gpus(None) == ((CARD,), "")
+    for asked, message in (("0,off", "no such device"), ("0,", "devices match"), ("0,4", OLD.problem)):
+        with pytest.raises(GPUError, match=message):
+            choose_gpus(asked)
 
 
 def test_off_looks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,11 @@ from hotcold.kernels.gpu import GPU, GPUError, GPUMemoryError
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.runtime import loading, machine, memory, placing
 from hotcold.runtime.options import LoadError, LoadOptions
+from hotcold.tasks.planning import plan
 from hotcold.tasks.reports import Setup
 
 CARD = made_up(0, "Made-Up Card")
+SECOND = made_up(4, "Other Card")
 INTEGRATED = made_up(1, "Made-Up Graphics", kind="integrated", unified=True)
 SOFTWARE = made_up(2, "software", kind="software")
 
@@ -186,6 +188,76 @@ def test_memory_that_is_never_there(has: Machine, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loading, "_TRIES", 1)
     with pytest.raises(GPUMemoryError, match="full"):
         load(vram_budget=12 << 20)
+
+
+def two_cards(has: Machine) -> Hardware:
+    """Whose handshakes cost next to nothing, so that a small model pays on both."""
+    nimble = replace(fast(), handshake_s=1e-9, link_pinned_gb_s=1e6)
+    has.devices, has.measured = [CARD, SECOND], {CARD.name: nimble, SECOND.name: nimble}
+    return nimble
+
+
+def test_two_cards_each_with_a_part(has: Machine) -> None:
+    """Together they have more than each could hold; the text is the processor's."""
+    two_cards(has)
+    with LLM(threads=1, gpu="off") as llm:
+        wanted = llm.generate("Once upon a time", max_tokens=20, temperature=0).ids
+    with LLM(threads=1, gpu="other,0", vram_budget=(5 << 20, 4 << 20)) as llm:
+        assert llm.generate("Once upon a time", max_tokens=20, temperature=0).ids == wanted
+        model, report = llm.session.model, Setup.of(llm.session).gpus
+    assert has.opened == [(SECOND, 5 << 20, False), (CARD, 4 << 20, False)]
+    assert [each["name"] for each in report] == ["Other Card", CARD.name]
+    layers = [i for each in model.on_gpus for i in each.layers]
+    assert len(layers) == len(set(layers)) and all(each.layers for each in model.on_gpus)
+    assert sum(each.head for each in model.on_gpus) == 1
+    for each, budget in zip(model.on_gpus, (5 << 20, 4 << 20), strict=True):
+        assert 0 < each.planned_bytes <= budget and 0 < each.hot_share < 1
+    assert [note.partition(" (")[0] for note in model.notes[:2]] == ["GPU Other Card", f"GPU {CARD.name}"]
+
+
+def test_a_card_that_would_not_help_has_no_part(has: Machine) -> None:
+    two_cards(has)
+    model = load(gpu="0,4")
+    assert len(model.gpus) == 1 and model.on_gpus[0].gpu == CARD
+    assert model.notes[1] == "GPU 4 (Other Card) has no part: that is expected to be faster"
+
+
+def test_what_does_not_go_together_for_several(has: Machine, tmp_path: Path) -> None:
+    nimble = two_cards(has)
+    with pytest.raises(UserError, match="`vram_budget` has 3 sizes, and GPUs that are used are 2: give one"):
+        load(gpu="0,4", vram_budget=[1 << 20] * 3)
+    with pytest.raises(UserError, match="`vram_budget` has 2 sizes, and GPUs that are used are 1"):
+        load(hot_backend="cpu", vram_budget=(1 << 20, 2 << 20))
+    with pytest.raises(GPUError, match="`gpu=card`: 2 devices match"):
+        load(gpu="0,card")
+    with pytest.raises(GPUError, match=r"`gpu=0,made`: 0 \(Made-Up Card\) is named twice"):
+        load(gpu="0,made")
+    both = tmp_path / "both.gpuidx"
+    planned = plan(hardware=[nimble] * 2, vram_budget=(5 << 20, 4 << 20), output=both)
+    assert planned.placement.gpus == [0, 1]
+    with pytest.raises(UserError, match="places parts on GPU 1, counted from 0: name 2 GPUs"):
+        load(gpu="0", placement=both)
+    model = load(gpu="0,4", placement=both)
+    assert [list(each.layers) for each in model.on_gpus] == [each["layers"] for each in planned.gpus]
+
+
+def test_memory_that_runs_out_on_one_of_two_shrinks_both(
+    has: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_cards(has)
+
+    def fail(backend: CPUBackend) -> None:
+        def matrix(*_: Any) -> Any:
+            raise GPUMemoryError("full")
+
+        if len(has.opened) == 2:
+            monkeypatch.setattr(backend, "matrix", matrix)
+
+    has.change = fail
+    model = load(gpu="0,4", vram_budget=(5 << 20, 4 << 20))
+    assert model.notes[0].startswith("full: now `vram_budget=") and " and `vram_budget=" in model.notes[0]
+    first, second = ([budget for gpu, budget, _ in has.opened if gpu == each] for each in (CARD, SECOND))
+    assert first[0] > first[1] and (len(second) == 1 or second[0] > second[1])
 
 
 def needed(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:

@@ -13,13 +13,14 @@ import pytest
 from support.golden import Golden, golden
 from support.placed import on_two, random_placement
 from support.sidecars import with_sidecar
-from support.vulkan_devices import FULL
+from support.vulkan_devices import DRIVERS, FULL, open_vulkan
 from support.vulkan_model import OrderedReference
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import PredictorTensors
+from hotcold.placement.placement import Placement
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -120,6 +121,27 @@ def test_parts_of_a_hybrid_on_the_cpu(device: Any) -> None:
     wanted = generated(on_two(OrderedReference(), placement, sequences=2), prompts, 10)
     session = on_two(device, placement, sequences=2)
     same(generated(session, prompts, 10), wanted)
+    session.close()
+
+
+def on_three(placement: Placement) -> Placement:
+    """The same neurons, in layers of two GPUs by turns, with a layer of the CPU between them."""
+    hot = [mask & (i != 3) for i, mask in enumerate(placement.hot)]
+    return Placement(hot, (0, 1, 1, None, 1, 0), 1)
+
+
+@pytest.mark.full
+def test_every_bit_on_two_devices() -> None:
+    """Two drivers, whose sums have one order: the residual moves between them, and to the CPU and back."""
+    if len(DRIVERS) < 2:
+        pytest.skip("one named GPU is tested")
+    placement = on_three(random_placement(load(None, LoadOptions(gpu="off", threads=1)).config, 0.5))
+    prompts = random_prompts(1, 9)
+    model = {gpu: OrderedReference() for gpu in (0, 1)}
+    wanted = generated(on_two(model, placement, sequences=2), prompts, 4)
+    session = on_two({gpu: open_vulkan(driver) for gpu, driver in enumerate(DRIVERS)}, placement, sequences=2)
+    assert len(session.model.gpus) == 2
+    same(generated(session, prompts, 4), wanted)
     session.close()
 
 

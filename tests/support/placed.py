@@ -30,11 +30,14 @@ def random_placement(
 
 
 def on_two(hot: Any, placement: Placement | float, path: Path | None = None, **options: Any) -> Session:
-    """The cold side is ``cpu``, on one thread. ``placement`` may be a share of hot neurons in all layers."""
+    """The cold side is ``cpu``, on one thread. ``placement`` may be a share of hot neurons in all layers;
+    ``hot`` may be the backend of each GPU."""
     model = load(path, LoadOptions(threads=1, gpu="off", **options))
     if not isinstance(placement, Placement):
         placement = random_placement(model.config, placement)
-    devices = SplitDevices.place(placement, open_backend("cpu", 1), {0: hot})
+    devices = SplitDevices.place(
+        placement, open_backend("cpu", 1), hot if isinstance(hot, dict) else {0: hot}
+    )
     with open_gguf(model.path) as file:
         weights = load_weights(file, model.config, devices, None, predictor_names(file))
     return replace(model, devices=devices, weights=weights).session()

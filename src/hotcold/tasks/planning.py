@@ -114,7 +114,7 @@ class Plan:
             if part["kind"] == "neurons":
                 share, gpu = part["hot_share"], part["gpu"]
                 label = "CPU" if gpu is None else f"{share:.1%}"
-                device = f"  GPU {gpu}" if gpu is not None and len(self.gpus) > 1 else ""
+                device = f" GPU {gpu}" if gpu is not None and len(self.gpus) > 1 else ""
                 lines.append(f"{part['layer']:>5} {'#' * round(60 * share):<60}{label:>8}{device}")
         return lines
 
