@@ -27,7 +27,7 @@ OUTPUT = Path(__file__).resolve().parent / "quantising_goldens.json"
 
 
 def quantised(values: Floats, type: BlockType, weights: Floats | None) -> npt.NDArray[np.uint8]:
-    """What ``ggml_quantize_chunk`` makes of the rows."""
+    """Returns what ``ggml_quantize_chunk`` makes of the rows."""
     packed = np.empty(type.data_shape(values.shape), np.uint8)
     start, rows, columns = (ctypes.c_int64(n) for n in (0, *values.shape))
     at = ctypes.c_void_p(None if weights is None else weights.ctypes.data)

@@ -93,7 +93,7 @@ def test_down_there_and_back(type: str, tmp_path: Path) -> None:
 
 
 def test_down_of_experts(tmp_path: Path) -> None:
-    """Of a shared one, too; and an activation that gives no zeros."""
+    """Down matrices of experts change, those of a shared one too, and under an activation without zeros."""
     for name in ("tiny-turbosparse", "tiny-qwen2moe"):
         by_output = expert_golden(name, tmp_path, type="F16").path
         wanted = expert_golden(name, tmp_path, type="F16", down="by_neuron").path
@@ -165,7 +165,7 @@ def test_a_folder_of_predictors(tmp_path: Path) -> None:
 
 
 def scores(path: Path, layer: int, x: np.ndarray) -> np.ndarray:
-    """What PowerInfer's code computes of the residual stream, less the threshold."""
+    """Computes scores from the residual stream as PowerInfer's code does, less the threshold."""
     with open_gguf(path) as file:
         first, second = (file.load(f"blk.{layer}.{part}.weight").dequantise() for part in ("fc1", "fc2"))
         return np.maximum(x @ first.T, 0) @ second.T - file.metadata["powerinfer.sparse_threshold"]
@@ -173,7 +173,7 @@ def scores(path: Path, layer: int, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("relu", [True, False])
 def test_predictors_of_the_normed_input(relu: bool, tmp_path: Path) -> None:
-    """Those that the sidecar marks, and few more: the length of the stream is known to some percent."""
+    """It marks those that the sidecar marks, and few more: the stream's length is known to some percent."""
     model = golden("tiny-drelu", tmp_path, type="F16").path
     beside = sidecar(model, (-2, 4), input="normed", relu=relu)
     done = change(model, tmp_path / "a.gguf", predictors=beside)

@@ -191,7 +191,7 @@ def test_memory_that_is_never_there(has: Machine, monkeypatch: pytest.MonkeyPatc
 
 
 def two_cards(has: Machine) -> Hardware:
-    """Whose handshakes cost next to nothing, so that a small model pays on both."""
+    """Makes GPUs whose handshakes cost next to nothing, so that a small model pays on both."""
     nimble = replace(fast(), handshake_s=1e-9, link_pinned_gb_s=1e6)
     has.devices, has.measured = [CARD, SECOND], {CARD.name: nimble, SECOND.name: nimble}
     return nimble

@@ -193,5 +193,5 @@ def test_mistakes() -> None:
         imatrix(None, TEXT, chunks=0)
     with pytest.raises(UserError, match="the text has 0 tokens"):
         imatrix(None, "")
-    with pytest.raises(UserError, match="loaded on two backends"):
+    with pytest.raises(UserError, match="loaded on several backends"):
         imatrix(load(None, {"hot_backend": "cpu", "vram_budget": 3 << 20}), TEXT)

@@ -54,7 +54,7 @@ class Placement:
         return [i for i, where in enumerate(self.where) if where == gpu]
 
     def part_of(self, gpu: int) -> Self:
-        """What one GPU has, as if the CPU had the rest."""
+        """Returns the part of one GPU, as if the CPU had the rest."""
         hot = [mask & (where == gpu) for mask, where in zip(self.hot, self.where, strict=True)]
         where = tuple(gpu if each == gpu else None for each in self.where)
         return replace(self, hot=hot, where=where, head=gpu if self.head == gpu else None)

@@ -249,7 +249,7 @@ def _check_taking(source: GGUFFile, config: Config, options: LayoutOptions, outp
     if path.resolve() in (output.resolve(), source.path.resolve()):
         raise QuantizeError(f"{shown(str(path))} is the model: the predictors need a file of their own")
     if path.exists() and not options.force:
-        raise QuantizeError(f"{shown(str(path), 200)} exists: give another name, or --force to replace it")
+        raise QuantizeError(f"{shown(str(path), 200)} exists: give another name, or `force` to replace it")
     if not path.parent.is_dir():
         raise QuantizeError(f"{shown(str(path.parent), 200)} is not a folder: create it first")
 

@@ -234,7 +234,7 @@ def _favourable() -> Hardware:
 
 
 def _budgets(options: LoadOptions, free: Sequence[int]) -> list[int]:
-    """Of each GPU; ``free`` is what each has where no budget is given."""
+    """Returns the budget of each GPU; ``free`` is what each has where no budget is given."""
     asked = options["vram_budget"]
     each = asked if isinstance(asked, Sequence) else free if asked is None else [asked] * len(free)
     if len(each) != len(free):
