@@ -137,7 +137,7 @@ def test_max_tokens_that_just_fit_do_not_blame_the_context() -> None:
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers() -> None:
     engine = Engine(history_model(context=40))
-    with pytest.raises(ValueError, match=r"^the prompt has 51 tokens and the context holds 40\b.*\(-c\)"):
+    with pytest.raises(ValueError, match=r"^the prompt has 51 tokens and the context holds 40\b.*`context`"):
         engine.add(greedy([1] * 51, 1))
     with pytest.raises(ValueError, match="has 40 tokens"):
         engine.add(greedy([1] * 40, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -246,7 +247,7 @@ def test_often_chosen_experts_go_to_the_gpu(tmp_path: Path) -> None:
 
 def replace_handshake(costs: Costs) -> Costs:
     """Without it, since layers are tiny."""
-    return Costs(costs.cpu, costs.gpu, 0.0)
+    return Costs(costs.cpu, [replace(gpu, handshake=0.0) for gpu in costs.gpus])
 
 
 def test_rarely_chosen_experts_cost_little(tmp_path: Path) -> None:
