@@ -72,7 +72,7 @@ def given_to_ffns(path: Path, tokens: list[int]) -> list[np.ndarray]:
 
     def watched(seen: list[np.ndarray], ffn: AnyFFN) -> AnyFFN:
         def run(normed: Any, residual: Any, batch: Batch, *more: Any) -> None:
-            seen.append(normed[: batch.n_tokens].astype(np.float64))
+            seen.append(model.backend.read(normed, 0, batch.n_tokens).astype(np.float64))
             ffn(normed, residual, batch, *more)
 
         return run
