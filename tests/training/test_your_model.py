@@ -20,7 +20,7 @@ pytest.importorskip("transformers", reason="training needs transformers")
 ROOT = Path(__file__).resolve().parents[2]
 #: Options that the page leaves at sizes of large models.
 SMALLER = {
-    "sparsify": ["--context", "48", "--batch", "4", "`learning_rate", "3e-3", "`device", "cpu"],
+    "sparsify": ["--context", "48", "--batch", "4", "--learning-rate", "3e-3", "--device", "cpu"],
     "fit-predictor": ["-c", "64", "--max-share", "0.9"],
     "profile": ["-c", "64"],
     "perplexity": ["-c", "64"],
