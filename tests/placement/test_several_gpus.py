@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.plans import made_up
+from support.plans import bytes_on, groups_of, made_up
 
 from hotcold.placement.baselines import last_layers, layer_split
 from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import Hardware
-from hotcold.placement.placement import INDEX_BYTES, MOST_GPUS, Placement, read_placement, write_placement
+from hotcold.placement.placement import MOST_GPUS, Placement, read_placement, write_placement
 from hotcold.placement.profiles import Profile
 from hotcold.placement.sizes import Sizes
 from hotcold.placement.solver import GROUP, Solver
@@ -60,28 +60,13 @@ def seconds(costs: Costs, placement: Placement, dim: int, machines: Sequence[Har
     return float(total + sum(machines[gpu].step_s for gpu in used if gpu is not None))
 
 
-def bytes_on(sizes: Sizes, placement: Placement, gpu: int) -> int:
-    layers = [i for i, where in enumerate(placement.where) if where == gpu]
-    total = sizes.head * (placement.head == gpu)
-    for i in layers:
-        total += int(sizes.attention[i] + sizes.kv[i] + sizes.predictor[i]) + sizes.gpu_layer
-        total += int(placement.hot[i].sum()) * (int(sizes.neuron_bytes[i]) + INDEX_BYTES)
-    return total + sizes.gpu_step(0, True) * bool(layers or placement.head == gpu)
-
-
 def everything(sizes: Sizes) -> int:
     return last_layers(sizes, len(sizes.neurons)).gpu_bytes(sizes)
 
 
 def every_placement(sizes: Sizes, profile: Profile, gpus: int) -> Iterator[Placement]:
     """In groups, the most active first; each GPU has one run of layers."""
-    options = []
-    for firing in profile.firing:
-        masks = []
-        for n in [*range(0, len(firing), GROUP), len(firing)]:
-            masks.append(np.zeros(len(firing), np.bool_))
-            masks[-1][np.argsort(-firing, kind="stable")[:n]] = True
-        options.append(masks)
+    options = groups_of(profile)
     places: list[int | None] = [None, *range(gpus)]
     for where in itertools.product(places, repeat=len(options)):
         runs = [gpu for gpu, _ in itertools.groupby(where) if gpu is not None]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
-from support.plans import made_up
+from support.plans import bytes_on, groups_of, made_up
 
 from hotcold.formats.blocks import block_type
 from hotcold.placement.baselines import last_layers, layer_split, paper_placement
@@ -79,31 +79,17 @@ def seconds(model: Model, placement: Placement) -> float:
     return float(total + visits * round_trip + step)
 
 
-def bytes_on_gpu(sizes: Sizes, placement: Placement) -> int:
-    run, total = placement.layers_of(0), sizes.head * (placement.head == 0)
-    for i in run:
-        total += int(sizes.attention[i] + sizes.kv[i] + sizes.predictor[i]) + sizes.gpu_layer
-        total += int(placement.hot[i].sum()) * (int(sizes.neuron_bytes[i]) + INDEX_BYTES)
-    return total + sizes.gpu_step(0, True) * bool(placement.gpus)
-
-
 def least(model: Model, budget: int) -> float:
     """Returns the least cost of all placements in groups, the most active first."""
     sizes, profile, _ = model
     layers, found = len(sizes.neurons), np.inf
-    options = []
-    for firing in profile.firing:
-        masks = []
-        for n in [*range(0, len(firing), GROUP), len(firing)]:
-            masks.append(np.zeros(len(firing), np.bool_))
-            masks[-1][np.argsort(-firing, kind="stable")[:n]] = True
-        options.append(masks)
+    options = groups_of(profile)
     runs = [range(a, b) for a in range(layers) for b in range(a + 1, layers + 1)]
     for run, head in itertools.product([range(0), *runs], (False, True)):
         inside = [masks if i in run else masks[:1] for i, masks in enumerate(options)]
         for hot in itertools.product(*inside):
             placement = Placement.on_one(hot, run, head)
-            if bytes_on_gpu(sizes, placement) <= budget:
+            if bytes_on(sizes, placement, 0) <= budget:
                 found = min(found, seconds(model, placement))
     return found
 
@@ -127,7 +113,7 @@ def test_never_over_the_budget_and_never_slower_with_more(seed: int, shares: lis
     solver, before = Solver(sizes, profile, costs), np.inf
     for budget in [0, *sorted(int(share * everything(sizes)) for share in shares)]:
         placement = solver.solve(budget)
-        assert bytes_on_gpu(sizes, placement) == placement.gpu_bytes(sizes) <= budget
+        assert bytes_on(sizes, placement, 0) == placement.gpu_bytes(sizes) <= budget
         taken = seconds(model, placement)
         assert taken == pytest.approx(costs.token(placement), rel=1e-9)
         assert taken <= before * (1 + 1e-9)
@@ -147,7 +133,7 @@ def test_a_budget_that_is_just_enough(seed: int) -> None:
     placements = [Placement.on_one(nothing_hot, range(count), head) for head in (False, True)]
     placements += [last_layers(sizes, n) for n in range(count + 1)]
     for placement in placements:
-        budget = bytes_on_gpu(sizes, placement)
+        budget = bytes_on(sizes, placement, 0)
         assert seconds(model, solved(model, budget)) <= seconds(model, placement) * (1 + 1e-9)
 
 

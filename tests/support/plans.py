@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from hotcold.placement.hardware import Hardware
+from hotcold.placement.placement import INDEX_BYTES, Placement
 from hotcold.placement.profiles import Profile
 from hotcold.placement.sizes import Sizes
+from hotcold.placement.solver import GROUP
 
 
 def made_up(
@@ -53,3 +56,25 @@ def made_up(
         layer_s=float(10 ** more.uniform(-8, -5)),
     )
     return sizes, profile, hardware
+
+
+def bytes_on(sizes: Sizes, placement: Placement, gpu: int) -> int:
+    """Counts the bytes that a placement needs on a GPU, by the definition."""
+    layers = [i for i, where in enumerate(placement.where) if where == gpu]
+    total = sizes.head * (placement.head == gpu)
+    for i in layers:
+        total += int(sizes.attention[i] + sizes.kv[i] + sizes.predictor[i]) + sizes.gpu_layer
+        total += int(placement.hot[i].sum()) * (int(sizes.neuron_bytes[i]) + INDEX_BYTES)
+    return total + sizes.gpu_step(0, True) * bool(layers or placement.head == gpu)
+
+
+def groups_of(profile: Profile) -> list[list[npt.NDArray[np.bool_]]]:
+    """Returns for each layer the masks of its most active neurons, in steps of the solver's groups."""
+    options = []
+    for firing in profile.firing:
+        masks = []
+        for n in [*range(0, len(firing), GROUP), len(firing)]:
+            masks.append(np.zeros(len(firing), np.bool_))
+            masks[-1][np.argsort(-firing, kind="stable")[:n]] = True
+        options.append(masks)
+    return options

@@ -162,8 +162,7 @@ def _convert(args: argparse.Namespace) -> int:
     with progress("converting", in_bytes=True) as advance:
         done = convert(args.source, output, settings, advance)
     seconds = time.perf_counter() - start
-    for note in done.notes:
-        print(f"note: {note}", file=sys.stderr)
+    options.print_notes(done.notes)
     types = ", ".join(f"{count} {type}" for type, count in done.types.items())
     kind = f"{done.architecture} with {done.activation}, {done.nbytes / 1e6:.1f} MB"
     print(f"{done.output}: {kind}, tensors: {types}, down {done.down_layout}", file=sys.stderr)

@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from hotcold.commands import options
 from hotcold.commands.progress import progress
 from hotcold.quantize.imatrix import read_imatrix
-from hotcold.quantize.mixtures import ALIASES, MIXTURES, TENSOR_TYPES, Wishes
-from hotcold.quantize.quantization import Quantization, QuantizeOptions, Share, quantize
+from hotcold.quantize.mixtures import ALIASES, TENSOR_TYPES, Wishes
+from hotcold.quantize.quantization import TYPES, Quantization, QuantizeOptions, Share, quantize
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", type=options.file_path, metavar="IN", help="GGUF file, of a split model the first")
     add("output", type=options.file_path, metavar="OUT", help="file to write")
-    add("type", type=_file_type, metavar="TYPE", help=f"one of {', '.join(MIXTURES)}, COPY")
+    add("type", type=_file_type, metavar="TYPE", help=f"one of {', '.join(TYPES)}")
     add(
         "--imatrix",
         type=options.file_path,
@@ -127,8 +127,8 @@ def _report(done: Quantization) -> dict[str, object]:
 
 def _file_type(text: str) -> str:
     name = ALIASES.get(text.upper(), text.upper())
-    if name not in (*MIXTURES, "COPY"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(MIXTURES)}, COPY")
+    if name not in TYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(TYPES)}")
     return name
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.formats.blocks import BlockTypeError, Tensor, block_type
-from hotcold.formats.files import naming
+from hotcold.formats.files import check_output, naming
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.model.config import Config
 from hotcold.model.weights import check_tensors
@@ -248,10 +248,8 @@ def _check_taking(source: GGUFFile, config: Config, options: LayoutOptions, outp
         raise QuantizeError("`take_predictors` makes a GGUF file without them: leave `format` and others out")
     if path.resolve() in (output.resolve(), source.path.resolve()):
         raise QuantizeError(f"{shown(str(path))} is the model: the predictors need a file of their own")
-    if path.exists() and not options.force:
-        raise QuantizeError(f"{shown(str(path), 200)} exists: give another name, or `force` to replace it")
-    if not path.parent.is_dir():
-        raise QuantizeError(f"{shown(str(path.parent), 200)} is not a folder: create it first")
+    with naming(path, QuantizeError):
+        check_output(path, 0, force=options.force)
 
 
 def _take(source: GGUFFile, config: Config, model: Path, path: Path) -> None:
