@@ -32,7 +32,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("plan", "plan what a GPU computes, and predict the speed"),
     ("doctor", "describe this machine and measure its memory"),
     ("sparsify", "train a checkpoint until most of its neurons are zero"),
-    ("convert", "turn a checkpoint into a GGUF file"),
+    ("convert", "turn a checkpoint into a GGUF file, or change such a file"),
     ("imatrix", "measure which weights matter, for hotcold quantize"),
     ("quantize", "write a GGUF file with smaller block types"),
     ("pull", "download a model from the Hugging Face hub"),
