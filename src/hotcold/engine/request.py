@@ -149,6 +149,8 @@ class Request:
     page_keys: list[bytes] = field(default_factory=list)  #: what its first pages are found under
     kept: int = 0  #: of its pages, while it runs, those that others may find
     row: int = -1  #: its row in the batch's page table, while it runs
+    lookup: Any = None  #: the index of its tokens, where guesses are looked up in them
+    guess_shares: dict[Any, float] = field(default_factory=dict)  #: how many guesses of a kind are right
     #: the different tokens among so many first ones, once they were asked for; more are added as they come
     _different: set[int] = field(default_factory=set)
     _looked_at: int = 0

@@ -50,6 +50,7 @@ class Round:
     params_per_token: float | None
     python_share: float | None
     rows_per_step: float | None
+    tokens_per_step: float | None
     tok_s_per_sequence: float | None
     ttft_s: float | None  #: time to the first token, of the first prompt
     read_bandwidth_gb_s: float | None  #: bandwidth of memory, measured in the same round
