@@ -8,8 +8,8 @@ import re
 _NAME = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 
 _SAME = (
-    "again allow_requantize cache_positions cache_type dense device distil down draft_max epochs force "
-    "format gpu hardware hot_backend hot_threads imatrix learning_rate max_marked max_share method "
+    "again allow_requantize cache_positions cache_type dense device distil down draft draft_max epochs "
+    "force format gpu hardware hot_backend hot_threads imatrix learning_rate max_marked max_share method "
     "placement predictor_type predictors rate recall sparsity take_predictors tensor_type timeline tokens "
     "type vram_budget work"
 )

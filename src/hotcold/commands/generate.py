@@ -86,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         "context_full": request.context_full,
         "prompt_tokens": len(request.job.prompt),
         "generated_tokens": len(request.output),
+        "guessed_tokens": request.guessed,
+        "accepted_tokens": request.accepted,
         "ttft_s": request.timings.ttft_s,
         "seed": request.seed,
         **asdict(figures),

@@ -86,6 +86,7 @@ ROWS = (
     Row("--lora --lora-scaled --control-vector", "FILE", NO, "put it into the model, and convert that"),
     Row("-md --model-draft --spec-draft-model -hfd --spec-draft-hf --spec-type", "X", NO, _DRAFT),
     Row("--draft --draft-n --spec-draft-n-max", "N", IS, "--draft-max {}", verbs="generate chat serve"),
+    Row("--draft-n --spec-draft-n-max", "N", IS, "--draft-max {}", verbs="bench"),
     Row("--draft --draft-max --draft-n --spec-draft-n-max", "N", NOTHING, "nothing is guessed here"),
     Row("--draft-min --spec-draft-n-min", "N", NOTHING, "as many are verified as pay"),
     Row("-mm --mmproj -mmu --mmproj-url --image --audio --video", "FILE", NO, _TEXT),

@@ -248,6 +248,8 @@ class Engine:
                 break
             right += 1
         if guesses:
+            request.guessed += len(guesses)
+            request.accepted += right
             step.wrong[request] = len(guesses) - right
             if request.viewer is not None:
                 request.viewer.forget(len(request.output))

@@ -141,6 +141,8 @@ class Request:
     error: Exception | None = None  #: why it ended, where the reason is ``error`` or a step failed
     context_full: bool = False  #: whether it was the end of the context that stopped it
     timings: Timings = field(default_factory=Timings)
+    guessed: int = 0  #: tokens that were guessed and verified
+    accepted: int = 0  #: of those, the ones that were right
     reused: int = 0  #: positions of the prompt that others had computed, in pages that are only read
     preempted: int = 0  #: how often its pages were taken for an older request, and computed again
     arrival: int = -1  #: its place among all requests of its scheduler

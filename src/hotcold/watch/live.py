@@ -30,6 +30,8 @@ class Rates:
     tok_s: float | None  #: of this request alone
     gb_s: float | None  #: 1e9 bytes of weights, keys and values that the whole engine read a second
     gpu_share: float | None  #: of the bytes of weights read for this request's steps
+    guessed: int = 0  #: tokens of this request so far that were guessed and verified
+    accepted: int = 0  #: of those, the ones that were right
 
 
 @dataclass(frozen=True)
