@@ -106,6 +106,13 @@ def _kind(length: int) -> Kind:
     return Kind.LONG if length <= 8 else Kind.COPY
 
 
+def forced(request: Request, most: int) -> Guess | None:
+    """Tokens that a request's grammar leaves no choice about. A :class:`Guesser`."""
+    ask = getattr(request.constraint, "forced", None)
+    found = ask(request.output)[:most] if ask is not None else ()
+    return Guess(found, Kind.FORCED) if found else None
+
+
 def look_up(request: Request, most: int) -> Guess | None:
     """Looks in a request's prompt and answer. A :class:`Guesser`."""
     index = request.lookup
@@ -114,4 +121,13 @@ def look_up(request: Request, most: int) -> Guess | None:
     if len(index) < request.length:
         index.extend(request.tokens(len(index), request.length))
     found: Guess | None = index.find(most)
-    return found
+    return possible(request, found) if found else None
+
+
+def possible(request: Request, guess: Guess) -> Guess | None:
+    """What is left of a guess under the request's grammar."""
+    ask = getattr(request.constraint, "possible", None)
+    if ask is None:
+        return guess
+    tokens = guess.tokens[: ask(request.output, guess.tokens)]
+    return Guess(tokens, guess.kind) if tokens else None

@@ -61,7 +61,11 @@ class Constraint(Protocol):
 
         It may have a method ``prepare(output) -> None``, which is called as soon as a token is chosen, and
         when the request starts: threads can then find what is allowed next while the model runs. That method
-        returns at once, and may be called again with the same tokens, or not at all."""
+        returns at once, and may be called again with the same tokens, or not at all.
+
+        Where tokens are guessed, two more methods may help, which return soon: ``forced(output) ->
+        Sequence[int]``, tokens that come next because nothing else may, and ``possible(output, tokens) ->
+        int``, how many of these may follow. Neither decides anything."""
 
 
 #: ``checked`` is what a check has made of one of the others; nobody else makes it.

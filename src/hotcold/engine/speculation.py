@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hotcold.engine.guesses import FIRST_SHARES, Guess, Guesser, Kind, look_up
+from hotcold.engine.guesses import FIRST_SHARES, Guess, Guesser, Kind, forced, look_up
 from hotcold.engine.request import Request
 from hotcold.runtime.session import Session
 
@@ -175,7 +175,7 @@ def speculation_of(session: Session) -> Speculation | None:
     model = session.model
     if not model.draft_max:
         return None
-    return Speculation([look_up], model.draft_max, model.limits.decode)
+    return Speculation([forced, look_up], model.draft_max, model.limits.decode)
 
 
 def best_possible(share: float, costs: Sequence[float]) -> float:
