@@ -121,7 +121,13 @@ def look_up(request: Request, most: int) -> Guess | None:
     if len(index) < request.length:
         index.extend(request.tokens(len(index), request.length))
     found: Guess | None = index.find(most)
-    return possible(request, found) if found else None
+    return found
+
+
+def copied(request: Request, most: int) -> Guess | None:
+    """As :func:`look_up`, where that is likely to be right. A :class:`Guesser`."""
+    found = look_up(request, most)
+    return found if found is not None and found.kind >= Kind.LONG else None
 
 
 def possible(request: Request, guess: Guess) -> Guess | None:
