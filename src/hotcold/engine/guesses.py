@@ -75,7 +75,7 @@ class Lookup:
             self._last[pair] = at
 
     def find(self, most: int) -> Guess | None:
-        """What followed the longest end of the text that stood in it before, the latest of several; a text
+        """The tokens that followed the longest end of the text that stood in it before, the latest of several; a text
         that repeats itself goes on so."""
         tokens, end = self._tokens, len(self._tokens) - 1
         if end < 1 or most < 1:
@@ -131,7 +131,7 @@ def copied(request: Request, most: int) -> Guess | None:
 
 
 def possible(request: Request, guess: Guess) -> Guess | None:
-    """What is left of a guess under the request's grammar."""
+    """The part of a guess that is left under the request's grammar."""
     ask = getattr(request.constraint, "possible", None)
     if ask is None:
         return guess

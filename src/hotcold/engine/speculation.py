@@ -30,7 +30,7 @@ _OUTLIER = 2.0  # times the mean, the most that one step counts: others have the
 
 
 class StepCosts:
-    """What steps without a prompt cost by their rows, learnt from their seconds; without a unit.
+    """The cost of steps without a prompt by their rows, learnt from their seconds; without a unit.
 
     A cost is what a straight line says, times a correction, which is learnt for each number of rows and
     fades: so one that was measured in a bad moment is measured again. All of them are held against a scale
