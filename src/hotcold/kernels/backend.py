@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType, Tensor
 from hotcold.formats.stored import AnyTensor
+from hotcold.kernels.state_ops import StateOps
 
 if TYPE_CHECKING:
     from hotcold.kernels._native import Link
@@ -141,10 +142,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm (``bias`` None, ``centre`` False) or LayerNorm (``centre`` True), over the last axis."""
+    """RMSNorm (``bias`` None, ``centre`` False) or LayerNorm (``centre`` True), over the last axis.
 
-    weight: Buffer  # [D] float32
-    bias: Buffer | None  # [D] float32
+    A weight ``[G, n]`` normalises each group of n of a row's ``G * n`` values on its own (Mamba-2, arXiv
+    2405.21060); without a weight nothing is multiplied (the values of Gemma 4)."""
+
+    weight: Buffer | None  # [D] or [G, n] float32
+    bias: Buffer | None  # of the weight's shape, float32
     eps: float
     centre: bool = False
 
@@ -325,7 +329,7 @@ class Program(Protocol):
 
 
 @runtime_checkable
-class Backend(Protocol):
+class Backend(StateOps, Protocol):
     """Ops outside :meth:`record` run at once; inside it they are appended to the program.
 
     ``out`` buffers have room for at least as many rows as the batch's limits. Every op raises ``ValueError``
@@ -412,7 +416,8 @@ class Backend(Protocol):
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
         """Normalises the last axis of x (``[T, D]`` or ``[T, H, head_dim]``) into out; out may be x. A weight
-        of ``H * head_dim`` values normalises the last two together (OLMo 2, arXiv 2501.00656)."""
+        of ``H * head_dim`` values normalises the last two together (OLMo 2, arXiv 2501.00656); one of ``[G,
+        n]`` each group of n values of a row."""
 
     def linear(
         self,
