@@ -209,9 +209,9 @@ def nemotron_h(config: Settings) -> Facts:
 def nemotron_h_keys(config: Settings) -> Facts:
     values = config.values
     width = config.integer("moe_intermediate_size" if values["experts"] else "intermediate_size")
-    ffn = [dense or experts for dense, experts in zip(values["dense_layers"], values["expert_layers"], strict=True)]
+    kinds = zip(values["dense_layers"], values["expert_layers"], strict=True)
     keys: Facts = {
-        "feed_forward_length": [width * each for each in ffn],
+        "feed_forward_length": [width * (dense or experts) for dense, experts in kinds],
         "attention.head_count_kv": _kv_heads(config),
         "attention.layer_norm_rms_epsilon": np.float32(config.number("norm_eps")),
         **_ssm_keys(config),

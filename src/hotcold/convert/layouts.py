@@ -23,7 +23,7 @@ class Rule:
     ``{}`` in a name is the layer; a second one in HF's is the expert (GGUF has one tensor for all experts).
     ``heads`` is the letter that counts the rows' heads where rotary positions apply to them, or ``groups``
     where q, k and v come in groups. ``bias`` says whether the bias exists, ``when`` whether both exist: a
-    bool, or the key of one. ``layers`` is the key of a list that says which layers have them; empty means all.
+    bool, or the key of one. ``layers`` is the key of a list that says which layers have them; empty: all.
     """
 
     source: str
@@ -68,7 +68,8 @@ class Layout:
 
 
 def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
-    """The rules of these names in ``layouts.json`` and ``hybrids.json``; ``bias`` and ``when`` may also name one of ``flags``."""
+    """The rules of these names in ``layouts.json`` and ``hybrids.json``; ``bias`` and ``when`` may also name
+    one of ``flags``."""
     files = (Path(__file__).with_name(f"{name}.json") for name in ("layouts", "hybrids"))
     groups = {name: rows for file in files for name, rows in json.loads(file.read_bytes()).items()}
     rules = (Rule(*row) for name in names for row in groups[name])

@@ -22,9 +22,9 @@ _ORIGINAL = "original_max_position_embeddings"
 
 def dimensions(config: Settings) -> dict[str, int]:
     """Sizes by letter: D model dim, H heads, G kv heads, d head_dim, Q, K, F rows of query, of key, of all
-    three, N neurons, U rows of gate and up, W of query and its gate, V vocabulary, L layers; E experts, M neurons of each and I dimensions
-    that they read, S neurons of a shared one, P learned positions, where there are any. Raises :class:`ConvertError` where they do not fit
-    together."""
+    three, W of query and its gate, N neurons, U rows of gate and up, V vocabulary, L layers; E experts, M
+    neurons of each, I dimensions that they read, S neurons of a shared one, P learned positions, where there
+    are any. Raises :class:`ConvertError` where they do not fit together."""
     dim, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:

@@ -105,7 +105,8 @@ def _rest(checkpoint: Checkpoint, hf: str, blk: str, dim: int, order: Array) -> 
         return _columns(array)[channels]
 
     def out(array: Array) -> Array:
-        return array[:, rows]
+        columns: Array = array[:, rows]
+        return columns
 
     count = len(channels)
     return [
@@ -196,9 +197,7 @@ def granite_hybrid(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout
     found.append(_down(checkpoint, f"{blk}ffn_down{kind}.weight", out, (dim, shared), down_layout))
     if "E" in sizes:
         moe, e, m = f"{hf}block_sparse_moe.", sizes["E"], sizes["M"]
-        found.append(
-            loaded(checkpoint, f"{blk}ffn_gate_inp.weight", [f"{moe}router.layer.weight"], (e, dim))
-        )
+        found.append(loaded(checkpoint, f"{blk}ffn_gate_inp.weight", [f"{moe}router.layer.weight"], (e, dim)))
         found += _halves(checkpoint, f"{moe}input_linear.weight", blk, "_exps", (e, m, dim))
         target, origin = f"{blk}ffn_down_exps.weight", f"{moe}output_linear.weight"
         found.append(_down(checkpoint, target, origin, (e, dim, m), down_layout))

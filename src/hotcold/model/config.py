@@ -35,7 +35,10 @@ _NOT_COMPUTED = {
 }  # fmt: skip
 
 #: A tensor that each FFN has, but for fused experts, and those by which it has a gate.
-_UP, _GATES = re.compile(r"blk\.(\d{1,9})\.ffn_(gate_)?up(_exps)?\.weight"), ("gate", "gate_exps", "gate_up_exps")
+_UP, _GATES = (
+    re.compile(r"blk\.(\d{1,9})\.ffn_(gate_)?up(_exps)?\.weight"),
+    ("gate", "gate_exps", "gate_up_exps"),
+)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class Config:
             family=family,
             layers=layers,
             dim=dim,
-            mixers=_mixers(keys, family, layers, heads, context, scales, neurons, eps),
+            mixers=_mixers(keys, family, layers, heads, context, scales, neurons),
             neurons=neurons,
             vocab=_vocab(metadata, tensors),
             context=context,
@@ -189,9 +192,7 @@ def _heads(keys: Keys, family: Family, dim: int, layers: int) -> tuple[int, int,
     heads = keys.alike("attention.head_count", 1 - none, MAX_HEADS, layers, none=none)
     if not heads:
         return 0, 0, 0
-    kv_heads = keys.alike(
-        "attention.head_count_kv", 1 - none, MAX_HEADS, layers, default=heads, none=none
-    )
+    kv_heads = keys.alike("attention.head_count_kv", 1 - none, MAX_HEADS, layers, default=heads, none=none)
     if not kv_heads:
         return 0, 0, 0
     if heads % kv_heads:
@@ -213,7 +214,6 @@ def _mixers(
     context: int,
     scales: Scales,
     neurons: Sequence[int],
-    eps: float,
 ) -> tuple[MixerShape, ...]:
     """Returns each layer's mixer; ``heads`` are those of :func:`_heads`."""
     attention: Sequence[MixerShape] = (
@@ -223,7 +223,7 @@ def _mixers(
         return tuple(attention)
     readers: dict[str, Callable[[], MixerShape]] = {
         "short_conv": lambda: read_short_conv(keys, keys.whole("embedding_length", 1, MAX_DIM)),
-        "gated_delta": lambda: read_gated_delta(keys, eps, tiled=family.tiled_heads),
+        "gated_delta": lambda: read_gated_delta(keys, tiled=family.tiled_heads),
         "mamba": lambda: read_mamba(keys),
     }
     stateful = readers[family.stateful]()

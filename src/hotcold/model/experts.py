@@ -105,7 +105,7 @@ class SharedExpert:
 
 @dataclass(frozen=True)
 class Latent:
-    """Matrices before and after a layer's experts, which have fewer dimensions than the model (Nemotron 3)."""
+    """Matrices before and after a layer's experts, where these have fewer dimensions than the model."""
 
     down: Matrix  # (latent, D)
     up: Matrix  # (D, latent)
@@ -220,6 +220,7 @@ def expert_tensors(
     def bias(name: str) -> Floats | None:
         return vector(f"{blk}{name}.bias")
 
+    gate: StoredTensor | None
     if f"{blk}ffn_gate_up_exps.weight" in file.tensors:
         gate, up, gate_bias, up_bias = _halves(experts, rows("ffn_gate_up_exps"), bias("ffn_gate_up_exps"))
     else:

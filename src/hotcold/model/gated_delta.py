@@ -14,6 +14,8 @@ from hotcold.model.reading import Shape, TensorReader
 from hotcold.model.short_conv import LEAST_TAPS, MOST_TAPS
 from hotcold.model.side import Mixer, Side
 
+_EPS = 1e-6  # of the norms of q and k, whatever that of the others is
+
 
 @dataclass(frozen=True)
 class GatedDeltaShape(MixerShape):
@@ -25,7 +27,6 @@ class GatedDeltaShape(MixerShape):
     value_dim: int
     taps: int  #: of the convolution
     tiled: bool  #: v head h has k head h % Hk, not h // (Hv / Hk)
-    eps: float  #: of the norms of q and k
 
     @property
     def channels(self) -> int:
@@ -140,7 +141,7 @@ class GatedDeltaWeights:
             ops.linear(read, [self.qkv, self.z, self.beta, self.alpha], batch, [qkv, z, beta, alpha])
             ops.short_conv(qkv, self.conv, None, batch, columns, mixed, activation="silu")
             ops.decay(alpha, self.dt_bias, self.a, batch, decay)
-            ops.gated_delta(mixed, decay, beta, batch, states, result, eps=shape.eps, **facts)
+            ops.gated_delta(mixed, decay, beta, batch, states, result, eps=_EPS, **facts)
             ops.norm(result, self.norm, batch, result)
             ops.multiply(result, z, batch, result, activation="silu")
             ops.linear(result, [self.out], batch, [out], accumulate=add)
@@ -148,7 +149,7 @@ class GatedDeltaWeights:
         return mix
 
 
-def read_gated_delta(keys: Keys, eps: float, *, tiled: bool) -> GatedDeltaShape:
+def read_gated_delta(keys: Keys, *, tiled: bool) -> GatedDeltaShape:
     """The shape of all of a model's layers that have one; ModelError as :class:`Keys`."""
     values = keys.whole("ssm.time_step_rank", 1, 4096)
     heads = keys.whole("ssm.group_count", 1, values)
@@ -164,5 +165,4 @@ def read_gated_delta(keys: Keys, eps: float, *, tiled: bool) -> GatedDeltaShape:
         value_dim=inner // values,
         taps=keys.whole("ssm.conv_kernel", LEAST_TAPS, MOST_TAPS),
         tiled=tiled,
-        eps=eps,
     )

@@ -100,7 +100,9 @@ class Keys:
     def truths(self, key: str, layers: int) -> tuple[bool, ...]:
         """Reads an array of one truth value for each layer."""
         value: Any = self.get(key)
-        values = list(value) if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str) else []
+        values = (
+            list(value) if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str) else []
+        )
         wrong = len(values) not in (layers, layers + self.drafting)
         if wrong or any(flag not in (False, True) for flag in values):
             raise ModelError(f"{self.name(key)} is {shown(value)}: {layers} truth values are needed")

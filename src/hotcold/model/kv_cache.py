@@ -150,10 +150,13 @@ class SequenceState:
     of positions will have slots here, from a pool beside :attr:`pages`. ModelError: the type's blocks do not
     fit the model's heads."""
 
-    def __init__(self, backend: Backend | Devices, config: Config, pages: int, type: str = "f16") -> None:
+    def __init__(
+        self, backend: Backend | Devices, config: Config, pages: int, type: str = "f16", slots: int = 0
+    ) -> None:
         self.pages = PagePool(pages)
         layers = zip(Devices.of(backend, config.layers).layers, config.mixers, strict=True)
         self.layers: list[list[Buffer]] = [
             [ops.zeros((pages, *shape), dtype) for shape, dtype in mixer.page_arrays(type)]
+            + [ops.zeros((slots, *shape), dtype) for shape, dtype in mixer.slot_arrays()]
             for ops, mixer in layers
         ]

@@ -70,8 +70,7 @@ class MixerShape:
         return _nbytes(self.slot_arrays())
 
     def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
-        """The layer's tensors, if the model has ``dim`` dimensions and the file those that are ``present``.
-        """
+        """The layer's tensors in a model of ``dim`` dimensions; ``present`` are those of the file."""
         raise NotImplementedError
 
     def read(self, reader: TensorReader, blk: str) -> MixerWeights:
