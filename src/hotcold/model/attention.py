@@ -68,14 +68,6 @@ class AttentionShape(MixerShape):
     def read(self, reader: TensorReader, blk: str) -> "AttentionWeights":
         return read_attention(reader, self, blk)
 
-    def slot_arrays(self) -> list[tuple[Shape, np.dtype[np.generic]]]:
-        """Shape and type of the arrays that hold the state of a sequence: none, all of it is in pages."""
-        return []
-
-    @property
-    def slot_bytes(self) -> int:
-        return 0
-
 
 @dataclass(frozen=True)
 class AttentionWeights:

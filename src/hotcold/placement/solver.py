@@ -36,6 +36,8 @@ class _Groups:
     @classmethod
     def of(cls, firing: Array, block_neurons: int) -> Self:
         """The groups of a layer; neurons whose down weights share a block stay together."""
+        if not firing.size:
+            return cls(np.zeros(0, np.int64), np.zeros(1, np.int64))
         sums = np.add.reduceat(firing, np.arange(0, len(firing), block_neurons))
         by_block = np.repeat(sums, block_neurons)[: len(firing)]
         starts = np.arange(0, len(firing), -(-GROUP // block_neurons) * block_neurons)
@@ -71,8 +73,11 @@ class _Tables:
             done = np.append(0, cpu.neurons[i][each.order].cumsum())[each.edges]
             cold = done[-1] - done
             seconds = gpu.dense[i] + gpu.handshake + np.maximum(hot, cold)
-            useful = int(seconds[:-1].argmin()) + 1
-            split_seconds[i, :useful] = seconds[:useful]
+            if len(each):
+                useful = int(seconds[:-1].argmin()) + 1
+                split_seconds[i, :useful] = seconds[:useful]
+            else:  # it has no neurons, and nobody waits for any
+                split_seconds[i, 0] = gpu.dense[i]
             nbytes = sizes.gpu_dense[i] + each.edges * float(sizes.neuron_bytes[i] + INDEX_BYTES)
             split_bytes[i, : len(nbytes)] = nbytes
             whole_bytes[i] = nbytes[-1]
@@ -96,7 +101,8 @@ class _Tables:
         with np.errstate(invalid="ignore", divide="ignore"):
             seconds = self.split_seconds - self.whole_seconds[:, None]
             worth = seconds / (self.whole_bytes[:, None] - self.split_bytes)
-        return np.asarray(np.where(self.exists, worth, np.inf).min(axis=1))
+        # A layer without neurons is whole as it is: 0 / 0.
+        return np.asarray(np.where(self.exists, np.where(np.isnan(worth), 0, worth), np.inf).min(axis=1))
 
 
 class _Steps(NamedTuple):
@@ -210,7 +216,7 @@ class Solver:
     """One model, profile and machine, for any budgets of GPU memory in bytes."""
 
     def __init__(self, sizes: Sizes, profile: Profile, costs: Costs) -> None:
-        self._groups = [_Groups.of(firing, sizes.block_neurons) for firing in profile.firing]
+        self._groups = [_Groups.of(firing, sizes.block_of(i)) for i, firing in enumerate(profile.firing)]
         self._gpus = [_OnGPU(sizes, costs.cpu, gpu, self._groups) for gpu in costs.gpus]
 
     def solve(self, *budgets: int) -> Placement:
