@@ -86,7 +86,7 @@ class Placement:
                 whole(kind, i, gpu, int(getattr(sizes, kind)[i]))
             hot, nbytes = int(mask.sum()), int(sizes.neuron_bytes[i])
             on_gpu, on_cpu = hot * (nbytes + INDEX_BYTES), (len(mask) - hot) * nbytes
-            add("neurons", i, gpu, on_gpu, on_cpu, hot_share=hot / len(mask))
+            add("neurons", i, gpu, on_gpu, on_cpu, hot_share=hot / max(len(mask), 1))
         whole("head", None, self.head, sizes.head)
         # A tied head that is on the CPU is the embedding table.
         whole("embedding", None, None, sizes.embedding * (self.head is not None or not sizes.tied))
@@ -117,7 +117,7 @@ def write_placement(path: Path, sizes: Sizes, placement: Placement, version: str
     for i, mask in enumerate(placement.hot):
         # PowerInfer ignores the list of a layer without hot neurons; tensors must not be empty here.
         listed = np.flatnonzero(mask) if mask.any() else np.zeros(1)
-        tensors[f"blk.{i}.gpu_idx"] = _integers(mask)
+        tensors[f"blk.{i}.gpu_idx"] = _integers(mask if len(mask) else np.zeros(1))
         tensors[f"blk.{i}.gpu_bucket"] = _integers(listed)
     write_gguf(path, metadata, tensors, magic="PWRI")
 
@@ -172,6 +172,8 @@ def _run(file: GGUFFile, count: int) -> list[int | None]:
 
 def _hot_neurons(file: GGUFFile, layer: int, n: int) -> Bools:
     """The mask ``[n]`` of a layer; checks that the list beside it agrees."""
+    if not n:
+        return np.zeros(0, np.bool_)
     mask: Bools = read_numbers(file, f"blk.{layer}.gpu_idx", n) == 1
     if not mask.any():
         return mask
