@@ -72,13 +72,12 @@ class Figures:
         params = tokens * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
         neurons = np.asarray(footprint.neurons)
         active = counters.rows[:, 3] / (np.maximum(neurons, 1) * tokens)
-        shares = active[neurons > 0]  # a layer may have no FFN
         return cls(
             prompt_tok_s=prompt_tok_s,
             tok_s=tokens / seconds if seconds else None,
             bytes_per_token=total_bytes / tokens,
             gb_s=total_bytes / seconds / 1e9 if seconds else None,
-            active_share=float(shares.mean()) if shares.size else 0.0,
+            active_share=float(active[neurons > 0].mean()) if neurons.any() else 0.0,
             active_share_by_layer=tuple(active.tolist()),
             params_per_token=params / tokens,
             rows_per_step=tokens / steps,

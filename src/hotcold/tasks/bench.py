@@ -161,7 +161,9 @@ def bench(
     parallel = whole("parallel", parallel, 1, MOST_SEQUENCES)
     repetitions = whole("repetitions", repetitions, 1)
     source = source_of(model)
-    more = {} if isinstance(source, LoadedModel) else {"sequences": min(parallel, DECODE_ROWS)}
+    more: dict[str, Any] = {}
+    if not isinstance(source, LoadedModel):
+        more = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0}
     base = opened(source, options, progress, **more)
     if timeline is not None and not base.gpus:
         raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")
