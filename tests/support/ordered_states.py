@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from support.ordered_ffn import activate, exponential, sigmoid
 
 from hotcold.kernels.backend import Batch, Floats
+from hotcold.kernels.reference_states import sequences_of
 
 f32 = np.float32
 KEY_PARTS = 4  #: of a column of a gated delta's state
@@ -52,18 +52,6 @@ def parts_sum(values: Floats, parts: int, interleaved: bool) -> Floats:
     return total
 
 
-def _states(batch: Batch, state: Floats) -> Iterator[tuple[range, Floats, int]]:
-    """The rows of each sequence, its state, and the slot that it goes to."""
-    for sequence in np.flatnonzero(batch.row_counts):
-        first, source = int(batch.first_rows[sequence]), int(batch.state_from[sequence])
-        before = state[source].copy() if source >= 0 else np.zeros_like(state[0])
-        yield (
-            range(first, first + int(batch.row_counts[sequence])),
-            before,
-            int(batch.state_to[sequence]),
-        )
-
-
 class OrderedStates:
     def short_conv(
         self,
@@ -77,15 +65,14 @@ class OrderedStates:
         activation: str,
     ) -> None:
         taps = weight.shape[1]
-        for rows, before, target in list(_states(batch, state)):
-            columns = np.concatenate([before, x[rows.start : rows.stop]])
-            for i, row in enumerate(rows):
+        for each in sequences_of(batch, len(state)):
+            columns = np.concatenate([each.load(state), x[each.rows.start : each.rows.stop]])
+            for i, row in enumerate(each.rows):
                 total = np.zeros(len(weight), f32) if bias is None else bias
                 for tap in range(taps):
                     total = total + weight[:, tap] * columns[i + tap]
                 out[row] = activate("silu", total) if activation == "silu" else total
-            if target >= 0:
-                state[target] = columns[len(rows) :]
+            each.keep(state, columns[len(each.rows) :])
 
     def gated_delta(
         self,
@@ -104,8 +91,9 @@ class OrderedStates:
         heads, split = state.shape[1], keys * key_dim
         own = np.arange(heads) % keys if tiled else np.arange(heads) // (heads // keys)
         query_scale = f32(key_dim) ** f32(-0.5)
-        for rows, s, target in list(_states(batch, state)):
-            for row in rows:
+        for each in sequences_of(batch, len(state)):
+            s = each.load(state)
+            for row in each.rows:
                 q, k = (mixed[row, at : at + split].reshape(keys, key_dim)[own] for at in (0, split))
                 roots = [np.sqrt(parts_sum(v * v, NORM_LANES, True) + f32(eps)) for v in (q, k)]
                 scale_q, scale_k = query_scale / roots[0], f32(1) / roots[1]
@@ -117,8 +105,7 @@ class OrderedStates:
                 s = s + k[:, :, None] * delta[:, None, :]
                 given = parts_sum(np.swapaxes(s * q[:, :, None], 1, 2), KEY_PARTS, False)
                 out[row] = given * scale_q[:, None]
-            if target >= 0:
-                state[target] = s
+            each.keep(state, s)
 
     def decay(self, x: Any, bias: Any, factor: Any, batch: Batch, out: Any) -> None:
         n, values = batch.n_tokens, x.reshape(len(x), -1)
@@ -140,16 +127,16 @@ class OrderedStates:
     ) -> None:
         _, heads, width, size = state.shape
         split = heads * width
-        for rows, s, target in list(_states(batch, state)):
-            for row in rows:
+        for each in sequences_of(batch, len(state)):
+            s = each.load(state)
+            for row in each.rows:
                 x = mixed[row, :split].reshape(heads, width)
                 b, c = mixed[row, split:].reshape(2, groups, size).repeat(heads // groups, axis=1)
                 step = softplus(dt[row] + dt_bias)
                 left = s * shrink(step * a)[:, None, None]
                 s = left + (step[:, None] * x)[:, :, None] * b[:, None, :]
                 out[row] = parts_sum(s * c[:, None, :], SCAN_PARTS, True) + d[:, None] * x
-            if target >= 0:
-                state[target] = s
+            each.keep(state, s)
 
     def multiply(self, x: Any, gate: Any, batch: Batch, out: Any, *, activation: str) -> None:
         n = batch.n_tokens
