@@ -24,7 +24,7 @@ STEPS = (
 #: (C, k, activation)
 CONVS = ((1, 2, "none"), (300, 4, "silu"), (65, 8, "none"), (64, 3, "none"))
 #: (Hk, Hv, dk, dv, tiled, decay by channel)
-DELTAS = ((1, 1, 1, 1, True, False), (2, 6, 8, 70, True, False), (3, 3, 41, 24, False, True),
+DELTAS = ((1, 1, 1, 1, True, False), (2, 6, 8, 70, True, False), (3, 3, 13, 24, False, True),
           (1, 2, 128, 128, False, False), (2, 4, 257, 5, False, True))  # fmt: skip
 #: (H, p, n, G)
 SCANS = ((1, 1, 1, 1), (6, 8, 16, 2), (4, 33, 27, 4), (2, 64, 128, 1), (2, 2, 512, 2))
@@ -113,7 +113,7 @@ def _decay(backend: Any) -> list[Array]:
     for width, heads in ((1, 1), (96, 4), (300, 300)):
         random, batch = rng("decay", width), plain_batch(backend, 2, 4)
         x = 20 * random_rows(random, 6, width)
-        x[:, 0] = (-200, 200, 0, -1e-20, np.nan, np.inf)
+        x[:, 0] = (-80, 200, 0, -1e-20, np.nan, np.inf)
         out, bias = room(backend, batch.limits.tokens, width), random_rows(random, width)
         bias[0] = 0
         backend.decay(buffer(backend, batch, x), bias, -np.exp(random_rows(random, heads)), batch, out)
@@ -126,7 +126,7 @@ def _multiply(backend: Any) -> list[Array]:
     for activation in ("none", "silu", "sigmoid"):
         batch = plain_batch(backend, 1, 3)
         x, gate = random_rows(rng("multiply"), 2, 4, 3, 100)
-        gate[:, 0, 0] = (200, -200, np.nan, 0)
+        gate[:, 0, 0] = (200, -80, np.nan, 0)
         out = buffer(backend, batch, x)
         backend.multiply(out, buffer(backend, batch, gate), batch, out, activation=activation)
         outs.append(out)
