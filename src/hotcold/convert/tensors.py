@@ -54,14 +54,34 @@ def _of_rule(
     for part, letters in parts.items():
         shape = tuple(sizes[letter] for letter in letters)
         experts = range(sizes["E"]) if rule.each_expert else [0]  # a name without a place for it ignores it
-        origins = [f"{rule.source.format(layer, expert)}.{part}" for expert in experts]
+        bare = "bare" in rule.taken
+        origins = [rule.source.format(layer, expert) + f".{part}" * (not bare) for expert in experts]
+        target = rule.target.format(layer) + f".{part}" * (not bare)
         if rule.each_expert:
             shape = shape[1:]
-        results = {np.transpose: shape[::-1], _only_row: shape[1:]}
+        results = {_turned: (*shape[:-2], *shape[:-3:-1]), _only_row: shape[1:]}
         result = results.get(rearrange, shape)
+        if rule.taken:
+            shape, rearrange = _taken(rule.taken, shape, rearrange)
         norm = part == "weight" and len(letters) == 1  # no other weight is a vector
         change = plus_one if norm and layout.norms_less_one else rearrange
-        yield loaded(checkpoint, f"{rule.target.format(layer)}.{part}", origins, shape, change, result)
+        yield loaded(checkpoint, target, origins, shape, change, result)
+
+
+def _taken(taken: str, shape: tuple[int, ...], rearrange: Rearrange) -> tuple[tuple[int, ...], Rearrange]:
+    """The shape in the checkpoint of a stack that a rule takes a part of, and what gives that part."""
+    *more, rows, columns = shape if len(shape) > 1 else (1, *shape)
+    halved, turned = "first" in taken or "second" in taken, "turned" in taken
+    half = slice(rows, None) if "second" in taken else slice(0, rows)
+
+    def part(values: Array) -> Array:
+        values = _turned(values) if turned else values
+        return rearrange(values[..., half, :] if halved else values)
+
+    if len(shape) == 1:
+        return shape, rearrange
+    stored = (2 * rows if halved else rows), columns
+    return (*more, *(stored[::-1] if turned else stored)), part
 
 
 def _holds(config: Settings, condition: bool | str) -> bool:
@@ -73,11 +93,15 @@ def _rearrangement(rule: Rule, layout: Layout, sizes: Mapping[str, int], down_la
         return _only_row
     if rule.heads == "groups":
         return partial(ungroup_heads, kv_heads=sizes["G"], head_dim=sizes["d"])
-    if rule.heads and layout.interleaved:
+    if rule.heads and layout.interleaved and not layout.already:
         return partial(interleave_rotary, heads=sizes[rule.heads])
     if rule.shape[-2:] in ("DN", "DM", "DS") and down_layout == "by_neuron":
-        return np.transpose
+        return _turned
     return lambda values: values
+
+
+def _turned(values: Array) -> Array:
+    return values.swapaxes(-1, -2)
 
 
 def _only_row(values: Array) -> Array:

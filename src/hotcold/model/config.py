@@ -1,7 +1,7 @@
 """A model's shape and arithmetic, read from GGUF metadata that nobody has vouched for."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -15,8 +15,8 @@ from hotcold.model.experts import Experts, read_experts
 from hotcold.model.families import FAMILIES, Family, Scales
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
-from hotcold.model.positions import read_positions, scaling_notes
-from hotcold.model.rope import Rope
+from hotcold.model.positions import LayerPositions, read_positions, scaling_notes
+from hotcold.model.rope import Growth, Rope
 from hotcold.values import shown
 
 #: More than any model has; what lies beyond is a broken file, refused before anything is sized by it.
@@ -26,7 +26,6 @@ MAX_NEURONS, MAX_VOCAB, MAX_CONTEXT = 1 << 20, 1 << 24, 1 << 24
 #: Keys that ask for arithmetic that is not implemented, and the value of each that asks for nothing.
 _NOT_COMPUTED = {
     "attention.causal": True, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0,
-    "final_logit_softcapping": 0,
 }  # fmt: skip
 
 
@@ -47,6 +46,7 @@ class Config:
     gated: bool
     down_layout: str  #: of ``ffn_down``: ``by_output`` (D, N), or ``by_neuron`` as ``ffn_down_t`` always is
     scales: Scales = field(default_factory=Scales)
+    softcap: float | None = None  #: of logits
     experts: Experts | None = None  #: of each layer, whose ``neurons`` are those of all of them
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
@@ -57,7 +57,7 @@ class Config:
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ones that layers have."""
-        return tuple(dict.fromkeys(mixer.rope for mixer in self.mixers if mixer.rope is not None))
+        return tuple(dict.fromkeys(rope for mixer in self.mixers for rope in mixer.ropes))
 
     @property
     def rooms(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -90,7 +90,7 @@ class Config:
         dim = keys.whole("embedding_length", 1, MAX_DIM)
         heads = _heads(keys, dim, layers)
         context = _context(keys, family, tensors)
-        scales = _scales(keys, family.scales(layers, dim, heads[0]))
+        scales = _scales(keys, family, family.scales(layers, dim, heads[0]))
         gated = family.fused_gate or any(f"blk.0.ffn_gate{part}.weight" in tensors for part in ("", "_exps"))
         experts = read_experts(keys, family, layers, MAX_NEURONS, tensors)
         if experts is None:
@@ -115,6 +115,7 @@ class Config:
                 "ffn.down_layout", DOWN_LAYOUTS, _implied_layout(family, tensors)
             ),
             scales=scales,
+            softcap=keys.factor("final_logit_softcapping", family.logits_softcap or 0.0) or None,
             experts=experts,
             notes=scaling_notes(keys) if family.learned_positions is None else (),
         )
@@ -152,11 +153,25 @@ def _attention(
     alike = AttentionShape(
         *heads,
         scale=scales.attention or 1 / math.sqrt(head_dim),
-        softcap=keys.factor("attn_logit_softcapping", 0.0) or None,
+        softcap=keys.factor("attn_logit_softcapping", family.attention_softcap or 0.0) or None,
         qk_norm=family.qk_norm,
+        rotated_norms=family.rotated_norms,
     )
     positions = read_positions(keys, family, layers, head_dim, context)
-    return tuple(replace(alike, rope=each.rope, window=each.window) for each in positions)
+    growth = _growth(keys, positions, head_dim)
+    return tuple(replace(alike, rope=each.rope, window=each.window, growth=growth) for each in positions)
+
+
+def _growth(keys: Keys, positions: Sequence[LayerPositions], head_dim: int) -> Growth | None:
+    """How scores grow with positions; None: they do not."""
+    if not (rate := keys.factor("attention.temperature_scale", 0.0)):
+        return None
+    if any(each.rope is None or each.rope.dim != head_dim for each in positions):
+        seen = f"{keys.name('attention.temperature_scale')} is {rate:g}"
+        raise ModelError(f"{seen}: it needs layers whose heads are rotated as a whole")
+    original = "rope.scaling.original_context_length"
+    length = "attention.temperature_length" if "attention.temperature_length" in keys else original
+    return Growth(rate, keys.whole(length, 1, 1 << 24))
 
 
 def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
@@ -182,12 +197,13 @@ def _context(keys: Keys, family: Family, tensors: Mapping[str, TensorInfo]) -> i
     return min(context, rows - unused)
 
 
-def _scales(keys: Keys, implied: Scales) -> Scales:
+def _scales(keys: Keys, family: Family, implied: Scales) -> Scales:
+    logits = keys.factor("logit_scale", implied.logits)
     return replace(
         implied,
         embedding=keys.factor("embedding_scale", implied.embedding),
         residual=keys.factor("residual_scale", implied.residual),
-        logits=keys.factor("logit_scale", implied.logits),
+        logits=1 / logits if family.logits_multiplied else logits,
         attention=keys.factor("attention.scale", implied.attention or 0.0) or None,
     )
 

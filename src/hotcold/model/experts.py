@@ -37,9 +37,9 @@ _NOT_COMPUTED = {
     "interleave_moe_layer_step": 1, "moe_every_n_layers": 1,
 }  # fmt: skip
 
-#: ``expert_gating_func``, and which score it is; 0 says nothing. A softmax of the
+#: ``expert_gating_func``, and which score it is; 0 says nothing: the family's. A softmax of the
 #: chosen alone is one of all experts where the factors are made to add up to 1.
-_SCORES = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax"}
+_SCORES = {0: "", 1: "softmax", 2: "sigmoid", 3: "softmax"}
 _OF_THE_CHOSEN = 3
 
 
@@ -128,7 +128,7 @@ def read_experts(
         count=count,
         chosen=chosen,
         neurons=_neurons(keys, layers, most_neurons // count, chosen, _shape(tensors, "ffn_up_exps")),
-        score=_SCORES[function],
+        score=_SCORES[function] or family.router_score,
         normalise=normalise or function == _OF_THE_CHOSEN,
         scale=keys.factor("expert_weights_scale", 1.0),
         shared=shared,
