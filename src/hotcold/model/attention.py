@@ -73,6 +73,14 @@ class AttentionShape:
     def page_bytes(self, type: str) -> int:
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.page_arrays(type))
 
+    def slot_arrays(self) -> list[tuple[Shape, np.dtype[np.generic]]]:
+        """Shape and type of the arrays that hold the state of a sequence: none, all of it is in pages."""
+        return []
+
+    @property
+    def slot_bytes(self) -> int:
+        return 0
+
 
 @dataclass(frozen=True)
 class AttentionWeights:

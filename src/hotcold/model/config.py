@@ -69,6 +69,11 @@ class Config:
         return sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot in all layers; 0 where none keeps a state beside its pages."""
+        return sum(mixer.slot_bytes for mixer in self.mixers)
+
+    @property
     def branches(self) -> bool:
         """Whether the outputs of attention and of the FFN are computed by themselves, then normalised or
         scaled, then added."""

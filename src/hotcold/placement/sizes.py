@@ -18,6 +18,7 @@ from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
 from hotcold.model.attention import AttentionShape
 from hotcold.model.config import Config
+from hotcold.model.kv_cache import slots_of
 from hotcold.model.weights import check_tensors
 from hotcold.placement.step_memory import GPU_LAYER_BYTES, GPUStep, buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import check_predictors, predictor_names
@@ -100,16 +101,20 @@ class Sizes:
     gpu_layer: int = 0  #: what a layer takes on a GPU beyond its weights, keys and values
     block_neurons: int = 1  #: that cannot be placed apart: in many files blocks of down lie along neurons
     experts: int = 1  #: of a layer, whose neurons lie one expert after another
+    states: Ints | None = None  #: states of sequences and copies of them; None where no layer keeps any
+    state: Ints | None = None  #: of one sequence, which a token reads and writes
 
     @property
     def dense(self) -> Ints:
         """Bytes that a layer reads for each token, all of it on one side."""
-        return self.attention + self.kv + self.predictor
+        whole = self.attention + self.kv + self.predictor
+        return whole if self.state is None else whole + 2 * self.state
 
     @property
     def gpu_dense(self) -> Ints:
         """Bytes that a layer takes of a GPU without any hot neuron."""
-        return self.dense + self.gpu_layer
+        whole = self.attention + self.kv + self.predictor + self.gpu_layer
+        return whole if self.states is None else whole + self.states
 
 
 def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Sizes:
@@ -150,16 +155,19 @@ def sizes_of_file(
     chunk: int = _CHUNK,
     sequences: int = 1,
     positions: int | None = None,
+    slots: int | None = None,
     sessions: int = 1,
     gpu: bool = True,
 ) -> Sizes:
     """Sizes of a model as it will run: with the predictors in a file, the model's own or a sidecar, or
     without any. ``chunk`` is the most prompt rows of a step, ``context`` the most positions of each of so
     many sequences, and ``positions`` those of the KV cache, None as many as they have together; each of so
-    many sessions has one. Without ``gpu`` another backend plays its part, whose steps take what they take on
-    the CPU. Errors as in loading."""
+    many sessions has one, and ``slots`` for states, None as many as is usual. Without ``gpu`` another backend
+    plays its part, whose steps take what they take on the CPU. Errors as in loading."""
     pages = sequences * -(-context // PAGE) if positions is None else -(-positions // PAGE)
     kv = _kv_bytes(config.mixers, pages * PAGE, cache)
+    slots = slots_of(config, sequences) if slots is None else slots
+    state = np.array([mixer.slot_bytes for mixer in config.mixers], np.int64) if slots else None
     powerinfer = predictor_names(file)
     check_tensors(file, config, powerinfer)
     fingerprint = file.fingerprint()
@@ -198,6 +206,8 @@ def sizes_of_file(
         gpu_layer=GPU_LAYER_BYTES if gpu else 0,
         block_neurons=_block_neurons(file, config),
         experts=1 if config.experts is None else config.experts.count,
+        states=None if state is None else sessions * slots * state,
+        state=state,
     )
 
 

@@ -21,6 +21,7 @@ class Footprint:
     dim: int  #: the model's width D, the parameters of one gate, up or down row
     row_bytes: tuple[tuple[int, ...], ...]  #: of one gate, up and down row and one run's scales, by layer
     kv_bytes: int  #: K and V of one position in all layers
+    state_bytes: int = 0  #: read and written for each token: a sequence's state in all layers
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Figures:
         read = counters.rows[:, :3]
         rows = counters.rows[:, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
         total_bytes = steps * footprint.step_bytes + tokens * footprint.token_bytes + int(rows.sum())
-        total_bytes += counters.kv_positions * footprint.kv_bytes
+        total_bytes += counters.kv_positions * footprint.kv_bytes + tokens * footprint.state_bytes
         params = tokens * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
         active = counters.rows[:, 3] / (np.asarray(footprint.neurons) * tokens)
         return cls(

@@ -15,7 +15,6 @@ from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import (
-    PAGE,
     Backend,
     Batch,
     Buffer,
@@ -125,14 +124,14 @@ def input_squares(
 def _compute(session: Session, window: Sequence[int], chunk: int) -> None:
     """Computes a window as prompt rows."""
     batch, owner = session.transformer.batch, object()
-    pages = session.cache.allocate(owner, -(-len(window) // PAGE))
+    room = session.state.take(owner, len(window))
     try:
         for start in range(0, len(window), chunk):
-            rows = batch.put(0, 0, start, window[start : start + chunk], pages)
+            rows = room.put(batch, start, window[start : start + chunk])
             batch.counts[:] = (rows, 0, 0, 1)
             session.run()
     finally:
-        session.cache.release(owner)
+        session.state.release(owner)
 
 
 class _Sums:
