@@ -228,7 +228,9 @@ LAYOUTS = {
         "gemma2", "Gemma2ForCausalLM", _TANH | _SPARSE, _rules("gemma3", qk_norm=False), recent.gemma2,
         recent.gemma2_keys, llama_cpp="gelu", norms_less_one=True, full_attention=(2, False),
     ),
-    "glm4": Layout("glm4", "Glm4ForCausalLM", _SILU, _rules("glm4"), recent.glm4, interleaved=True, already=True),
+    "glm4": Layout(
+        "glm4", "Glm4ForCausalLM", _SILU, _rules("glm4"), recent.glm4, interleaved=True, already=True
+    ),
     "seed_oss": Layout(
         "seed_oss", "SeedOssForCausalLM", _SILU,
         _renamed(

@@ -16,6 +16,7 @@ from hotcold.model.families import FAMILIES, Family, Scales
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
 from hotcold.model.positions import LayerPositions, read_positions, scaling_notes
+from hotcold.model.refused import refusal
 from hotcold.model.rope import Growth, Rope
 from hotcold.values import shown
 
@@ -130,8 +131,8 @@ def _family(metadata: Mapping[str, Any]) -> Family:
     name = metadata.get("general.architecture")
     if name is None:
         raise ModelError("general.architecture is missing: this file holds no model")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise ModelError(f"architecture {shown(name)} is not supported: choose from {', '.join(FAMILIES)}")
+    if reason := refusal(name, metadata.get("general.type"), FAMILIES):
+        raise ModelError(reason)
     return FAMILIES[name]
 
 
