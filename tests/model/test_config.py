@@ -279,7 +279,7 @@ def test_glm_4_of_a_vision_model_has_its_rows_in_halves() -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"general__architecture": None}, "general.architecture is missing"),
-    ({"general__architecture": "mama"}, "architecture 'mama' is not supported: docs/families.md lists what runs, such as llama,"),
+    ({"general__architecture": "mama"}, "'mama' is not supported: docs/families.md lists what runs, such as"),
     ({"general__architecture": "bert"}, "'bert' is not supported: it is an encoder: it gives vectors"),
     ({"general__type": "adapter"}, "the file is an adapter .LoRA., which changes a model and is none"),
     ({"general__architecture": 7}, "architecture 7 is not supported: docs/families.md lists"),
@@ -375,7 +375,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_no_model_has_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         read(metadata(**changes))
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
 def test_harmless_keys_are_not_refused() -> None:
