@@ -269,6 +269,21 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
         "use_qk_norm": True, "tie_word_embeddings": True, "rope_theta": 10000.0,
         "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
     }),
+    # The first layer is dense; a bias chooses experts, all of which but the shared one are scaled.
+    "tiny-glm4moe": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "hidden_act": "silu",
+        "num_hidden_layers": 3, "head_dim": 12, "attention_bias": True, "partial_rotary_factor": 0.5,
+        "moe_intermediate_size": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1,
+        "topk_group": 1, "use_qk_norm": True, "num_nextn_predict_layers": 1, "pad_token_id": 0,
+    }),
+    "tiny-ernie4_5moe": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "hidden_act": "silu",
+        "num_hidden_layers": 3, "use_bias": False, "moe_num_experts": 6, "moe_k": 3,
+        "moe_intermediate_size": 20, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+        "moe_layer_end_index": 2, "moe_layer_interval": 1, "tie_word_embeddings": True,
+        "rope_theta": 500000.0,
+    }),
 }  # fmt: skip
 
 

@@ -233,3 +233,60 @@ def qwen3vl_moe(config: Settings) -> Facts:
 
 def qwen3vl_moe_keys(config: Settings) -> Facts:
     return qwen3vl_keys(config) | expert_keys(config)
+
+
+def _first_dense(config: Settings, dense: int) -> Facts:
+    layers = config.integer("num_hidden_layers")
+    return {
+        "dense_layers": [i < dense for i in range(layers)],
+        "expert_layers": [i >= dense for i in range(layers)],
+    }
+
+
+def _mixed_keys(config: Settings) -> Facts:
+    return expert_keys(config) | {"leading_dense_block_count": config.values["dense_layers"].count(True)}
+
+
+def ernie4_5_moe(config: Settings) -> Facts:
+    layers, width = config.integer("num_hidden_layers"), config.integer("moe_intermediate_size")
+    refuse_others(config, moe_layer_interval=1, moe_use_aux_free=True)
+    last, first = config.values.get("moe_layer_end_index", -1), config.values.get("moe_layer_start_index", 1)
+    if last not in (-1, layers - 1):
+        raise config.error("moe_layer_end_index", str(layers - 1))
+    if type(first) is not int or not 0 <= first <= layers:
+        raise config.error("moe_layer_start_index", "a number of layers")
+    return {
+        **ernie4_5(config),
+        **_first_dense(config, first),
+        "num_local_experts": config.integer("moe_num_experts"),
+        "num_experts_per_tok": config.integer("moe_k", 6),
+        "moe_intermediate_size": width,
+        "shared_width": width * config.integer("moe_num_shared_experts", 2),
+    }
+
+
+def ernie4_5_moe_keys(config: Settings) -> Facts:
+    return _mixed_keys(config) | {"interleave_moe_layer_step": 1, "expert_gating_func": 1}
+
+
+def glm4_moe(config: Settings) -> Facts:
+    refuse_others(config, n_group=1, topk_group=1)
+    dense, layers = config.values.get("first_k_dense_replace", 1), config.integer("num_hidden_layers")
+    if type(dense) is not int or not 0 <= dense <= layers:
+        raise config.error("first_k_dense_replace", "a number of layers")
+    return {
+        **_first_dense(config, dense),
+        "attention_bias": config.flag("attention_bias", False),
+        "partial_rotary_factor": config.number("partial_rotary_factor", 0.5),
+        "num_local_experts": config.integer("n_routed_experts"),
+        "shared_width": config.integer("moe_intermediate_size") * config.integer("n_shared_experts", 1),
+    }
+
+
+def glm4_moe_keys(config: Settings) -> Facts:
+    return _mixed_keys(config) | {
+        "expert_gating_func": 2,
+        "expert_shared_count": config.integer("n_shared_experts", 1),
+        "expert_weights_norm": config.flag("norm_topk_prob", True),
+        "expert_weights_scale": np.float32(config.number("routed_scaling_factor", 1.0)),
+    }

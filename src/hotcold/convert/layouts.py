@@ -3,6 +3,7 @@
 GGUF names are those of llama.cpp's files; ``adapting`` brings ``config.json`` under Llama's keys."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,7 @@ class Layout:
     yarn_truncates: bool = True  #: the ends of YaRN's ramp are rounded to whole pairs
     prefixes: Mapping[str, str] = field(default_factory=dict)  #: other prefixes of names -> the rules'
     ignored: tuple[str, ...] = ()  #: prefixes of names that do not belong to the text model
+    drafting: bool = False  #: what lies after the last layer only drafts tokens: it is left out, too
     #: Predictors that its checkpoints may hold: a name with places for the layer and for fc1 or fc2.
     predictor: str = ""
     left_out: str = ""  #: expression for tensors that the model does not need; a note names them
@@ -81,6 +83,16 @@ def _renamed(rules: tuple[Rule, ...], **names: str) -> tuple[Rule, ...]:
         )
         found.append(replace(rule, source=source, target=target))
     return tuple(found)
+
+
+def _mixed(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The rules of a model whose first layers are dense, and whose others have experts."""
+    dense = {f"blk.{{}}.ffn_{part}": "dense_layers" for part in ("gate", "up", "down")}
+    experts = re.compile(r"\.ffn_.*_(exps|shexp|inp)|\.exp_probs_b")
+    return tuple(
+        replace(rule, layers="expert_layers" if experts.search(rule.target) else dense.get(rule.target, ""))
+        for rule in rules
+    )
 
 
 def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
@@ -281,6 +293,25 @@ LAYOUTS = {
     "ernie4_5": Layout(
         "ernie4_5", "Ernie4_5ForCausalLM", _SILU, _rules("llama", **_BIASED), recent.ernie4_5,
         interleaved=True, already=True,
+    ),
+    "ernie4_5_moe": Layout(
+        "ernie4_5-moe", "Ernie4_5_MoeForCausalLM", _SILU,
+        _mixed(_rules("llama", "qwen3moe", "shared_experts", "ernie4_5-moe", **_BIASED)),
+        recent.ernie4_5_moe, recent.ernie4_5_moe_keys, interleaved=True, already=True,
+        ignored=("model.mtp_",),
+    ),
+    "glm4_moe": Layout(
+        "glm4moe", "Glm4MoeForCausalLM", _SILU,
+        _renamed(
+            _mixed(
+                _rules(
+                    "llama", "qwen3moe", "shared_experts", "glm4moe",
+                    **_PLAIN | {"o_bias": False, "qk_norm": "use_qk_norm"},
+                )
+            ),
+            ffn_norm="post_attention_norm",
+        ),
+        recent.glm4_moe, recent.glm4_moe_keys, drafting=True,
     ),
     "ministral3": _MISTRAL3,
     "mistral3": replace(_MISTRAL3, implementation="Mistral3ForConditionalGeneration"),

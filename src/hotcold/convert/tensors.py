@@ -22,8 +22,9 @@ _REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attention\.masked_bias$
 
 def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[Source]:
     """All GGUF tensors in file order. ConvertError: one is missing, unknown, or of another shape."""
-    checkpoint = checkpoint.renamed(layout.prefixes, layout.ignored)
     config, sizes = checkpoint.config, dimensions(checkpoint.config)
+    drafting = (f"model.layers.{sizes['L']}.",) if layout.drafting else ()
+    checkpoint = checkpoint.renamed(layout.prefixes, (*layout.ignored, *drafting))
     if layout.architecture == "gpt-oss" and down_layout == "by_neuron":
         # Its blocks of MXFP4 lie along the neurons: transposed, they would have to be quantised again.
         raise ConvertError("down layout by_neuron is not possible for gpt-oss: by_output is needed")
@@ -94,7 +95,7 @@ def _holds(config: Settings, condition: bool | str) -> bool:
 
 
 def _rearrangement(rule: Rule, layout: Layout, sizes: Mapping[str, int], down_layout: str) -> Rearrange:
-    if rule.shape == "1D":
+    if rule.shape.startswith("1"):
         return _only_row
     if rule.heads == "groups":
         return partial(ungroup_heads, kv_heads=sizes["G"], head_dim=sizes["d"])

@@ -174,6 +174,9 @@ FAMILIES: dict[str, Family] = {
             full_unrotated=True,
         ),
         Family("ernie4_5", rope_interleaved=True),
+        Family("ernie4_5-moe", rope_interleaved=True),
+        # GLM-4.5 to 4.7
+        Family("glm4moe", ffn_norm="post_attention_norm", router_score="sigmoid", experts_normalised=False),
         Family("mistral3", rope_interleaved=True),  # Ministral 3, whose scores grow with positions
         Family("hunyuan-dense", rotated_norms=True),
         Family("hunyuan-moe", rotated_norms=True),

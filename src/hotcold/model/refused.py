@@ -25,9 +25,8 @@ _REASONS = {
         "gptj gptneox phi2 stablelm codeshell plamo",
     "it needs layers of different shapes": "deci openelm plamo3 step35 mimo2 laguna",
     "it needs the recurrence of Mamba 1": "mamba jamba plamo2",
-    "it needs the recurrence of Mamba 2": "mamba2 nemotron_h nemotron_h_moe granitehybrid falcon-h1",
-    "it needs short convolutions": "lfm2 lfm2moe",
-    "it needs the gated delta rule": "qwen3next qwen35 qwen35moe kimi-linear bailingmoe3",
+    "it needs the gated delta rule with a decay of each channel, or as another family has it":
+        "kimi-linear bailingmoe3",
     "it needs the recurrence of RWKV": "rwkv6 rwkv6qwen2 rwkv7 arwkv7",
     "it needs lightning attention": "minimax-01",
     "it needs attention with a latent cache (MLA)": "deepseek2 minicpm3 plm mistral4",
@@ -35,13 +34,12 @@ _REASONS = {
     "it needs several residual streams": "deepseek4 glm5-next kimi-k3 qwen4exp gemma3n",
     "it needs embeddings by layer, and layers that share keys and values": "gemma4",
     "it needs attention in chunks": "llama4",
-    "it needs dense layers among layers of experts":
-        "glm4moe ernie4_5-moe dots1 bailingmoe bailingmoe2 deepseek exaone-moe afmoe hy_v3 cohere2moe",
+    "it needs groups of experts, or experts in every other layer": "bailingmoe2",
     "it needs a dense FFN beside its experts": "arctic grok grovemoe",
     "it needs an activation of its own": "bitnet apertus maple",
     "it needs sections of positions that its texts have not been compared with": "qwen2vl",
     "it needs a router of its own": "phimoe olmoe",
-    _ENTRY: "qwen orion internlm2 xverse gemma chatglm exaone exaone4 pangu-embedded maincoder talkie mellum "
+    _ENTRY: "dots1 bailingmoe deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 xverse gemma chatglm exaone exaone4 pangu-embedded maincoder talkie mellum "
         "clef graniteswitch muse-glimmer nanbeige",
 }  # fmt: skip
 
