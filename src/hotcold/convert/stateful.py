@@ -102,7 +102,8 @@ def _rest(checkpoint: Checkpoint, hf: str, blk: str, dim: int, order: Array) -> 
     channels, heads = np.concatenate([np.arange(before), before + rows]), (values,)
 
     def conv(array: Array) -> Array:
-        return _columns(array)[channels]
+        taken: Array = _columns(array)[channels]
+        return taken
 
     def out(array: Array) -> Array:
         columns: Array = array[:, rows]
