@@ -39,8 +39,10 @@ _REASONS = {
     "it needs an activation of its own": "bitnet apertus maple",
     "it needs sections of positions that its texts have not been compared with": "qwen2vl",
     "it needs a router of its own": "phimoe olmoe",
-    _ENTRY: "dots1 bailingmoe deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 xverse gemma chatglm exaone exaone4 pangu-embedded maincoder talkie mellum "
-        "clef graniteswitch muse-glimmer nanbeige",
+    _ENTRY:
+        "dots1 bailingmoe deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 xverse gemma "
+        "chatglm exaone exaone4 pangu-embedded maincoder talkie mellum clef graniteswitch muse-glimmer "
+        "nanbeige",
 }  # fmt: skip
 
 #: Names and the reason of each.
