@@ -54,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
     prompt = args.prompt or ""
     if args.file is not None or prompt == "-":
         prompt = options.read_text(args.file).removesuffix("\n")
-    session = options.load_session(args)
+    session = options.load_session(args, state_copies=0)
     ids = session.model.tokenizer.encode(prompt)
     params = replace(session.model.sampling, **given)
     options.note_left_out(session.model.tokenizer, prompt)
     request = Request(replace(job, prompt=ids, params=params))
-    engine = Engine(session, speculation=speculation_of(session))
+    engine = Engine(session, reuse=False, speculation=speculation_of(session))  # one request shares nothing
     engine.check(request)
     write = _discard if args.json else _write
     if not args.no_display_prompt:

@@ -14,7 +14,7 @@ A row that decodes may have rows of guessed tokens behind it (:mod:`hotcold.engi
 rows and pages are free; those that turn out wrong are undone by :attr:`Request.computed` alone.
 
 A request may begin with pages that others computed (:class:`PrefixCache`): its own rows are those after them,
-so nobody writes to a page that is shared.
+so nobody writes to a page that is shared. The same holds for slots of states (:class:`States`).
 
 An exception, Ctrl-C for instance, may come between any two instructions. Nothing is repaired then:
 :meth:`Scheduler.drop` ends what runs. It needs each unfinished request to be in a list at any moment, so a
@@ -27,11 +27,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from hotcold.engine.prefix_cache import PrefixCache
+from hotcold.engine.prefix_cache import Found, PrefixCache
 from hotcold.engine.request import Request, RequestError
 from hotcold.engine.speculation import Speculation
+from hotcold.engine.states import States
 from hotcold.kernels.backend import PAGE, Batch
-from hotcold.model.kv_cache import PagePool
+from hotcold.model.kv_cache import PagePool, SlotPool
 
 _LONGEST_RETRY_S = 60.0
 
@@ -62,7 +63,8 @@ class Scheduler:
 
     ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step, ``max_waiting``
     the most requests that may wait for a row. ``alike``: rows of a prompt and rows that decode give the same
-    bits. ``speculation`` chooses guesses, None for none."""
+    bits. ``slots`` are those of states, one for each sequence at least; None where no layer keeps one.
+    ``speculation`` chooses guesses, None for none."""
 
     def __init__(
         self,
@@ -74,9 +76,11 @@ class Scheduler:
         chunk: int,
         alike: bool = True,
         max_waiting: int | None = None,
+        slots: SlotPool | None = None,
         speculation: Speculation | None = None,
     ) -> None:
         self.batch = batch
+        self.states = None if slots is None else States(slots, prefixes)
         self.cache = cache
         self.prefixes = prefixes
         self._pool_is_small = cache.pages * PAGE < context
@@ -152,9 +156,11 @@ class Scheduler:
         self.waiting = deque(request for request in self.waiting if not request.finished)
         if whole:
             for request in self.running:
-                self.cache.release(request)
+                self._release(request)
         else:
             self.cache.clear()
+            if self.states is not None:
+                self.states.slots.clear()
         self.running = []
         self._changing = False
 
@@ -163,6 +169,11 @@ class Scheduler:
         if self._changing:
             self.drop()
         self._changing = True
+
+    def _release(self, request: Request) -> None:
+        self.cache.release(request)
+        if self.states is not None:
+            self.states.release(request)
 
     def _settle(self) -> list[Request]:
         """Ends requests that have all their tokens, and forgets those that ended; returns these."""
@@ -175,7 +186,7 @@ class Scheduler:
                     continue
                 request.context_full = not request.complete
                 request.finish("length")
-            self.cache.release(request)
+            self._release(request)
             ended.append(request)
         if ended:
             self.running = [request for request in self.running if not request.finished]
@@ -220,11 +231,15 @@ class Scheduler:
             if start < len(request.job.prompt):
                 self.prompt_rows += end - start
             request.computed = end
+            if self.states is not None:
+                self.states.written(request)
             if end // PAGE > start // PAGE:
                 self._keep(request)
         for request, end in step.prompts:
             self.prompt_rows += end - request.computed
             request.computed = end
+            if self.states is not None:
+                self.states.written(request)
             self._keep(request)
         if len(self.running) > self.batch.limits.decode:  # those served go to the end of the queue
             served = {request for request, _ in step.decode}
@@ -236,6 +251,8 @@ class Scheduler:
     def _keep(self, request: Request) -> None:
         if self.prefixes is not None:
             self.prefixes.keep(request)
+        if self.states is not None:
+            self.states.keep(request)
 
     def _decodes(self, request: Request) -> bool:
         """Whether its next row follows the decode rule."""
@@ -274,26 +291,28 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.appendleft(youngest)
         self.running.remove(youngest)
-        self.cache.release(youngest)
+        self._release(youngest)
 
     def _admit(self, step: Step) -> None:
         while self.waiting and self._start(self.waiting[0]):
             step.started.append(self.waiting.popleft())
 
     def _start(self, request: Request) -> bool:
-        """Gives a request a row and the pages of its tokens; False where not enough are free. Each request
-        that runs has a page left over, so that none is sent back at once."""
+        """Gives a request a row, the pages of its tokens and slots for its state; False where not enough are
+        free. Each request that runs has a page left over, so that none is sent back at once."""
         if len(self.running) == self.batch.limits.sequences:
             return False
-        shared = self.prefixes.find(request) if self.prefixes is not None else []
-        pages = -(-request.length // PAGE) - len(shared)
-        if not self.cache.fits(pages + len(self.running), shared):
+        found = self.prefixes.find(request) if self.prefixes is not None else Found()
+        pages = -(-request.length // PAGE) - len(found.pages)
+        if not self.cache.fits(pages + len(self.running), found.pages):
+            return False
+        if self.states is not None and not self.states.start(request, found):
             return False
         request.row = min(set(range(self.batch.limits.sequences)) - {other.row for other in self.running})
         request.computed = request.kept = 0
-        request.pages = self.cache.allocate(request, pages, shared)
+        request.pages = self.cache.allocate(request, pages, found.pages)
         self.running.append(request)
-        self._skip(request, len(shared))
+        self._skip(request, len(found.pages))
         request.timings.started = request.timings.started or time.perf_counter()
         return True
 
@@ -359,12 +378,22 @@ class Scheduler:
                     batch.logits_rows[step.logits] = row + position - start
                     step.logits += 1
                 step.rows.append((request, position + 1 - prompt))
-            tokens = request.tokens(start, end - len(guesses))
-            if guesses:
-                tokens = [*tokens, *guesses]
-            row = batch.put(row, request.row, start, tokens, request.pages)
+            row = self._put(row, request, start, end, guesses)
             step.decode.append((request, end))
         return row
+
+    def _put(self, row: int, request: Request, start: int, end: int, guesses: Sequence[int] = ()) -> int:
+        """Adds the rows of a request's positions, guesses last; returns the row after them."""
+        tokens = request.tokens(start, end - len(guesses))
+        return self.batch.put(
+            row,
+            request.row,
+            start,
+            [*tokens, *guesses] if guesses else tokens,
+            request.pages,
+            state_from=request.state,
+            state_to=request.slot,
+        )
 
     def _put_prompts(self, row: int, requests: Sequence[Request], step: Step) -> int:
         """Adds prompt rows of as many requests as fit; returns the number of rows of the step."""
@@ -372,13 +401,15 @@ class Scheduler:
         for request in requests:
             self._look_again(request)
         ends = [each.length if self.alike else len(each.job.prompt) for each in requests]
+        if self.states is not None:
+            ends = [self.states.end(each, end) for each, end in zip(requests, ends, strict=True)]
         wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]
         given = divided(min(self.chunk, batch.limits.tokens - row), wanted)
         for request, rows in zip(requests, given, strict=True):
             if not rows:
                 continue
             start, end = request.computed, request.computed + rows
-            row = batch.put(row, request.row, start, request.tokens(start, end), request.pages)
+            row = self._put(row, request, start, end)
             step.prompts.append((request, end))
             if end == request.length:
                 batch.logits_rows[step.logits] = row - 1
@@ -392,9 +423,11 @@ class Scheduler:
             return
         first = request.computed // PAGE
         found = self.prefixes.find(request, first)
-        if found:
-            self.cache.share(request, first, found)
-            self._skip(request, first + len(found))
+        if found.pages:
+            self.cache.share(request, first, found.pages)
+            if self.states is not None:
+                self.states.read_from(request, found.slot)
+            self._skip(request, first + len(found.pages))
 
 
 def divided(rows: int, wanted: Sequence[int]) -> list[int]:

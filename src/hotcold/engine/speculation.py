@@ -198,9 +198,9 @@ def speculation_of(session: Session) -> Speculation | None:
     """How a session's requests are to be guessed on, as its model was loaded; None: not at all.
 
     Rows that were guessed wrong are undone by a shorter length, so all of a model's state must be positions
-    of the cache."""
+    of the cache: a state of a whole sequence goes no step back."""
     model = session.model
-    if not model.draft_max:
+    if not model.draft_max or session.slots is not None:
         return None
     if model.draft is None:
         return Speculation([forced, look_up], model.draft_max, model.limits.decode)

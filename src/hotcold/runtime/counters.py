@@ -21,6 +21,7 @@ class Footprint:
     dim: int  #: the model's width D, the parameters of one gate, up or down row
     row_bytes: tuple[tuple[int, ...], ...]  #: of one gate, up and down row and one run's scales, by layer
     kv_bytes: int  #: K and V of one position in all layers
+    state_bytes: int = 0  #: read and written for each token: a sequence's state in all layers
 
 
 @dataclass
@@ -72,15 +73,16 @@ class Figures:
         read = counters.rows[:, :3]
         rows = counters.rows[:, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
         total_bytes = steps * footprint.step_bytes + computed * footprint.token_bytes + int(rows.sum())
-        total_bytes += counters.kv_positions * footprint.kv_bytes
+        total_bytes += counters.kv_positions * footprint.kv_bytes + computed * footprint.state_bytes
         params = computed * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
-        active = counters.rows[:, 3] / (np.asarray(footprint.neurons) * computed)
+        neurons = np.asarray(footprint.neurons)
+        active = counters.rows[:, 3] / (np.maximum(neurons, 1) * computed)
         return cls(
             prompt_tok_s=prompt_tok_s,
             tok_s=tokens / seconds if seconds else None,
             bytes_per_token=total_bytes / tokens,
             gb_s=total_bytes / seconds / 1e9 if seconds else None,
-            active_share=float(active.mean()),
+            active_share=float(active[neurons > 0].mean()) if neurons.any() else 0.0,
             active_share_by_layer=tuple(active.tolist()),
             params_per_token=params / tokens,
             rows_per_step=sequences / steps,

@@ -54,6 +54,9 @@ class LoadOptions(ModelOptions, total=False):
     second_sparsity: str | None
     sequences: int  #: how many run at the same time (1; 4 of ``AsyncLLM``)
     cache_positions: int | None  #: of the KV cache, which they share (``context`` for each)
+    #: of the states that recurrent layers keep, for prompts that begin alike (``sequences`` + 2); other
+    #: models have none
+    state_copies: int | None
     #: the most tokens of a sequence that are guessed and verified in one step (7, where so many pay); 0 is
     #: none. The text is the same
     draft_max: int
@@ -92,6 +95,8 @@ def complete(options: Mapping[str, Any]) -> LoadOptions:
     for name in ("sequences", "chunk", "default_context"):
         if found[name] < 1:
             raise LoadError(f"{name} is {found[name]}: at least 1 is needed")
+    if (found["state_copies"] or 0) < 0:
+        raise LoadError(f"state_copies is {found['state_copies']}: at least 0 is needed")
     if not 0 <= found["draft_max"] < DECODE_ROWS:
         seen = f"`draft_max={found['draft_max']}`"
         raise LoadError(f"{seen}: 0 (no guesses) to {DECODE_ROWS - 1} tokens are allowed")

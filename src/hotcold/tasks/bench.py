@@ -177,7 +177,9 @@ def bench(
     draft_max = whole("draft_max", draft_max, 1, DECODE_ROWS - 1)
     share = _share_of(draft)
     source = source_of(model)
-    more = {} if isinstance(source, LoadedModel) else {"sequences": min(parallel, DECODE_ROWS)}
+    more: dict[str, Any] = {}
+    if not isinstance(source, LoadedModel):
+        more = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0}
     base = opened(source, options, progress, **more)
     if timeline is not None and not base.gpus:
         raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")

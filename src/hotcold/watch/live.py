@@ -193,9 +193,10 @@ def _bytes_read(live: Live, sides: npt.NDArray[np.int64], steps: int) -> tuple[i
     rows = sides[:, :, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
     by_layer = rows.sum(2)  # [2, layers]
     if live.watched is None:
-        experts = model.config.experts
-        share = experts.chosen / experts.count if experts else 1
-        by_layer[0] = [steps * layer.ffn.nbytes * share for layer in model.weights.layers]
+        experts = [model.config.experts_of(i) for i in range(model.config.layers)]
+        shares = [each.chosen / each.count if each else 1 for each in experts]
+        weights = zip(model.weights.layers, shares, strict=True)
+        by_layer[0] = [steps * layer.ffn.nbytes * share for layer, share in weights]
     read = [
         *zip(model.devices.layers, by_layer[0].tolist(), strict=True),
         (model.backend, int(by_layer[1].sum())),
