@@ -75,8 +75,8 @@ class Lookup:
             self._last[pair] = at
 
     def find(self, most: int) -> Guess | None:
-        """The tokens that followed the longest end of the text that stood in it before, the latest of several;
-        a text that repeats itself goes on so."""
+        """The tokens that followed the longest end of the text that stood in it before, the latest of
+        several; a text that repeats itself goes on so."""
         tokens, end = self._tokens, len(self._tokens) - 1
         if end < 1 or most < 1:
             return None
