@@ -8,7 +8,7 @@ from hotcold.runtime.session import Session
 from hotcold.sparse.ffn import SplitWeights
 
 #: Kinds of memory, in the order in which they are shown.
-KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "states", "buffers")
+KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers", "states")
 
 
 @dataclass(frozen=True)
