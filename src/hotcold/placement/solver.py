@@ -36,6 +36,8 @@ class _Groups:
     @classmethod
     def of(cls, firing: Array, block_neurons: int) -> Self:
         """The groups of a layer; neurons whose down weights share a block stay together."""
+        if not firing.size:
+            return cls(np.zeros(0, np.int64), np.zeros(1, np.int64))
         sums = np.add.reduceat(firing, np.arange(0, len(firing), block_neurons))
         by_block = np.repeat(sums, block_neurons)[: len(firing)]
         starts = np.arange(0, len(firing), -(-GROUP // block_neurons) * block_neurons)
@@ -212,7 +214,7 @@ class Solver:
     """One model, profile and machine, for any budgets of GPU memory in bytes."""
 
     def __init__(self, sizes: Sizes, profile: Profile, costs: Costs) -> None:
-        self._groups = [_Groups.of(firing, sizes.block_neurons) for firing in profile.firing]
+        self._groups = [_Groups.of(firing, sizes.block_of(i)) for i, firing in enumerate(profile.firing)]
         self._gpus = [_OnGPU(sizes, costs.cpu, gpu, self._groups) for gpu in costs.gpus]
 
     def solve(self, *budgets: int) -> Placement:

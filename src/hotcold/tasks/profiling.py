@@ -196,4 +196,5 @@ def _skew(firing: Sequence[npt.NDArray[Any]]) -> dict[str, list[float]]:
     """Returns, by layer, the mean share of neurons that fire, and the share of firings of the most active
     fifth."""
     hottest = [np.sort(each)[-(len(each) // 5) :].sum() / (each.sum() or 1) for each in firing]
-    return {"active": [float(each.mean()) for each in firing], "hottest_fifth": [float(h) for h in hottest]}
+    active = [float(each.sum()) / max(1, each.size) for each in firing]
+    return {"active": active, "hottest_fifth": [float(h) for h in hottest]}
