@@ -1,7 +1,7 @@
 """Attention (arXiv 1706.03762): its shape, its tensors in a GGUF file, and its ops in a step."""
 
 from collections.abc import Container, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from hotcold.kernels.backend import PAGE, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import ModelError
 from hotcold.model.mixer import Arrays, MixerShape, Tensors
 from hotcold.model.reading import Shape, TensorReader
-from hotcold.model.rope import Rope
+from hotcold.model.rope import Growth, Rope
 from hotcold.model.side import Mixer, Side
 
 #: Types that keys and values are rounded to, by name of the block type, and what arrays hold them.
@@ -29,13 +29,25 @@ class AttentionShape(MixerShape):
     softcap: float | None = None  #: of scores
     rope: Rope | None = None  #: None: queries and keys are not rotated
     window: int | None = None  #: positions that a row sees, its own among them; None: all up to its own
+    growth: Growth | None = None  #: of scores, with the positions of queries
     qk_norm: str = "head"  #: as :attr:`Family.qk_norm`
+    rotated_norms: bool = False  #: as :attr:`Family.rotated_norms`
     #: attention's output is multiplied by a gate's sigmoid; each head has its rows of q, then of the gate
     gated: bool = False
 
     @property
     def attention(self) -> "AttentionShape":
         return self
+
+    @property
+    def query_rope(self) -> Rope | None:
+        """That of queries."""
+        return self.rope and replace(self.rope, growth=self.growth)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        found = (self.query_rope, self.rope)
+        return tuple(dict.fromkeys(rope for rope in found if rope is not None))
 
     @property
     def q_dim(self) -> int:
@@ -100,17 +112,17 @@ class AttentionWeights:
         rooms = {name: side.room(name, *row) for name, row in shape.rooms.items()}
         q, k, v, mixed = (rooms[name] for name in ("q", "k", "v", "mixed"))
         inputs = [q, k, v, *([rooms["gate"]] if shape.gated else [])]
-        rope = side.ropes[shape.rope] if shape.rope else None
+        turned = [(q, shape.query_rope, self.q_norm), (k, shape.rope, self.k_norm)]
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, self._inputs, batch, inputs)
-            if self.q_norm is not None:
-                ops.norm(q, self.q_norm, batch, q)
-            if self.k_norm is not None:
-                ops.norm(k, self.k_norm, batch, k)
-            if rope is not None:
-                ops.rope(q, rope, batch)
-                ops.rope(k, rope, batch)
+            for rows, rope, norm in turned:
+                if norm is not None and not shape.rotated_norms:
+                    ops.norm(rows, norm, batch, rows)
+                if rope is not None:
+                    ops.rope(rows, side.ropes[rope], batch)
+                if norm is not None and shape.rotated_norms:
+                    ops.norm(rows, norm, batch, rows)
             ops.store_kv(k, v, batch, k_cache, v_cache)
             ops.attention(
                 q,
@@ -136,9 +148,14 @@ def attention_shapes(
     """Shapes by name of the tensors that a layer needs, and of those that it may have."""
     matrices = {f"{blk}attn_{part}": (rows, dim) for part, rows in _inputs(shape, blk, present)}
     matrices[f"{blk}attn_output"] = dim, shape.q_dim
-    q, k = (shape.head_dim,) * 2 if shape.qk_norm == "head" else (shape.q_dim, shape.kv_dim)
+    norms: dict[str, tuple[Shape, Shape]] = {
+        "head": ((shape.head_dim,), (shape.head_dim,)),
+        "each": ((shape.heads, shape.head_dim), (shape.kv_heads, shape.head_dim)),
+        "all": ((shape.q_dim,), (shape.kv_dim,)),
+    }
+    q, k = norms[shape.qk_norm]
     optional: dict[str, Shape] = {f"{name}.bias": rows[:1] for name, rows in matrices.items()}
-    optional |= {f"{blk}attn_q_norm.weight": (q,), f"{blk}attn_k_norm.weight": (k,)}
+    optional |= {f"{blk}attn_q_norm.weight": q, f"{blk}attn_k_norm.weight": k}
     optional[f"{blk}attn_sinks.weight"] = (shape.heads,)
     return {f"{name}.weight": each for name, each in matrices.items()}, optional
 

@@ -19,8 +19,9 @@ from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
 from hotcold.model.mamba import read_mamba
 from hotcold.model.mixer import NO_MIXER, MixerShape, Together
-from hotcold.model.positions import read_positions, scaling_notes
-from hotcold.model.rope import Rope
+from hotcold.model.positions import LayerPositions, read_positions, scaling_notes
+from hotcold.model.refused import refusal
+from hotcold.model.rope import Growth, Rope
 from hotcold.model.short_conv import read_short_conv
 from hotcold.values import shown
 
@@ -31,7 +32,6 @@ MAX_NEURONS, MAX_VOCAB, MAX_CONTEXT = 1 << 20, 1 << 24, 1 << 24
 #: Keys that ask for arithmetic that is not implemented, and the value of each that asks for nothing.
 _NOT_COMPUTED = {
     "attention.causal": True, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0,
-    "final_logit_softcapping": 0,
 }  # fmt: skip
 
 #: A tensor that each FFN has, but for fused experts, and those by which it has a gate.
@@ -58,6 +58,7 @@ class Config:
     gated: bool
     down_layout: str  #: of ``ffn_down``: ``by_output`` (D, N), or ``by_neuron`` as ``ffn_down_t`` always is
     scales: Scales = field(default_factory=Scales)
+    softcap: float | None = None  #: of logits
     experts: Experts | None = None  #: of layers, whose ``neurons`` are those of all of them
     dense_layers: frozenset[int] = frozenset()  #: that have none, although others do
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
@@ -70,7 +71,7 @@ class Config:
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ones that layers have."""
-        return tuple(dict.fromkeys(mixer.rope for mixer in self.mixers if mixer.rope is not None))
+        return tuple(dict.fromkeys(rope for mixer in self.mixers for rope in mixer.ropes))
 
     @property
     def rooms(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -114,7 +115,7 @@ class Config:
         dim = keys.whole("embedding_length", 1, MAX_DIM)
         heads = _heads(keys, family, dim, layers)
         context = _context(keys, family, tensors)
-        scales = _scales(keys, family.scales(layers, dim, heads[0]))
+        scales = _scales(keys, family, family.scales(layers, dim, heads[0]))
         gated = family.fused_gate or _gated(tensors)
         experts = read_experts(keys, family, layers, MAX_NEURONS, tensors)
         dense = dense_layers(keys, layers) if experts else frozenset()
@@ -137,6 +138,7 @@ class Config:
                 "ffn.down_layout", DOWN_LAYOUTS, _implied_layout(family, tensors)
             ),
             scales=scales,
+            softcap=keys.factor("final_logit_softcapping", family.logits_softcap or 0.0) or None,
             experts=experts,
             dense_layers=dense,
             drafting=keys.drafting,
@@ -148,8 +150,8 @@ def _family(metadata: Mapping[str, Any]) -> Family:
     name = metadata.get("general.architecture")
     if name is None:
         raise ModelError("general.architecture is missing: this file holds no model")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise ModelError(f"architecture {shown(name)} is not supported: choose from {', '.join(FAMILIES)}")
+    if reason := refusal(name, metadata.get("general.type"), FAMILIES):
+        raise ModelError(reason)
     return FAMILIES[name]
 
 
@@ -259,12 +261,26 @@ def _attention(
     alike = AttentionShape(
         *heads,
         scale=scales.attention or 1 / math.sqrt(head_dim),
-        softcap=keys.factor("attn_logit_softcapping", 0.0) or None,
+        softcap=keys.factor("attn_logit_softcapping", family.attention_softcap or 0.0) or None,
         qk_norm=family.qk_norm,
+        rotated_norms=family.rotated_norms,
         gated=family.gated_attention,
     )
     positions = read_positions(keys, family, layers, head_dim, context)
-    return tuple(replace(alike, rope=each.rope, window=each.window) for each in positions)
+    growth = _growth(keys, positions, head_dim)
+    return tuple(replace(alike, rope=each.rope, window=each.window, growth=growth) for each in positions)
+
+
+def _growth(keys: Keys, positions: Sequence[LayerPositions], head_dim: int) -> Growth | None:
+    """How scores grow with positions; None: they do not."""
+    if not (rate := keys.factor("attention.temperature_scale", 0.0)):
+        return None
+    if any(each.rope is None or each.rope.dim != head_dim for each in positions):
+        seen = f"{keys.name('attention.temperature_scale')} is {rate:g}"
+        raise ModelError(f"{seen}: it needs layers whose heads are rotated as a whole")
+    original = "rope.scaling.original_context_length"
+    length = "attention.temperature_length" if "attention.temperature_length" in keys else original
+    return Growth(rate, keys.whole(length, 1, 1 << 24))
 
 
 def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
@@ -290,12 +306,13 @@ def _context(keys: Keys, family: Family, tensors: Mapping[str, TensorInfo]) -> i
     return min(context, rows - unused)
 
 
-def _scales(keys: Keys, implied: Scales) -> Scales:
+def _scales(keys: Keys, family: Family, implied: Scales) -> Scales:
+    logits = keys.factor("logit_scale", implied.logits)
     return replace(
         implied,
         embedding=keys.factor("embedding_scale", implied.embedding),
         residual=keys.factor("residual_scale", implied.residual),
-        logits=keys.factor("logit_scale", implied.logits),
+        logits=1 / logits if family.logits_multiplied else logits,
         attention=keys.factor("attention.scale", implied.attention or 0.0) or None,
     )
 

@@ -38,7 +38,7 @@ _NOT_COMPUTED = {
     "moe_every_n_layers": 1,
 }  # fmt: skip
 
-#: ``expert_gating_func``, and which score it is; 0 says nothing. A softmax of the
+#: ``expert_gating_func``, and which score it is; 0 says nothing: the family's. A softmax of the
 #: chosen alone is one of all experts where the factors are made to add up to 1.
 _SCORES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 _OF_THE_CHOSEN = 3

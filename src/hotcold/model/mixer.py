@@ -43,6 +43,11 @@ class MixerShape:
     window: int | None = None  #: positions that a row sees; None: all up to its own
 
     @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different ones that it has."""
+        return () if self.rope is None else (self.rope,)
+
+    @property
     def rooms(self) -> dict[str, Shape]:
         """The shapes of what a row of a step takes between ops, by the names of :meth:`Side.room`."""
         return {}
@@ -91,6 +96,10 @@ class Together(MixerShape):
     @property
     def rope(self) -> Rope | None:  # type: ignore[override]
         return next((part.rope for part in self.parts if part.rope is not None), None)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        return tuple(dict.fromkeys(rope for part in self.parts for rope in part.ropes))
 
     @property
     def rooms(self) -> dict[str, Shape]:

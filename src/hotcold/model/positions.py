@@ -26,7 +26,7 @@ def read_positions(
 ) -> tuple[LayerPositions, ...]:
     """The positions of each layer. ModelError has the key, the value and the values allowed."""
     rope = _rope(keys, family, head_dim, context) if _rotates(keys, family) else None
-    window = keys.whole("attention.sliding_window", 0, 1 << 32, default=0)
+    window = keys.whole("attention.sliding_window", 0, 1 << 32, default=family.window)
     windowed = _windowed(keys, family, layers) if window else (False,) * layers
     local = rope and _window_rope(keys, family, rope)
     unrotated = family.unrotated or ()
@@ -68,7 +68,9 @@ def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
     kind, factor = scaling(keys)
     original = keys.whole("rope.scaling.original_context_length", 1, 1 << 24, default=context)
     magnitude = keys.factor("rope.scaling.attn_factor", 1.0)
-    rope = Rope(dim, base, family.rope_interleaved, magnitude=magnitude, original=original)
+    halves = family.rope_halves_in_sections and "rope.dimension_sections" in keys
+    interleaved = family.rope_interleaved and not halves
+    rope = Rope(dim, base, interleaved, magnitude=magnitude, original=original)
     if kind == "yarn":
         return _yarn(keys, rope, factor, whole=family.yarn_whole)
     return replace(rope, linear_factor=factor)

@@ -184,6 +184,8 @@ class Transformer:
             ops.gather(x, batch, side.last)
             ops.norm(side.last, weights.norm, batch, side.last, Rows.LOGITS)
             ops.linear(side.last, [weights.head], batch, [self.logits], rows=Rows.LOGITS)
+            if self.config.softcap:
+                ops.softcap(self.logits, batch, self.config.softcap)
 
     def _embed(self, ops: Backend, x: Buffer) -> None:
         batch, weights, scale = self.batch, self._weights, self.config.scales.embedding

@@ -72,12 +72,10 @@ class _Tables:
             hot = np.append(0, gpu.neurons[i][each.order].cumsum())[each.edges]
             done = np.append(0, cpu.neurons[i][each.order].cumsum())[each.edges]
             cold = done[-1] - done
-            seconds = gpu.dense[i] + gpu.handshake + np.maximum(hot, cold)
-            if len(each):
-                useful = int(seconds[:-1].argmin()) + 1
-                split_seconds[i, :useful] = seconds[:useful]
-            else:  # it has no neurons, and nobody waits for any
-                split_seconds[i, 0] = gpu.dense[i]
+            handshake = gpu.handshake if len(each) else 0.0  # without neurons nothing is split
+            seconds = gpu.dense[i] + handshake + np.maximum(hot, cold)
+            useful = int(seconds[:-1].argmin()) + 1 if len(each) else 1
+            split_seconds[i, :useful] = seconds[:useful]
             nbytes = sizes.gpu_dense[i] + each.edges * float(sizes.neuron_bytes[i] + INDEX_BYTES)
             split_bytes[i, : len(nbytes)] = nbytes
             whole_bytes[i] = nbytes[-1]
@@ -101,8 +99,8 @@ class _Tables:
         with np.errstate(invalid="ignore", divide="ignore"):
             seconds = self.split_seconds - self.whole_seconds[:, None]
             worth = seconds / (self.whole_bytes[:, None] - self.split_bytes)
-        # A layer without neurons is whole as it is: 0 / 0.
-        return np.asarray(np.where(self.exists, np.where(np.isnan(worth), 0, worth), np.inf).min(axis=1))
+        worth[seconds == 0] = 0  # a layer without neurons is whole in any case
+        return np.asarray(np.where(self.exists, worth, np.inf).min(axis=1))
 
 
 class _Steps(NamedTuple):

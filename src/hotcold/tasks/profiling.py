@@ -155,7 +155,8 @@ def _count(
     """Runs the model over the text and counts firings."""
     if not isinstance(model, LoadedModel):
         options = options | {"context": context}
-    base = opened(model, options, progress, sparsity=mode, default_context=LONGEST_WINDOW, gpu=OFF)
+    more: dict[str, Any] = {"sparsity": mode, "gpu": OFF, "state_copies": 0}
+    base = opened(model, options, progress, default_context=LONGEST_WINDOW, **more)
     if base.gpus:
         fix = "load it without placement and vram_budget, or give its file"
         raise UserError(f"this model is loaded on several backends, and a profile counts on one: {fix}")
