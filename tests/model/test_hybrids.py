@@ -21,7 +21,11 @@ from hotcold.model.transformer import Transformer
 from hotcold.model.weights import check_tensors
 
 
-@pytest.fixture(scope="module", params=["reference"])
+#: Those that have the ops of states.
+BACKENDS = [name for name in ("reference", "cpu") if not hasattr(open_backend(name), "_refuse")]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(str(request.param))
 
