@@ -79,6 +79,10 @@ class OrderedReference(OrderedStates, ReferenceBackend):
             first, second, tensors.threshold, tensors.relu, tensors.ends, tensors.chosen
         )
 
+    def softcap(self, logits: Any, batch: Batch, cap: float) -> None:
+        rows = logits[: batch.n_logits]
+        rows[:] = hyperbolic_tangent(rows / f32(cap)) * f32(cap)
+
     def norm(self, x: Any, norm: Norm, batch: Batch, out: Any, rows: Rows = Rows.TOKENS) -> None:
         count = batch.n_logits if rows == Rows.LOGITS else batch.n_tokens
         values = x[:count]

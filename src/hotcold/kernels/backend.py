@@ -542,6 +542,9 @@ class Backend(StateOps, Protocol):
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
         """``out[r] = x[logits_rows[r]]``; x ``[T, D]``, out ``[R, D]``."""
 
+    def softcap(self, logits: Buffer, batch: Batch, cap: float) -> None:
+        """``logits[r] = cap tanh(logits[r] / cap)``, in place; ``[R, V]`` (Gemma 2, arXiv 2408.00118)."""
+
     def top_k(
         self,
         logits: Buffer,

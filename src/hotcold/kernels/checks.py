@@ -155,12 +155,17 @@ def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | No
             raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
 
 
+def check_softcap(cap: float) -> None:
+    if not 0 < cap < math.inf:
+        raise ValueError(f"softcap {cap}: a finite number above 0 is needed")
+
+
 def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap: float | None) -> None:
     """Refuses options of attention that mean nothing; q is ``[T, H, head_dim]``."""
     if window is not None and window < 1:
         raise ValueError(f"attention window {window}: at least 1 position is needed")
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"attention softcap {softcap}: a finite number above 0 is needed")
+    if softcap is not None:
+        check_softcap(softcap)
     _check_vector("attention sinks", sinks, *q.shape[1:2])
 
 

@@ -30,7 +30,7 @@ class SequenceRows:
 
 
 def sequences_of(batch: Batch, slots: int) -> list[SequenceRows]:
-    """The sequences that have rows in this step, to which every row belongs; ValueError as in state_ops.py."""
+    """The sequences with rows in this step, to which every row belongs; ValueError as in state_ops.py."""
     found = list(_sequences(batch, slots))
     missing = batch.n_tokens - sum(len(each.rows) for each in found)
     if missing:

@@ -196,6 +196,9 @@ class VulkanBackend(DeviceMemory):
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
         self.op(batch, lambda r: rowwise.gather(r, x, out), x, out)
 
+    def softcap(self, logits: Buffer, batch: Batch, cap: float) -> None:
+        self.op(batch, lambda r: rowwise.softcap(r, logits, cap), logits)
+
     # Ops of layers that keep a state
 
     def short_conv(

@@ -1,4 +1,4 @@
-"""Ops that work on each row by itself: norm, add, gather, router, and top_k, which the host does."""
+"""Ops that work on each row by itself: norm, add, gather, softcap, router, and top_k, which the host does."""
 
 from __future__ import annotations
 
@@ -66,6 +66,14 @@ def gather(recording: Recording, x: Buffer, out: Buffer) -> None:
     target = recording.range_of("out", out, width, rows=Rows.LOGITS)
     groups = -(-width // 256), recording.rows_of(Rows.LOGITS), 1
     recording.run("gather", [source, Written(target)], [width], groups)
+
+
+def softcap(recording: Recording, logits: Buffer, cap: float) -> None:
+    checks.check_softcap(cap)
+    width = recording.memory.own(logits).width
+    rows = recording.range_of("logits", logits, width, rows=Rows.LOGITS)
+    groups = -(-width // 256), recording.rows_of(Rows.LOGITS), 1
+    recording.run("softcap", [Written(rows)], [width, float(cap)], groups)
 
 
 @dataclass(frozen=True)
