@@ -1,5 +1,5 @@
-"""Models that keep states on a GPU, whole layers or with cold neurons on the CPU: a sequence has the bits that
-it has alone, in chunks, in a batch, and from a copy of a state."""
+"""Models that keep states on a GPU, whole layers or with cold neurons on the CPU: a sequence has the bits
+that it has alone, in chunks, in a batch, and from a copy of a state."""
 
 from __future__ import annotations
 
