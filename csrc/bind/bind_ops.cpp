@@ -173,11 +173,17 @@ BatchArrays::BatchArrays(const nb::handle& batch)
       slots(array_of(batch, "slots")),
       pages(array_of(batch, "pages")),
       lengths(array_of(batch, "lengths")),
-      logits_rows(array_of(batch, "logits_rows")) {
+      logits_rows(array_of(batch, "logits_rows")),
+      first_rows(array_of(batch, "first_rows")),
+      row_counts(array_of(batch, "row_counts")),
+      state_from(array_of(batch, "state_from")),
+      state_to(array_of(batch, "state_to")) {
     if (pages.ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
     if (!tokens.size()) refuse("a batch has room for 0 tokens: at least 1 is needed");
     bool agree = counts.size() == 4 && lengths.size() == pages.shape(0);
     for (const Index* each : {&positions, &sequence, &slots}) agree &= each->size() == tokens.size();
+    for (const Index* each : {&first_rows, &row_counts, &state_from, &state_to})
+        agree &= each->size() == lengths.size();
     if (!agree) refuse("a batch's arrays disagree about its limits");
 }
 
@@ -192,6 +198,10 @@ Batch BatchArrays::view() const {
     b.lengths = lengths.data();
     b.logits_rows = logits_rows.data();
     b.pages_per_sequence = axis(pages, 1);
+    b.first_rows = first_rows.data();
+    b.row_counts = row_counts.data();
+    b.state_from = state_from.data();
+    b.state_to = state_to.data();
     return b;
 }
 
