@@ -74,12 +74,13 @@ def test_the_same_tokens_whatever_copies_are_kept(
     assert_no_page_is_lost(session.slots)
 
 
-@pytest.mark.parametrize(("tokens", "reused"), [(97, 96), (96, 64), (100, 96), (33, 32), (32, 0)])
+@pytest.mark.parametrize(("tokens", "reused"), [(101, 64), (102, 96), (120, 96), (38, 32), (37, 0)])
 def test_the_same_prompt_goes_on_from_its_last_page(tokens: int, reused: int) -> None:
+    """Six tokens at its end do not count: the next turn may have others there."""
     engine = Engine(history_model(context=200, chunk=200, copies=3))
     prompt = some_prompt(tokens)
     assert ran(engine, prompt, 2) == 0
-    assert ran(engine, prompt, 3) == ran(engine, prompt, 4) == reused
+    assert ran(engine, prompt, 3) == ran(engine, [*prompt[:-6], *some_prompt(9, 1)], 4) == reused
 
 
 def test_a_step_ends_where_the_state_is_worth_keeping() -> None:
@@ -128,9 +129,9 @@ def test_the_end_of_a_system_prompt_shows_with_the_second_of_them() -> None:
 
 
 def test_several_of_one_prompt_read_it_once() -> None:
-    session = history_model(context=200, sequences=4, chunk=100, copies=1)
+    session = history_model(context=200, sequences=4, chunk=105, copies=1)
     engine = Engine(session)
-    prompt = some_prompt(100)
+    prompt = some_prompt(105)
     engine.add(first := greedy(prompt, 40))
     engine.step()
     others = [greedy(prompt, 40) for _ in range(3)]
@@ -188,7 +189,7 @@ def test_a_broken_step_leaves_copies_as_they_were(error: type[BaseException]) ->
     """The step's own results are lost with the requests that ran; copies that it read are not."""
     session = history_model(context=200, sequences=2, chunk=200, copies=2)
     engine = Engine(session)
-    prompt = some_prompt(100)
+    prompt = some_prompt(105)
     ran(engine, prompt, 2)
     for when in range(8):
         session.transformer.interrupt, session.transformer.interrupt_in = error, when

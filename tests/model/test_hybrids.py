@@ -126,6 +126,17 @@ def test_gate_and_up_of_experts_may_be_one(tmp_path: Path, backend: Backend) -> 
     close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
 
 
+def test_a_norm_may_lack_its_suffix(tmp_path: Path, backend: Backend) -> None:
+    tiny = golden("tiny-falcon-h1", tmp_path)
+    with open_gguf(tiny.path) as file:
+        names = [f"blk.{i}.ffn_norm" for i in range(2)]
+        changed = {name: file.load(f"{name}.weight") for name in names}
+    path = rewritten(
+        tiny.path, tmp_path / "bare.gguf", {}, changed | {f"{each}.weight": None for each in names}
+    )
+    close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
+
+
 def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path, backend: Backend) -> None:
     """``block_count`` counts them, and so do arrays."""
     tiny = golden("tiny-qwen35", tmp_path)

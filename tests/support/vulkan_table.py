@@ -23,6 +23,7 @@ from support.op_truth import (
 from support.vulkan_cases import STEPS, TYPES, Array, Case, buffer, room
 from support.vulkan_ffn_cases import expert_cases, ffn_cases
 from support.vulkan_model import OrderedReference
+from support.vulkan_state_cases import state_cases
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import (
@@ -37,7 +38,7 @@ from hotcold.model.attention import CACHE_TYPES
 
 def cases() -> list[Case]:
     """The most telling first: each op with one type, then the other types, then the rest."""
-    found = [*_linear(), *ffn_cases(), *expert_cases(), *_attention(), *_others()]
+    found = [*_linear(), *ffn_cases(), *expert_cases(), *_attention(), *state_cases(), *_others()]
     return sorted(found, key=lambda case: (not case.quick, not _plain(case)))
 
 

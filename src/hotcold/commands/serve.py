@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_request_options(parser)
     options.add_template_options(parser)
     options.add_model_options(parser)
+    options.add_draft_options(parser)
     options.add_sampling_options(parser)
 
 
@@ -160,6 +161,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"serve needs the extra: pip install 'hotcold[serve]' (there is no {missing[0]})")
     found: Any = {
         **options.model_options(args),
+        **options.draft_options(args),
         "sequences": args.parallel,
         "cache_positions": args.cache_positions,
         "state_copies": args.state_copies,

@@ -6,16 +6,20 @@ is made without copying: where a step ends at a border of pages that is worth ke
 written becomes the copy, and the next step reads that and writes another slot. Steps only ever read a copy,
 so no exception can spoil it.
 
-Borders worth keeping are the last one of a prompt, from which the same prompt (``n``) and the next turn go
-on; the one up to which a prompt begins like another and then goes its own way, the end of a system prompt,
-say, which shows with the second of them; and the last border that a request has generated, which replaces
-the one before it: a conversation's end. Copies are given away as pages are, those that were unused longest
-first."""
+Borders worth keeping are the last one of a prompt but for a few tokens, from which the same prompt (``n``)
+and the next turn go on; the one up to which a prompt begins like another and then goes its own way, the end
+of a system prompt, say, which shows with the second of them; and the last border that a request has
+generated, which replaces the one before it: a conversation's end. Copies are given away as pages are, those
+that were unused longest first."""
 
 from hotcold.engine.prefix_cache import Found, PrefixCache
 from hotcold.engine.request import Request
 from hotcold.kernels.backend import PAGE
 from hotcold.model.kv_cache import SlotPool
+
+#: Tokens at a prompt's end that its next turn may lack: a template ends prompts with some that open or close
+#: a thought, and leaves these out of past turns.
+_OPENING = 6
 
 
 class States:
@@ -40,7 +44,8 @@ class States:
         request.slot = own
         request.borders = ()
         if self._prefixes is not None:
-            borders = {found.known * PAGE, self._prefixes.last_page(request) * PAGE}
+            last = min(self._prefixes.last_page(request), max(request.length - _OPENING, 0) // PAGE)
+            borders = {found.known * PAGE, last * PAGE}
             request.borders = tuple(sorted(each for each in borders if each > len(found.pages) * PAGE))
         return True
 

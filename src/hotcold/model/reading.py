@@ -1,6 +1,6 @@
 """Reads named tensors of a GGUF file into a backend. Names and shapes were checked before."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,11 +46,11 @@ class TensorReader:
         return matrices
 
     def own_norm(self, name: str) -> Norm | None:
-        return self.norm(name) if f"{name}.weight" in self.file.tensors else None
+        return self.norm(name) if norm_tensor(name, self.file.tensors) in self.file.tensors else None
 
     def norm(self, name: str, scale: float = 1.0) -> Norm:
         """``scale`` times what the file's would give."""
-        values = [self.vector(f"{name}.{part}") for part in ("weight", "bias")]
+        values = [self.vector(each) for each in (norm_tensor(name, self.file.tensors), f"{name}.bias")]
         self.norm_values += sum(each.size for each in values if each is not None)
         weight, bias = (self._buffer(each, scale) for each in values)
         return Norm(weight, bias, self.norm_eps, self.norm_centre)
@@ -83,6 +83,12 @@ class TensorReader:
 
     def _buffer(self, values: Floats | None, scale: float = 1.0) -> Buffer | None:
         return None if values is None else upload(self.backend, np.float32(scale) * values)
+
+
+def norm_tensor(name: str, present: Container[str]) -> str:
+    """The name of a norm's weight; in some files it has no suffix (Falcon-H1)."""
+    usual = f"{name}.weight"
+    return name if name in present and usual not in present else usual
 
 
 def upload(backend: Backend, values: Floats) -> Buffer:

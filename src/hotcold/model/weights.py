@@ -21,7 +21,7 @@ from hotcold.model.devices import Devices
 from hotcold.model.experts import Latent, Router, SharedExpert, expert_shapes, expert_tensors
 from hotcold.model.layer import Block, FeedForward, LayerWeights
 from hotcold.model.mixer import NO_MIXER, MixerWeights
-from hotcold.model.reading import Progress, Shape, TensorReader
+from hotcold.model.reading import Progress, Shape, TensorReader, norm_tensor
 from hotcold.model.rope import FACTORS
 from hotcold.values import printable
 
@@ -143,7 +143,7 @@ def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape]
             f"{blk}{name}.bias": (d if name == down else shape[0],) for name, shape in matrices.items()
         }
         norms, more = _norms(config, blk, present)
-        required |= {f"{blk}{name}.weight": (d,) for name in norms}
+        required |= {norm_tensor(f"{blk}{name}", present): (d,) for name in norms}
         optional |= {f"{blk}{name}.weight": (d,) for name in more}
         optional |= {f"{blk}{name}.bias": (d,) for name in (*norms, *more)}
     return required, optional

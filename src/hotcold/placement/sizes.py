@@ -6,8 +6,8 @@ figure 5) and 2406.05955 publish it. The power law ``min(1, scale * rank ** -exp
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +102,22 @@ class Sizes:
     gpu_layer: int = 0  #: what a layer takes on a GPU beyond its weights, keys and values
     block_neurons: int = 1  #: that cannot be placed apart: in many files blocks of down lie along neurons
     experts: int = 1  #: of a layer, whose neurons lie one expert after another
+    #: layers of a model of experts that have none, and how many of their neurons cannot be placed apart
+    ordinary: Mapping[int, int] = field(default_factory=dict)
     states: Ints | None = None  #: states of sequences and copies of them; None where no layer keeps any
     state: Ints | None = None  #: of one sequence, which a token reads and writes
+
+    def experts_of(self, layer: int) -> int:
+        """The experts of a layer; 1 where it has none."""
+        return 1 if layer in self.ordinary else self.experts
+
+    def share_of(self, layer: int) -> float:
+        """The part of a layer's neurons that a router leaves."""
+        return 1.0 if layer in self.ordinary else self.expert_share
+
+    def block_of(self, layer: int) -> int:
+        """How many neurons of a layer cannot be placed apart."""
+        return self.ordinary.get(layer, self.block_neurons)
 
     @property
     def dense(self) -> Ints:
@@ -211,6 +225,7 @@ def sizes_of_file(
         gpu_layer=GPU_LAYER_BYTES if gpu else 0,
         block_neurons=_block_neurons(file, config),
         experts=1 if config.experts is None else config.experts.count,
+        ordinary=_ordinary(file, config),
         states=None if state is None else sessions * slots * state,
         state=state,
     )
@@ -260,8 +275,20 @@ def _block_neurons(file: GGUFFile, config: Config) -> int:
         return 1
     if config.experts is not None:
         return config.experts.neurons  # an expert is on one side, whole
+    return _block_of_downs(file)
+
+
+def _block_of_downs(file: GGUFFile) -> int:
+    """The most weights of a block of down that lie along neurons."""
     downs = [info for name, info in file.tensors.items() if name.endswith(".ffn_down.weight")]
     return max((block_type(info.type).weights for info in downs), default=1)
+
+
+def _ordinary(file: GGUFFile, config: Config) -> dict[int, int]:
+    if config.experts is None:
+        return {}
+    block = 1 if config.down_layout != "by_output" else _block_of_downs(file)
+    return {i: block for i in range(config.layers) if config.experts_of(i) is None}
 
 
 def placed_by(config: Config) -> str:

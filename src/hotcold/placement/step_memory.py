@@ -113,7 +113,7 @@ def _shapes(
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            neurons=max(config.neurons),
+            neurons=max(1, *config.neurons),
             hot=hot,
             types=types,
             gated=config.gated,

@@ -94,6 +94,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         on_gpus=decision.on_gpus,
         chat_metadata=with_template(plain, options["chat_template"]),
         sampling=sampling,
+        draft_max=options["draft_max"],
     )
 
 

@@ -151,6 +151,12 @@ class Session:
         else:
             self._counters.decode_s += seconds
 
+    def count_guesses(self, verified: int, wrong: int) -> None:
+        """Counts the guesses of a step without a prompt row, each of which had a row of its own."""
+        self._counters.decode_tokens -= wrong
+        self._counters.guesses += verified
+        self._counters.wrong_guesses += wrong
+
     def trace(self, timeline: Timeline | None) -> None:
         """Records from now on when each side of a hybrid model computes and waits; None stops it.
         ValueError: the model is on one backend."""
@@ -306,6 +312,7 @@ class LoadedModel:
     #: what the file says of its chat template, for :class:`~hotcold.chat.chat.Chat`
     chat_metadata: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
+    draft_max: int = 0  #: the most tokens of a sequence that are guessed in a step
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property

@@ -38,6 +38,8 @@ _OF_ENGINE = {
     "prompt_tokens": _Figure("prompt_tokens", "Tokens of prompts that were computed", True),
     "reused_tokens": _Figure("reused_tokens", "Tokens of prompts that were in the cache already", True),
     "generated_tokens": _Figure("generated_tokens", "Tokens that were generated", True),
+    "guessed_tokens": _Figure("guessed_tokens", "Tokens that were guessed and verified", True),
+    "accepted_tokens": _Figure("accepted_tokens", "Guessed tokens that were right", True),
     "steps": _Figure("steps", "Runs of the model", True),
     "preemptions": _Figure("preemptions", "Requests put back because the cache was full", True),
     "prompt_s": _Figure("prompt_seconds", "Time of steps with rows of prompts", True),
