@@ -104,6 +104,8 @@ void bind_batch(BoundRecorder& r, std::shared_ptr<Memory> memory, const nb::obje
             place.bounds.vocab = most;
         else if (name == "positions")
             place.bounds.positions = most;
+        else if (name == "state_slots")
+            ;
         else if (name == "pages")
             place.bounds.pages = most;
         else
@@ -113,6 +115,10 @@ void bind_batch(BoundRecorder& r, std::shared_ptr<Memory> memory, const nb::obje
     for (const Index* each : {&arrays.tokens, &arrays.positions, &arrays.sequence, &arrays.slots,
                               &arrays.pages, &arrays.lengths, &arrays.logits_rows})
         place.add(each->data(), each->size());
+    for (const char* name : {"first_rows", "row_counts", "state_from", "state_to"}) {
+        const Index each = nb::cast<Index>(batch.attr(name));
+        place.add(each.data(), each.size());
+    }
     r.open().batch(std::move(place));
     r.arrays = arrays;
 }

@@ -65,6 +65,7 @@ class Program {
                 float* factors);
     void add(float* x, const float* y, int64_t dim, float keep = 1, float scale = 1);
     void gather(const float* x, float* out, int64_t dim);
+    void softcap(float* logits, int64_t vocab, float cap);
     // The inputs that fill a mailbox. From each of the mask's rows, of mask_words, the last words go there.
     struct Posted {
         const float* x;

@@ -370,6 +370,7 @@ struct Kernels : ByteProducts {
     void (*rope)(const RopeArgs&, float* head, int position);
     void (*store_row)(Type, const float* x, uint8_t* out, int64_t n);  // of a KV cache
     void (*add)(float* x, const float* y, int64_t n, float keep, float scale);
+    void (*softcap)(float cap, float* x, int64_t n);  // x = cap tanh(x / cap)
     void (*relu)(float* x, int64_t n);
     double (*read)(const uint8_t* data, size_t bytes);  // streams through memory, for the bandwidth probe
 };

@@ -35,7 +35,7 @@ void Recorder::check_range(const Range& r) const {
 void Recorder::batch(BatchPlace place) {
     check_range({place.memory, 0, place.words() * 4, true});
     if (batch_.memory) refuse("a program has one batch");
-    place.header[12] = int32_t(place.batch.pages_per_sequence);
+    place.header.back() = int32_t(place.batch.pages_per_sequence);
     batch_ = std::move(place);
 }
 

@@ -486,6 +486,22 @@ def test_add_and_gather(backend: Backend) -> None:
     assert (out[3:] == 7).all()
 
 
+@pytest.mark.parametrize("vocab", [1, 33, 5000])
+def test_softcap(backend: Backend, vocab: int) -> None:
+    """Only rows of logits; small values keep their digits."""
+    logits = random_rows(rng("softcap", vocab), 4, vocab) * np.float32(20)
+    logits[0, 0], logits[1, 0], logits[2, 0] = 1e-4, 1e30, -1e30
+    batch = make_batch(backend, [Row(0), Row(1)], [Row(2), Row(3)], logits=[3, 0, 1])
+    capped = logits.copy()
+    backend.softcap(capped, batch, 30.0)
+    expected = 30 * np.tanh(logits[:3].astype(np.float64) / 30)
+    np.testing.assert_allclose(capped[:3], expected, rtol=1e-5)
+    np.testing.assert_array_equal(capped[3:], logits[3:])
+    for cap in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="a finite number above 0 is needed"):
+            backend.softcap(capped, batch, cap)
+
+
 @pytest.mark.parametrize("vocab", [1, 63, 64, 65, 4096, 32003])
 def test_top_k(backend: Backend, vocab: int) -> None:
     random = rng("top_k", vocab)

@@ -21,6 +21,7 @@ class Footprint:
     dim: int  #: the model's width D, the parameters of one gate, up or down row
     row_bytes: tuple[tuple[int, ...], ...]  #: of one gate, up and down row and one run's scales, by layer
     kv_bytes: int  #: K and V of one position in all layers
+    state_bytes: int = 0  #: read and written for each token: a sequence's state in all layers
 
 
 @dataclass
@@ -35,6 +36,8 @@ class Counters:
     decode_s: float = 0.0
     run_s: float = 0.0  #: the part of ``decode_s`` spent in the recorded program; the rest is Python's
     kv_positions: int = 0  #: positions that attention read
+    guesses: int = 0  #: rows of tokens that were guessed
+    wrong_guesses: int = 0  #: those of them that ``decode_tokens`` does not count
 
     def copy(self) -> Self:
         return replace(self, rows=self.rows.copy())
@@ -57,6 +60,7 @@ class Figures:
     params_per_token: float | None = None
     python_share: float | None = None  #: the part of generation's time outside the recorded program
     rows_per_step: float | None = None  #: sequences that a step of generation served, on average
+    tokens_per_step: float | None = None  #: that they got of it, more where guesses were right
 
     @classmethod
     def of(cls, counters: Counters, footprint: Footprint) -> Self:
@@ -64,20 +68,24 @@ class Figures:
         prompt_tok_s = counters.prompt_tokens / counters.prompt_s if counters.prompt_s else None
         if not tokens:
             return cls(prompt_tok_s)
+        sequences = tokens - counters.guesses + counters.wrong_guesses
+        computed = tokens + counters.wrong_guesses
         read = counters.rows[:, :3]
         rows = counters.rows[:, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
-        total_bytes = steps * footprint.step_bytes + tokens * footprint.token_bytes + int(rows.sum())
-        total_bytes += counters.kv_positions * footprint.kv_bytes
-        params = tokens * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
-        active = counters.rows[:, 3] / (np.asarray(footprint.neurons) * tokens)
+        total_bytes = steps * footprint.step_bytes + computed * footprint.token_bytes + int(rows.sum())
+        total_bytes += counters.kv_positions * footprint.kv_bytes + computed * footprint.state_bytes
+        params = computed * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
+        neurons = np.asarray(footprint.neurons)
+        active = counters.rows[:, 3] / (np.maximum(neurons, 1) * computed)
         return cls(
             prompt_tok_s=prompt_tok_s,
             tok_s=tokens / seconds if seconds else None,
             bytes_per_token=total_bytes / tokens,
             gb_s=total_bytes / seconds / 1e9 if seconds else None,
-            active_share=float(active.mean()),
+            active_share=float(active[neurons > 0].mean()) if neurons.any() else 0.0,
             active_share_by_layer=tuple(active.tolist()),
             params_per_token=params / tokens,
-            rows_per_step=tokens / steps,
+            rows_per_step=sequences / steps,
+            tokens_per_step=tokens / steps,
             python_share=1 - counters.run_s / seconds if seconds else None,
         )

@@ -63,13 +63,15 @@ class Session:
         config, limits, devices = model.config, model.limits, model.devices
         extra = mode.predictors.nbytes if mode.predictors else 0
         what = "the predictors of a session need"
-        check_memory(extra, model.cache_type, config, limits, model.pages, devices, model.on_gpus, what)
+        pages, slots = model.pages, model.slots
+        check_memory(extra, model.cache_type, config, limits, pages, slots, devices, model.on_gpus, what)
         predictors = self._load_predictors(mode)
         self._counters = Counters(np.zeros((config.layers, len(FFN_COUNTS)), np.int64))
         self.predictors = predictors  #: of each layer; None where none is used
         self.footprint = self._footprint(mode)
-        self.state = SequenceState(devices, config, model.pages, model.cache_type)
+        self.state = SequenceState(devices, config, pages, model.cache_type, slots)
         self.cache = self.state.pages  #: whose pages lie where
+        self.slots = self.state.slots  #: whose states lie where; None where no layer keeps one
         self._user: weakref.ref[User] | None = None
         # Which experts a step reads, and so how many rows, is known to the FFNs alone.
         self._ffns, self._cold_sides = self._make_ffns(count=mode.name != "off" or config.experts is not None)
@@ -85,15 +87,15 @@ class Session:
             self._dense_rows = np.column_stack([rows, runs]).astype(np.int64)
 
     def claim(self, user: User) -> None:
-        """Gives the batch and the KV cache to one user, with all pages free; again by the same one, this does
-        nothing. UserError: another one is not done with them."""
+        """Gives the batch and the KV cache to one user, with all pages and slots free; again by the same one,
+        this does nothing. UserError: another one is not done with them."""
         owner = self._user() if self._user else None
         if owner is user:
             return
         if owner is not None and owner.in_use:
             fix = "finish or abort that first, or take model.session(), which has a KV cache of its own"
             raise UserError(f"the session is in use by {owner.in_use}: {fix}")
-        self.cache.clear()
+        self.state.clear()
         self._user = weakref.ref(user)
 
     def watched(self) -> "Watched":
@@ -148,6 +150,12 @@ class Session:
             self._counters.prompt_s += seconds
         else:
             self._counters.decode_s += seconds
+
+    def count_guesses(self, verified: int, wrong: int) -> None:
+        """Counts the guesses of a step without a prompt row, each of which had a row of its own."""
+        self._counters.decode_tokens -= wrong
+        self._counters.guesses += verified
+        self._counters.wrong_guesses += wrong
 
     def trace(self, timeline: Timeline | None) -> None:
         """Records from now on when each side of a hybrid model computes and waits; None stops it.
@@ -226,6 +234,7 @@ class Session:
             # As in FFNStats: without a gate the up rows count as gate rows.
             row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
             kv_bytes=config.page_bytes(self.model.cache_type) // PAGE,
+            state_bytes=2 * config.slot_bytes,
         )
 
 
@@ -292,6 +301,7 @@ class LoadedModel:
     devices: Devices
     limits: BatchLimits  #: of the steps of every session
     pages: int  #: of the KV cache of every session, which its sequences share
+    slots: int  #: for states of sequences, of every session; 0 where no layer keeps one
     context: int  #: the most positions of a sequence
     chunk: int  #: the most prompt rows of a step
     cache_type: str
@@ -302,6 +312,7 @@ class LoadedModel:
     #: what the file says of its chat template, for :class:`~hotcold.chat.chat.Chat`
     chat_metadata: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
+    draft_max: int = 0  #: the most tokens of a sequence that are guessed in a step
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property
