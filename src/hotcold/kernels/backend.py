@@ -169,7 +169,7 @@ class FFNTensors:
 
     ``down`` is ``(N, D)`` when ``down_layout`` is ``by_neuron`` and ``(D, N)`` when it is ``by_output``.
     Where the activation gives zeros, a backend makes rows by neuron of the latter too: it transposes float
-    types and packs quantised ones into panels.
+    types and packs quantised ones into panels, but for types without (see :func:`is_dense`).
 
     Experts lie one after another: gate, up and down by neuron are ``(E * N, D)``, down by output ``(E * D,
     N)``, as GGUF's ``*_exps`` are, and biases ``[E * N]`` and ``[E, D]``. In a half of a layer experts may
@@ -237,6 +237,12 @@ def mask_bits(ends: Sequence[int]) -> npt.NDArray[np.int64]:
     padding = 64 * np.array(mask_words(ends)[:-1]) - np.array((0, *ends[:-1]))
     bits: npt.NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(padding, np.diff((0, *ends)))
     return bits
+
+
+def is_dense(down_layout: str, down: BlockType, activation: str) -> bool:
+    """Whether down is a dot over all neurons, whichever of them fire: it lies by output, and the activation
+    gives no zeros or nothing can be made of its blocks that lies by neuron."""
+    return down_layout == "by_output" and not (activation in SPARSE_ACTIVATIONS and down.panels)
 
 
 def scale_run(type: BlockType) -> int:

@@ -15,10 +15,10 @@ from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.formats.words import ACTIVATIONS
 from hotcold.kernels import _native
 from hotcold.kernels.backend import (
-    SPARSE_ACTIVATIONS,
     FFNTensors,
     Floats,
     PredictorTensors,
+    is_dense,
     mask_words,
     panel_bytes,
     scale_run,
@@ -83,7 +83,7 @@ class Packer:
         neurons, dim = tensors.up.shape
         down = tensors.down
         by_output = tensors.down_layout == "by_output"
-        dense = by_output and tensors.activation not in SPARSE_ACTIVATIONS
+        dense = is_dense(tensors.down_layout, down.type, tensors.activation)
         panels = by_output and not dense and down.type.weights > 1
         sizes = [t.nbytes // neurons if t else 0 for t in (tensors.gate, tensors.up, down)]
         gate = self.matrix(tensors.gate) if tensors.gate else None

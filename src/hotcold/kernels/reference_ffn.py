@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from hotcold.kernels.backend import (
     FFN_COUNTS,
-    SPARSE_ACTIVATIONS,
     FFNTensors,
     Floats,
     Ints,
     Masks,
+    is_dense,
     mask_words,
     panel_bytes,
     scale_run,
@@ -72,7 +72,7 @@ class ReferenceFFN:
 
     @property
     def dense(self) -> bool:
-        return self.down_layout == "by_output" and self.activation not in SPARSE_ACTIVATIONS
+        return is_dense(self.down_layout, self.down.tensor.type, self.activation)
 
     @property
     def runs(self) -> int:

@@ -18,8 +18,8 @@ from hotcold.formats.blocks import BlockType, Bytes
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import checks
 from hotcold.kernels.backend import (
-    SPARSE_ACTIVATIONS,
     FFNTensors,
+    is_dense,
     mask_words,
     panel_bytes,
     scale_run,
@@ -82,7 +82,7 @@ class FFNShape:
     @property
     def dense(self) -> bool:
         """Whether down is a dot over all neurons."""
-        return self.down_layout == "by_output" and self.activation not in SPARSE_ACTIVATIONS
+        return is_dense(self.down_layout, self.down, self.activation)
 
     @property
     def panels(self) -> bool:
