@@ -3,24 +3,29 @@
 Bytes are those of weights and KV cache that the kernels must read; activations stay in the caches and are not
 counted. With the time of the same steps they give the rate at which memory was really read."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+
+from hotcold.kernels.backend import FFN_COUNTS
 
 
 @dataclass(frozen=True)
 class Footprint:
     """The bytes that one decode step reads, apart from the number of neurons."""
 
-    step_bytes: int  #: attention, norms, head and predictors, read once by each step
+    #: attention, norms, head, predictors and shared experts that are computed whole, read once by each step
+    step_bytes: int
     step_params: int
     token_bytes: int  #: one row of the embedding table; it has ``dim`` parameters
     neurons: tuple[int, ...]  #: number in each layer
     dim: int  #: the model's width D, the parameters of one gate, up or down row
     row_bytes: tuple[tuple[int, ...], ...]  #: of one gate, up and down row and one run's scales, by layer
     kv_bytes: int  #: K and V of one position in all layers
+    #: as ``row_bytes``, of shared experts whose zeros are skipped; empty where :class:`Counters` has none
+    shared_row_bytes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
@@ -35,9 +40,11 @@ class Counters:
     decode_s: float = 0.0
     run_s: float = 0.0  #: the part of ``decode_s`` spent in the recorded program; the rest is Python's
     kv_positions: int = 0  #: positions that attention read
+    #: as ``rows``, of shared experts; no layers where there are none, or where they are computed whole
+    shared: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(FFN_COUNTS)), np.int64))
 
     def copy(self) -> Self:
-        return replace(self, rows=self.rows.copy())
+        return replace(self, rows=self.rows.copy(), shared=self.shared.copy())
 
     def since(self, before: Self) -> Self:
         return type(self)(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
@@ -64,11 +71,12 @@ class Figures:
         prompt_tok_s = counters.prompt_tokens / counters.prompt_s if counters.prompt_s else None
         if not tokens:
             return cls(prompt_tok_s)
-        read = counters.rows[:, :3]
-        rows = counters.rows[:, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
-        total_bytes = steps * footprint.step_bytes + tokens * footprint.token_bytes + int(rows.sum())
+        read = int(counters.rows[:, :3].sum() + counters.shared[:, :3].sum())
+        row_bytes = int(bytes_of_rows(counters.rows, footprint.row_bytes).sum())
+        row_bytes += int(bytes_of_rows(counters.shared, footprint.shared_row_bytes).sum())
+        total_bytes = steps * footprint.step_bytes + tokens * footprint.token_bytes + row_bytes
         total_bytes += counters.kv_positions * footprint.kv_bytes
-        params = tokens * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
+        params = tokens * (footprint.step_params + footprint.dim) + read * footprint.dim
         active = counters.rows[:, 3] / (np.asarray(footprint.neurons) * tokens)
         return cls(
             prompt_tok_s=prompt_tok_s,
@@ -81,3 +89,11 @@ class Figures:
             rows_per_step=tokens / steps,
             python_share=1 - counters.run_s / seconds if seconds else None,
         )
+
+
+def bytes_of_rows(
+    rows: npt.NDArray[np.int64], row_bytes: tuple[tuple[int, ...], ...]
+) -> npt.NDArray[np.int64]:
+    """Bytes of counted rows ``[..., layers, 5]``, by layer: of gates, ups, downs and scales."""
+    found: npt.NDArray[np.int64] = rows[..., [0, 1, 2, 4]] * np.reshape(row_bytes, (-1, 4)).astype(np.int64)
+    return found

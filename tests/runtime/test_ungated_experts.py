@@ -1,0 +1,125 @@
+"""Experts without gates, as Nemotron's, and shared ones, on the whole stack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.ungated_models import CHOSEN, EXPERTS, NEURONS, SHARED, ungated_model
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.request import Job, Request
+from hotcold.formats.blocks import quantise
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.backend import PredictorTensors
+from hotcold.runtime.counters import Figures
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
+from hotcold.sparse.predictor import write_sidecar
+from hotcold.tasks.scoring import Scorer
+from hotcold.watch.memory_use import memory_use
+
+TOKENS = [1, *np.random.default_rng(3).integers(3, 288, 40).tolist()]
+#: The block types of Nemotron's files, which a stock file has by output: panels; and our own layout.
+STORED = [(type, "by_output") for type in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "F16")]
+STORED += [("Q4_0", "by_neuron"), ("MXFP4", "by_neuron")]
+
+
+def opened(path: Path, sparsity: str, threads: int = 1) -> Session:
+    return load(path, LoadOptions(sparsity=sparsity, threads=threads, sequences=3)).session()
+
+
+def logits(session: Session) -> np.ndarray:
+    """By the decode rule."""
+    return np.concatenate([rows.copy() for rows in Scorer(session).logits(TOKENS)])
+
+
+def greedy(session: Session, lengths: tuple[int, ...] = (4, 30, 9)) -> list[list[int]]:
+    random = np.random.default_rng(5)
+    prompts = [[1, *random.integers(3, 288, length).tolist()] for length in lengths]
+    params = SamplingParams(temperature=0)
+    requests = [Request(Job(prompt, params, max_tokens=12, ignore_eos=True)) for prompt in prompts]
+    Engine(session).run(requests)
+    return [request.output for request in requests]
+
+
+@pytest.mark.parametrize(("type", "down"), STORED)
+def test_exact_is_off_bit_for_bit_and_reads_less(type: str, down: str, tmp_path: Path) -> None:
+    path = ungated_model(tmp_path, type, down)
+    exact, off = opened(path, "exact", 2), opened(path, "off")
+    np.testing.assert_array_equal(logits(exact), logits(off))
+    assert greedy(exact) == greedy(off)
+    rows, whole = exact.counters.rows, off.counters.rows
+    tokens = off.counters.decode_tokens
+    assert (whole[:, 3] == tokens * CHOSEN * NEURONS).all()
+    np.testing.assert_array_equal(rows[:, 0], whole[:, 0])
+    assert not rows[:, 1].any() and (rows[:, 3] < 0.6 * whole[:, 3]).all()
+    shared = exact.counters.shared
+    assert (shared[:, 0] == exact.counters.decode_steps * SHARED).all() and not shared[:, 1].any()
+    assert (shared[:, 3] > 0).all() and (shared[:, 3] < 0.6 * tokens * SHARED).all()
+    assert not off.counters.shared.size
+
+
+@pytest.mark.parametrize("down", ["by_output", "by_neuron"])
+@pytest.mark.parametrize("factor", [True, False])
+def test_a_gate_that_is_a_copy_of_up_gives_the_same(down: str, factor: bool, tmp_path: Path) -> None:
+    """An independent way through the op: relu(u) u."""
+    found = []
+    for twin in (False, True):
+        session = opened(ungated_model(tmp_path, "Q5_0", down, twin=twin, factor=factor), "exact")
+        found.append((logits(session), session.counters.rows[:, 3], session.counters.shared[:, 3]))
+    for mine, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_bytes_and_parameters_are_those_that_were_read(tmp_path: Path) -> None:
+    """Of one sequence, against the sizes of rows, and off against all that is there."""
+    path = ungated_model(tmp_path, "Q8_0")
+    exact, off = opened(path, "exact"), opened(path, "off")
+    assert greedy(exact, (9,)) == greedy(off, (9,))
+    less, more = (Figures.of(each.counters, each.footprint) for each in (exact, off))
+    assert less.bytes_per_token is not None and more.bytes_per_token is not None
+    tokens, saved, unread = off.counters.decode_tokens, 0, 0
+    code, scale = 32, 64  # bytes of a neuron's codes, and of scales that 32 neurons share
+    for part in ("rows", "shared"):
+        read = getattr(exact.counters, part)
+        some = getattr(off.counters, part)
+        steps = exact.counters.decode_steps
+        whole = some.sum(0) if len(some) else np.array([1, 0, 1, tokens, 1 / 32]) * 2 * steps * SHARED
+        saved += (whole[2] - read[:, 2].sum()) * code + (whole[4] - read[:, 4].sum()) * scale
+        unread += (whole[2] - read[:, 2].sum()) * 32
+    assert (more.bytes_per_token - less.bytes_per_token) * tokens == pytest.approx(saved)
+    assert more.params_per_token is not None and less.params_per_token is not None
+    assert (more.params_per_token - less.params_per_token) * tokens == pytest.approx(unread)
+    for a, b in zip(memory_use(exact), memory_use(off), strict=True):
+        assert (a.kind, a.cpu_bytes) == (b.kind, b.cpu_bytes)
+
+
+def with_predictors(path: Path, bound: float) -> None:
+    with open_gguf(path) as file:
+        random, layers = np.random.default_rng(9), []
+        for n in (EXPERTS * NEURONS,) * 2:
+            first, second = (random.standard_normal(shape) for shape in ((32, 32), (n, 32)))
+            factors = (quantise(each.astype(np.float32) / 6, "F32") for each in (first, second))
+            layers.append(PredictorTensors(*factors, np.full(n, bound, np.float32), relu=False))
+        facts = {"input": "normed", "pays": [True, True]}
+        write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), layers, facts)
+
+
+@pytest.mark.parametrize("down", ["by_output", "by_neuron"])
+def test_a_predictor_spares_rows_of_up(down: str, tmp_path: Path) -> None:
+    """One that names all gives what exact gives; one that names nothing leaves the shared expert alone."""
+    path = ungated_model(tmp_path, "Q5_1", down)
+    exact = opened(path, "exact")
+    expected = logits(exact)
+    for bound, least, most in ((-1e30, 1.0, 1.0), (0.0, 0.3, 0.95), (1e30, 0.0, 0.0)):
+        with_predictors(path, bound)
+        predicted = opened(path, "predicted")
+        found = logits(predicted)
+        assert np.array_equal(found, expected) is (bound < 0)
+        share = predicted.counters.rows[:, 0] / exact.counters.rows[:, 0]
+        assert (least <= share).all() and (share <= most).all()
+        assert (predicted.counters.shared[0, 0] == exact.counters.shared[0, 0]).all()
