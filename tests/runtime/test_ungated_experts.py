@@ -6,13 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.opaque_backend import OpaqueBackend
+from support.placed import on_two
 from support.ungated_models import CHOSEN, EXPERTS, NEURONS, SHARED, ungated_model
 
+import hotcold
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
+from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PredictorTensors
+from hotcold.placement.placement import Placement
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -123,3 +128,68 @@ def test_a_predictor_spares_rows_of_up(down: str, tmp_path: Path) -> None:
         share = predicted.counters.rows[:, 0] / exact.counters.rows[:, 0]
         assert (least <= share).all() and (share <= most).all()
         assert (predicted.counters.shared[0, 0] == exact.counters.shared[0, 0]).all()
+
+
+@pytest.mark.parametrize(
+    ("down", "mode"), [("by_output", "exact"), ("by_output", "predicted"), ("by_neuron", "exact")]
+)
+def test_two_backends_equal_one(down: str, mode: str, tmp_path: Path) -> None:
+    """Neurons inside experts are hot, by output in blocks; so is the shared expert, with its layer."""
+    path = ungated_model(tmp_path, "Q5_0", down)
+    with_predictors(path, 0.0)
+    one = opened(path, mode)
+    random, block = np.random.default_rng(1), 1 if down == "by_neuron" else 32
+    blocks = EXPERTS * NEURONS // block
+    hot = [np.repeat(random.random(blocks) < share, block) for share in (0.5, 0.3)]
+    expected, text = logits(one), greedy(one)
+    for other in (open_backend("cpu", 1), OpaqueBackend(open_backend("reference"))):
+        two = on_two(other, Placement.on_one(hot, range(2), True), path, sparsity=mode, sequences=3)
+        np.testing.assert_allclose(logits(two), expected, atol=1e-3)  # float16 caches
+        assert greedy(two) == text
+        for part in ("rows", "shared"):
+            read, wanted = getattr(two.counters, part), getattr(one.counters, part)
+            # Rounding may make a gate fire, or not, now and then.
+            np.testing.assert_allclose(read[:, :4], wanted[:, :4], rtol=0.01)
+
+
+def text_file(folder: Path) -> Path:
+    (folder / "text.txt").write_text("the hen and the ant in the tent and the dinner in the train " * 12)
+    return folder / "text.txt"
+
+
+def test_a_profile_counts_routing_times_firing(tmp_path: Path) -> None:
+    """Against the reference backend; and a neuron fires as often as its expert is chosen, times how often it
+    fires then."""
+    path = ungated_model(tmp_path, "F16")
+    found = hotcold.profile(path, text_file(tmp_path), context=64, threads=1)
+    slow = hotcold.profile(path, text_file(tmp_path), context=64, backend="reference")
+    assert found.routing is not None and slow.routing is not None and found.tokens
+    for layer in range(2):
+        np.testing.assert_allclose(found.firing[layer], slow.firing[layer], atol=2 / found.tokens)
+        np.testing.assert_allclose(found.routing[layer], slow.routing[layer], atol=2 / found.tokens)
+        firing, routing = found.firing[layer].reshape(EXPERTS, NEURONS), found.routing[layer]
+        assert (firing <= routing[:, None] + 1e-9).all()
+        chosen = routing > 0
+        assert 0.02 < (firing[chosen].mean(axis=1) / routing[chosen]).mean() < 0.6
+
+
+def test_predictors_are_fitted_to_ups(tmp_path: Path) -> None:
+    path = ungated_model(tmp_path, "F32", "by_neuron")
+    out = path.with_suffix(".predictor.gguf")
+    options = {"context": 64, "threads": 1, "max_share": 1.0, "type": "F32"}
+    found = hotcold.fit_predictor(path, text_file(tmp_path), output=out, **options)
+    for fit in found.layers:
+        assert fit.rank == 32 and fit.recall > 0.9 and fit.candidates < 1.2 * fit.active
+        # Up is read of every candidate, and of all neurons of a chosen expert without a predictor.
+        first, second, row = 32 * 32 * 4, EXPERTS * NEURONS * (32 + 1) * 4, 32 * 4
+        rows = CHOSEN * NEURONS * row
+        predicted = first + second * CHOSEN // EXPERTS + rows * (fit.candidates + fit.active * fit.recall)
+        assert fit.read_ratio == pytest.approx(predicted / (rows * (1 + fit.active)), rel=1e-6)
+    exact, sparser = (opened(path, mode) for mode in ("exact", "predicted"))
+    greedy(exact, (9,)), greedy(sparser, (9,))
+    assert (sparser.counters.rows[:, 0] < 0.9 * exact.counters.rows[:, 0]).all()
+
+
+def test_a_plan_divides_experts(tmp_path: Path) -> None:
+    plan = hotcold.plan(ungated_model(tmp_path, "Q4_0"), vram_budget=1 << 30)
+    assert "a power law in every layer" in plan.profile

@@ -188,8 +188,9 @@ class FFNTensors:
             blocks = None if self.down_blocks is None else self.down_blocks[expert]
             if end > first:
                 down = self.down if self.experts == 1 else self.down.take_rows(slice(at, at + dim))
-                whole = blocks is None or blocks.all()
-                yield first, down if whole else down.take_columns(np.flatnonzero(blocks))
+                if blocks is not None and not blocks.all():
+                    down = down.take_columns(np.flatnonzero(blocks))
+                yield first, down
             at += dim * (end > first or blocks is not None)
 
 
