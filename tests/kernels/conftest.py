@@ -8,21 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
-from support.mirrored_backend import MirroredBackend
-from support.vulkan_devices import DRIVERS, FULL, open_vulkan
-from support.vulkan_model import OrderedReference
+from support.backends import ISAS, VULKAN, open_cpu, open_one
+from support.vulkan_devices import FULL
 
 from hotcold.kernels.backend import Backend
-from hotcold.kernels.reference import ReferenceBackend
 
-try:
-    from hotcold.kernels.cpu import supported_isas
-
-    ISAS: tuple[str, ...] = tuple(supported_isas())
-except ImportError:  # the fixture then imports it again, so that every test of the CPU's kernels fails
-    ISAS = ("unbuilt",)
-
-VULKAN = tuple(f"vulkan-{driver}" for driver in DRIVERS)
 #: How many parameter sets of each test are run on each software driver (and the model), where dispatches take
 #: longer than elsewhere: tests/kernels/test_vulkan_table.py has every op and type.
 SAMPLE = 4
@@ -30,23 +20,6 @@ SLOW_SAMPLE = 1  #: likewise on SwiftShader, to which each kind of pipeline cost
 #: With an instruction set that is not the best of this processor, unless pytest is told --full; twice as many
 #: with the reference, whose sums take long, and eight times as many with the best instruction set.
 CPU_SAMPLE = 8
-
-
-@functools.cache
-def open_cpu(isa: str, threads: int = 2) -> Backend:
-    from hotcold.kernels.cpu import CPUBackend
-
-    return CPUBackend(threads=threads, isa=isa)
-
-
-def open_one(name: str, threads: int = 2) -> Backend:
-    if name == "reference":
-        return ReferenceBackend()
-    if name == "ordered":
-        return OrderedReference()
-    kind, _, which = name.partition("-")
-    backend: Backend = MirroredBackend(open_vulkan(which)) if kind == "vulkan" else open_cpu(which, threads)
-    return backend
 
 
 @pytest.fixture(params=["reference", "ordered", *(f"cpu-{isa}" for isa in ISAS), *VULKAN])

@@ -24,6 +24,13 @@ FAMILIES = (
     "tiny-phi3", "tiny-olmo2", "tiny-olmo3", "tiny-granite", "tiny-smollm3",
 )  # fmt: skip
 
+#: Goldens whose layers keep a state, by make_hybrid_goldens.py.
+HYBRIDS = (
+    "tiny-lfm2", "tiny-lfm2moe", "tiny-qwen35", "tiny-qwen35moe", "tiny-qwen3next", "tiny-nemotron-h",
+    "tiny-nemotron-h-moe", "tiny-nemotron-latent", "tiny-granite-h", "tiny-granite-h-moe", "tiny-falcon-h1",
+    "tiny-mamba2",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Golden:

@@ -80,14 +80,15 @@ class OrderedReference(ReferenceBackend):
 
     def norm(self, x: Any, norm: Norm, batch: Batch, out: Any, rows: Rows = Rows.TOKENS) -> None:
         count = batch.n_logits if rows == Rows.LOGITS else batch.n_tokens
-        values = x[:count]
-        if norm.weight.size != x.shape[-1]:  # of all heads of a row
+        values, weight = x[:count], norm.weight
+        assert weight is not None and weight.ndim == 1  # the others are not there yet
+        if weight.size != x.shape[-1]:  # of all heads of a row
             values, out = values.reshape(count, -1), out.reshape(len(out), -1)
         n = f32(values.shape[-1])
         if norm.centre:
             values = values - (strided_sum(values) / n)[..., None]
         variance = strided_sum(values * values) / n
-        normed = values / np.sqrt(variance + f32(norm.eps))[..., None] * norm.weight
+        normed = values / np.sqrt(variance + f32(norm.eps))[..., None] * weight
         out[:count] = normed if norm.bias is None else normed + norm.bias
 
     def store_kv(self, k: Any, v: Any, batch: Batch, k_cache: Any, v_cache: Any) -> None:

@@ -110,6 +110,13 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         "short)",
     )
     add(
+        "--state-copies",
+        type=options.whole_number(0, 100_000),
+        metavar="N",
+        help="how many states are kept for prompts that begin alike, by models with recurrent layers "
+        "(default: -np plus 2)",
+    )
+    add(
         "-to",
         "--timeout",
         type=options.whole_number(1, 86_400),
@@ -155,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
         **options.model_options(args),
         "sequences": args.parallel,
         "cache_positions": args.cache_positions,
+        "state_copies": args.state_copies,
     }
     complete(found)  # raises UserError before anything is opened
     settings = _settings(args)

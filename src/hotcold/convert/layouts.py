@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hotcold.convert import adapting
+from hotcold.convert import adapting, hybrids, stateful
+from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
+from hotcold.convert.source import Source
 from hotcold.formats.words import MAX_EXPERTS
 from hotcold.model.config import MAX_LAYERS, MAX_VOCAB
 
@@ -21,7 +23,7 @@ class Rule:
     ``{}`` in a name is the layer; a second one in HF's is the expert (GGUF has one tensor for all experts).
     ``heads`` is the letter that counts the rows' heads where rotary positions apply to them, or ``groups``
     where q, k and v come in groups. ``bias`` says whether the bias exists, ``when`` whether both exist: a
-    bool, or the key of one.
+    bool, or the key of one. ``layers`` is the key of a list that says which layers have them; empty: all.
     """
 
     source: str
@@ -30,6 +32,7 @@ class Rule:
     heads: str = ""
     bias: bool | str = False
     when: bool | str = True
+    layers: str = ""
 
     @property
     def each_expert(self) -> bool:
@@ -60,11 +63,15 @@ class Layout:
     #: Predictors that its checkpoints may hold: a name with places for the layer and for fc1 or fc2.
     predictor: str = ""
     left_out: str = ""  #: expression for tensors that the model does not need; a note names them
+    #: makes a layer's tensors that no rule describes, from sizes by letter and the layout of down
+    own: Callable[[Checkpoint, int, Mapping[str, int], str], list[Source]] = lambda *facts: []
 
 
 def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
-    """The rules of these names in ``layouts.json``; ``bias`` and ``when`` may also name one of ``flags``."""
-    groups = json.loads(Path(__file__).with_name("layouts.json").read_bytes())
+    """The rules of these names in ``layouts.json`` and ``hybrids.json``; ``bias`` and ``when`` may also name
+    one of ``flags``."""
+    files = (Path(__file__).with_name(f"{name}.json") for name in ("layouts", "hybrids"))
+    groups = {name: rows for file in files for name, rows in json.loads(file.read_bytes()).items()}
     rules = (Rule(*row) for name in names for row in groups[name])
     return tuple(
         replace(rule, bias=flags.get(str(rule.bias), rule.bias), when=flags.get(str(rule.when), rule.when))
@@ -112,6 +119,21 @@ _GEMMA3 = Layout(
         "model.multi_modal_projector.",
     ),
 )
+
+_QWEN35 = Layout(
+    "qwen35", "Qwen3_5ForCausalLM", _SILU, _rules("qwen35", dense=True), hybrids.qwen35, hybrids.qwen35_keys,
+    norms_less_one=True, own=stateful.gated_delta,
+    prefixes={"model.language_model.": "model.", "language_model.": ""}, ignored=("model.visual.", "mtp."),
+)  # fmt: skip
+_QWEN35MOE = replace(
+    _QWEN35, architecture="qwen35moe", implementation="Qwen3_5MoeForCausalLM",
+    rules=_rules("qwen35", "qwen35moe", "qwen2moe", dense=False),
+)  # fmt: skip
+_NEMOTRON_H = Layout(
+    "nemotron_h", "NemotronHForCausalLM", _RELU2, _rules("nemotron_h"), hybrids.nemotron_h,
+    hybrids.nemotron_h_keys, llama_cpp="relu2", eps="norm_eps", layer_norm=True, own=stateful.nemotron_h,
+    prefixes={"model.": "backbone."}, ignored=("mtp.",),
+)  # fmt: skip
 
 #: config.json's model_type -> its layout
 LAYOUTS = {
@@ -191,6 +213,32 @@ LAYOUTS = {
     "granite": Layout(
         "granite", "GraniteForCausalLM", _SILU, _LLAMA, extra=adapting.granite_keys, interleaved=True
     ),
+    "lfm2": Layout(
+        "lfm2", "Lfm2ForCausalLM", _SILU, _rules("hybrid", "lfm2", attention_bias=False), hybrids.lfm2,
+        hybrids.lfm2_keys, eps="norm_eps", own=stateful.short_conv,
+    ),
+    "lfm2_moe": Layout(
+        "lfm2moe", "Lfm2MoeForCausalLM", _SILU, _rules("hybrid", "lfm2", "lfm2moe", attention_bias=False),
+        hybrids.lfm2, hybrids.lfm2_keys, eps="norm_eps", own=stateful.short_conv,
+    ),
+    "qwen3_5_text": _QWEN35,
+    "qwen3_5": replace(_QWEN35, implementation="Qwen3_5ForConditionalGeneration"),
+    "qwen3_5_moe_text": _QWEN35MOE,
+    "qwen3_5_moe": replace(_QWEN35MOE, implementation="Qwen3_5MoeForConditionalGeneration"),
+    "qwen3_next": replace(_QWEN35MOE, architecture="qwen3next", implementation="Qwen3NextForCausalLM"),
+    "nemotron_h": _NEMOTRON_H,
+    "granitemoehybrid": Layout(
+        "granitehybrid", "GraniteMoeHybridForCausalLM", _SILU, _rules("hybrid", "granitehybrid"),
+        hybrids.granite_hybrid, hybrids.granite_hybrid_keys, interleaved=True, own=stateful.granite_hybrid,
+    ),
+    "falcon_h1": Layout(
+        "falcon-h1", "FalconH1ForCausalLM", _SILU, _rules("hybrid", "falcon-h1"), hybrids.falcon_h1,
+        hybrids.falcon_h1_keys, own=stateful.mamba,
+    ),
+    "mamba2": Layout(
+        "mamba2", "Mamba2ForCausalLM", _SILU, _rules("mamba2"), hybrids.mamba2, hybrids.mamba2_keys,
+        eps="norm_eps", own=stateful.mamba,
+    ),
     "smollm3": Layout("smollm3", "SmolLM3ForCausalLM", _SILU, _LLAMA, adapting.smollm3, interleaved=True),
 }  # fmt: skip
 
@@ -222,6 +270,8 @@ def find_layout(config: Settings) -> tuple[Layout, Settings]:
         raise config.error("architectures", f"[{layout.implementation!r}]")
     _check_sizes(config)
     config = Settings(config.path, {**config.values, **layout.adapt(config)})
+    if model_type == "nemotron_h" and config.flag("experts", False):
+        layout = replace(layout, architecture="nemotron_h_moe")
     if "quantization_config" in config:
         raise ConvertError(f"{config.path} describes quantised weights: convert the original checkpoint")
     own_head = not config.flag("tie_word_embeddings", False)

@@ -33,7 +33,9 @@ def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[So
     found = [*_of_rule(checkpoint, layout, first, 0, sizes, down_layout)]
     for layer in range(sizes["L"]):
         for rule in each:
-            found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
+            if not rule.layers or config.values[rule.layers][layer]:
+                found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
+        found += layout.own(checkpoint, layer, sizes, down_layout)
         if layout.architecture == "gpt-oss":
             found += expert_sources(checkpoint, layer, sizes)
     for rule in last:
@@ -61,6 +63,9 @@ def _of_rule(
         result = results.get(rearrange, shape)
         norm = part == "weight" and len(letters) == 1  # no other weight is a vector
         change = plus_one if norm and layout.norms_less_one else rearrange
+        factor = checkpoint.config.values.get("factors", {}).get(rule.target.rpartition(".")[2], 1)
+        if factor != 1:
+            change = partial(times, change=change, factor=factor)
         yield loaded(checkpoint, f"{rule.target.format(layer)}.{part}", origins, shape, change, result)
 
 
@@ -75,7 +80,7 @@ def _rearrangement(rule: Rule, layout: Layout, sizes: Mapping[str, int], down_la
         return partial(ungroup_heads, kv_heads=sizes["G"], head_dim=sizes["d"])
     if rule.heads and layout.interleaved:
         return partial(interleave_rotary, heads=sizes[rule.heads])
-    if rule.shape[-2:] in ("DN", "DM", "DS") and down_layout == "by_neuron":
+    if rule.shape[-2:] in ("DN", "DM", "DS", "IM") and down_layout == "by_neuron":
         return np.transpose
     return lambda values: values
 
@@ -88,6 +93,11 @@ def _only_row(values: Array) -> Array:
 def plus_one(values: Array) -> Array:
     """``values + 1`` in float32, because float16 would round it."""
     return values.astype(np.float32) + np.float32(1)
+
+
+def times(values: Array, change: Rearrange, factor: float) -> Array:
+    """``factor * change(values)`` in float32."""
+    return change(values).astype(np.float32) * np.float32(factor)
 
 
 def _refuse_others(checkpoint: Checkpoint, used: set[str], left_out: str) -> None:

@@ -33,6 +33,9 @@ class EngineStats:
     pages: int  #: of the KV cache
     free_pages: int  #: that hold nothing of use
     shared_pages: int  #: that nobody runs on, kept for prompts that begin alike; given up where pages lack
+    states: int  #: slots for states of sequences; 0 where no layer keeps one
+    free_states: int  #: slots that hold nothing of use
+    shared_states: int  #: copies that nobody runs on, kept as pages are
     prompt_tokens: int  #: that were computed, again where pages had to be taken away
     reused_tokens: int  #: of prompts, that were not computed
     generated_tokens: int
@@ -53,15 +56,16 @@ class Engine:
     def __init__(self, session: Session, *, max_waiting: int | None = None, reuse: bool = True) -> None:
         self.session = session
         self.model = model = session.model
-        alike = session.sparsity != "predicted"
+        alike, slots = session.sparsity != "predicted", session.slots
         self.scheduler = Scheduler(
             session.transformer.batch,
             session.cache,
-            PrefixCache(session.cache, session.identity, generated=alike) if reuse else None,
+            PrefixCache(session.cache, session.identity, generated=alike, slots=slots) if reuse else None,
             context=model.context,
             chunk=model.chunk,
             alike=alike,
             max_waiting=max_waiting,
+            slots=slots,
         )
         self.sampler = Sampler(session.transformer.head)
         self._stop_ids = model.tokenizer.stop_ids
@@ -134,7 +138,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """How it is now, and what it did so far; between two steps."""
-        scheduler, pool = self.scheduler, self.session.cache
+        scheduler, pool, slots = self.scheduler, self.session.cache, self.session.slots
         counters = self.session.counters
         figures = Figures.of(counters, self.session.footprint)
         return EngineStats(
@@ -144,6 +148,9 @@ class Engine:
             pages=pool.pages,
             free_pages=pool.free_pages - pool.kept_pages,
             shared_pages=pool.kept_pages,
+            states=slots.slots if slots else 0,
+            free_states=slots.free - slots.kept if slots else 0,
+            shared_states=slots.kept if slots else 0,
             prompt_tokens=scheduler.prompt_rows,
             reused_tokens=scheduler.reused,
             generated_tokens=self._generated,

@@ -149,6 +149,12 @@ class Request:
     page_keys: list[bytes] = field(default_factory=list)  #: what its first pages are found under
     kept: int = 0  #: of its pages, while it runs, those that others may find
     row: int = -1  #: its row in the batch's page table, while it runs
+    #: slots of the state that its next step reads, -1 for zeros, and of the one that it writes, which is its
+    #: own; -1 where no layer keeps a state
+    state: int = -1
+    slot: int = -1
+    borders: tuple[int, ...] = ()  #: positions at which its steps end, so that the state there can be kept
+    last_copy: bytes | None = None  #: what the state at the latest page that it has generated is found under
     #: the different tokens among so many first ones, once they were asked for; more are added as they come
     _different: set[int] = field(default_factory=set)
     _looked_at: int = 0

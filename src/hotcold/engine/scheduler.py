@@ -11,7 +11,7 @@ rule, as many in a step as there is room for. What was generated before a reques
 like a prompt where that gives the same bits (``alike``), and follows the decode rule where it does not.
 
 A request may begin with pages that others computed (:class:`PrefixCache`): its own rows are those after them,
-so nobody writes to a page that is shared.
+so nobody writes to a page that is shared. The same holds for slots of states (:class:`States`).
 
 An exception, Ctrl-C for instance, may come between any two instructions. Nothing is repaired then:
 :meth:`Scheduler.drop` ends what runs. It needs each unfinished request to be in a list at any moment, so a
@@ -24,10 +24,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from hotcold.engine.prefix_cache import PrefixCache
+from hotcold.engine.prefix_cache import Found, PrefixCache
 from hotcold.engine.request import Request, RequestError
+from hotcold.engine.states import States
 from hotcold.kernels.backend import PAGE, Batch
-from hotcold.model.kv_cache import PagePool
+from hotcold.model.kv_cache import PagePool, SlotPool
 
 _LONGEST_RETRY_S = 60.0
 
@@ -55,7 +56,7 @@ class Scheduler:
 
     ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step, ``max_waiting``
     the most requests that may wait for a row. ``alike``: rows of a prompt and rows that decode give the same
-    bits."""
+    bits. ``slots`` are those of states, one for each sequence at least; None where no layer keeps one."""
 
     def __init__(
         self,
@@ -67,8 +68,10 @@ class Scheduler:
         chunk: int,
         alike: bool = True,
         max_waiting: int | None = None,
+        slots: SlotPool | None = None,
     ) -> None:
         self.batch = batch
+        self.states = None if slots is None else States(slots, prefixes)
         self.cache = cache
         self.prefixes = prefixes
         self._pool_is_small = cache.pages * PAGE < context
@@ -143,9 +146,11 @@ class Scheduler:
         self.waiting = deque(request for request in self.waiting if not request.finished)
         if whole:
             for request in self.running:
-                self.cache.release(request)
+                self._release(request)
         else:
             self.cache.clear()
+            if self.states is not None:
+                self.states.slots.clear()
         self.running = []
         self._changing = False
 
@@ -154,6 +159,11 @@ class Scheduler:
         if self._changing:
             self.drop()
         self._changing = True
+
+    def _release(self, request: Request) -> None:
+        self.cache.release(request)
+        if self.states is not None:
+            self.states.release(request)
 
     def _settle(self) -> list[Request]:
         """Ends requests that have all their tokens, and forgets those that ended; returns these."""
@@ -166,7 +176,7 @@ class Scheduler:
                     continue
                 request.context_full = not request.complete
                 request.finish("length")
-            self.cache.release(request)
+            self._release(request)
             ended.append(request)
         if ended:
             self.running = [request for request in self.running if not request.finished]
@@ -208,11 +218,15 @@ class Scheduler:
             if request.computed < len(request.job.prompt):
                 self.prompt_rows += end - request.computed
             request.computed = end
+            if self.states is not None:
+                self.states.written(request)
             if end % PAGE == 0:
                 self._keep(request)
         for request, end in step.prompts:
             self.prompt_rows += end - request.computed
             request.computed = end
+            if self.states is not None:
+                self.states.written(request)
             self._keep(request)
         if len(self.running) > self.batch.limits.decode:  # those served go to the end of the queue
             served = {request for request, _ in step.decode}
@@ -224,6 +238,8 @@ class Scheduler:
     def _keep(self, request: Request) -> None:
         if self.prefixes is not None:
             self.prefixes.keep(request)
+        if self.states is not None:
+            self.states.keep(request)
 
     def _decodes(self, request: Request) -> bool:
         """Whether its next row follows the decode rule."""
@@ -262,26 +278,28 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.appendleft(youngest)
         self.running.remove(youngest)
-        self.cache.release(youngest)
+        self._release(youngest)
 
     def _admit(self, step: Step) -> None:
         while self.waiting and self._start(self.waiting[0]):
             step.started.append(self.waiting.popleft())
 
     def _start(self, request: Request) -> bool:
-        """Gives a request a row and the pages of its tokens; False where not enough are free. Each request
-        that runs has a page left over, so that none is sent back at once."""
+        """Gives a request a row, the pages of its tokens and slots for its state; False where not enough are
+        free. Each request that runs has a page left over, so that none is sent back at once."""
         if len(self.running) == self.batch.limits.sequences:
             return False
-        shared = self.prefixes.find(request) if self.prefixes is not None else []
-        pages = -(-request.length // PAGE) - len(shared)
-        if not self.cache.fits(pages + len(self.running), shared):
+        found = self.prefixes.find(request) if self.prefixes is not None else Found()
+        pages = -(-request.length // PAGE) - len(found.pages)
+        if not self.cache.fits(pages + len(self.running), found.pages):
+            return False
+        if self.states is not None and not self.states.start(request, found):
             return False
         request.row = min(set(range(self.batch.limits.sequences)) - {other.row for other in self.running})
         request.computed = request.kept = 0
-        request.pages = self.cache.allocate(request, pages, shared)
+        request.pages = self.cache.allocate(request, pages, found.pages)
         self.running.append(request)
-        self._skip(request, len(shared))
+        self._skip(request, len(found.pages))
         request.timings.started = request.timings.started or time.perf_counter()
         return True
 
@@ -322,9 +340,21 @@ class Scheduler:
                     step.scored.append((request, position + 1, logits))
                     logits += 1
                 step.rows.append(request)
-            row = batch.put(row, request.row, start, request.tokens(start, end), request.pages)
+            row = self._put(row, request, start, end)
             step.decode.append((request, end))
         return row
+
+    def _put(self, row: int, request: Request, start: int, end: int) -> int:
+        """Adds the rows of a request's positions; returns the row after them."""
+        return self.batch.put(
+            row,
+            request.row,
+            start,
+            request.tokens(start, end),
+            request.pages,
+            state_from=request.state,
+            state_to=request.slot,
+        )
 
     def _put_prompts(self, row: int, requests: Sequence[Request], step: Step) -> int:
         """Adds prompt rows of as many requests as fit; returns the number of rows of the step."""
@@ -332,6 +362,8 @@ class Scheduler:
         for request in requests:
             self._look_again(request)
         ends = [each.length if self.alike else len(each.job.prompt) for each in requests]
+        if self.states is not None:
+            ends = [self.states.end(each, end) for each, end in zip(requests, ends, strict=True)]
         wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]
         given = divided(min(self.chunk, batch.limits.tokens - row), wanted)
         logits = len(step.sampled) + len(step.scored)
@@ -339,7 +371,7 @@ class Scheduler:
             if not rows:
                 continue
             start, end = request.computed, request.computed + rows
-            row = batch.put(row, request.row, start, request.tokens(start, end), request.pages)
+            row = self._put(row, request, start, end)
             step.prompts.append((request, end))
             if end == request.length:
                 batch.logits_rows[logits] = row - 1
@@ -353,9 +385,11 @@ class Scheduler:
             return
         first = request.computed // PAGE
         found = self.prefixes.find(request, first)
-        if found:
-            self.cache.share(request, first, found)
-            self._skip(request, first + len(found))
+        if found.pages:
+            self.cache.share(request, first, found.pages)
+            if self.states is not None:
+                self.states.read_from(request, found.slot)
+            self._skip(request, first + len(found.pages))
 
 
 def divided(rows: int, wanted: Sequence[int]) -> list[int]:

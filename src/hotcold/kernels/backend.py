@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType, Tensor
 from hotcold.formats.stored import AnyTensor
+from hotcold.kernels.state_ops import StateOps
 
 if TYPE_CHECKING:
     from hotcold.kernels._native import Link
@@ -89,12 +90,32 @@ class Batch:
         self.pages = zeros(limits.sequences, limits.pages_per_sequence)  #: of each sequence, in order
         self.lengths = zeros(limits.sequences)  #: positions of each sequence after this step
         self.logits_rows = zeros(limits.logits)  #: rows of the step whose logits are wanted
+        # By sequence; only ops that keep a state read them (StateOps).
+        self.first_rows = zeros(limits.sequences)  #: the first row of each
+        self.row_counts = zeros(limits.sequences)  #: 0 where a sequence has no row in this step
+        self.state_from = zeros(limits.sequences)  #: the slot that its state is read from; -1: it is zeros
+        self.state_to = zeros(limits.sequences)  #: the slot that its state is written to; -1: it is not kept
 
     def put(
-        self, row: int, sequence: int, start: int, tokens: Sequence[int] | Ints, pages: Sequence[int]
+        self,
+        row: int,
+        sequence: int,
+        start: int,
+        tokens: Sequence[int] | Ints,
+        pages: Sequence[int],
+        *,
+        state_from: int = -1,
+        state_to: int = -1,
     ) -> int:
         """Fills rows from ``row`` on with a sequence's tokens from its position ``start`` on, and returns the
-        row after them. ``pages`` are all that the sequence has. The caller fills the rest of the batch."""
+        row after them. ``pages`` are all that the sequence has. The caller fills the rest of the batch.
+
+        A sequence is put once a step, all of its rows at a time. Row 0 begins a step: what was there before
+        has no row in it."""
+        if row == 0:
+            self.row_counts[:] = 0
+        self.first_rows[sequence], self.row_counts[sequence] = row, len(tokens)
+        self.state_from[sequence], self.state_to[sequence] = state_from, state_to
         for position, token in enumerate(tokens, start):  # for a row or two faster than arrays
             at, offset = divmod(position, PAGE)
             page = self.pages[sequence, at] = pages[at]
@@ -121,10 +142,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm (``bias`` None, ``centre`` False) or LayerNorm (``centre`` True), over the last axis."""
+    """RMSNorm (``bias`` None, ``centre`` False) or LayerNorm (``centre`` True), over the last axis.
 
-    weight: Buffer  # [D] float32
-    bias: Buffer | None  # [D] float32
+    A weight ``[G, n]`` normalises each group of n of a row's ``G * n`` values on its own (Mamba-2, arXiv
+    2405.21060); without a weight nothing is multiplied (the values of Gemma 4)."""
+
+    weight: Buffer | None  # [D] or [G, n] float32
+    bias: Buffer | None  # of the weight's shape, float32
     eps: float
     centre: bool = False
 
@@ -326,7 +350,7 @@ class Program(Protocol):
 
 
 @runtime_checkable
-class Backend(Protocol):
+class Backend(StateOps, Protocol):
     """Ops outside :meth:`record` run at once; inside it they are appended to the program.
 
     ``out`` buffers have room for at least as many rows as the batch's limits. Every op raises ``ValueError``
@@ -413,7 +437,8 @@ class Backend(Protocol):
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
         """Normalises the last axis of x (``[T, D]`` or ``[T, H, head_dim]``) into out; out may be x. A weight
-        of ``H * head_dim`` values normalises the last two together (OLMo 2, arXiv 2501.00656)."""
+        of ``H * head_dim`` values normalises the last two together (OLMo 2, arXiv 2501.00656); one of ``[G,
+        n]`` each group of n values of a row."""
 
     def linear(
         self,

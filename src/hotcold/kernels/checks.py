@@ -22,6 +22,7 @@ from hotcold.kernels.backend import (
     Ints,
     PredictorTensors,
 )
+from hotcold.kernels.state_ops import CONV_ACTIVATIONS, GATE_ACTIVATIONS, MOST_TAPS
 
 _W = TypeVar("_W")
 
@@ -181,9 +182,29 @@ def check_router(experts: int, k: int, score: str, selection_bias: Buffer | None
     _check_room("router", experts)
     if not 1 <= k <= min(experts, MAX_CHOSEN):
         raise ValueError(f"router k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
-    if score not in ROUTER_SCORES:
-        raise ValueError(f"router score {score!r}: choose from {', '.join(ROUTER_SCORES)}")
+    _check_choice("router score", score, ROUTER_SCORES)
     _check_vector("router selection bias", selection_bias, experts)
+
+
+def check_conv(taps: int, activation: str) -> None:
+    if not 2 <= taps <= MOST_TAPS:
+        raise ValueError(f"short_conv weight of {taps} columns: 2 to {MOST_TAPS} are allowed")
+    _check_choice("short_conv activation", activation, CONV_ACTIVATIONS)
+
+
+def check_gate(activation: str) -> None:
+    _check_choice("multiply activation", activation, GATE_ACTIVATIONS)
+
+
+def _check_choice(what: str, seen: str, allowed: tuple[str, ...]) -> None:
+    if seen not in allowed:
+        raise ValueError(f"{what} {seen!r}: choose from {', '.join(allowed)}")
+
+
+def check_parts(what: str, whole: int, parts: int) -> None:
+    """Refuses a number that so many parts cannot share evenly."""
+    if parts < 1 or whole % parts:
+        raise ValueError(f"{what}: {whole} of them cannot be shared evenly by {parts}")
 
 
 def check_predictor(tensors: PredictorTensors) -> None:

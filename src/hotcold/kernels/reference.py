@@ -3,7 +3,7 @@
 Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of 8 bits or fewer quantises
 its input first (:func:`~hotcold.kernels.reference_matrix.quantise_input`): prescribed float32 steps, so that
 codes agree bit for bit. Sums are float32 in any order; reference_ffn.py has the FFN op, and says in which
-order other backends sum it."""
+order other backends sum it. reference_states.py has the ops that keep a state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +51,10 @@ from hotcold.kernels.reference_ffn import (
     unpack_mask,
 )
 from hotcold.kernels.reference_matrix import ReferenceMatrix, quantise_input
+from hotcold.kernels.reference_rows import check as _check
+from hotcold.kernels.reference_rows import flat_rows as _flat_rows
+from hotcold.kernels.reference_rows import rows_of as _rows
+from hotcold.kernels.reference_states import ReferenceStates
 
 MOST_ROWS = 1 << 20  #: of a step; more would be a mistake
 
@@ -69,7 +73,7 @@ class _Program:
         self.fn()
 
 
-class ReferenceBackend:
+class ReferenceBackend(ReferenceStates):
     """Implements :class:`hotcold.kernels.backend.Backend`; a program calls its function again."""
 
     name = "reference"
@@ -183,16 +187,21 @@ class ReferenceBackend:
         subtracts the mean first."""
         values = _rows("x", x, batch, x.shape[1:], rows=rows)
         target = _rows("out", out, batch, x.shape[1:], rows=rows)
-        if norm.weight.size != x.shape[-1]:
-            values, target = (each.reshape(len(each), -1) for each in (values, target))  # views
-        width = values.shape[-1]
-        _check("norm weight", norm.weight, (width,))
+        weight = norm.weight
+        if weight is not None and weight.ndim == 2:
+            values, target = (each.reshape(len(each), *weight.shape) for each in (values, target))  # views
+            _check("norm weight", weight, values.shape[1:])
+        elif weight is not None:
+            if weight.size != x.shape[-1]:
+                values, target = (each.reshape(len(each), -1) for each in (values, target))
+            _check("norm weight", weight, values.shape[-1:])
         if norm.bias is not None:
-            _check("norm bias", norm.bias, (width,))
+            _check("norm bias", norm.bias, values.shape[-1:] if weight is None else weight.shape)
         if norm.centre:
             values = values - values.mean(axis=-1, keepdims=True)
         variance = np.mean(values * values, axis=-1, keepdims=True)
-        normed = values / np.sqrt(variance + np.float32(norm.eps)) * norm.weight
+        normed = values / np.sqrt(variance + np.float32(norm.eps))
+        normed = normed if weight is None else normed * weight
         target[:] = normed if norm.bias is None else normed + norm.bias
 
     def linear(
@@ -426,36 +435,3 @@ def _positions(pages: npt.NDArray[Any], length: int) -> Floats:
 
 def _store(values: Floats, out: Floats, accumulate: bool) -> None:
     out[:] = out + values if accumulate else values
-
-
-def _rows(
-    what: str,
-    array: Buffer,
-    batch: Batch,
-    tail: tuple[int, ...],
-    dtype: npt.DTypeLike = np.float32,
-    rows: Rows = Rows.TOKENS,
-) -> npt.NDArray[Any]:
-    """The rows of this step, after checking that the buffer has room for the largest one."""
-    most, now = batch.limits.tokens, batch.n_tokens
-    if rows == Rows.LOGITS:
-        most, now = batch.limits.logits, batch.n_logits
-    if array.ndim and len(array) < most:
-        raise ValueError(f"{what} has {len(array)} rows: this batch needs {most}")
-    _check(what, array, (len(array) if array.ndim else most, *tail), dtype)
-    step: npt.NDArray[Any] = array[:now]
-    return step
-
-
-def _flat_rows(what: str, array: Buffer, batch: Batch, width: int, rows: Rows) -> Floats:
-    """Does what :func:`_rows` does, whatever axes the values of a row have."""
-    if array.ndim > 2 and array.flags.c_contiguous:
-        array = array.reshape(len(array), -1)  # a view
-    return _rows(what, array, batch, (width,), rows=rows)
-
-
-def _check(what: str, array: Buffer, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> None:
-    if array.dtype != dtype:
-        raise TypeError(f"{what} is {array.dtype}: {np.dtype(dtype)} is needed")
-    if array.shape != shape or not array.flags.c_contiguous:
-        raise ValueError(f"{what} of shape {array.shape}: {shape}, without gaps, is needed")

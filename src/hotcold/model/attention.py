@@ -1,8 +1,5 @@
-"""Attention (arXiv 1706.03762): its shape, its tensors in a GGUF file, and its ops in a step.
+"""Attention (arXiv 1706.03762): its shape, its tensors in a GGUF file, and its ops in a step."""
 
-Any mixer has these three. The shape is known before weights are read; whoever counts bytes asks it."""
-
-import math
 from collections.abc import Container, Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -11,6 +8,7 @@ import numpy as np
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import PAGE, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import ModelError
+from hotcold.model.mixer import Arrays, MixerShape, Tensors
 from hotcold.model.reading import Shape, TensorReader
 from hotcold.model.rope import Rope
 from hotcold.model.side import Mixer, Side
@@ -20,7 +18,7 @@ CACHE_TYPES = {"f16": np.float16, "q8_0": np.uint8, "f32": np.float32}
 
 
 @dataclass(frozen=True)
-class AttentionShape:
+class AttentionShape(MixerShape):
     """One layer's attention: H ``heads``, K ``kv_heads``."""
 
     heads: int
@@ -32,6 +30,12 @@ class AttentionShape:
     rope: Rope | None = None  #: None: queries and keys are not rotated
     window: int | None = None  #: positions that a row sees, its own among them; None: all up to its own
     qk_norm: str = "head"  #: as :attr:`Family.qk_norm`
+    #: attention's output is multiplied by a gate's sigmoid; each head has its rows of q, then of the gate
+    gated: bool = False
+
+    @property
+    def attention(self) -> "AttentionShape":
+        return self
 
     @property
     def q_dim(self) -> int:
@@ -45,9 +49,10 @@ class AttentionShape:
     def rooms(self) -> dict[str, Shape]:
         """The shapes of what a row of a step takes between ops, by the names of :meth:`Side.room`."""
         q, kv = (self.heads, self.head_dim), (self.kv_heads, self.head_dim)
-        return {"q": q, "k": kv, "v": kv, "mixed": q}
+        rooms: dict[str, Shape] = {"q": q, "k": kv, "v": kv, "mixed": q}
+        return rooms | ({"gate": q} if self.gated else {})
 
-    def page_arrays(self, type: str) -> list[tuple[Shape, np.dtype[np.generic]]]:
+    def page_arrays(self, type: str) -> Arrays:
         """Shape and type of the arrays that hold the state of a page's positions: K and V, as
         ``Backend.store_kv`` has them, of a type in :data:`CACHE_TYPES`. ModelError: its blocks do not fit the
         heads."""
@@ -57,8 +62,19 @@ class AttentionShape:
             raise ModelError(f"KV cache of type {type} (`cache_type`): {seen}: use f16")
         return [((self.kv_heads, PAGE, block.row_bytes(self.head_dim) // dtype.itemsize), dtype)] * 2
 
-    def page_bytes(self, type: str) -> int:
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.page_arrays(type))
+    def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
+        return attention_shapes(self, dim, blk, present)
+
+    def read(self, reader: TensorReader, blk: str) -> "AttentionWeights":
+        return read_attention(reader, self, blk)
+
+    def slot_arrays(self) -> list[tuple[Shape, np.dtype[np.generic]]]:
+        """Shape and type of the arrays that hold the state of a sequence: none, all of it is in pages."""
+        return []
+
+    @property
+    def slot_bytes(self) -> int:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -71,19 +87,31 @@ class AttentionWeights:
     q_norm: Norm | None  # over head_dim, or over H * head_dim
     k_norm: Norm | None
     sinks: Buffer | None  # [H] float32
+    gate: Matrix | None = None  # (H * head_dim, D)
 
     @property
     def matrices(self) -> list[Matrix]:
-        return [self.q, self.k, self.v, self.o]
+        return [*self._inputs, self.o]
+
+    @property
+    def _inputs(self) -> list[Matrix]:
+        return [self.q, self.k, self.v, *([self.gate] if self.gate is not None else [])]
+
+    def names(self, blk: str, present: Container[str]) -> list[str]:
+        fused = f"{blk}attn_qkv.weight" in present
+        parts = ["qkv"] * 3 if fused else ["q", "k", "v", *(["q"] if self.gate is not None else [])]
+        return [f"{blk}attn_{part}.weight" for part in (*parts, "output")]
 
     def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
         """Makes the mixer on a backend, with the layer's part of :class:`SequenceState`."""
         ops, shape, (k_cache, v_cache) = side.ops, self.shape, state
-        q, k, v, mixed = (side.room(name, *row) for name, row in shape.rooms.items())
+        rooms = {name: side.room(name, *row) for name, row in shape.rooms.items()}
+        q, k, v, mixed = (rooms[name] for name in ("q", "k", "v", "mixed"))
+        inputs = [q, k, v, *([rooms["gate"]] if shape.gated else [])]
         rope = side.ropes[shape.rope] if shape.rope else None
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            ops.linear(read, [self.q, self.k, self.v], batch, [q, k, v])
+            ops.linear(read, self._inputs, batch, inputs)
             if self.q_norm is not None:
                 ops.norm(q, self.q_norm, batch, q)
             if self.k_norm is not None:
@@ -103,6 +131,8 @@ class AttentionWeights:
                 sinks=self.sinks,
                 softcap=shape.softcap,
             )
+            if shape.gated:
+                ops.multiply(mixed, rooms["gate"], batch, mixed, activation="sigmoid")
             ops.linear(mixed, [self.o], batch, [out], accumulate=add)
 
         return mix
@@ -123,14 +153,19 @@ def attention_shapes(
 
 def _inputs(shape: AttentionShape, blk: str, present: Container[str]) -> list[tuple[str, int]]:
     """The matrices that q, k and v come from, and their rows: one each, or one for all (Falcon)."""
-    if f"{blk}attn_qkv.weight" in present:
+    if f"{blk}attn_qkv.weight" in present and not shape.gated:
         return [("qkv", shape.q_dim + 2 * shape.kv_dim)]
-    return [("q", shape.q_dim), ("k", shape.kv_dim), ("v", shape.kv_dim)]
+    return [("q", (1 + shape.gated) * shape.q_dim), ("k", shape.kv_dim), ("v", shape.kv_dim)]
 
 
 def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> AttentionWeights:
     """A layer's; errors as in :func:`load_weights`."""
-    q, k, v = _read_inputs(reader, shape, blk)
+    gate = None
+    if shape.gated:
+        q, gate = _read_gated(reader, shape, blk)
+        k, v = (reader.matrix(f"{blk}attn_{part}") for part in ("k", "v"))
+    else:
+        q, k, v = _read_inputs(reader, shape, blk)
     return AttentionWeights(
         shape=shape,
         q=q,
@@ -140,18 +175,19 @@ def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> Att
         q_norm=reader.own_norm(f"{blk}attn_q_norm"),
         k_norm=reader.own_norm(f"{blk}attn_k_norm"),
         sinks=reader.buffer(f"{blk}attn_sinks.weight"),
+        gate=gate,
     )
+
+
+def _read_gated(reader: TensorReader, shape: AttentionShape, blk: str) -> list[Matrix]:
+    """The matrices of q and of the gate, whose rows alternate by heads."""
+    rows = np.arange(2 * shape.q_dim).reshape(shape.heads, 2, shape.head_dim)
+    return reader.cut(f"{blk}attn_q", [rows[:, part].reshape(-1) for part in (0, 1)])
 
 
 def _read_inputs(reader: TensorReader, shape: AttentionShape, blk: str) -> list[Matrix]:
     names = [name for name, _ in _inputs(shape, blk, reader.file.tensors)]
     if len(names) == 3:
         return [reader.matrix(f"{blk}attn_{name}") for name in names]
-    fused, bias = reader.file.stored(f"{blk}attn_qkv.weight"), reader.vector(f"{blk}attn_qkv.bias")
     kv = shape.kv_dim
-    parts = (slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None))
-    tensors = [fused.take_rows(part) for part in parts]
-    biases = (None if bias is None else bias[part] for part in parts)
-    matrices = [*map(reader.backend.matrix, tensors, biases)]
-    reader.count(fused)
-    return matrices
+    return reader.cut(f"{blk}attn_qkv", [slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None)])

@@ -34,6 +34,10 @@ class Scales:
 ImpliedScales = Callable[[int, int, int], Scales]
 
 
+#: Mixers that keep a state which is not a list of positions: a module of this room each.
+STATEFUL = ("short_conv", "gated_delta", "mamba")
+
+
 @dataclass(frozen=True)
 class Family:
     name: str  #: GGUF's ``general.architecture``
@@ -65,6 +69,22 @@ class Family:
     full_unrotated: bool = False
     experts_normalised: bool = True  #: factors of a token's experts add up to 1, unless a file denies it
     router_early: bool = False  #: the router reads the layer's input without a norm; else the FFN's input
+    #: what the router makes of its logits, unless a file says it: ``softmax`` or ``sigmoid``
+    router_score: str = "softmax"
+    #: Mixers with a state, of :data:`STATEFUL`, in layers that have no heads of keys (``head_count_kv`` 0)
+    stateful: str | None = None
+    #: Layers with attention among those with a state, unless a file says it; None: as ``head_count_kv`` says
+    attention: Every | None = None
+    #: Each layer has attention and the mixer with a state, which read the same input (Falcon-H1)
+    together: bool = False
+    #: A layer is a mixer or an FFN, not both: it has no FFN where ``feed_forward_length`` is 0, and no mixer
+    #: elsewhere; the norm before either is ``attn_norm``
+    one_part: bool = False
+    gated_attention: bool = False  #: ``attn_q`` holds, by heads, q and a gate of attention's output
+    tiled_heads: bool = True  #: of ``gated_delta``: v head h has k head h modulo their number
+    output_norm: str = "output_norm"  #: the tensor of the norm before the head
+    #: ``rope.scaling.finetuned`` false means: no rotary positions
+    rope_if_finetuned: bool = False
     #: Without a key the shape of down says whether its rows are neurons (PowerInfer's --transpose-down)
     down_by_shape: bool = False
 
@@ -125,5 +145,35 @@ FAMILIES: dict[str, Family] = {
             yarn_whole=False,
             ffn_norm="post_attention_norm",
         ),
+        Family("lfm2", stateful="short_conv", output_norm="token_embd_norm"),  # LFM2 and LFM2.5
+        Family("lfm2moe", stateful="short_conv", output_norm="token_embd_norm", router_score="sigmoid"),
+        *(
+            Family(
+                name,  # qwen35: Qwen 3.5, 3.6 and 3.8
+                stateful="gated_delta",
+                attention=Every(4),
+                gated_attention=True,
+                tiled_heads=name != "qwen3next",
+                ffn_norm="post_attention_norm",
+            )
+            for name in ("qwen35", "qwen35moe", "qwen3next")
+        ),
+        *(
+            # Nemotron-H, Nemotron Nano 2; Nemotron 3
+            Family(
+                name,
+                activation="relu2",
+                stateful="mamba",
+                one_part=True,
+                unrotated=Every(1),
+                router_score="sigmoid",
+                experts_normalised=False,
+            )
+            for name in ("nemotron_h", "nemotron_h_moe")
+        ),
+        # Granite 4
+        Family("granitehybrid", stateful="mamba", rope_interleaved=True, rope_if_finetuned=True),
+        Family("falcon-h1", stateful="mamba", together=True),
+        Family("mamba2", stateful="mamba", one_part=True),
     )
 }

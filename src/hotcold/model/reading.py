@@ -1,10 +1,11 @@
 """Reads named tensors of a GGUF file into a backend. Names and shapes were checked before."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hotcold.formats.blocks import Index
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, Buffer, Floats, Matrix, Norm
@@ -35,6 +36,15 @@ class TensorReader:
         self.count(tensor)
         return matrix
 
+    def cut(self, name: str, parts: Sequence[Index | slice]) -> list[Matrix]:
+        """Matrices of these rows of a matrix, each of ascending numbers; a bias is cut with them."""
+        whole, bias = self.file.stored(f"{name}.weight"), self.vector(f"{name}.bias")
+        matrices = [
+            self.backend.matrix(whole.take_rows(rows), None if bias is None else bias[rows]) for rows in parts
+        ]
+        self.count(whole)
+        return matrices
+
     def own_norm(self, name: str) -> Norm | None:
         return self.norm(name) if f"{name}.weight" in self.file.tensors else None
 
@@ -64,6 +74,12 @@ class TensorReader:
     def buffer(self, name: str) -> Buffer | None:
         """A buffer with such a vector; None where the file has none."""
         return self._buffer(self.vector(name))
+
+    def needed_buffer(self, name: str) -> Buffer:
+        """A buffer with such a vector, which the file has."""
+        buffer = self.buffer(name)
+        assert buffer is not None
+        return buffer
 
     def _buffer(self, values: Floats | None, scale: float = 1.0) -> Buffer | None:
         return None if values is None else upload(self.backend, np.float32(scale) * values)

@@ -16,12 +16,12 @@ from hotcold.kernels.backend import (
     Program,
     Rows,
 )
-from hotcold.model.attention import AttentionWeights
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.experts import room_for
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import AnyFFN, Block, FeedForward, side_by_side
+from hotcold.model.mixer import MixerWeights
 from hotcold.model.rope import Rope, chosen_factors, rope_table
 from hotcold.model.side import Mixer, Side
 from hotcold.model.weights import Weights
@@ -149,17 +149,26 @@ class Transformer:
             ]
         )
 
-    def _part(self, of: AttentionWeights | FeedForward, side: _Stream, index: int, ffn: AnyFFN) -> Mixer:
-        ops, chosen = side.ops, self.chosen[index] if self.chosen else None
+    def _part(self, of: MixerWeights | FeedForward, side: _Stream, index: int, ffn: AnyFFN) -> Mixer:
         if not isinstance(of, FeedForward):
             return of.mixer(side, self._state.layers[index])
+        ops, experts = side.ops, self.config.experts_of(index)
+        chosen = self.chosen[index] if experts else None
+        if of.latent and experts:
+            small, result = (side.room(f"latent {part}", experts.latent) for part in ("x", "out"))
 
         def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             if not add:
                 ops.add(out, side.x, batch, keep=0, scale=0)
             if of.router and chosen:
                 of.router.choose(ops, read, batch, chosen)
-            ffn(read, side.x, batch, out, chosen)
+            if of.latent:
+                ops.linear(read, [of.latent.down], batch, [small])
+                ops.add(result, small, batch, keep=0, scale=0)
+                ffn(small, side.x, batch, result, chosen)
+                ops.linear(result, [of.latent.up], batch, [out], accumulate=True)
+            else:
+                ffn(read, side.x, batch, out, chosen)
             if of.shared and side.factor:
                 of.shared.add(ops, read, batch, out, side.factor, self._shared[index])
 

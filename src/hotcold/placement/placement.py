@@ -20,7 +20,7 @@ INDEX_BYTES = 4  #: bytes of a hot neuron's number on the GPU
 MOST_GPUS = 4  #: that a placement names
 
 #: Kinds of rows in the bill, and those that a file has.
-KINDS = ("attention", "kv", "predictor", "neurons", "head", "embedding", "buffers")
+KINDS = ("attention", "kv", "states", "predictor", "neurons", "head", "embedding", "buffers")
 WEIGHTS = ("attention", "predictor", "neurons", "head")
 
 _KEY = "hotcold.placement."
@@ -82,7 +82,7 @@ class Placement:
             add(kind, layer, gpu, *((0, nbytes) if gpu is None else (nbytes, 0)))
 
         for i, (mask, gpu) in enumerate(zip(self.hot, self.where, strict=True)):
-            for kind in ("attention", "kv", "predictor"):
+            for kind in ("attention", "kv", *(["states"] if sizes.states is not None else []), "predictor"):
                 whole(kind, i, gpu, int(getattr(sizes, kind)[i]))
             hot, nbytes = int(mask.sum()), int(sizes.neuron_bytes[i])
             on_gpu, on_cpu = hot * (nbytes + INDEX_BYTES), (len(mask) - hot) * nbytes

@@ -24,6 +24,7 @@ class Footprint:
     dim: int  #: the model's width D, the parameters of one gate, up or down row
     row_bytes: tuple[tuple[int, ...], ...]  #: of one gate, up and down row and one run's scales, by layer
     kv_bytes: int  #: K and V of one position in all layers
+    state_bytes: int = 0  #: read and written for each token: a sequence's state in all layers
     #: as ``row_bytes``, of shared experts whose zeros are skipped; empty where :class:`Counters` has none
     shared_row_bytes: tuple[tuple[int, ...], ...] = ()
 
@@ -75,15 +76,16 @@ class Figures:
         row_bytes = int(bytes_of_rows(counters.rows, footprint.row_bytes).sum())
         row_bytes += int(bytes_of_rows(counters.shared, footprint.shared_row_bytes).sum())
         total_bytes = steps * footprint.step_bytes + tokens * footprint.token_bytes + row_bytes
-        total_bytes += counters.kv_positions * footprint.kv_bytes
+        total_bytes += counters.kv_positions * footprint.kv_bytes + tokens * footprint.state_bytes
         params = tokens * (footprint.step_params + footprint.dim) + read * footprint.dim
-        active = counters.rows[:, 3] / (np.asarray(footprint.neurons) * tokens)
+        neurons = np.asarray(footprint.neurons)  # a layer may have none
+        active = counters.rows[:, 3] / (np.maximum(neurons, 1) * tokens)
         return cls(
             prompt_tok_s=prompt_tok_s,
             tok_s=tokens / seconds if seconds else None,
             bytes_per_token=total_bytes / tokens,
             gb_s=total_bytes / seconds / 1e9 if seconds else None,
-            active_share=float(active.mean()),
+            active_share=float(active[neurons > 0].mean()),
             active_share_by_layer=tuple(active.tolist()),
             params_per_token=params / tokens,
             rows_per_step=tokens / steps,

@@ -14,10 +14,11 @@ from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.gpu import GPUError, GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.model.kv_cache import slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Weights, check_tensors, load_weights
-from hotcold.runtime.memory import affordable_pages, check_memory
+from hotcold.runtime.memory import affordable_bytes, check_memory
 from hotcold.runtime.mode import choose_mode
 from hotcold.runtime.named_templates import with_template
 from hotcold.runtime.options import LoadError, LoadOptions, complete
@@ -60,8 +61,9 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     second = options["second_sparsity"]
     other = second and choose_mode(second, config, file.path, predictor, fingerprint)
     used = mode.predictors or (other.predictors if other else None)
-    pages, notes = _pool(config, options, limits, weight_bytes)
-    model = ToLoad(file, config, options, limits, pages, used.path if used else None)
+    slots, slot_notes = _slots(config, options, limits, weight_bytes)
+    pages, page_notes = _pool(config, options, limits, weight_bytes + slots * config.slot_bytes)
+    model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors)
     decision, devices, weights = _read_where_it_fits(reading)
     sampling, sampling_notes = sampling_of_file(file.metadata)
@@ -75,12 +77,20 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         devices=devices,
         limits=limits,
         pages=pages,
+        slots=slots,
         context=context,
         chunk=chunk,
         cache_type=options["cache_type"],
         sparsity=options["sparsity"],
         predictor=predictor,
-        notes=(*config.notes, *tokenizer.notes, *notes, *sampling_notes, *decision.notes),
+        notes=(
+            *config.notes,
+            *tokenizer.notes,
+            *slot_notes,
+            *page_notes,
+            *sampling_notes,
+            *decision.notes,
+        ),
         on_gpus=decision.on_gpus,
         chat_metadata=with_template(plain, options["chat_template"]),
         sampling=sampling,
@@ -107,6 +117,7 @@ class _Reading:
             model.config,
             model.limits,
             model.pages,
+            model.slots,
             devices,
             decision.on_gpus,
         )
@@ -164,6 +175,25 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
     return BatchLimits(DECODE_ROWS + chunk, options["sequences"], pages, logits), context, chunk
 
 
+def _slots(
+    config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
+) -> tuple[int, tuple[str, ...]]:
+    """Slots for states: one for each sequence, and as many copies as there is room for beside one context;
+    and what is to be said of them."""
+    wanted = slots_of(config, limits.sequences, options["state_copies"])
+    if options["state_copies"] is not None or not wanted:
+        return wanted, ()
+    room = affordable_bytes(weight_bytes, config, limits)
+    if room is None:
+        return wanted, ()
+    room -= limits.pages_per_sequence * config.page_bytes(options["cache_type"])
+    slots = min(wanted, max(limits.sequences, room // config.slot_bytes))
+    if slots == wanted:
+        return wanted, ()
+    kept = f"{slots - limits.sequences} states are kept for prompts that begin alike (`state_copies`)"
+    return slots, (f"{kept}: memory does not suffice for {wanted - limits.sequences}",)
+
+
 def _pool(
     config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
 ) -> tuple[int, tuple[str, ...]]:
@@ -173,10 +203,10 @@ def _pool(
     wanted, least = limits.sequences * limits.pages_per_sequence, limits.pages_per_sequence
     if wanted == least:
         return wanted, ()
-    room = affordable_pages(weight_bytes, options["cache_type"], config, limits)
-    if room is None or room >= wanted:
+    room, each = affordable_bytes(weight_bytes, config, limits), config.page_bytes(options["cache_type"])
+    if room is None or room >= wanted * each:
         return wanted, ()
-    pages = max(least, room)
+    pages = max(least, room // each)
     shared = f"{limits.sequences} requests share a KV cache of {pages * PAGE} positions"
     full = f"memory does not suffice for the {wanted * PAGE} of as many contexts"
     return pages, (f"{shared}: {full}, so they may wait for each other",)

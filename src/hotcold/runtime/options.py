@@ -51,6 +51,9 @@ class LoadOptions(ModelOptions, total=False):
     second_sparsity: str | None
     sequences: int  #: how many run at the same time (1; 4 of ``AsyncLLM``)
     cache_positions: int | None  #: of the KV cache, which they share (``context`` for each)
+    #: of the states that recurrent layers keep, for prompts that begin alike (``sequences`` + 2); other
+    #: models have none
+    state_copies: int | None
 
 
 _DEFAULTS = LoadOptions(
@@ -78,6 +81,8 @@ def complete(options: Mapping[str, Any]) -> LoadOptions:
     for name in ("sequences", "chunk", "default_context"):
         if found[name] < 1:
             raise LoadError(f"{name} is {found[name]}: at least 1 is needed")
+    if (found["state_copies"] or 0) < 0:
+        raise LoadError(f"state_copies is {found['state_copies']}: at least 0 is needed")
     if found["chat_template"] is not None:
         found["chat_template"] = template_text(found["chat_template"])
     return found  # type: ignore[no-any-return]

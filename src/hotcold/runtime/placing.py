@@ -39,6 +39,7 @@ class ToLoad:
     options: LoadOptions
     limits: BatchLimits
     pages: int  #: of the KV cache
+    slots: int  #: for states of sequences
     predictors: Path | None  #: the file with those that the sparsity mode uses, None where it uses none
 
     def sizes(self, *, gpu: bool) -> Sizes:
@@ -52,6 +53,7 @@ class ToLoad:
             chunk=limits.tokens - limits.decode,
             sequences=limits.sequences,
             positions=self.pages * PAGE,
+            slots=self.slots,
             sessions=2 if self.options["second_sparsity"] else 1,
             gpu=gpu,
         )

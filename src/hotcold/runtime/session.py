@@ -64,7 +64,8 @@ class Session:
         config, limits, devices = model.config, model.limits, model.devices
         extra = mode.predictors.nbytes if mode.predictors else 0
         what = "the predictors of a session need"
-        check_memory(extra, model.cache_type, config, limits, model.pages, devices, model.on_gpus, what)
+        pages, slots = model.pages, model.slots
+        check_memory(extra, model.cache_type, config, limits, pages, slots, devices, model.on_gpus, what)
         predictors = self._load_predictors(mode)
         none = np.zeros((config.layers, len(FFN_COUNTS)), np.int64)
         shared = [layer.shared.ffn if layer.shared else None for layer in model.weights.layers]
@@ -74,8 +75,9 @@ class Session:
         self._counters = Counters(none, shared=none[: config.layers * self.shared_counts].copy())
         self.predictors = predictors  #: of each layer; None where none is used
         self.footprint = self._footprint(mode)
-        self.state = SequenceState(devices, config, model.pages, model.cache_type)
+        self.state = SequenceState(devices, config, pages, model.cache_type, slots)
         self.cache = self.state.pages  #: whose pages lie where
+        self.slots = self.state.slots  #: whose states lie where; None where no layer keeps one
         self._user: weakref.ref[User] | None = None
         # Which experts a step reads, and so how many rows, is known to the FFNs alone.
         self._ffns, self._cold_sides = self._make_ffns(count=mode.name != "off" or config.experts is not None)
@@ -92,15 +94,15 @@ class Session:
             self._dense_rows = np.column_stack([rows, runs]).astype(np.int64)
 
     def claim(self, user: User) -> None:
-        """Gives the batch and the KV cache to one user, with all pages free; again by the same one, this does
-        nothing. UserError: another one is not done with them."""
+        """Gives the batch and the KV cache to one user, with all pages and slots free; again by the same one,
+        this does nothing. UserError: another one is not done with them."""
         owner = self._user() if self._user else None
         if owner is user:
             return
         if owner is not None and owner.in_use:
             fix = "finish or abort that first, or take model.session(), which has a KV cache of its own"
             raise UserError(f"the session is in use by {owner.in_use}: {fix}")
-        self.cache.clear()
+        self.state.clear()
         self._user = weakref.ref(user)
 
     def watched(self) -> "Watched":
@@ -235,6 +237,7 @@ class Session:
             dim=config.dim,
             row_bytes=tuple(_row_bytes(layer.ffn) for layer in weights.layers),
             kv_bytes=config.page_bytes(self.model.cache_type) // PAGE,
+            state_bytes=2 * config.slot_bytes,
             shared_row_bytes=tuple(
                 _row_bytes(layer.shared.ffn) if layer.shared else (0, 0, 0, 0) for layer in weights.layers
             )
@@ -312,6 +315,7 @@ class LoadedModel:
     devices: Devices
     limits: BatchLimits  #: of the steps of every session
     pages: int  #: of the KV cache of every session, which its sequences share
+    slots: int  #: for states of sequences, of every session; 0 where no layer keeps one
     context: int  #: the most positions of a sequence
     chunk: int  #: the most prompt rows of a step
     cache_type: str

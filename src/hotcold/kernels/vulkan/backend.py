@@ -34,6 +34,7 @@ from hotcold.kernels.backend import (
     Rows,
 )
 from hotcold.kernels.gpu import LinkSpeed
+from hotcold.kernels.no_states import NoStateOps
 from hotcold.kernels.vulkan import attention, ffn, linear, rowwise
 from hotcold.kernels.vulkan import link as mailbox
 from hotcold.kernels.vulkan.buffers import DeviceMemory
@@ -54,7 +55,7 @@ from hotcold.kernels.vulkan.recording import (
 from hotcold.kernels.vulkan.shaders import spirv
 
 
-class VulkanBackend(DeviceMemory):
+class VulkanBackend(NoStateOps, DeviceMemory):
     """One device. ``budget``: the most bytes of its memory to allocate, scratch included. ``spin``: the form
     of the handshake that :meth:`link` uses: shaders wait for answers, else answers submit what follows."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hotcold.errors import UserError
 from hotcold.kernels import _native, checks
 from hotcold.kernels.backend import Buffer, Floats, Ints, Masks, Matrix, Norm, Rows
 from hotcold.kernels.vulkan.buffers import DeviceMemory
@@ -20,6 +21,8 @@ def norm(recording: Recording, x: Buffer, norm: Norm, out: Buffer, rows: Rows) -
     width = shape[-1]
     if len(shape) < 2 or width < 1:
         raise ValueError(f"x of shape {shape}: rows of at least one value are needed")
+    if norm.weight is None or len(recording.memory.own(norm.weight).shape) != 1:
+        raise UserError("vulkan has no norms of groups or without a weight: use `gpu=off`")
     if recording.memory.own(norm.weight).shape != (width,):
         width = recording.memory.own(x).width  # of all heads
     vectors = [recording.memory.vector("norm weight", norm.weight, width)]

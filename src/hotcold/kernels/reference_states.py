@@ -1,0 +1,187 @@
+"""The specification of the ops that keep a state of each sequence: state_ops.py says what they compute."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotcold.kernels import checks
+from hotcold.kernels.backend import Batch, Buffer, Floats
+from hotcold.kernels.reference_ffn import sigmoid
+from hotcold.kernels.reference_rows import check, flat_rows
+
+
+@dataclass(frozen=True)
+class SequenceRows:
+    """A sequence's rows of a step, and where its state comes from and goes to."""
+
+    rows: range
+    source: int
+    target: int
+
+    def load(self, state: Floats) -> Floats:
+        """A copy of the state before the first row."""
+        return state[self.source].copy() if self.source >= 0 else np.zeros_like(state[0])
+
+    def keep(self, state: Floats, values: Floats) -> None:
+        if self.target >= 0:
+            state[self.target] = values
+
+
+def sequences_of(batch: Batch, slots: int) -> list[SequenceRows]:
+    """The sequences with rows in this step, to which every row belongs; ValueError as in state_ops.py."""
+    found = list(_sequences(batch, slots))
+    missing = batch.n_tokens - sum(len(each.rows) for each in found)
+    if missing:
+        raise ValueError(f"batch: {missing} rows belong to no sequence that has rows")
+    written = [each.target for each in found if each.target >= 0]
+    for each in found:
+        if each.target >= 0 and written.count(each.target) > 1:
+            raise ValueError(f"batch: two sequences write the state in slot {each.target}")
+        if each.source >= 0 and each.source != each.target and each.source in written:
+            raise ValueError(f"batch: slot {each.source} is read by one sequence and written by another")
+    return found
+
+
+def _sequences(batch: Batch, slots: int) -> Iterator[SequenceRows]:
+    for sequence in np.flatnonzero(batch.row_counts):
+        first, count = int(batch.first_rows[sequence]), int(batch.row_counts[sequence])
+        source, target = int(batch.state_from[sequence]), int(batch.state_to[sequence])
+        if first < 0 or count < 0 or first + count > batch.n_tokens:
+            seen = f"rows {first} to {first + count} of sequence {sequence}"
+            raise ValueError(f"batch: {seen} are out of range; allowed: 0 to {batch.n_tokens}")
+        for what, slot in (("state_from", source), ("state_to", target)):
+            if not -1 <= slot < slots:
+                raise ValueError(f"batch: {what} {slot} is out of range; allowed: -1 to {slots - 1}")
+        if (batch.sequence[first : first + count] != sequence).any():
+            raise ValueError(f"batch: rows from {first} on are not all of sequence {sequence}")
+        if first < batch.n_decode < first + count:
+            raise ValueError(f"batch: sequence {sequence} has decode rows and prompt rows in one step")
+        yield SequenceRows(range(first, first + count), source, target)
+
+
+class ReferenceStates:
+    """The part of the reference that :class:`hotcold.kernels.state_ops.StateOps` describes."""
+
+    def short_conv(
+        self,
+        x: Buffer,
+        weight: Buffer,
+        bias: Buffer | None,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        activation: str,
+    ) -> None:
+        """Mamba's ``conv1d``, arXiv 2312.00752."""
+        channels, taps = weight.shape
+        checks.check_conv(taps, activation)
+        check("weight", weight, (channels, taps))
+        check("state", state, (len(state), taps - 1, channels))
+        if bias is not None:
+            check("bias", bias, (channels,))
+        values, target = (flat_rows(what, each, batch, channels) for what, each in (("x", x), ("out", out)))
+        for each in sequences_of(batch, len(state)):
+            columns = np.concatenate([each.load(state), values[each.rows.start : each.rows.stop]])
+            for i, row in enumerate(each.rows):
+                total = np.zeros(channels, np.float32) if bias is None else bias
+                for tap in range(taps):
+                    total = total + weight[:, tap] * columns[i + tap]
+                target[row] = total * sigmoid(total) if activation == "silu" else total
+            each.keep(state, columns[len(each.rows) :])
+
+    def gated_delta(
+        self,
+        mixed: Buffer,
+        decay: Buffer,
+        beta: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        keys: int,
+        key_dim: int,
+        tiled: bool,
+        eps: float,
+    ) -> None:
+        """Gated delta nets, arXiv 2412.06464; Kimi's, arXiv 2510.26692."""
+        slots, heads, _, value_dim = state.shape
+        check("state", state, (slots, heads, key_dim, value_dim))
+        checks.check_parts("gated_delta v heads", heads, keys)
+        split = keys * key_dim
+        values = flat_rows("mixed", mixed, batch, 2 * split + heads * value_dim)
+        per_channel = math.prod(decay.shape[1:]) != heads
+        decays = flat_rows("decay", decay, batch, heads * key_dim if per_channel else heads)
+        kept = np.exp(decays.reshape(len(values), heads, -1))  # [T, Hv, dk or 1]
+        betas = sigmoid(flat_rows("beta", beta, batch, heads))
+        target = flat_rows("out", out, batch, heads * value_dim)
+        own = np.arange(heads) % keys if tiled else np.arange(heads) // (heads // keys)
+        scale = np.float32(key_dim) ** np.float32(-0.5)
+        for each in sequences_of(batch, slots):
+            s = each.load(state)  # [Hv, dk, dv]
+            for row in each.rows:
+                q, k = (values[row, at : at + split].reshape(keys, key_dim)[own] for at in (0, split))
+                q, k = (v / np.sqrt((v * v).sum(-1, keepdims=True) + np.float32(eps)) for v in (q, k))
+                v = values[row, 2 * split :].reshape(heads, value_dim)
+                s = s * kept[row, :, :, None]
+                delta = betas[row, :, None] * (v - np.einsum("hkv,hk->hv", s, k))
+                s = s + k[:, :, None] * delta[:, None, :]
+                target[row] = np.einsum("hkv,hk->hv", s, q * scale).ravel()
+            each.keep(state, s)
+
+    def decay(self, x: Buffer, bias: Buffer, factor: Buffer, batch: Batch, out: Buffer) -> None:
+        check("bias", bias, (bias.size,))
+        check("factor", factor, (factor.size,))
+        checks.check_parts("decay channels", bias.size, factor.size)
+        values = flat_rows("x", x, batch, bias.size)
+        target = flat_rows("out", out, batch, bias.size)
+        target[:] = np.repeat(factor, bias.size // factor.size) * _softplus(values + bias)
+
+    def ssm_scan(
+        self,
+        mixed: Buffer,
+        dt: Buffer,
+        dt_bias: Buffer,
+        a: Buffer,
+        d: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        groups: int,
+    ) -> None:
+        """Mamba-2, arXiv 2405.21060."""
+        slots, heads, width, size = state.shape
+        check("state", state, (slots, heads, width, size))
+        checks.check_parts("ssm_scan heads", heads, groups)
+        for what, vector in (("dt_bias", dt_bias), ("a", a), ("d", d)):
+            check(what, vector, (heads,))
+        split = heads * width
+        values = flat_rows("mixed", mixed, batch, split + 2 * groups * size)
+        steps = _softplus(flat_rows("dt", dt, batch, heads) + dt_bias)
+        target = flat_rows("out", out, batch, split)
+        for each in sequences_of(batch, slots):
+            s = each.load(state)  # [H, p, n]
+            for row in each.rows:
+                x = values[row, :split].reshape(heads, width)
+                b, c = values[row, split:].reshape(2, groups, size).repeat(heads // groups, axis=1)
+                new = (steps[row, :, None] * x)[:, :, None] * b[:, None, :]
+                s = np.exp(steps[row] * a)[:, None, None] * s + new
+                target[row] = (np.einsum("hpn,hn->hp", s, c) + d[:, None] * x).ravel()
+            each.keep(state, s)
+
+    def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
+        checks.check_gate(activation)
+        width = math.prod(x.shape[1:])
+        values, gates, target = (
+            flat_rows(what, each, batch, width) for what, each in (("x", x), ("gate", gate), ("out", out))
+        )
+        factor = gates if activation != "sigmoid" else sigmoid(gates)
+        target[:] = values * (gates * sigmoid(gates) if activation == "silu" else factor)
+
+
+def _softplus(x: Floats) -> Floats:
+    softplus: Floats = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+    return softplus

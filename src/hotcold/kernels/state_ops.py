@@ -1,0 +1,106 @@
+"""The ops of layers that keep a state of each sequence, and what they need besides: a part of ``Backend``.
+
+A state is float32 in a slot of a buffer ``[slots, ...]``. In a step each sequence that has rows reads its
+state from the slot ``Batch.state_from`` (-1: zeros, whatever lies anywhere) and writes it, after its last
+row, to ``Batch.state_to`` (-1: nowhere). Several may read one slot, which is how a sequence is forked; nobody
+else reads or writes a slot that one writes. ValueError when an op runs: a row that belongs to no sequence, or
+slots that break this.
+
+A state changes token by token, in the order of its sequence's rows, whatever their number: rows have the
+same bits in prompts, in chunks, in decoding and in any batch. A decay is the exponential of a number that
+is 0 or less, in float32 like all that is computed here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from hotcold.kernels.backend import Batch, Buffer
+
+MOST_TAPS = 8  #: columns that a short convolution sees, the row's own among them
+CONV_ACTIVATIONS = ("none", "silu")
+GATE_ACTIVATIONS = ("none", "silu", "sigmoid")
+
+
+class StateOps(Protocol):
+    """T rows, C channels, H heads; see :class:`hotcold.kernels.backend.Backend`."""
+
+    def short_conv(
+        self,
+        x: Buffer,
+        weight: Buffer,
+        bias: Buffer | None,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        activation: str,
+    ) -> None:
+        """A causal convolution of each channel over the last k columns of its sequence:
+
+        ``out[t] = act(bias + sum over j of weight[:, j] * column[t - (k - 1) + j])``, j ascending. Columns
+        are rows of x, before them those of the state, which keeps the last k - 1, oldest first, before the
+        activation.
+
+        x, out ``[T, C]``; out may not be x. Weight ``[C, k]``, k from 2 to :data:`MOST_TAPS`; bias ``[C]``
+        or None; state ``[slots, k - 1, C]``. ``activation``: one of :data:`CONV_ACTIVATIONS`. (Mamba's
+        ``conv1d``, arXiv 2312.00752; LFM2's layers without attention.)"""
+
+    def gated_delta(
+        self,
+        mixed: Buffer,
+        decay: Buffer,
+        beta: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        keys: int,
+        key_dim: int,
+        tiled: bool,
+        eps: float,
+    ) -> None:
+        """The gated delta rule (arXiv 2412.06464); with a decay of each channel, Kimi's delta attention
+        (arXiv 2510.26692). For each row and v head, S being its state ``[dk, dv]``:
+
+        ``S = exp(decay) S; delta = sigmoid(beta) (v - S^T k); S = S + k delta^T; out = S^T q``
+
+        where ``q / sqrt(sum of q^2 + eps) / sqrt(dk)`` and ``k / sqrt(sum of k^2 + eps)`` stand for q and k.
+
+        mixed ``[T, 2 * Hk * dk + Hv * dv]``: all q, then all k, then all v, as :meth:`short_conv` leaves
+        them. decay ``[T, Hv]``, or ``[T, Hv, dk]``, which multiplies S's rows: logarithms, 0 or less (see
+        :meth:`decay`). beta ``[T, Hv]``. state ``[slots, Hv, dk, dv]``, which tells Hv and dv; out ``[T, Hv,
+        dv]``. ``keys`` is Hk, a divisor of Hv, and ``key_dim`` dk. v head h reads the k head ``h % Hk`` where
+        ``tiled``, else ``h // (Hv / Hk)``."""
+
+    def decay(self, x: Buffer, bias: Buffer, factor: Buffer, batch: Batch, out: Buffer) -> None:
+        """``out = factor * softplus(x + bias)``: with a factor below 0, logarithms of decays.
+
+        x, out ``[T, n]``, out may be x; bias ``[n]``; factor ``[H]``, H a divisor of n: channel i has the
+        factor of head ``i // (n / H)``. ``softplus(y) = max(y, 0) + log(1 + exp(-|y|))``."""
+
+    def ssm_scan(
+        self,
+        mixed: Buffer,
+        dt: Buffer,
+        dt_bias: Buffer,
+        a: Buffer,
+        d: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        groups: int,
+    ) -> None:
+        """Mamba-2's scan (arXiv 2405.21060). For each row and head h of group ``h // (H / G)``, S being its
+        state ``[p, n]``:
+
+        ``s = softplus(dt + dt_bias); S = exp(s a) S + (s x) B^T; out = S C + d x``
+
+        mixed ``[T, H * p + 2 * G * n]``: x of all heads, B of all groups, C of all groups, as
+        :meth:`short_conv` leaves them. dt ``[T, H]``; dt_bias, a (below 0), d ``[H]``. state ``[slots, H, p,
+        n]``, which tells H, p and n; out ``[T, H, p]``. ``groups`` is G, a divisor of H."""
+
+    def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
+        """``out = x * act(gate)``; all ``[T, n]``, and out may be x or gate. ``activation``: one of
+        :data:`GATE_ACTIVATIONS`."""
