@@ -60,7 +60,9 @@ class Costs:
             return np.asarray(sizes.neuron_bytes[layer] / 1e9 * (sometimes + always))
 
         layers = range(len(sizes.neurons))
-        gather = [machines[0].gather_gb_s(n / 2) for n in sizes.neuron_bytes]  # up and down lie side by side
+        gather = [
+            machines[0].gather_gb_s(max(1, n / 2)) for n in sizes.neuron_bytes
+        ]  # up and down lie side by side
         return cls(
             cpu=SideCosts(
                 neurons=[neurons(i, cpu_stream, gather[i]) for i in layers],

@@ -86,7 +86,7 @@ class Placement:
                 whole(kind, i, gpu, int(getattr(sizes, kind)[i]))
             hot, nbytes = int(mask.sum()), int(sizes.neuron_bytes[i])
             on_gpu, on_cpu = hot * (nbytes + INDEX_BYTES), (len(mask) - hot) * nbytes
-            add("neurons", i, gpu, on_gpu, on_cpu, hot_share=hot / len(mask))
+            add("neurons", i, gpu, on_gpu, on_cpu, hot_share=hot / max(1, len(mask)))
         whole("head", None, self.head, sizes.head)
         # A tied head that is on the CPU is the embedding table.
         whole("embedding", None, None, sizes.embedding * (self.head is not None or not sizes.tied))
@@ -115,6 +115,8 @@ def write_placement(path: Path, sizes: Sizes, placement: Placement, version: str
     }
     tensors = {}
     for i, mask in enumerate(placement.hot):
+        if not len(mask):  # a layer without an FFN
+            continue
         # PowerInfer ignores the list of a layer without hot neurons; tensors must not be empty here.
         listed = np.flatnonzero(mask) if mask.any() else np.zeros(1)
         tensors[f"blk.{i}.gpu_idx"] = _integers(mask)
@@ -172,6 +174,8 @@ def _run(file: GGUFFile, count: int) -> list[int | None]:
 
 def _hot_neurons(file: GGUFFile, layer: int, n: int) -> Bools:
     """The mask ``[n]`` of a layer; checks that the list beside it agrees."""
+    if not n:
+        return np.zeros(0, np.bool_)
     mask: Bools = read_numbers(file, f"blk.{layer}.gpu_idx", n) == 1
     if not mask.any():
         return mask

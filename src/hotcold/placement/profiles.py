@@ -67,7 +67,9 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
     with open_gguf(path) as file, naming(path, SidecarError):
         check_model(file, f"{_KEY}model_fingerprint", sizes.fingerprint)
         neurons = sizes.neurons.tolist()
-        firing = [read_numbers(file, f"blk.{i}.profile", n) for i, n in enumerate(neurons)]
+        firing = [
+            read_numbers(file, f"blk.{i}.profile", n) if n else np.zeros(0) for i, n in enumerate(neurons)
+        ]
         if not any(each.any() for each in firing):
             raise SidecarError("no neuron fires in it: make another")
         routing = None
@@ -78,10 +80,12 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:
-    """Writes a profile. ``facts`` are values of ``hotcold.profile.*``: ``model_fingerprint``, and facts for
-    people."""
+    """Writes a profile; nothing of layers without an FFN. ``facts`` are values of ``hotcold.profile.*``:
+    ``model_fingerprint``, and facts for people."""
     metadata = {"general.type": "profile", f"{_KEY}source": profile.source}
     metadata |= {_KEY + name: value for name, value in facts.items()}
-    tensors = {f"blk.{i}.profile": quantise(each, "F16") for i, each in enumerate(profile.firing)}
+    tensors = {
+        f"blk.{i}.profile": quantise(each, "F16") for i, each in enumerate(profile.firing) if len(each)
+    }
     tensors |= {f"blk.{i}.routing": quantise(each, "F16") for i, each in enumerate(profile.routing or ())}
     write_gguf(path, metadata, tensors)

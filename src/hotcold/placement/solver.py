@@ -70,8 +70,8 @@ class _Tables:
             hot = np.append(0, gpu.neurons[i][each.order].cumsum())[each.edges]
             done = np.append(0, cpu.neurons[i][each.order].cumsum())[each.edges]
             cold = done[-1] - done
-            seconds = gpu.dense[i] + gpu.handshake + np.maximum(hot, cold)
-            useful = int(seconds[:-1].argmin()) + 1
+            seconds = gpu.dense[i] + gpu.handshake * (len(each) > 0) + np.maximum(hot, cold)
+            useful = int(seconds[:-1].argmin()) + 1 if len(each) else 1  # without neurons nothing is split
             split_seconds[i, :useful] = seconds[:useful]
             nbytes = sizes.gpu_dense[i] + each.edges * float(sizes.neuron_bytes[i] + INDEX_BYTES)
             split_bytes[i, : len(nbytes)] = nbytes
@@ -95,7 +95,8 @@ class _Tables:
         is least, ``[layers]``: at a lower price it is better than any group."""
         with np.errstate(invalid="ignore", divide="ignore"):
             seconds = self.split_seconds - self.whole_seconds[:, None]
-            worth = seconds / (self.whole_bytes[:, None] - self.split_bytes)
+            more = self.whole_bytes[:, None] - self.split_bytes
+            worth = np.where(more > 0, seconds / more, 0)
         return np.asarray(np.where(self.exists, worth, np.inf).min(axis=1))
 
 

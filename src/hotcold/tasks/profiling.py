@@ -160,8 +160,8 @@ def _count(
         fix = "load it without placement and vram_budget, or give its file"
         raise UserError(f"this model is loaded on several backends, and a profile counts on one: {fix}")
     length = window_length(base.context, context)
-    experts = base.config.experts
-    firings = Firings(base.config.neurons, experts.count if experts else 1)
+    experts = [base.config.experts_of(i) for i in range(base.config.layers)]
+    firings = Firings(base.config.neurons, [each.count if each else 1 for each in experts])
     rows = base.limits.tokens
     windows = text_windows(base.tokenizer, text, length)
     if tokens is not None:
@@ -169,7 +169,8 @@ def _count(
     watched = base.session(mode, wrap=lambda ffns: firings.watch(base.backend, ffns, rows))
     with closing(watched) as session:
         if session.transformer.chosen:
-            firings.watch_routers([(base.backend, each) for each in session.transformer.chosen])
+            routed = zip(experts, session.transformer.chosen, strict=True)
+            firings.watch_routers([(base.backend, each) if has else None for has, each in routed])
         scorer = Scorer(session)
         for done, window in enumerate(windows, 1):
             firings.restart()
@@ -195,4 +196,5 @@ def _skew(firing: Sequence[npt.NDArray[Any]]) -> dict[str, list[float]]:
     """Returns, by layer, the mean share of neurons that fire, and the share of firings of the most active
     fifth."""
     hottest = [np.sort(each)[-(len(each) // 5) :].sum() / (each.sum() or 1) for each in firing]
-    return {"active": [float(each.mean()) for each in firing], "hottest_fifth": [float(h) for h in hottest]}
+    active = [float(each.mean()) if len(each) else 0.0 for each in firing]
+    return {"active": active, "hottest_fifth": [float(h) for h in hottest]}

@@ -156,7 +156,7 @@ def _hottest(firing: npt.NDArray[Any]) -> Bools:
 
 def _places(model: LoadedModel, layer: int, hot: Bools) -> tuple[Ints, int]:
     """The bit of each neuron in its layer's mask, and the number of words of this mask."""
-    weights, experts = model.weights.layers[layer].ffn, model.config.experts
+    weights, experts = model.weights.layers[layer].ffn, model.config.experts_of(layer)
     ends = experts.ends if experts else (len(hot),)
     if not isinstance(weights, SplitWeights):
         return mask_bits(ends), weights.words
