@@ -1,7 +1,7 @@
 """What zeros save inside ungated experts, as Nemotron 3 Nano has them: `exact` and `predicted` beside dense.
 
     python benchmarks/cpu/ungated_experts.py  # Q4_0, Q5_0 and Q8_0
-    python benchmarks/cpu/ungated_experts.py --type MXFP4 --rank 64 256 --rounds 100 --json out.json
+    python benchmarks/cpu/ungated_experts.py --type MXFP4 --rank 64 256 --rounds 100 --json
     python benchmarks/cpu/ungated_experts.py -t 1 --own-time  # on a machine that has other work
 
 One layer of experts of 1856 neurons, 2688 wide, of which a row chooses 6, with relu(up x)^2 and no gate.
@@ -33,7 +33,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -291,7 +290,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--own-time", action="store_true", help="of the processor; needs -t 1")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", action="store_true", help="print figures as JSON, too")
     args = parser.parse_args()
     if args.own_time and args.threads != 1:
         parser.error("--own-time needs -t 1")
@@ -307,7 +306,7 @@ def main() -> None:
         report.append({"type": type, "predictors": facts, "ways": found})
     if args.json:
         whole = {"isa": backend.isa, "threads": backend.threads, "experts": args.experts, "layers": report}
-        args.json.write_text(json.dumps(whole, indent=1) + "\n")
+        print(json.dumps(whole))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.golden import golden
 from support.opaque_backend import OpaqueBackend
 from support.placed import on_two
 from support.ungated_models import CHOSEN, EXPERTS, NEURONS, SHARED, ungated_model
@@ -13,6 +14,7 @@ from support.ungated_models import CHOSEN, EXPERTS, NEURONS, SHARED, ungated_mod
 import hotcold
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
+from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
@@ -23,9 +25,11 @@ from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
+from hotcold.sparse import fitting
 from hotcold.sparse.predictor import write_sidecar
 from hotcold.tasks.scoring import Scorer
 from hotcold.watch.memory_use import memory_use
+from hotcold.watch.neuron_map import NeuronMap
 
 TOKENS = [1, *np.random.default_rng(3).integers(3, 288, 40).tolist()]
 #: The block types of Nemotron's files, which a stock file has by output: panels; and our own layout.
@@ -193,3 +197,42 @@ def test_predictors_are_fitted_to_ups(tmp_path: Path) -> None:
 def test_a_plan_divides_experts(tmp_path: Path) -> None:
     plan = hotcold.plan(ungated_model(tmp_path, "Q4_0"), vram_budget=1 << 30)
     assert "a power law in every layer" in plan.profile
+
+
+def test_layers_without_an_ffn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nemotron-H's: three of five layers are a mixer alone. Profiles, predictors, plans and what is watched
+    have nothing of them."""
+    model = golden("tiny-nemotron-h-moe", tmp_path)
+    out, options = model.path.with_suffix(".predictor.gguf"), {"context": 64, "backend": "reference"}
+    found = hotcold.profile(
+        model.path, text_file(tmp_path), output=model.path.with_suffix(".profile.gguf"), **options
+    )
+    assert found.routing is not None and [len(each) for each in found.firing] == [0, 120, 0, 0, 120]
+    for layer, (firing, routing) in enumerate(zip(found.firing, found.routing, strict=True)):
+        assert routing.sum() == pytest.approx(3 if layer in (1, 4) else 0)
+        assert (firing.reshape(6, -1) <= routing[:, None] + 1e-9).all()
+    monkeypatch.setattr(fitting, "RANK_STEP", 8)  # the model is narrower than a rank usually is
+    fitted = hotcold.fit_predictor(
+        model.path, text_file(tmp_path), output=out, max_share=1.0, type="F32", **options
+    )
+    assert [fit.rank > 0 for fit in fitted.layers] == [False, True, False, False, True]
+    assert "text.txt" in hotcold.plan(model.path, vram_budget=1 << 30).profile
+    exact, predicted = (
+        load(model.path, LoadOptions(sparsity=mode, backend="reference")).session()
+        for mode in ("exact", "predicted")
+    )
+    logits(exact), logits(predicted)
+    rows, fewer = exact.counters.rows, predicted.counters.rows
+    assert not rows[[0, 2, 3]].any() and (fewer[[1, 4], 3] > 0.8 * rows[[1, 4], 3]).all()
+    assert exact.counters.shared[[1, 4], 0].all() and not exact.counters.shared[[0, 2, 3]].any()
+    figures = Figures.of(exact.counters, exact.footprint)
+    assert figures.active_share is not None and 0.1 < figures.active_share < 0.6
+    fired = exact.watched().fired(1)
+    assert NeuronMap(exact.model).cells(np.hstack(fired))[1] == [(0, 0)]
+
+
+def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
+    options = {"context": 64, "backend": "reference"}
+    latent = golden("tiny-nemotron-latent", tmp_path).path
+    with pytest.raises(UserError, match="predictors of such experts are not supported yet"):
+        hotcold.fit_predictor(latent, text_file(tmp_path), **options)
