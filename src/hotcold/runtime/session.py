@@ -333,6 +333,7 @@ class LoadedModel:
     chat_metadata: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
     draft_max: int = 0  #: the most tokens of a sequence that are guessed in a step
+    draft: "LoadedModel | None" = None  #: a smaller one that guesses them
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property
@@ -373,6 +374,8 @@ class LoadedModel:
         return choose_mode(sparsity or self.sparsity, self.config, self.path, source, self.fingerprint)
 
     def close(self) -> None:
-        """Closes all sessions."""
+        """Closes all sessions, those of :attr:`draft`, too."""
         for session in list(self._sessions):
             session.close()
+        if self.draft is not None:
+            self.draft.close()
