@@ -319,10 +319,10 @@ struct Router {
 };
 
 struct NormArgs {
-    const float *weight, *bias;
+    const float *weight, *bias;  // of a group; or null
     float eps;
     bool centre;
-    int64_t dim;
+    int64_t dim;  // of a group
 };
 
 struct RopeArgs {
@@ -331,7 +331,8 @@ struct RopeArgs {
     bool interleaved;
 };
 
-struct Stream;  // simd/stream.h
+struct Stream;        // simd/stream.h
+struct StateKernels;  // simd/state_kernels.h
 
 // Bytes of thread-local scratch that each kernel may use.
 constexpr size_t kLocalBytes = 2 << 20;
@@ -351,6 +352,7 @@ struct ByteProducts {
 };
 
 struct Kernels : ByteProducts {
+    const StateKernels* states;
     void (*quantise)(const Input&, int token);
     void (*arrange)(const Input&, int token);  // plain input of kLeastArranged tokens and more
     void (*decode_row)(const Rows&, int64_t row, float* out, uint8_t* local);
