@@ -15,17 +15,12 @@ from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
-from hotcold.kernels.cpu import CPUBackend
-from hotcold.kernels.no_states import NoStateOps
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.scoring import Scorer
 from hotcold.watch.memory_use import memory_use
-
-#: The backends that compute all of these.
-CPU = [] if issubclass(CPUBackend, NoStateOps) else ["cpu"]
 
 
 @pytest.fixture(scope="module")
