@@ -147,6 +147,12 @@ void bind_gather(BoundProgram& p, const Floats& x, const Floats& out) {
     p.program.gather(from, data_of(out, "gather: out", p.rows(kLogits), dim), dim);
 }
 
+void bind_softcap(BoundProgram& p, const Floats& logits, float cap) {
+    if (!(cap > 0)) refuse("softcap: a cap that is not above 0");
+    const int64_t vocab = width_of(logits);
+    p.program.softcap(data_of(logits, "softcap: logits", p.rows(kLogits), vocab), vocab, cap);
+}
+
 int64_t bind_scratch(int64_t tokens, int64_t logits, int64_t pages_per_sequence, int64_t dim, int64_t heads,
                      int64_t kv_heads, int64_t head_dim, int64_t neurons, int64_t experts, int64_t chosen,
                      int64_t shared, bool by_output) {
@@ -222,6 +228,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
              "scale"_a, "window"_a.none(), "sinks"_maybe, "softcap"_a.none())
         .def("add", &bind_add, "x"_exact, "y"_exact, "keep"_a, "scale"_a)
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
+        .def("softcap", &bind_softcap, "logits"_exact, "cap"_a)
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
         .def("run", &bind_run);
     m.def("step_scratch_bytes", &bind_scratch, nb::kw_only(), "tokens"_a, "logits"_a, "pages_per_sequence"_a,

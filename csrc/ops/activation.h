@@ -38,6 +38,16 @@ inline F hyperbolic_tangent(F x) {
     return Vec::div(m, Vec::add(m, Vec::set1(2.0f)));
 }
 
+// Gemma 2's bound on scores and logits: cap tanh(x / cap).
+inline void softcap(float cap, float* x, int64_t n) {
+    const F most = Vec::set1(cap);
+    for (int64_t i = 0; i < n; i += Vec::width) {
+        const int m = int(smaller<int64_t>(Vec::width, n - i));
+        const F part = Vec::div(Vec::load(x + i, m), most);
+        Vec::store(x + i, Vec::mul(most, hyperbolic_tangent(part)), m);
+    }
+}
+
 // P(X > a) of a standard normal X, a >= 0: exp(-a^2 / 2) t p(t) with t = 1 / (1 + 0.3 a). The polynomial was
 // fitted here, to 2e-7 of the value.
 inline F normal_tail(F a) {

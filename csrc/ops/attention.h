@@ -147,16 +147,6 @@ template <class Use> inline void each_tile(const Attention& a, const void* cache
     }
 }
 
-// Gemma 2's bound on scores: softcap tanh(score / softcap).
-inline void cap_scores(float softcap, float* scores, int count) {
-    const F cap = Vec::set1(softcap);
-    for (int j = 0; j < count; j += Vec::width) {
-        const int n = smaller(Vec::width, count - j);
-        const F part = Vec::div(Vec::load(scores + j, n), cap);
-        Vec::store(scores + j, Vec::mul(cap, hyperbolic_tangent(part)), n);
-    }
-}
-
 // Scores become exponentials of what they are above the largest; `end` gets the largest and their sum.
 inline void softmax_terms(float* scores, int count, float* end) {
     F largest = Vec::set1(scores[0]), sum = Vec::zero();
@@ -195,7 +185,7 @@ inline void split_of(const Attention& a, const Batch& b, const Split& s, float* 
     });
     for (int g = 0; g < group; ++g) {
         float* seen = scores + g * kSplit + s.unseen;
-        if (a.softcap > 0) cap_scores(a.softcap, seen, s.count - s.unseen);
+        if (a.softcap > 0) softcap(a.softcap, seen, s.count - s.unseen);
         softmax_terms(seen, s.count - s.unseen, partial + g * stride + n);
         for (int d = 0; d < n; ++d) partial[g * stride + d] = 0;
     }

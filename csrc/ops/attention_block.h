@@ -213,7 +213,7 @@ struct QueryBlock {
             const int start = from(row, begin), seen = to(row, begin) - start;
             float* terms = scores + (row - first) * kSplit + start;
             float* sums = part + (row - first) * stride;
-            if (a.softcap > 0) cap_scores(a.softcap, terms, seen);
+            if (a.softcap > 0) softcap(a.softcap, terms, seen);
             softmax_terms(terms, seen, sums + n);
             for (int d = 0; d < n; ++d) sums[d] = 0;
         }

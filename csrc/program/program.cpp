@@ -228,4 +228,9 @@ void Program::gather(const float* x, float* out, int64_t dim) {
          });
 }
 
+void Program::softcap(float* logits, int64_t vocab, float cap) {
+    step([this] { return count(kLogits); },
+         [=](int64_t r, const Scratch&) { k_.softcap(cap, logits + r * vocab, vocab); });
+}
+
 }  // namespace hc

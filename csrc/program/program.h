@@ -74,6 +74,7 @@ class Program {
                 float* factors);
     void add(float* x, const float* y, int64_t dim, float keep = 1, float scale = 1);
     void gather(const float* x, float* out, int64_t dim);
+    void softcap(float* logits, int64_t vocab, float cap);
     void short_conv(const ShortConv&, const States&);
     void gated_delta(const GatedDelta&, const States&);
     void ssm_scan(const SsmScan&, const States&);

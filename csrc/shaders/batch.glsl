@@ -6,6 +6,11 @@ const uint TOKENS = 5, POSITIONS = 6, SEQUENCE = 7, SLOTS = 8, PAGES = 9, LENGTH
 #define N_DECODE batch[1]
 #define N_LOGITS batch[2]
 #define STEP batch[4]
-#define PAGES_PER_SEQUENCE batch[12]
+// Arrays by sequence, too; as macros they do not change the modules that lack them.
+#define FIRST_ROWS 12u
+#define ROW_COUNTS 13u
+#define STATE_FROM 14u
+#define STATE_TO 15u
+#define PAGES_PER_SEQUENCE batch[16]
 
 uint of_row(uint array, uint row) { return batch[batch[array] + row]; }

@@ -8,12 +8,14 @@ layout(local_size_x = 256) in;
 layout(constant_id = 0) const uint OF_LOGITS = 0;
 layout(constant_id = 1) const uint CENTRE = 0;
 layout(constant_id = 2) const uint BIAS = 0;
+layout(constant_id = 3) const uint WEIGHTED = 1;
 layout(std430, binding = 1) readonly buffer X { float x[]; };
 layout(std430, binding = 2) readonly buffer Weight { float weight[]; };
 layout(std430, binding = 3) readonly buffer Bias { float bias[]; };
 layout(std430, binding = 4) writeonly buffer Out { float y[]; };
 layout(push_constant) uniform Push {
     uint width;
+    uint groups;  // of so many values, side by side, each with weights of its own
     float eps;
 };
 
@@ -21,6 +23,7 @@ void main() {
     const uint row = gl_WorkGroupID.y;
     if (row >= (OF_LOGITS == 1 ? N_LOGITS : N_TOKENS)) return;
     const uint begin = (row * gl_NumWorkGroups.x + gl_WorkGroupID.x) * width, first = gl_LocalInvocationIndex;
+    const uint own = gl_WorkGroupID.x % groups * width;
     const float n = float(width);
     precise float mean = 0.0;
     if (CENTRE == 1) {
@@ -44,8 +47,8 @@ void main() {
         precise float v = x[begin + i];
         if (CENTRE == 1) v = v - mean;
         v = v / root;
-        v = v * weight[i];
-        if (BIAS == 1) v = v + bias[i];
+        if (WEIGHTED == 1) v = v * weight[own + i];
+        if (BIAS == 1) v = v + bias[own + i];
         y[begin + i] = v;
     }
 }

@@ -45,6 +45,7 @@ constexpr Table table() {
     k.rope = rope;
     k.store_row = store_row;
     k.add = add;
+    k.softcap = softcap;
     k.relu = relu;
     k.read = read;
     k.states = &HC_CONCAT(states_, HC_ISA);

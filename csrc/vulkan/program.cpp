@@ -35,7 +35,7 @@ void Recorder::check_range(const Range& r) const {
 void Recorder::batch(BatchPlace place) {
     check_range({place.memory, 0, place.words() * 4, true});
     if (batch_.memory) refuse("a program has one batch");
-    place.header[12] = int32_t(place.batch.pages_per_sequence);
+    place.header.back() = int32_t(place.batch.pages_per_sequence);
     batch_ = std::move(place);
 }
 
@@ -350,6 +350,7 @@ void Program::take_batch() {
     BatchPlace& place = recorded_.batch_;
     if (!place.memory) return;
     check_batch(place.batch, place.bounds);
+    if (place.bounds.states >= 0) check_states(place.batch, place.bounds, with_rows_);
     std::memcpy(place.header.data(), place.batch.counts, 4 * sizeof(int32_t));
     place.header[4] = device_->next_step();
     uint8_t* to = upload_->host();

@@ -22,14 +22,14 @@ struct Range {
 
 // The step's numbers: the host's arrays, and where shaders see them, behind a header.
 struct BatchPlace {
-    static constexpr size_t kHeader = 16;
+    static constexpr size_t kHeader = 17;
     std::shared_ptr<Memory> memory;
     Batch batch{};
     BatchBounds bounds{};
     std::array<int32_t, kHeader> header{};
     std::vector<std::pair<const int32_t*, size_t>> arrays;  // in their order behind the header
     uint64_t words() const;
-    // The header's words from the sixth on say where each array begins.
+    // The header's words from the sixth to the last but one say where each array begins.
     void add(const int32_t* values, size_t size) {
         header[5 + arrays.size()] = int32_t(words());
         arrays.emplace_back(values, size);
@@ -123,6 +123,7 @@ class Program {
     std::shared_ptr<Device> device_;
     Recorder recorded_;
     std::shared_ptr<Memory> upload_;  // the batch, as the host writes it
+    std::vector<int32_t> with_rows_;  // sequences of the step, as check_states finds them
     Owned<VkDescriptorPool> sets_pool_;
     std::vector<VkDescriptorSet> sets_;  // of the dispatches, in order
     Commands commands_;

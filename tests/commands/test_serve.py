@@ -55,6 +55,7 @@ MISTAKES = [
     (["-c", "1"], "'1' is not a whole number from 2"),
     (["-t", "0"], "'0'"),
     (["--cache-positions", "0"], "'0'"),
+    (["--state-copies", "-1"], "'-1'"),
     (["--timeout", "0"], "'0'"),
     (["--max-body", "8"], "'8' is not a size from 1KiB to 1GiB"),
     (["--max-body", "4194304"], "'4194304' is not a size from 1KiB to 1GiB"),

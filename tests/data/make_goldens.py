@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 VOCAB = 288
 STEPS = 24
@@ -47,6 +48,19 @@ SMALL = COMMON | {
 ODD = COMMON | {
     "hidden_size": 40, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+MOE: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
+
+#: Qwen3-VL's text model, and as small an image model as there is.
+QWEN3VL: dict[str, Any] = ODD | {
+    "hidden_act": "silu", "head_dim": 12, "attention_bias": False, "pad_token_id": 0,
+    "rope_theta": 5000000.0, "rms_norm_eps": 1e-6,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2], "mrope_interleaved": True},
+}  # fmt: skip
+QWEN3VL_VISION: dict[str, Any] = {
+    "depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1, "out_hidden_size": 40,
+    "deepstack_visual_indexes": [0], "num_position_embeddings": 4, "patch_size": 2,
 }  # fmt: skip
 
 #: Folder -> stored dtype, prompt length, and config.json as the model's publishers write it.
@@ -170,6 +184,106 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
         "num_hidden_layers": 5, "no_rope_layer_interval": 4, "tie_word_embeddings": True, "pad_token_id": 0,
         "rope_theta": 2000000.0,
     }),
+    # Norms before and after; neighbours are rotated, in half of each head.
+    "tiny-glm4": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "hidden_act": "silu", "head_dim": 12,
+        "attention_bias": True, "partial_rotary_factor": 0.5, "pad_token_id": 0,
+    }),
+    "tiny-seed-oss": (torch.bfloat16, 20, ODD | {
+        "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "hidden_act": "silu",
+        "head_dim": 12, "attention_bias": True, "attention_out_bias": False, "mlp_bias": False,
+        "pad_token_id": 0,
+    }),
+    "tiny-starcoder2": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "norm_epsilon": 1e-5,
+        "hidden_act": "gelu_pytorch_tanh", "use_bias": True, "sliding_window": 8, "tie_word_embeddings": True,
+    }),
+    # Caps that bend what is computed; scores are scaled by another length than the head's.
+    "tiny-gemma2": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "num_hidden_layers": 3,
+        "hidden_activation": "gelu_pytorch_tanh", "head_dim": 10, "query_pre_attn_scalar": 16,
+        "sliding_window": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+        "tie_word_embeddings": True, "pad_token_id": 0,
+    }),
+    # Command R+: norms of q and k whose weights differ by head.
+    "tiny-command-r": (torch.bfloat16, 20, ODD | {
+        "architectures": ["CohereForCausalLM"], "model_type": "cohere", "hidden_act": "silu",
+        "layer_norm_eps": 1e-5, "logit_scale": 0.3, "use_qk_norm": True, "rope_theta": 10000.0,
+        "tie_word_embeddings": True, "pad_token_id": 0,
+    }),
+    # The fourth layer sees all, and is not rotated.
+    "tiny-cohere2": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "hidden_act": "silu",
+        "num_hidden_layers": 4, "layer_norm_eps": 1e-5, "logit_scale": 0.3, "sliding_window": 8,
+        "sliding_window_pattern": 4, "tie_word_embeddings": True, "pad_token_id": 0,
+    }),
+    "tiny-ernie4_5": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "hidden_act": "silu",
+        "head_dim": 12, "use_bias": False, "tie_word_embeddings": True, "rope_theta": 500000.0,
+    }),
+    # Scores grow with the positions of queries, beyond 8 of them.
+    "tiny-mistral3": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "hidden_act": "silu",
+        "head_dim": 12, "sliding_window": None, "rope_parameters": {
+            "rope_type": "yarn", "type": "yarn", "rope_theta": 1000000.0, "factor": 16.0,
+            "original_max_position_embeddings": 8, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+    }),
+    # Norms of q and k after the rotation, whose base an alpha has stretched.
+    "tiny-hunyuan-dense": (torch.bfloat16, 20, ODD | {
+        "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense",
+        "hidden_act": "silu", "head_dim": 10, "attention_bias": False, "tie_word_embeddings": True,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1,
+                         "mscale": 1.0, "mscale_all_dim": 1.0},
+    }),
+    "tiny-qwen3vl": (torch.bfloat16, 20, {
+        "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
+        "tie_word_embeddings": False, "text_config": QWEN3VL | {"model_type": "qwen3_vl_text"},
+        "vision_config": QWEN3VL_VISION | {"model_type": "qwen3_vl"},
+    }),
+    "tiny-qwen3vlmoe": (torch.bfloat16, 20, {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe",
+        "tie_word_embeddings": False, "text_config": QWEN3VL | MOE | {
+            "model_type": "qwen3_vl_moe_text", "num_experts": 6, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "norm_topk_prob": True},
+        "vision_config": QWEN3VL_VISION | {"model_type": "qwen3_vl_moe"},
+    }),
+    "tiny-granitemoe": (torch.bfloat16, 20, ODD | {
+        "architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "hidden_act": "silu",
+        "intermediate_size": 20, "num_local_experts": 6, "num_experts_per_tok": 3, "attention_bias": False,
+        "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.25,
+        "logits_scaling": 3.0, "tie_word_embeddings": True,
+    }),
+    # One norm of all heads of q, of k; sigmoids choose by a bias; a half of each head is rotated.
+    "tiny-minimax-m2": (torch.bfloat16, 20, ODD | {
+        "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "hidden_act": "silu",
+        "head_dim": 12, "rotary_dim": 6, "intermediate_size": 20, "num_local_experts": 6,
+        "num_experts_per_tok": 3, "use_qk_norm": True, "scoring_func": "sigmoid", "use_routing_bias": True,
+        "rope_theta": 5000000.0,
+    }),
+    "tiny-hunyuan-moe": (torch.bfloat16, 20, ODD | {
+        "architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "hidden_act": "silu",
+        "head_dim": 10, "intermediate_size": 20, "num_experts": 4, "moe_topk": [2, 2],
+        "moe_intermediate_size": [20, 20], "num_shared_expert": [1, 1], "attention_bias": False,
+        "use_qk_norm": True, "tie_word_embeddings": True, "rope_theta": 10000.0,
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+    }),
+    # The first layer is dense; a bias chooses experts, all of which but the shared one are scaled.
+    "tiny-glm4moe": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "hidden_act": "silu",
+        "num_hidden_layers": 3, "head_dim": 12, "attention_bias": True, "partial_rotary_factor": 0.5,
+        "moe_intermediate_size": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1,
+        "topk_group": 1, "use_qk_norm": True, "num_nextn_predict_layers": 1, "pad_token_id": 0,
+    }),
+    "tiny-ernie4_5moe": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "hidden_act": "silu",
+        "num_hidden_layers": 3, "use_bias": False, "moe_num_experts": 6, "moe_k": 3,
+        "moe_intermediate_size": 20, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+        "moe_layer_end_index": 2, "moe_layer_interval": 1, "tie_word_embeddings": True,
+        "rope_theta": 500000.0,
+    }),
 }  # fmt: skip
 
 
@@ -205,20 +319,24 @@ def build(config: dict[str, Any], dtype: torch.dtype, seed: int) -> PreTrainedMo
     if implementation == "minicpm":  # nor of it, but of one that scales at the same places
         implementation, settings = "granite", settings | _as_granite(settings)
     settings = AutoConfig.for_model(implementation, **settings | {"torch_dtype": "float32"})
-    model = AutoModelForCausalLM.from_config(settings, attn_implementation="eager")
+    kind = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+    model = kind.from_config(settings, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("bias"):
                 values = 0.3 * noise
-            elif parameter.ndim == 1:  # norms
+            elif parameter.ndim == 1 or "_norm." in name:
                 values = (config["model_type"] not in _LESS_ONE) + 0.3 * noise
             elif "embed" in name:
                 values = 0.25 * noise
             else:
-                values = 1.6 * noise / parameter.shape[1] ** 0.5
+                values = 1.6 * noise / parameter.shape[-1 if parameter.ndim == 3 else 1] ** 0.5
             parameter.copy_(values.to(dtype).float())
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_((0.3 * torch.randn(buffer.shape, generator=generator)).to(dtype).float())
     if config["model_type"] == "bamboo":
         for layer in model.model.layers:
             layer.mlp = DReluMLP(layer.mlp)
@@ -229,7 +347,7 @@ def build(config: dict[str, Any], dtype: torch.dtype, seed: int) -> PreTrainedMo
 
 
 #: Their norms scale by weight + 1.
-_LESS_ONE = ("gemma3_text", "nemotron")
+_LESS_ONE = ("gemma2", "gemma3_text", "nemotron")
 
 
 def _as_granite(config: dict[str, Any]) -> dict[str, Any]:
@@ -265,6 +383,16 @@ def golden(
         "prompt": ids.astype(np.int32), "prompt_logits": whole[0].numpy(),
         "steps": np.array(steps, np.int32), "step_logits": np.stack(step_logits),
     }  # fmt: skip
+
+
+def published(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A model's tensors as published checkpoints have them, with one of an image model's."""
+    named = revert_weight_conversion(model, model.state_dict())
+    image = [name for name in named if name.startswith("model.visual.")]
+    if model.config.model_type == "qwen3_vl_moe":  # whose stacks of experts transformers turns
+        turned = {name: each.swapaxes(1, 2) for name, each in named.items() if ".mlp.experts." in name}
+        named |= turned
+    return {name: each.to(dtype).contiguous() for name, each in named.items() if name not in image[1:]}
 
 
 def tokenizer_model() -> bytes:
@@ -312,7 +440,7 @@ def main() -> None:
         model = build(config, dtype, seed)
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         (folder / "tokenizer.model").write_bytes(tokenizer_model())
-        tensors = {key: value.to(dtype).contiguous() for key, value in model.state_dict().items()}
+        tensors = published(model, dtype)
         if config["tie_word_embeddings"]:
             tensors.pop("lm_head.weight", None)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

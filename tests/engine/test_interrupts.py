@@ -150,8 +150,8 @@ class Decoder:
         return ""
 
 
-def history_engine(alike: bool = True) -> Engine:
-    engine = Engine(history_model(context=70, sequences=2, pages=4, chunk=24, alike=alike))
+def history_engine(alike: bool = True, copies: int | None = None) -> Engine:
+    engine = Engine(history_model(context=70, sequences=2, pages=4, chunk=24, alike=alike, copies=copies))
     engine.model.tokenizer.stream_decoder = Decoder
     return engine
 
@@ -245,7 +245,8 @@ def interrupt_at_random(
 ) -> None:
     """All on one engine, so that whatever interrupts leave behind would come together. Each instruction is
     as likely as any other, however often it comes. New requests get the tokens of a fresh engine."""
-    pool, random, seed = engine.session.cache, np.random.default_rng(points), 0
+    pool, slots = engine.session.cache, engine.session.slots
+    random, seed = np.random.default_rng(points), 0
     requests = sum(type(each) is Request for each in gc.get_objects())
     most = 10 + points // 5
     while points > 0:
@@ -263,6 +264,9 @@ def interrupt_at_random(
             assert [each.output for each in again] == [each.output for each in fresh]
             assert not engine.scheduler.running and not engine.scheduler.waiting and not pool._owned
             assert_no_page_is_lost(pool)
+            if slots is not None:
+                assert not slots._owned
+                assert_no_page_is_lost(slots)
     del request, again
     # CPython goes on handling an exception whose handler is interrupted at its last instruction, where a
     # trace function comes and Ctrl-C does not: that exception alone would hold requests.
@@ -281,16 +285,17 @@ TIMES = int(os.environ.get("HOTCOLD_TEST_INTERRUPTS", "1"))
 
 
 @pytest.mark.parametrize("points", [100, pytest.param(300 * TIMES, marks=pytest.mark.full)])
-@pytest.mark.parametrize("alike", [True, False])
-def test_after_interrupts_at_random_instructions(alike: bool, points: int) -> None:
-    """On a model whose tokens depend on every row that was ever written, through pages that are few."""
+@pytest.mark.parametrize(("alike", "copies"), [(True, None), (False, None), (True, 1)])
+def test_after_interrupts_at_random_instructions(alike: bool, copies: int | None, points: int) -> None:
+    """On a model whose tokens depend on every row that was ever written, through pages that are few, and
+    through states and copies of them that are few, too."""
 
     def truth(request: Request) -> list[int]:
         return follow([*request.job.prompt], request.job.max_tokens, ignore_eos=True, alike=alike)
 
     history_engine(alike).run(fresh := some_requests())
     assert [each.output for each in fresh] == [truth(each) for each in fresh]
-    interrupt_at_random(history_engine(alike), fresh, points, truth)
+    interrupt_at_random(history_engine(alike, copies), fresh, points, truth)
 
 
 FEW = {"cpu": 10, "opaque": 10, "two": 10, "reference": 3, VULKAN: 3}

@@ -184,7 +184,7 @@ def test_keys_depend_on_all_that_decides_about_bits() -> None:
 
     def found(identity: tuple[str, ...], *, generated: bool = True) -> list[int]:
         other = greedy(some_prompt(70), 1)
-        return PrefixCache(pool, identity, generated=generated).find(other)
+        return [*PrefixCache(pool, identity, generated=generated).find(other).pages]
 
     assert found(identity) == request.pages[:2]
     assert not found(identity, generated=False)

@@ -267,11 +267,14 @@ class Schedules(RuleBasedStateMachine):
         pages=st.integers(4, 12),
         chunk=st.integers(1, 60),
         context=st.integers(40, 128),
+        copies=st.none() | st.integers(0, 7),
     )
-    def begin(self, alike: bool, sequences: int, pages: int, chunk: int, context: int) -> None:
+    def begin(
+        self, alike: bool, sequences: int, pages: int, chunk: int, context: int, copies: int | None
+    ) -> None:
         self.alike = alike
         self.session = history_model(
-            context=context, sequences=sequences, pages=pages, chunk=chunk, alike=alike
+            context=context, sequences=sequences, pages=pages, chunk=chunk, alike=alike, copies=copies
         )
         self.engine = Engine(self.session)
         self.requests: list[Request] = []
@@ -320,6 +323,12 @@ class Schedules(RuleBasedStateMachine):
         pool, scheduler = self.session.cache, self.engine.scheduler
         assert_no_page_is_lost(pool)
         assert set(pool._owned) == set(scheduler.running)
+        if slots := self.session.slots:
+            assert_no_page_is_lost(slots)
+            assert {*slots._owned} == {*scheduler.running}
+            for request, owned in slots._owned.items():
+                assert {*owned} == {request.slot, request.state} - {-1}
+                assert request.slot not in slots._keys and slots.owners(request.slot) == 1
         assert len({request.row for request in scheduler.running}) == len(scheduler.running)
         arrivals = [request.arrival for request in scheduler.waiting]
         assert arrivals == sorted(arrivals)
@@ -337,6 +346,7 @@ class Schedules(RuleBasedStateMachine):
                 assert request.context_full == (request.job.max_tokens > room)
         pool = self.session.cache
         assert pool.free_pages == pool.pages and not self.engine.scheduler.unfinished
+        assert self.session.slots is None or self.session.slots.free == self.session.slots.slots
 
 
 TestSchedules = Schedules.TestCase

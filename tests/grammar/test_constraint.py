@@ -558,3 +558,50 @@ def test_a_vocabulary_crosses_to_another_process_unchanged() -> None:
     vocabulary = GrammarVocabulary.of(tokenizer())
     plain = json.loads(json.dumps(vocabulary.to_plain()))
     assert GrammarVocabulary.from_plain(plain) == vocabulary
+
+
+# --- guesses ---
+
+
+def test_forced_tokens_spell_what_alone_may_come(grammars: Grammars) -> None:
+    constraint = grammars.constraint(grammars.check(Grammar("regex", "(the cat|the dog) sat[0-9]+ away")))
+    assert isinstance(constraint, GrammarConstraint)
+
+    def forced(text: str) -> bytes:
+        return b"".join(tokenizer().piece(id) for id in constraint.forced(tokens_of(text)))
+
+    assert forced("") == b"the "
+    assert forced("the d") == b"og sat"
+    assert forced("the dog sat1") == b"" and forced("the dog sat12 a") == b"way"
+    assert forced("") == b"the " and forced("no") == b"", "what was asked before changes nothing"
+    assert constraint.possible(tokens_of("the "), tokens_of("cot")) < len(tokens_of("cot"))
+    assert constraint.possible(tokens_of("the "), tokens_of("cat sat")) == len(tokens_of("cat sat"))
+    assert allowed(constraint, tokens_of("the ")) == allowed(
+        grammars.constraint(grammars.check(Grammar("regex", "(the cat|the dog) sat[0-9]+ away"))),
+        tokens_of("the "),
+    )
+
+
+def test_questions_do_not_wait_for_a_mask_that_is_being_made(grammars: Grammars) -> None:
+    constraint = grammars.constraint(grammars.check(Grammar("regex", "abc[0-9]+")))
+    assert isinstance(constraint, GrammarConstraint)
+    with constraint._lock:
+        assert not constraint.forced([]) and constraint.possible([], [1, 2]) == 2
+    assert constraint.forced([])
+
+
+def test_answers_of_a_grammar_are_the_same_with_guesses() -> None:
+    """Guesses are what a grammar forces, and never what it forbids."""
+    grammar = Grammar("regex", r"The answer to this question is [a-z]{3,8}, said the old man\. " * 2)
+    found = []
+    for most in (0, 7):
+        with LLM(threads=1, context=160, draft_max=most) as llm:
+            speculation = llm.engine.scheduler.speculation
+            if speculation is not None:
+                speculation.costs.is_fresh = lambda rows: True  # type: ignore[method-assign]
+                speculation.costs.of = lambda rows: 1.0  # type: ignore[method-assign]
+            found.append([llm.generate("Q:", grammar=grammar, max_tokens=90, seed=s) for s in (1, 2)])
+    for own, guessed in zip(*found, strict=True):
+        assert own.error is guessed.error is None
+        assert guessed.ids == own.ids and guessed.text == own.text
+        assert guessed.accepted > 10 and own.guessed == 0

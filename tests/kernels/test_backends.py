@@ -168,12 +168,16 @@ def calls(backend: Backend) -> Calls:
             lambda x, out: backend.gather(x, batch, out),
             {"x": rows(d), "out": backend.zeros((r, d))},
         ),
+        "softcap": (
+            lambda logits: backend.softcap(logits, batch, 30.0),
+            {"logits": backend.zeros((r, d))},
+        ),
     }
 
 
 OPS = (
     "embed", "norm", "linear", "rope", "store_kv f16", "attention f16", "store_kv q8_0", "attention q8_0",
-    "predict", "ffn", "router", "add", "gather",
+    "predict", "ffn", "router", "add", "gather", "softcap",
 )  # fmt: skip
 
 

@@ -156,6 +156,7 @@ def test_arrays_with_too_few_rows_are_refused(shape: tuple[int, ...]) -> None:
         lambda p: p.add(x, full, 1.0, 1.0),
         lambda p: p.add(full, x, 1.0, 1.0),
         lambda p: p.gather(x, full),
+        lambda p: p.softcap(x, 30.0),
         lambda p: p.norm(x, full, ones, None, 1e-5, False, 0),
         lambda p: p.norm(full, x, ones, None, 1e-5, False, 0),
         lambda p: p.rope(x, full, full, False),

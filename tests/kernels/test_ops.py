@@ -42,6 +42,7 @@ from hotcold.kernels.backend import (
     PredictorTensors,
     RopeTable,
     Rows,
+    is_dense,
 )
 
 TYPES = tuple(BLOCK_TYPES)
@@ -409,9 +410,10 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
             for rows in (candidates[:decode], counted if gated else counted[:0], added)
         ]
         runs = 0
-        if tensors.down_layout == "by_output" and not sparse and decode:  # all is read, whatever fires
+        dense = is_dense(tensors.down_layout, tensors.down.type, tensors.activation)
+        if dense and decode:  # all is read, whatever fires
             read = [n, n * gated, n]
-        elif tensors.down_layout == "by_output" and tensors.down.type.weights > 1:
+        elif tensors.down_layout == "by_output" and not dense and tensors.down.type.weights > 1:
             per_run = 16 if tensors.down.type.name == "Q6_K" else 32
             runs = len({int(i) // per_run for i in np.flatnonzero(added.any(axis=0))})
         counts = [0] * 5 if prompt else [*read, added.sum(), runs]  # of steps without a prompt row
@@ -482,6 +484,22 @@ def test_add_and_gather(backend: Backend) -> None:
     backend.gather(x, batch, out)
     np.testing.assert_array_equal(out[:3], x[[4, 0, 1]])
     assert (out[3:] == 7).all()
+
+
+@pytest.mark.parametrize("vocab", [1, 33, 5000])
+def test_softcap(backend: Backend, vocab: int) -> None:
+    """Only rows of logits; small values keep their digits."""
+    logits = random_rows(rng("softcap", vocab), 4, vocab) * np.float32(20)
+    logits[0, 0], logits[1, 0], logits[2, 0] = 1e-4, 1e30, -1e30
+    batch = make_batch(backend, [Row(0), Row(1)], [Row(2), Row(3)], logits=[3, 0, 1])
+    capped = logits.copy()
+    backend.softcap(capped, batch, 30.0)
+    expected = 30 * np.tanh(logits[:3].astype(np.float64) / 30)
+    np.testing.assert_allclose(capped[:3], expected, rtol=1e-5)
+    np.testing.assert_array_equal(capped[3:], logits[3:])
+    for cap in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="a finite number above 0 is needed"):
+            backend.softcap(capped, batch, cap)
 
 
 @pytest.mark.parametrize("vocab", [1, 63, 64, 65, 4096, 32003])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.backends import ISAS, open_one
+from support.backends import ISAS, VULKAN, open_one
 from support.op_truth import Answer, Doubles, Floats, plain_batch, random_rows, rng
 from support.state_truth import (
     Delta,
@@ -24,7 +24,7 @@ from support.state_truth import (
 
 from hotcold.kernels.backend import Backend, Batch, BatchLimits, Norm
 
-BACKENDS = ("reference", *(f"cpu-{isa}" for isa in ISAS))  # and Vulkan's, once they are there
+BACKENDS = ("reference", "ordered", *(f"cpu-{isa}" for isa in ISAS), *VULKAN)
 LENGTHS = (11, 9, 6)  #: rows of the three sequences
 SLOTS = 7
 

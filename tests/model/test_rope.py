@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hotcold.model.rope import Rope, Yarn, chosen_factors, frequencies, llama3_factors, rope_table
+from hotcold.model.rope import Growth, Rope, Yarn, chosen_factors, frequencies, llama3_factors, rope_table
 
 
 def test_a_table_is_exact_at_far_positions() -> None:
@@ -91,3 +91,12 @@ def test_factors_are_chosen_by_the_most_positions_and_for_scaled_layers_alone() 
     assert chosen_factors(rope, {"rope_freqs": named["rope_freqs"]}, 65) is named["rope_freqs"]
     assert chosen_factors(rope, {}, 65) is None
     assert chosen_factors(Rope(6, 100.0, True, factored=False), both, 65) is None
+
+
+def test_growth_multiplies_what_is_rotated() -> None:
+    """As in the code of Llama 4: 1 + rate ln(1 + floor(position / length))."""
+    plain, grown = (rope_table(Rope(6, 100.0, True, growth=each), 50) for each in (None, Growth(0.2, 16)))
+    factors = np.array([1 + 0.2 * np.log(1 + position // 16) for position in range(50)])
+    for before, after in zip(plain, grown, strict=True):
+        np.testing.assert_allclose(after, before * factors[:, None], rtol=1e-6)
+    assert (factors[:16] == 1).all() and factors[48] > 1.2

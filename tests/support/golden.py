@@ -21,7 +21,17 @@ NAMES = (
 #: Goldens of further families, all of them smaller.
 FAMILIES = (
     "tiny-prosparse", "tiny-minicpm", "tiny-opt", "tiny-nemotron", "tiny-arcee", "tiny-jais2", "tiny-gemma3",
-    "tiny-phi3", "tiny-olmo2", "tiny-olmo3", "tiny-granite", "tiny-smollm3",
+    "tiny-phi3", "tiny-olmo2", "tiny-olmo3", "tiny-granite", "tiny-smollm3", "tiny-glm4", "tiny-seed-oss",
+    "tiny-starcoder2", "tiny-gemma2", "tiny-cohere2", "tiny-ernie4_5", "tiny-mistral3", "tiny-hunyuan-dense",
+    "tiny-qwen3vl", "tiny-qwen3vlmoe", "tiny-granitemoe", "tiny-minimax-m2", "tiny-hunyuan-moe",
+    "tiny-glm4moe", "tiny-ernie4_5moe",
+)  # fmt: skip
+
+#: Goldens whose layers keep a state, by make_hybrid_goldens.py.
+HYBRIDS = (
+    "tiny-lfm2", "tiny-lfm2moe", "tiny-qwen35", "tiny-qwen35moe", "tiny-qwen3next", "tiny-nemotron-h",
+    "tiny-nemotron-h-moe", "tiny-nemotron-latent", "tiny-granite-h", "tiny-granite-h-moe", "tiny-falcon-h1",
+    "tiny-mamba2",
 )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 Anything wrong in a batch (a slot, a page, a position, a stale token) gives other tokens than :func:`follow`,
 which knows neither batches nor pages. With ``alike=False`` logits depend, too, on whether each position was a
-decode row or a row of a prompt, as under ``predicted``.
+decode row or a row of a prompt, as under ``predicted``. With ``copies`` it has slots of states, too, each the
+history itself: logits come from those, and must agree with the pages.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, Batch, BatchLimits
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.model.kv_cache import PagePool
+from hotcold.model.kv_cache import PagePool, SlotPool
 from hotcold.runtime.counters import Counters
 
 VOCAB = 50
@@ -49,8 +50,12 @@ def follow(
 class HistoryTransformer:
     """Keeps a token per slot instead of K and V; checks each batch against the rules of the waist."""
 
-    def __init__(self, limits: BatchLimits, pages: int, *, alike: bool = True) -> None:
+    def __init__(
+        self, limits: BatchLimits, pages: int, *, alike: bool = True, slots: SlotPool | None = None
+    ) -> None:
         self.batch = Batch(limits)
+        self.slots = slots
+        self.states: list[list[int] | None] = [None] * (slots.slots if slots else 0)
         self.decoded = 0 if alike else VOCAB  # added to the tokens of decode rows
         self.head = ReferenceBackend()
         self.logits = np.zeros((limits.logits, VOCAB), np.float32)
@@ -74,6 +79,8 @@ class HistoryTransformer:
             assert batch.slots[row] == pages[position // PAGE] * PAGE + position % PAGE
             assert position < batch.lengths[batch.sequence[row]]
             self.kept[batch.slots[row]] = batch.tokens[row] + (self.decoded if row < n_decode else 0)
+        if self.slots is not None:
+            self.write_states()
         if self.interrupt_in is not None:
             self.interrupt_in -= 1
             if self.interrupt_in < 0:
@@ -83,10 +90,37 @@ class HistoryTransformer:
             self.logits[i] = logits_after(self.history(int(batch.logits_rows[i])))
         self.row_counts.append((n_decode, n - n_decode))
 
+    def write_states(self) -> None:
+        """Adds each sequence's rows to the state that it reads, where it may write the result."""
+        batch, n = self.batch, int(self.batch.counts[0])
+        seen, results, read_only = 0, {}, set()
+        for sequence in range(int(batch.counts[3])):
+            first, rows = int(batch.first_rows[sequence]), int(batch.row_counts[sequence])
+            if not rows:
+                continue
+            seen += rows
+            read, write = int(batch.state_from[sequence]), int(batch.state_to[sequence])
+            assert set(batch.sequence[first : first + rows].tolist()) == {sequence} and first + rows <= n
+            start = int(batch.positions[first])
+            assert batch.positions[first : first + rows].tolist() == list(range(start, start + rows))
+            read_only |= {read} - {write}
+            before = [] if read == -1 else self.states[read]
+            assert before is not None and len(before) == start, "a state after other tokens was read"
+            assert write not in results and write not in self.slots._keys and self.slots.owners(write) == 1
+            results[write] = before + self.kept[batch.slots[first : first + rows]].tolist()
+        assert seen == n
+        assert not read_only & set(results), "a state that another reads was written"
+        for write, state in results.items():
+            self.states[write] = state if self.interrupt_in != 0 else None
+
     def history(self, row: int) -> list[int]:
         pages, length = self.batch.pages[self.batch.sequence[row]], int(self.batch.positions[row]) + 1
         slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[:length]
-        return self.kept[slots].tolist()
+        found: list[int] = self.kept[slots].tolist()
+        if self.slots is not None:
+            state = self.states[self.batch.state_to[self.batch.sequence[row]]]
+            assert state is not None and state[:length] == found
+        return found
 
 
 def history_model(
@@ -96,12 +130,15 @@ def history_model(
     pages: int | None = None,
     chunk: int = 16,
     alike: bool = True,
+    copies: int | None = None,
 ) -> Any:
-    """Makes the part of a session that an :class:`~hotcold.engine.engine.Engine` needs."""
+    """Makes the part of a session that an :class:`~hotcold.engine.engine.Engine` needs; ``copies``: slots of
+    states beside those of the sequences, None where the model has no states."""
     per_sequence = -(-context // PAGE)
     pages = sequences * per_sequence if pages is None else pages
     limits = BatchLimits(DECODE_ROWS + chunk, sequences, per_sequence, max(DECODE_ROWS, sequences))
-    transformer = HistoryTransformer(limits, pages, alike=alike)
+    slots = None if copies is None else SlotPool(sequences + copies)
+    transformer = HistoryTransformer(limits, pages, alike=alike, slots=slots)
     model = SimpleNamespace(
         config=SimpleNamespace(vocab=VOCAB),
         context=context,
@@ -115,8 +152,10 @@ def history_model(
         model=model,
         transformer=transformer,
         cache=PagePool(pages),
+        slots=slots,
         claim=lambda user: None,
         counters=Counters(np.zeros((1, 4), np.int64)),
         run=transformer.run,
         add_seconds=lambda seconds, prompt: None,
+        count_guesses=lambda verified, wrong: None,
     )

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 OPS = (
     "embed", "norm", "linear", "rope", "store_kv", "attention", "predict", "ffn", "router", "add", "gather",
-    "post", "collect",
+    "softcap", "post", "collect", "short_conv", "gated_delta", "decay", "ssm_scan", "multiply",
 )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ class Runner:
             self.config = Config.from_metadata(file.metadata, file.magic, file.tensors)
             self.weights = load_weights(file, self.config, backend, others=predictor_names(file))
         pages = -(-self.config.context // PAGE)
-        state = SequenceState(backend, self.config, pages + 3, cache_type)
+        state = SequenceState(backend, self.config, pages + 3, cache_type, slots=2)
         state.pages.allocate("nobody", 3)  # so that no page has the number of its place in the sequence
         self._pages = state.pages.allocate("sequence", pages)[::-1]
         self.ffns = make_ffns(backend, self.config, self.weights)
@@ -85,7 +85,9 @@ class Runner:
 
     def _step(self, tokens: Sequence[int], decode: bool) -> np.ndarray:
         batch = self.transformer.batch
-        n = batch.put(0, 0, self.length, tokens, self._pages)
+        # The sequence's state lies in slot 1; before its first token it has none.
+        slots = {"state_from": 1 if self.length else -1, "state_to": 1}
+        n = batch.put(0, 0, self.length, tokens, self._pages, **slots)
         self.length += n
         batch.logits_rows[:n] = np.arange(n)
         batch.counts[:] = (n, n if decode else 0, n, 1)

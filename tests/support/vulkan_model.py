@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from support.ordered_dot import OrderedMatrix, quantise
 from support.ordered_ffn import exponential, hyperbolic_tangent, ordered_ffn, sigmoid
+from support.ordered_states import OrderedStates
 
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import checks
@@ -59,7 +60,7 @@ def in_sequence(values: Floats) -> Floats:
     return total
 
 
-class OrderedReference(ReferenceBackend):
+class OrderedReference(OrderedStates, ReferenceBackend):
     """Refuses what is wrong less carefully than the reference: it is given what is right."""
 
     name = "ordered"
@@ -78,17 +79,24 @@ class OrderedReference(ReferenceBackend):
             first, second, tensors.threshold, tensors.relu, tensors.ends, tensors.chosen
         )
 
+    def softcap(self, logits: Any, batch: Batch, cap: float) -> None:
+        rows = logits[: batch.n_logits]
+        rows[:] = hyperbolic_tangent(rows / f32(cap)) * f32(cap)
+
     def norm(self, x: Any, norm: Norm, batch: Batch, out: Any, rows: Rows = Rows.TOKENS) -> None:
         count = batch.n_logits if rows == Rows.LOGITS else batch.n_tokens
-        values, weight = x[:count], norm.weight
-        assert weight is not None and weight.ndim == 1  # the others are not there yet
-        if weight.size != x.shape[-1]:  # of all heads of a row
+        values = x[:count]
+        weight = norm.weight
+        if weight is not None and weight.ndim == 2:
+            values, out = (each.reshape(len(each), *weight.shape) for each in (values, out))
+        elif weight is not None and weight.size != x.shape[-1]:  # of all heads of a row
             values, out = values.reshape(count, -1), out.reshape(len(out), -1)
         n = f32(values.shape[-1])
         if norm.centre:
             values = values - (strided_sum(values) / n)[..., None]
         variance = strided_sum(values * values) / n
-        normed = values / np.sqrt(variance + f32(norm.eps))[..., None] * weight
+        normed = values / np.sqrt(variance + f32(norm.eps))[..., None]
+        normed = normed if weight is None else normed * weight
         out[:count] = normed if norm.bias is None else normed + norm.bias
 
     def store_kv(self, k: Any, v: Any, batch: Batch, k_cache: Any, v_cache: Any) -> None:

@@ -23,6 +23,7 @@ from support.op_truth import (
 from support.vulkan_cases import STEPS, TYPES, Array, Case, buffer, room
 from support.vulkan_ffn_cases import expert_cases, ffn_cases
 from support.vulkan_model import OrderedReference
+from support.vulkan_state_cases import state_cases
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import (
@@ -37,7 +38,7 @@ from hotcold.model.attention import CACHE_TYPES
 
 def cases() -> list[Case]:
     """The most telling first: each op with one type, then the other types, then the rest."""
-    found = [*_linear(), *ffn_cases(), *expert_cases(), *_attention(), *_others()]
+    found = [*_linear(), *ffn_cases(), *expert_cases(), *_attention(), *state_cases(), *_others()]
     return sorted(found, key=lambda case: (not case.quick, not _plain(case)))
 
 
@@ -215,6 +216,7 @@ def _others() -> Iterator[Case]:
         yield Case("norm", f"of {width}", _run_norm(width))
     yield Case("rope", "of all shapes", _rope)
     yield Case("add", "and gather", _add_and_gather)
+    yield Case("softcap", "of logits", _softcap)
     yield Case("top_k", "with ties", _top_k)
 
 
@@ -284,6 +286,14 @@ def _add_and_gather(backend: Any) -> list[Array]:
     backend.add(cleared, np.full_like(x, np.inf), batch, keep=0, scale=0)
     backend.add(own, own, batch, keep=0, scale=12)
     return [total, out, *scaled, cleared, own]
+
+
+def _softcap(backend: Any) -> list[Array]:
+    batch = make_batch(backend, [Row(0), Row(1)], [Row(2)], logits=[2, 0])
+    logits = room(backend, batch.limits.logits, 700)
+    logits[:2] = random_rows(rng("softcap"), 2, 700)
+    backend.softcap(logits, batch, 0.7)
+    return [logits]
 
 
 def _top_k(backend: Any) -> list[Array]:

@@ -34,7 +34,9 @@ SAMPLE = (
     "ffn F16 by_neuron relu, biases", "ffn Q4_0 by_neuron relu, 2 of 4 experts", "predict F16 F16 relu",
     "predict F16 experts", "router F32 mixtral", "attention f16 2 kv heads of 64",
     "attention q8_0 2 kv heads of 64 sinks and softcap", "store_kv f16", "store_kv q8_0", "norm of 100",
-    "rope of all shapes", "add and gather", "top_k with ties",
+    "rope of all shapes", "add and gather", "softcap of logits", "top_k with ties", "short_conv 300x4",
+    "gated_delta 6 heads of 8x70", "gated_delta 3 heads of 13x24 by channel", "ssm_scan 6 heads of 8x16",
+    "decay of any size", "multiply by each activation", "norm of groups",
 )  # fmt: skip
 
 

@@ -295,3 +295,25 @@ def test_mistakes_in_a_benchmark(
 ) -> None:
     with pytest.raises(error, match=message):
         hotcold.bench(llm, **options)
+
+
+# --- guesses ---
+
+
+def test_guesses_of_a_benchmark_are_right_as_often_as_asked() -> None:
+    with LLM(context=200) as llm:
+        always = hotcold.bench(llm, n_prompt=8, n_gen=64, repetitions=2, draft="replay:1")
+        never = hotcold.bench(llm, n_prompt=8, n_gen=64, repetitions=1, draft="replay:0")
+        looked_up = hotcold.bench(llm, n_prompt=8, n_gen=64, repetitions=1, draft="look-up", draft_max=2)
+        none = hotcold.bench(llm, n_prompt=8, n_gen=64, repetitions=1)
+    for each in always.rounds:
+        assert each.accepted == each.guessed
+    assert never.rounds[0].accepted == 0 and none.rounds[0].guessed == 0
+    assert looked_up.rounds[0].accepted <= looked_up.rounds[0].guessed
+    assert ("guessed tokens were right" in str(always)) == (always.median("guessed") > 0)
+
+
+@pytest.mark.parametrize("draft", ["replay", "replay:x", "replay:1.5", "other:0.5", "x.gguf", ""])
+def test_guesses_of_a_benchmark_that_are_not_known(draft: str, llm: LLM) -> None:
+    with pytest.raises(ValueError, match="look-up, or replay:P with P from 0 to 1, is needed"):
+        hotcold.bench(llm, draft=draft)

@@ -14,6 +14,7 @@ from hotcold.chat.chat import Chat
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Generation, Piece, generate, stream
 from hotcold.engine.request import Constraint, Job, Request
+from hotcold.engine.speculation import speculation_of
 from hotcold.errors import UserError
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.runtime.opening import Source, opened
@@ -47,7 +48,7 @@ class LLM:
         **options: Unpack[LoadOptions],
     ) -> None:
         check_names(options, LoadOptions)
-        self._engine: Engine | None = Engine(opened(model, options, progress).session())
+        self._engine: Engine | None = _engine(opened(model, options, progress).session())
         self._shared = isinstance(model, LoadedModel)
         self._template: Chat | None = None  # once it was asked for
         self._grammars: Grammars | None = None  # likewise
@@ -203,6 +204,10 @@ class LLM:
 
             self._grammars = Grammars(self.tokenizer)
         return self._grammars
+
+
+def _engine(session: Session) -> Engine:
+    return Engine(session, speculation=speculation_of(session))
 
 
 #: A model, as the functions of the package take it.

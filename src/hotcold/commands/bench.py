@@ -6,6 +6,7 @@ import hotcold
 from hotcold.commands import options
 from hotcold.commands.progress import phases
 from hotcold.kernels.backend import DECODE_ROWS
+from hotcold.runtime.options import DRAFT_MAX
 from hotcold.tasks.bench import MOST_SEQUENCES
 
 
@@ -22,6 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"sequences; {DECODE_ROWS} are decoded together, more take turns (default: 1)",
     )
     add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds to measure (default: 5)")
+    add(
+        "--draft",
+        metavar="replay:P",
+        help="guess tokens of a known text, of which the share P is right; look-up: guess as generate "
+        "does (default: no guesses)",
+    )
+    add(
+        "--draft-max",
+        type=number(1, DECODE_ROWS - 1),
+        default=DRAFT_MAX,
+        metavar="N",
+        help=f"the most guesses of a sequence in a step (default: {DRAFT_MAX})",
+    )
     add(
         "--timeline",
         type=options.file_path,
@@ -40,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
             n_gen=args.n_gen,
             parallel=args.parallel,
             repetitions=args.repetitions,
+            draft=args.draft,
+            draft_max=args.draft_max,
             timeline=args.timeline,
             progress=advance,
             **options.model_options(args),

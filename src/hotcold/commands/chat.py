@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-figures", action="store_true", help="print no figures after answers")
     options.add_template_options(parser)
     options.add_model_options(parser)
+    options.add_draft_options(parser)
     options.add_sampling_options(parser)
 
 

@@ -13,6 +13,7 @@ from hotcold.commands.options import note_left_out
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
 from hotcold.engine.request import Job, Request
+from hotcold.engine.speculation import speculation_of
 from hotcold.errors import UserError
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.sampling import SamplingParams
@@ -43,7 +44,7 @@ class Terminal:
         self.interrupted = False  #: whether Ctrl-C ended the last answer
         self.figures = True  #: whether a line of figures follows each answer
         self.chat = Chat(model.tokenizer, model.chat_metadata, model.name)
-        self._engine = Engine(session)
+        self._engine = Engine(session, speculation=speculation_of(session))
         self._interrupts = interrupts
         self._last: list[str] = []  # figures of the last answer
         self._used = 0  # positions that it took

@@ -32,6 +32,8 @@ def figures_of(request: Request, figures: Figures) -> list[str]:
         parts.append(f"{figures.gb_s:.2f} GB/s read")
         parts.append(f"{figures.active_share:.1%} of neurons active")
         parts.append(f"{options.scaled(figures.params_per_token)} parameters per token")
+    if request.guessed:
+        parts.append(f"{request.accepted} of {request.guessed} guessed tokens right")
     if request.finish_reason == "cancelled":
         parts.append("interrupted")
     return parts

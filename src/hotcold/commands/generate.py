@@ -11,6 +11,7 @@ from hotcold.commands.figures import figures_of, print_figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece, stream
 from hotcold.engine.request import Job, Request
+from hotcold.engine.speculation import speculation_of
 from hotcold.runtime.counters import Figures
 
 
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-display-prompt", action="store_true", help="print only the continuation")
     options.add_model_options(parser)
+    options.add_draft_options(parser)
     options.add_sampling_options(parser)
     options.add_json_option(parser)
 
@@ -52,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
     prompt = args.prompt or ""
     if args.file is not None or prompt == "-":
         prompt = options.read_text(args.file).removesuffix("\n")
-    session = options.load_session(args)
+    session = options.load_session(args, state_copies=0)
     ids = session.model.tokenizer.encode(prompt)
     params = replace(session.model.sampling, **given)
     options.note_left_out(session.model.tokenizer, prompt)
     request = Request(replace(job, prompt=ids, params=params))
-    engine = Engine(session)
+    engine = Engine(session, reuse=False, speculation=speculation_of(session))  # one request shares nothing
     engine.check(request)
     write = _discard if args.json else _write
     if not args.no_display_prompt:
@@ -84,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         "context_full": request.context_full,
         "prompt_tokens": len(request.job.prompt),
         "generated_tokens": len(request.output),
+        "guessed_tokens": request.guessed,
+        "accepted_tokens": request.accepted,
         "ttft_s": request.timings.ttft_s,
         "seed": request.seed,
         **asdict(figures),

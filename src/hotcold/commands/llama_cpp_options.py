@@ -17,7 +17,7 @@ _ORDER = "their order is fixed (docs/http_api.md); --top-k 0, --top-p 1 or --min
 _OFF = "it is off"
 _SAMPLING = "this way of sampling is not supported: leave it out"
 _TEXT = "text alone is read: leave it out"
-_DRAFT = "drafts of other models are not supported: leave it out"
+_DRAFT = "what follows is looked up in the text so far: --draft-max N bounds it, --no-draft leaves it out"
 _FORMAT = "hotcold serve takes grammars and schemas with each request (docs/grammar.md)"
 _CHAT = "hotcold chat converses, and hotcold generate continues one text"
 _SHIFT = "a text ends with its context"
@@ -84,8 +84,13 @@ ROWS = (
     Row("--yarn-beta-slow --yarn-beta-fast", "X", NO, _FILE),
     Row("--override-kv", "KEY=TYPE:VALUE", NO, _FILE),
     Row("--lora --lora-scaled --control-vector", "FILE", NO, "put it into the model, and convert that"),
-    Row("-md --model-draft --spec-draft-model -hfd --spec-draft-hf --spec-type", "X", NO, _DRAFT),
-    Row("--draft --draft-max --draft-min --draft-n --spec-draft-n-max --spec-draft-n-min", "N", NO, _DRAFT),
+    Row("--spec-draft-model", "FILE", IS, "--draft {}", verbs="generate chat serve"),
+    Row("-hfd --spec-draft-hf", "REPO", IS, "--draft hf:{}", verbs="generate chat serve"),
+    Row("--draft-n --spec-draft-n-max", "N", IS, "--draft-max {}", verbs="generate chat serve bench"),
+    Row("-md --model-draft --spec-draft-model -hfd --spec-draft-hf", "X", NOTHING, "nothing is guessed here"),
+    Row("--spec-type", "X", NO, _DRAFT),
+    Row("--draft --draft-max --draft-n --spec-draft-n-max", "N", NOTHING, "nothing is guessed here"),
+    Row("--draft-min --spec-draft-n-min", "N", NOTHING, "as many are verified as pay"),
     Row("-mm --mmproj -mmu --mmproj-url --image --audio --video", "FILE", NO, _TEXT),
     Row("--no-mmproj --mmproj-auto --mmproj-offload --no-mmproj-offload", "", NOTHING, "text alone is read"),
     # how tokens are chosen

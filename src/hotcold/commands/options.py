@@ -16,9 +16,10 @@ from hotcold.errors import UserError
 from hotcold.hub import names as hub_names
 from hotcold.hub.download import located
 from hotcold.kernels import BACKENDS
+from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.model.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
-from hotcold.runtime.options import SPARSITY_MODES, ModelOptions
+from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES, ModelOptions
 from hotcold.tasks import texts as files
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.texts import read_text as read_text
@@ -179,6 +180,30 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         help="file of fit-predictor (default: MODEL.predictor.gguf beside the model)",
     )
     _add_hybrid_options(parser)
+
+
+def add_draft_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "guesses of the next tokens, which make no other text, only a faster one"
+    )
+    add = group.add_argument
+    add(
+        "--draft-max",
+        type=whole_number(0, DECODE_ROWS - 1),
+        default=DRAFT_MAX,
+        metavar="N",
+        help="the most tokens of a sequence that a step verifies, as long as they pay; 0: none "
+        f"(default: {DRAFT_MAX})",
+    )
+    add(
+        "--draft",
+        "-md",
+        "--model-draft",
+        type=model_file,
+        metavar="FILE",
+        help="a smaller model with the same vocabulary, which guesses what is not looked up in the text",
+    )
+    add("--no-draft", dest="draft_max", action="store_const", const=0, help="the same as --draft-max 0")
 
 
 def add_cache_options(add: Callable[..., Any]) -> None:
@@ -388,11 +413,18 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
     return found
 
 
+def draft_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of :func:`add_draft_options`, as options of loading."""
+    return {"draft_max": args.draft_max, "draft": local_model(args.draft)}
+
+
 def load_session(args: argparse.Namespace, **more: Any) -> "Session":
     """Loads the given model with a progress bar, opens a session of it, and prints its notes to stderr.
     ``more`` belongs to :class:`~hotcold.runtime.options.LoadOptions`."""
     from hotcold.runtime.loading import load
 
+    if "draft_max" in args:
+        more |= draft_options(args)
     path = local_model(args.model)
     with progress(LOADING, in_bytes=True) as advance:
         model = load(path, {**model_options(args), **more}, advance)

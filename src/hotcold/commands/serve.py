@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_request_options(parser)
     options.add_template_options(parser)
     options.add_model_options(parser)
+    options.add_draft_options(parser)
     options.add_sampling_options(parser)
 
 
@@ -108,6 +109,13 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="size in tokens of the cache that requests share (default: -np times -c, or fewer if memory is "
         "short)",
+    )
+    add(
+        "--state-copies",
+        type=options.whole_number(0, 100_000),
+        metavar="N",
+        help="how many states are kept for prompts that begin alike, by models with recurrent layers "
+        "(default: -np plus 2)",
     )
     add(
         "-to",
@@ -153,8 +161,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"serve needs the extra: pip install 'hotcold[serve]' (there is no {missing[0]})")
     found: Any = {
         **options.model_options(args),
+        **options.draft_options(args),
         "sequences": args.parallel,
         "cache_positions": args.cache_positions,
+        "state_copies": args.state_copies,
     }
     complete(found)  # raises UserError before anything is opened
     settings = _settings(args)

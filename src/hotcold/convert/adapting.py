@@ -15,14 +15,14 @@ from hotcold.convert.settings import Settings
 Facts = dict[str, Any]
 
 
-def _refuse_others(config: Settings, **needed: Any) -> None:
+def refuse_others(config: Settings, **needed: Any) -> None:
     """Raises ConvertError if a key is there and has another value."""
     for key, value in needed.items():
         if key in config and config.values[key] != value:
             raise config.error(key, str(value).lower() if isinstance(value, bool) else repr(value))
 
 
-def _windows(config: Settings, implied: Sequence[bool]) -> list[bool]:
+def windows_of(config: Settings, implied: Sequence[bool]) -> list[bool]:
     """Whether each layer has the window: as ``layer_types`` says, else as the class implies."""
     if "layer_types" not in config:
         return list(implied)
@@ -33,12 +33,12 @@ def _windows(config: Settings, implied: Sequence[bool]) -> list[bool]:
     return [kind == "sliding_attention" for kind in types]
 
 
-def _everywhere(config: Settings) -> list[bool]:
+def everywhere(config: Settings) -> list[bool]:
     return [True] * config.integer("num_hidden_layers")
 
 
 def mistral(config: Settings) -> Facts:
-    return {"windows": _everywhere(config)} if "sliding_window" in config else {}
+    return {"windows": everywhere(config)} if "sliding_window" in config else {}
 
 
 def mixtral(config: Settings) -> Facts:
@@ -58,11 +58,11 @@ def qwen(config: Settings) -> Facts:
     first = config.values.get("max_window_layers", 28)
     if type(first) is not int or first < 0:
         raise config.error("max_window_layers", "a number of layers")
-    return {"windows": _windows(config, [i >= first for i in range(layers)])}
+    return {"windows": windows_of(config, [i >= first for i in range(layers)])}
 
 
 def qwen2_moe(config: Settings) -> Facts:
-    _refuse_others(config, norm_topk_prob=False)
+    refuse_others(config, norm_topk_prob=False)
     return _qwen_moe(config) | {
         "qkv_bias": config.flag("qkv_bias", True),
         "shared_width": config.integer("shared_expert_intermediate_size"),
@@ -76,7 +76,7 @@ def qwen3_moe(config: Settings) -> Facts:
 
 
 def _qwen_moe(config: Settings) -> Facts:
-    _refuse_others(config, decoder_sparse_step=1, mlp_only_layers=[])
+    refuse_others(config, decoder_sparse_step=1, mlp_only_layers=[])
     experts = "num_experts" if "num_experts" in config else "num_local_experts"
     return qwen(config) | {
         "num_local_experts": config.integer(experts),
@@ -97,7 +97,7 @@ def smallthinker(config: Settings) -> Facts:
         raise config.error("sliding_window_layout", f"{[0] * layers} or {spaced}")
     if (rotates or every) != (every if windows is None else spaced):
         raise config.error("rope_layout", str(every if windows is None else spaced))
-    _refuse_others(config, norm_topk_prob=True)
+    refuse_others(config, norm_topk_prob=True)
     return {
         "hidden_act": "relu",
         "intermediate_size": width,
@@ -117,7 +117,7 @@ _GPT_OSS_ROPE = {
 
 
 def gpt_oss(config: Settings) -> Facts:
-    _refuse_others(config, swiglu_limit=7.0, swiglu_alpha=1.702, attention_bias=True)
+    refuse_others(config, swiglu_limit=7.0, swiglu_alpha=1.702, attention_bias=True)
     layers, hidden_act = config.integer("num_hidden_layers"), config.text("hidden_act", "silu")
     facts: Facts = {
         # config.json says silu; the class computes what OpenAI's code does.
@@ -125,7 +125,7 @@ def gpt_oss(config: Settings) -> Facts:
         "attention_bias": True,
         "moe_intermediate_size": config.integer("intermediate_size"),
         "num_experts_per_tok": config.integer("num_experts_per_tok", config.integer("experts_per_token", 4)),
-        "windows": _windows(config, [i % 2 == 0 for i in range(layers)]),
+        "windows": windows_of(config, [i % 2 == 0 for i in range(layers)]),
         "rope_theta": config.number("rope_theta", 150000.0),
     }
     if "rope_scaling" not in config and "rope_parameters" not in config:
@@ -163,7 +163,7 @@ def falcon_keys(config: Settings) -> Facts:
 def opt(config: Settings) -> Facts:
     width = config.integer("hidden_size")
     needed = {"_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
-    _refuse_others(config, do_layer_norm_before=True, word_embed_proj_dim=width, **needed)
+    refuse_others(config, do_layer_norm_before=True, word_embed_proj_dim=width, **needed)
     return {
         "intermediate_size": config.integer("ffn_dim"),
         "hidden_act": config.text("activation_function", "relu"),
@@ -187,7 +187,7 @@ def jais2(config: Settings) -> Facts:
 
 
 def minicpm(config: Settings) -> Facts:
-    _refuse_others(config, num_experts=0)
+    refuse_others(config, num_experts=0)
     return {"tie_word_embeddings": config.flag("tie_word_embeddings", True)}
 
 
@@ -221,10 +221,10 @@ _GEMMA3 = {
 def gemma3(config: Settings) -> Facts:
     """Gemma 3, including vision models, whose ``text_config`` leaves out values that the class implies."""
     text = Settings(config.path, {**config.values, **config.section("text_config").values})
-    _refuse_others(text, use_bidirectional_attention=False, attn_logit_softcapping=None)
+    refuse_others(text, use_bidirectional_attention=False, attn_logit_softcapping=None)
     facts: Facts = {**text.values, **{key: text.integer(key, value) for key, value in _GEMMA3.items()}}
     period, layers = text.integer("sliding_window_pattern", 6), facts["num_hidden_layers"]
-    windows = _windows(Settings(config.path, facts), [bool((i + 1) % period) for i in range(layers)])
+    windows = windows_of(Settings(config.path, facts), [bool((i + 1) % period) for i in range(layers)])
     return facts | {
         "rms_norm_eps": text.number("rms_norm_eps", 1e-6),
         "hidden_act": text.text("hidden_activation", text.text("hidden_act", "gelu_pytorch_tanh")),
@@ -255,13 +255,13 @@ def olmo3(config: Settings) -> Facts:
     layers = config.integer("num_hidden_layers")
     return {
         "sliding_window": config.integer("sliding_window", 4096),
-        "windows": _windows(config, [(i + 1) % 4 != 0 for i in range(layers)]),
+        "windows": windows_of(config, [(i + 1) % 4 != 0 for i in range(layers)]),
         "rope_theta": config.number("rope_theta", 500000.0),
     }
 
 
 def smollm3(config: Settings) -> Facts:
-    _refuse_others(config, use_sliding_window=False)
+    refuse_others(config, use_sliding_window=False)
     layers, period = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
     rotates = config.values.get("no_rope_layers") or [int((i + 1) % period != 0) for i in range(layers)]
     needed = [int((i + 1) % 4 != 0) for i in range(layers)]

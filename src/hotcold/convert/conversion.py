@@ -34,7 +34,10 @@ FILE_TYPES = {
 
 #: Activations that make most neurons exactly zero; a down row is then worth keeping together.
 _SPARSE = ("relu", "drelu", "relu2")
-_UNPACKED = re.compile(r"\.bias$|\.ffn_gate_inp(_shexp)?\.|^position_embd\.")
+_UNPACKED = re.compile(
+    r"\.bias$|_norm\.weight$|\.ffn_gate_inp(_shexp)?\.|^position_embd\."
+    r"|\.ssm_(conv1d|norm|a$|d$)|\.shortconv\.conv\."
+)
 _CHUNK = 1 << 22  # weights that are held in float32 at a time
 
 Progress = Callable[[int, int], None]

@@ -3,13 +3,17 @@
 GGUF names are those of llama.cpp's files; ``adapting`` brings ``config.json`` under Llama's keys."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hotcold.convert import adapting
+from hotcold.convert import adapting, hybrids, stateful
+from hotcold.convert import adapting_recent as recent
+from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
+from hotcold.convert.source import Source
 from hotcold.formats.words import MAX_EXPERTS
 from hotcold.model.config import MAX_LAYERS, MAX_VOCAB
 
@@ -21,7 +25,9 @@ class Rule:
     ``{}`` in a name is the layer; a second one in HF's is the expert (GGUF has one tensor for all experts).
     ``heads`` is the letter that counts the rows' heads where rotary positions apply to them, or ``groups``
     where q, k and v come in groups. ``bias`` says whether the bias exists, ``when`` whether both exist: a
-    bool, or the key of one.
+    bool, or the key of one. ``layers`` is the key of a list that says which layers have them; empty: all.
+    ``taken`` are words: ``bare`` (both names are whole, without ``.weight``), ``turned`` (HF's last two axes
+    change places), ``first`` or ``second`` (half of HF's rows).
     """
 
     source: str
@@ -30,6 +36,8 @@ class Rule:
     heads: str = ""
     bias: bool | str = False
     when: bool | str = True
+    layers: str = ""
+    taken: str = ""
 
     @property
     def each_expert(self) -> bool:
@@ -50,6 +58,7 @@ class Layout:
     eps: str = "rms_norm_eps"  #: config.json's key
     layer_norm: bool = False
     interleaved: bool = False  #: rotary pairs are neighbours in GGUF files of this architecture
+    already: bool = False  #: they are in its checkpoints, too
     #: Norms scale by weight + 1 (Gemma up to 3, Nemotron): GGUF files hold the sum, and readers add nothing.
     norms_less_one: bool = False
     #: Layers without a window, if the file does not say: a period, and whether they begin or end it.
@@ -57,14 +66,40 @@ class Layout:
     yarn_truncates: bool = True  #: the ends of YaRN's ramp are rounded to whole pairs
     prefixes: Mapping[str, str] = field(default_factory=dict)  #: other prefixes of names -> the rules'
     ignored: tuple[str, ...] = ()  #: prefixes of names that do not belong to the text model
+    drafting: bool = False  #: what lies after the last layer only drafts tokens: it is left out, too
     #: Predictors that its checkpoints may hold: a name with places for the layer and for fc1 or fc2.
     predictor: str = ""
     left_out: str = ""  #: expression for tensors that the model does not need; a note names them
+    #: makes a layer's tensors that no rule describes, from sizes by letter and the layout of down
+    own: Callable[[Checkpoint, int, Mapping[str, int], str], list[Source]] = lambda *facts: []
+
+
+def _renamed(rules: tuple[Rule, ...], **names: str) -> tuple[Rule, ...]:
+    """The rules with other last parts of their names, HF's or GGUF's."""
+    found = []
+    for rule in rules:
+        source, target = (
+            ".".join(names.get(part, part) for part in name.split(".")) for name in (rule.source, rule.target)
+        )
+        found.append(replace(rule, source=source, target=target))
+    return tuple(found)
+
+
+def _mixed(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The rules of a model whose first layers are dense, and whose others have experts."""
+    dense = {f"blk.{{}}.ffn_{part}": "dense_layers" for part in ("gate", "up", "down")}
+    experts = re.compile(r"\.ffn_.*_(exps|shexp|inp)|\.exp_probs_b")
+    return tuple(
+        replace(rule, layers="expert_layers" if experts.search(rule.target) else dense.get(rule.target, ""))
+        for rule in rules
+    )
 
 
 def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
-    """The rules of these names in ``layouts.json``; ``bias`` and ``when`` may also name one of ``flags``."""
-    groups = json.loads(Path(__file__).with_name("layouts.json").read_bytes())
+    """The rules of these names in ``layouts.json`` and ``hybrids.json``; ``bias`` and ``when`` may also name
+    one of ``flags``."""
+    files = (Path(__file__).with_name(f"{name}.json") for name in ("layouts", "hybrids"))
+    groups = {name: rows for file in files for name, rows in json.loads(file.read_bytes()).items()}
     rules = (Rule(*row) for name in names for row in groups[name])
     return tuple(
         replace(rule, bias=flags.get(str(rule.bias), rule.bias), when=flags.get(str(rule.when), rule.when))
@@ -82,36 +117,65 @@ _RELU2 = {"relu2": "relu2"}
 
 _PLAIN: dict[str, bool | str] = {
     "norm_bias": False, "qkv_bias": "attention_bias", "o_bias": "attention_bias", "qk_norm": False,
-    "gated": True, "dense": True,
+    "gated": True, "dense": True, "ffn_norm": True,
 }  # fmt: skip
 _LLAMA = _rules("llama", **_PLAIN)
 _NO_BIAS = _PLAIN | {"qkv_bias": False, "o_bias": False}
 _UNGATED = _PLAIN | {"gated": False}
 _NORM_BIAS = _UNGATED | {"norm_bias": True}
 _EXPERTS = _PLAIN | {"gated": False, "dense": False}
+_BIASED = _PLAIN | {"qkv_bias": "use_bias", "o_bias": "use_bias", "mlp_bias": "use_bias"}
+_BESIDE = _PLAIN | {"ffn_norm": False}
+_HUNYUAN = {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}
 _MIXTRAL = _rules("llama", "mixtral", **_NO_BIAS | _EXPERTS)
+#: What checkpoints of text and images call the text model, and what belongs to images.
+_OF_VISION = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_VISION = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
 _GEMMA3 = Layout(
     "gemma3",
     "Gemma3ForCausalLM",
     _TANH | _SPARSE,
-    _rules("gemma3"),
+    _rules("gemma3", qk_norm=True),
     adapting.gemma3,
     adapting.gemma3_keys,
     llama_cpp="gelu",
     norms_less_one=True,
     full_attention=(6, False),
-    prefixes={
-        "language_model.model.": "model.",
-        "model.language_model.": "model.",
-        "language_model.lm_head.": "lm_head.",
-    },
-    ignored=(
-        "vision_tower.",
-        "multi_modal_projector.",
-        "model.vision_tower.",
-        "model.multi_modal_projector.",
-    ),
+    prefixes=_OF_VISION,
+    ignored=_VISION,
 )
+_MISTRAL3 = Layout(
+    "mistral3", "Ministral3ForCausalLM", _SILU, _rules("llama", **_NO_BIAS), recent.mistral3,
+    recent.mistral3_keys, interleaved=True, prefixes=_OF_VISION, ignored=_VISION,
+)  # fmt: skip
+_QWEN3VL = Layout(
+    "qwen3vl", "Qwen3VLForConditionalGeneration", _SILU, _rules("llama", **_PLAIN | {"qk_norm": True}),
+    recent.qwen3vl, recent.qwen3vl_keys, prefixes=_OF_VISION, ignored=("model.visual.", "visual."),
+)  # fmt: skip
+
+_QWEN35 = Layout(
+    "qwen35", "Qwen3_5ForCausalLM", _SILU, _rules("qwen35", dense=True), hybrids.qwen35, hybrids.qwen35_keys,
+    norms_less_one=True, own=stateful.gated_delta,
+    prefixes={"model.language_model.": "model.", "language_model.": ""}, ignored=("model.visual.", "mtp."),
+)  # fmt: skip
+_QWEN35MOE = replace(
+    _QWEN35, architecture="qwen35moe", implementation="Qwen3_5MoeForCausalLM",
+    rules=_rules("qwen35", "qwen35moe", "qwen2moe", dense=False),
+)  # fmt: skip
+_NEMOTRON_H = Layout(
+    "nemotron_h", "NemotronHForCausalLM", _RELU2, _rules("nemotron_h"), hybrids.nemotron_h,
+    hybrids.nemotron_h_keys, llama_cpp="relu2", eps="norm_eps", own=stateful.nemotron_h,
+    prefixes={"model.": "backbone."}, ignored=("mtp.",),
+)  # fmt: skip
 
 #: config.json's model_type -> its layout
 LAYOUTS = {
@@ -191,6 +255,115 @@ LAYOUTS = {
     "granite": Layout(
         "granite", "GraniteForCausalLM", _SILU, _LLAMA, extra=adapting.granite_keys, interleaved=True
     ),
+    "granitemoe": Layout(
+        "granitemoe", "GraniteMoeForCausalLM", _SILU,
+        _rules("llama", "granitemoe", **_EXPERTS), extra=recent.granitemoe_keys, interleaved=True,
+    ),
+    "gemma2": Layout(
+        "gemma2", "Gemma2ForCausalLM", _TANH | _SPARSE, _rules("gemma3", qk_norm=False), recent.gemma2,
+        recent.gemma2_keys, llama_cpp="gelu", norms_less_one=True, full_attention=(2, False),
+    ),
+    "glm4": Layout(
+        "glm4", "Glm4ForCausalLM", _SILU, _rules("glm4"), recent.glm4, interleaved=True, already=True
+    ),
+    "seed_oss": Layout(
+        "seed_oss", "SeedOssForCausalLM", _SILU,
+        _renamed(
+            _rules("llama", **_PLAIN | {"o_bias": "attention_out_bias"}), ffn_norm="post_attention_norm"
+        ),
+        recent.seed_oss,
+    ),
+    "starcoder2": Layout(
+        "starcoder2", "Starcoder2ForCausalLM", _GELU,
+        _renamed(
+            _rules("llama", **_BIASED | {"norm_bias": True, "gated": False}), up_proj="c_fc",
+            down_proj="c_proj",
+        ),
+        recent.starcoder2, recent.starcoder2_keys, llama_cpp="gelu", eps="norm_epsilon", layer_norm=True,
+    ),
+    "cohere": Layout(
+        "command-r", "CohereForCausalLM", _SILU, _rules("llama", "command-r", **_BESIDE), recent.cohere,
+        recent.cohere_keys, eps="layer_norm_eps", layer_norm=True, interleaved=True, already=True,
+    ),
+    "cohere2": Layout(
+        "cohere2", "Cohere2ForCausalLM", _SILU, _rules("llama", **_BESIDE), recent.cohere2,
+        recent.cohere_keys, eps="layer_norm_eps", layer_norm=True, interleaved=True, already=True,
+        full_attention=(4, False),
+    ),
+    "ernie4_5": Layout(
+        "ernie4_5", "Ernie4_5ForCausalLM", _SILU, _rules("llama", **_BIASED), recent.ernie4_5,
+        interleaved=True, already=True,
+    ),
+    "ernie4_5_moe": Layout(
+        "ernie4_5-moe", "Ernie4_5_MoeForCausalLM", _SILU,
+        _mixed(_rules("llama", "qwen3moe", "shared_experts", "ernie4_5-moe", **_BIASED)),
+        recent.ernie4_5_moe, recent.ernie4_5_moe_keys, interleaved=True, already=True,
+        ignored=("model.mtp_",),
+    ),
+    "glm4_moe": Layout(
+        "glm4moe", "Glm4MoeForCausalLM", _SILU,
+        _renamed(
+            _mixed(
+                _rules(
+                    "llama", "qwen3moe", "shared_experts", "glm4moe",
+                    **_PLAIN | {"o_bias": False, "qk_norm": "use_qk_norm"},
+                )
+            ),
+            ffn_norm="post_attention_norm",
+        ),
+        recent.glm4_moe, recent.glm4_moe_keys, drafting=True,
+    ),
+    "ministral3": _MISTRAL3,
+    "mistral3": replace(_MISTRAL3, implementation="Mistral3ForConditionalGeneration"),
+    "hunyuan_v1_dense": Layout(
+        "hunyuan-dense", "HunYuanDenseV1ForCausalLM", _SILU,
+        _renamed(_rules("llama", **_PLAIN | {"qk_norm": True}), **_HUNYUAN), recent.hunyuan,
+    ),
+    "hunyuan_v1_moe": Layout(
+        "hunyuan-moe", "HunYuanMoEV1ForCausalLM", _SILU,
+        _renamed(
+            _rules("llama", "qwen3moe", "hunyuan-moe", **_EXPERTS | {"qk_norm": True}), gate="gate.wg",
+            **_HUNYUAN,
+        ),
+        recent.hunyuan_moe, adapting.expert_keys,
+    ),
+    "minimax_m2": Layout(
+        "minimax-m2", "MiniMaxM2ForCausalLM", _SILU,
+        _rules("llama", "mixtral", "minimax-m2", **_NO_BIAS | _EXPERTS), recent.minimax_m2,
+        recent.minimax_m2_keys,
+    ),
+    "qwen3_vl": _QWEN3VL,
+    "qwen3_vl_moe": replace(
+        _QWEN3VL, architecture="qwen3vlmoe", implementation="Qwen3VLMoeForConditionalGeneration",
+        rules=_rules("llama", "qwen3vlmoe", **_EXPERTS | {"qk_norm": True}), adapt=recent.qwen3vl_moe,
+        extra=recent.qwen3vl_moe_keys,
+    ),
+    "lfm2": Layout(
+        "lfm2", "Lfm2ForCausalLM", _SILU, _rules("hybrid", "lfm2", attention_bias=False), hybrids.lfm2,
+        hybrids.lfm2_keys, eps="norm_eps", own=stateful.short_conv,
+    ),
+    "lfm2_moe": Layout(
+        "lfm2moe", "Lfm2MoeForCausalLM", _SILU, _rules("hybrid", "lfm2", "lfm2moe", attention_bias=False),
+        hybrids.lfm2, hybrids.lfm2_keys, eps="norm_eps", own=stateful.short_conv,
+    ),
+    "qwen3_5_text": _QWEN35,
+    "qwen3_5": replace(_QWEN35, implementation="Qwen3_5ForConditionalGeneration"),
+    "qwen3_5_moe_text": _QWEN35MOE,
+    "qwen3_5_moe": replace(_QWEN35MOE, implementation="Qwen3_5MoeForConditionalGeneration"),
+    "qwen3_next": replace(_QWEN35MOE, architecture="qwen3next", implementation="Qwen3NextForCausalLM"),
+    "nemotron_h": _NEMOTRON_H,
+    "granitemoehybrid": Layout(
+        "granitehybrid", "GraniteMoeHybridForCausalLM", _SILU, _rules("hybrid", "granitehybrid"),
+        hybrids.granite_hybrid, hybrids.granite_hybrid_keys, interleaved=True, own=stateful.granite_hybrid,
+    ),
+    "falcon_h1": Layout(
+        "falcon-h1", "FalconH1ForCausalLM", _SILU, _rules("hybrid", "falcon-h1"), hybrids.falcon_h1,
+        hybrids.falcon_h1_keys, own=stateful.mamba,
+    ),
+    "mamba2": Layout(
+        "mamba2", "Mamba2ForCausalLM", _SILU, _rules("mamba2"), hybrids.mamba2, hybrids.mamba2_keys,
+        eps="norm_eps", own=stateful.mamba,
+    ),
     "smollm3": Layout("smollm3", "SmolLM3ForCausalLM", _SILU, _LLAMA, adapting.smollm3, interleaved=True),
 }  # fmt: skip
 
@@ -222,6 +395,8 @@ def find_layout(config: Settings) -> tuple[Layout, Settings]:
         raise config.error("architectures", f"[{layout.implementation!r}]")
     _check_sizes(config)
     config = Settings(config.path, {**config.values, **layout.adapt(config)})
+    if model_type == "nemotron_h" and config.flag("experts", False):
+        layout = replace(layout, architecture="nemotron_h_moe")
     if "quantization_config" in config:
         raise ConvertError(f"{config.path} describes quantised weights: convert the original checkpoint")
     own_head = not config.flag("tie_word_embeddings", False)

@@ -22,9 +22,9 @@ _ORIGINAL = "original_max_position_embeddings"
 
 def dimensions(config: Settings) -> dict[str, int]:
     """Sizes by letter: D model dim, H heads, G kv heads, d head_dim, Q, K, F rows of query, of key, of all
-    three, N neurons, U rows of gate and up, V vocabulary, L layers; E experts, M neurons of each, S of a
-    shared one, P learned positions, where there are any. Raises :class:`ConvertError` where they do not fit
-    together."""
+    three, W of query and its gate, N neurons, U rows of gate and up, V vocabulary, L layers; E experts, M
+    neurons of each, I dimensions that they read, S neurons of a shared one, P learned positions, where there
+    are any. Raises :class:`ConvertError` where they do not fit together."""
     dim, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -44,6 +44,7 @@ def dimensions(config: Settings) -> dict[str, int]:
         "F": (heads + 2 * kv_heads) * head_dim,
         "N": neurons,
         "U": 2 * neurons,
+        "W": 2 * heads * head_dim,
         "V": config.integer("vocab_size"),
         "L": config.integer("num_hidden_layers"),
     }
@@ -51,6 +52,7 @@ def dimensions(config: Settings) -> dict[str, int]:
         sizes |= {
             "E": config.integer("num_local_experts"),
             "M": config.integer("moe_intermediate_size", neurons),
+            "I": config.integer("moe_latent_size", dim),
         }
     if "shared_width" in config:
         sizes |= {"S": config.integer("shared_width"), "1": 1}
@@ -74,7 +76,7 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
         f"attention.layer_norm_{'' if layout.layer_norm else 'rms_'}epsilon": eps,
         **_windows(config, layout),
     }
-    rope: dict[str, Any] = {} if "P" in sizes else _rope_metadata(config, layout)
+    rope: dict[str, Any] = _rope_metadata(config, layout) if _rotates(config) else {}
     # The order of earlier files, so that they can be made again byte for byte.
     first = "rope.dimension_count"
     metadata |= {first: rope[first]} if rope else {}
@@ -130,6 +132,10 @@ class Rope:
         return self.settings.number("factor", self._context / self.original)
 
 
+def _rotates(config: Settings) -> bool:
+    return "learned_positions" not in config and not config.flag("no_rope", False)
+
+
 def rope_of(config: Settings) -> Rope:
     """The rope of layers that see all positions, as transformers 5 reads it: the scaling's keys take
     precedence over those beside it, except the original context."""
@@ -169,7 +175,7 @@ def _kind(settings: Settings) -> str:
 
 def rope_notes(config: Settings) -> list[str]:
     """Notes on parts of the scaling that are left out."""
-    if "learned_positions" in config:
+    if not _rotates(config):
         return []
     rope = rope_of(config)
     if rope.kind == "default" and "factor" in rope.settings:
@@ -238,7 +244,7 @@ def _yarn(rope: Rope, layout: Layout) -> dict[str, Any]:
 
 def rope_tables(config: Settings) -> Mapping[str, Array]:
     """GGUF's tensors of divisors of frequencies, ``[rotary dim / 2]``: Llama 3's or longrope's."""
-    if "learned_positions" in config:
+    if not _rotates(config):
         return {}
     rope = rope_of(config)
     if rope.kind == "llama3":

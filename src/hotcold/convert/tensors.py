@@ -22,8 +22,9 @@ _REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attention\.masked_bias$
 
 def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[Source]:
     """All GGUF tensors in file order. ConvertError: one is missing, unknown, or of another shape."""
-    checkpoint = checkpoint.renamed(layout.prefixes, layout.ignored)
     config, sizes = checkpoint.config, dimensions(checkpoint.config)
+    drafting = (f"model.layers.{sizes['L']}.",) if layout.drafting else ()
+    checkpoint = checkpoint.renamed(layout.prefixes, (*layout.ignored, *drafting))
     if layout.architecture == "gpt-oss" and down_layout == "by_neuron":
         # Its blocks of MXFP4 lie along the neurons: transposed, they would have to be quantised again.
         raise ConvertError("down layout by_neuron is not possible for gpt-oss: by_output is needed")
@@ -33,7 +34,9 @@ def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[So
     found = [*_of_rule(checkpoint, layout, first, 0, sizes, down_layout)]
     for layer in range(sizes["L"]):
         for rule in each:
-            found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
+            if not rule.layers or config.values[rule.layers][layer]:
+                found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
+        found += layout.own(checkpoint, layer, sizes, down_layout)
         if layout.architecture == "gpt-oss":
             found += expert_sources(checkpoint, layer, sizes)
     for rule in last:
@@ -54,14 +57,40 @@ def _of_rule(
     for part, letters in parts.items():
         shape = tuple(sizes[letter] for letter in letters)
         experts = range(sizes["E"]) if rule.each_expert else [0]  # a name without a place for it ignores it
-        origins = [f"{rule.source.format(layer, expert)}.{part}" for expert in experts]
+        bare = "bare" in rule.taken
+        origins = [rule.source.format(layer, expert) + f".{part}" * (not bare) for expert in experts]
+        target = rule.target.format(layer) + f".{part}" * (not bare)
         if rule.each_expert:
             shape = shape[1:]
-        results = {np.transpose: shape[::-1], _only_row: shape[1:]}
+        results: dict[object, tuple[int, ...]] = {
+            _turned: (*shape[:-2], *shape[:-3:-1]),
+            _only_row: shape[1:],
+        }
         result = results.get(rearrange, shape)
+        if rule.taken:
+            shape, rearrange = _taken(rule.taken, shape, rearrange)
         norm = part == "weight" and len(letters) == 1  # no other weight is a vector
         change = plus_one if norm and layout.norms_less_one else rearrange
-        yield loaded(checkpoint, f"{rule.target.format(layer)}.{part}", origins, shape, change, result)
+        factor = checkpoint.config.values.get("factors", {}).get(rule.target.rpartition(".")[2], 1)
+        if factor != 1:
+            change = partial(times, change=change, factor=factor)
+        yield loaded(checkpoint, target, origins, shape, change, result)
+
+
+def _taken(taken: str, shape: tuple[int, ...], rearrange: Rearrange) -> tuple[tuple[int, ...], Rearrange]:
+    """The shape in the checkpoint of a stack that a rule takes a part of, and what gives that part."""
+    *more, rows, columns = shape if len(shape) > 1 else (1, *shape)
+    halved, turned = "first" in taken or "second" in taken, "turned" in taken
+    half = slice(rows, None) if "second" in taken else slice(0, rows)
+
+    def part(values: Array) -> Array:
+        values = _turned(values) if turned else values
+        return rearrange(values[..., half, :] if halved else values)
+
+    if len(shape) == 1:
+        return shape, rearrange
+    stored = (2 * rows if halved else rows), columns
+    return (*more, *(stored[::-1] if turned else stored)), part
 
 
 def _holds(config: Settings, condition: bool | str) -> bool:
@@ -69,15 +98,20 @@ def _holds(config: Settings, condition: bool | str) -> bool:
 
 
 def _rearrangement(rule: Rule, layout: Layout, sizes: Mapping[str, int], down_layout: str) -> Rearrange:
-    if rule.shape == "1D":
+    if rule.shape.startswith("1"):
         return _only_row
     if rule.heads == "groups":
         return partial(ungroup_heads, kv_heads=sizes["G"], head_dim=sizes["d"])
-    if rule.heads and layout.interleaved:
+    if rule.heads and layout.interleaved and not layout.already:
         return partial(interleave_rotary, heads=sizes[rule.heads])
-    if rule.shape[-2:] in ("DN", "DM", "DS") and down_layout == "by_neuron":
-        return np.transpose
+    if rule.shape[-2:] in ("DN", "DM", "DS", "IM") and down_layout == "by_neuron":
+        return _turned
     return lambda values: values
+
+
+def _turned(values: Array) -> Array:
+    """A matrix, or a stack of them, with rows and columns changed; a bias as it is."""
+    return values.swapaxes(-1, -2) if values.ndim > 1 else values
 
 
 def _only_row(values: Array) -> Array:
@@ -88,6 +122,11 @@ def _only_row(values: Array) -> Array:
 def plus_one(values: Array) -> Array:
     """``values + 1`` in float32, because float16 would round it."""
     return values.astype(np.float32) + np.float32(1)
+
+
+def times(values: Array, change: Rearrange, factor: float) -> Array:
+    """``factor * change(values)`` in float32."""
+    return change(values).astype(np.float32) * np.float32(factor)
 
 
 def _refuse_others(checkpoint: Checkpoint, used: set[str], left_out: str) -> None:

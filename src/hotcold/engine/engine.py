@@ -16,6 +16,7 @@ from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import FinishReason, Request
 from hotcold.engine.sampler import Sampler
 from hotcold.engine.scheduler import Scheduler, Step
+from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.session import Session
@@ -33,6 +34,9 @@ class EngineStats:
     pages: int  #: of the KV cache
     free_pages: int  #: that hold nothing of use
     shared_pages: int  #: that nobody runs on, kept for prompts that begin alike; given up where pages lack
+    states: int  #: slots for states of sequences; 0 where no layer keeps one
+    free_states: int  #: slots that hold nothing of use
+    shared_states: int  #: copies that nobody runs on, kept as pages are
     prompt_tokens: int  #: that were computed, again where pages had to be taken away
     reused_tokens: int  #: of prompts, that were not computed
     generated_tokens: int
@@ -44,24 +48,36 @@ class EngineStats:
     tok_s: float | None
     gb_s: float | None  #: that generation read from memory
     active_share: float | None  #: of the neurons, in generation
+    guessed_tokens: int = 0  #: that steps verified
+    accepted_tokens: int = 0  #: of those, the ones that were right
 
 
 class Engine:
     """Runs requests on a session. ``max_waiting`` is how many may wait for a row, None any number; ``reuse``:
-    whether a prompt that begins like one before it takes the pages of that (:attr:`Job.cache`)."""
+    whether a prompt that begins like one before it takes the pages of that (:attr:`Job.cache`);
+    ``speculation`` guesses tokens, which changes no token: None guesses none."""
 
-    def __init__(self, session: Session, *, max_waiting: int | None = None, reuse: bool = True) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        max_waiting: int | None = None,
+        reuse: bool = True,
+        speculation: Speculation | None = None,
+    ) -> None:
         self.session = session
         self.model = model = session.model
-        alike = session.sparsity != "predicted"
+        alike, slots = session.sparsity != "predicted", session.slots
         self.scheduler = Scheduler(
             session.transformer.batch,
             session.cache,
-            PrefixCache(session.cache, session.identity, generated=alike) if reuse else None,
+            PrefixCache(session.cache, session.identity, generated=alike, slots=slots) if reuse else None,
             context=model.context,
             chunk=model.chunk,
             alike=alike,
             max_waiting=max_waiting,
+            slots=slots,
+            speculation=speculation,
         )
         self.sampler = Sampler(session.transformer.head)
         self._stop_ids = model.tokenizer.stop_ids
@@ -101,7 +117,7 @@ class Engine:
         self.scheduler.add(request)
 
     def step(self) -> list[Event]:
-        """Runs the model once; returns a :class:`Token` for each request that got one, then a
+        """Runs the model once; returns a :class:`Token` for each that a request got, then a
         :class:`Finished` for each that ended by itself. Empty when nothing was to do, or only a part of a
         prompt was read. Whoever calls :meth:`finish` knows, and gets no event.
 
@@ -124,19 +140,27 @@ class Engine:
         self._run(step)  # from the batch to logits
         for request, position, row in step.scored:
             self._score(request, position, row)
-        tokens = [self._continue(request, row) for request, row in step.sampled]
+        events: list[Event] = []
+        for request, row in step.sampled:
+            events += self._verify(step, request, row)
         ended = step.ended + self.scheduler.advance(step)
-        events: list[Event] = [token for token in tokens if token is not None]
         self._steps += 1
         self._generated += len(events)
-        self.session.add_seconds(time.perf_counter() - start, prompt=bool(step.prompts))
+        seconds = time.perf_counter() - start
+        self.session.add_seconds(seconds, prompt=bool(step.prompts))
+        if step.guesses and not step.prompts:
+            verified = sum(map(len, step.guesses.values()))
+            self.session.count_guesses(verified, sum(step.wrong.values()))
+        if self.scheduler.speculation is not None and not step.prompts:
+            self.scheduler.speculation.costs.note(len(step.rows), seconds)
         return events + _ends(ended)
 
     def stats(self) -> EngineStats:
         """How it is now, and what it did so far; between two steps."""
-        scheduler, pool = self.scheduler, self.session.cache
+        scheduler, pool, slots = self.scheduler, self.session.cache, self.session.slots
         counters = self.session.counters
         figures = Figures.of(counters, self.session.footprint)
+        speculation = scheduler.speculation
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -144,6 +168,9 @@ class Engine:
             pages=pool.pages,
             free_pages=pool.free_pages - pool.kept_pages,
             shared_pages=pool.kept_pages,
+            states=slots.slots if slots else 0,
+            free_states=slots.free - slots.kept if slots else 0,
+            shared_states=slots.kept if slots else 0,
             prompt_tokens=scheduler.prompt_rows,
             reused_tokens=scheduler.reused,
             generated_tokens=self._generated,
@@ -155,6 +182,8 @@ class Engine:
             tok_s=figures.tok_s,
             gb_s=figures.gb_s,
             active_share=figures.active_share,
+            guessed_tokens=speculation.guessed if speculation else 0,
+            accepted_tokens=speculation.accepted if speculation else 0,
         )
 
     def run(self, requests: Sequence[Request]) -> None:
@@ -214,6 +243,27 @@ class Engine:
             return
         self.session.run(watched)
         self._live.take(step.rows)
+
+    def _verify(self, step: Step, request: Request, row: int) -> list[Token]:
+        """Chooses a request's next tokens: one, and one more after each guess that was the token chosen."""
+        guesses, start = step.guesses.get(request, ()), len(request.output)
+        found: list[Token] = []
+        right = 0
+        while (token := self._continue(request, row + right)) is not None:
+            found.append(token)
+            if right == len(guesses) or token.id != guesses[right]:
+                break
+            right += 1
+        if guesses:
+            request.guessed += len(guesses)
+            request.accepted += right
+            step.wrong[request] = len(guesses) - right
+            if request.viewer is not None:
+                request.viewer.forget(len(request.output))
+        if self.scheduler.speculation is not None:
+            new = request.output[start:]
+            self.scheduler.speculation.learn(request, len(guesses), right, new)
+        return found
 
     def _continue(self, request: Request, row: int) -> Token | None:
         """Chooses a request's next token from a row of logits; None where it ends instead."""

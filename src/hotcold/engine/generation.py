@@ -7,7 +7,7 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.request import FinishReason, Request, Timings
 from hotcold.engine.sampler import Logprobs
 from hotcold.engine.text import TextStream
-from hotcold.watch.live import Frame
+from hotcold.watch.live import Frame, Viewer
 
 SCORED_TOKENS = 256  #: of a prompt, whose log-probabilities make a piece of their own
 
@@ -30,6 +30,8 @@ class Piece:
     #: of the next tokens of the prompt, the first of which has none, of a request with ``echo``; the first
     #: text has the last of them
     prompt_logprobs: tuple[Logprobs | None, ...] = ()
+    guessed: int = 0  #: tokens so far that were guessed and verified
+    accepted: int = 0  #: of those, the ones that were right
     frame: Frame | None = None  #: which neurons fired, of a request with a viewer
 
     def __str__(self) -> str:
@@ -53,6 +55,8 @@ class Generation:
     error: Exception | None = None  #: where the reason is ``error``: why; the text is what came before it
     reused: int = 0  #: tokens of the prompt that were not computed, since another request had them
     prompt_logprobs: tuple[Logprobs | None, ...] = ()  #: of the prompt's tokens, with ``echo``
+    guessed: int = 0  #: tokens that were guessed and verified
+    accepted: int = 0  #: of those, the ones that were right
 
     def __str__(self) -> str:
         return self.text
@@ -117,8 +121,17 @@ class Continuation:
             timings=replace(self.request.timings),
             reused=self.request.reused,
             prompt_logprobs=prompt_logprobs,
-            frame=None if viewer is None else viewer.frame(self._pushed, last=self._ended),
+            guessed=self.request.guessed,
+            accepted=self.request.accepted,
+            frame=None if viewer is None else self._frame(viewer),
         )
+
+    def _frame(self, viewer: Viewer) -> Frame:
+        request = self.request
+        frame = viewer.frame(self._pushed, last=self._ended)
+        if frame.rates is None:
+            return frame
+        return replace(frame, rates=replace(frame.rates, guessed=request.guessed, accepted=request.accepted))
 
 
 def stream(engine: Engine, request: Request) -> Generator[Piece, None, None]:
@@ -175,4 +188,6 @@ def joined(pieces: Sequence[Piece], error: Exception | None = None) -> Generatio
         error=error,
         reused=last.reused,
         prompt_logprobs=tuple(each for piece in pieces for each in piece.prompt_logprobs),
+        guessed=last.guessed,
+        accepted=last.accepted,
     )

@@ -2,38 +2,76 @@
 
 A full page is kept under a key that stands for all tokens up to its end, and for whatever else decides about
 its bits: the model, the mode, predictors, placement and cache type. The pool gives such a page away when
-nobody runs on it and pages lack, so nothing is held that somebody needs."""
+nobody runs on it and pages lack, so nothing is held that somebody needs.
+
+Where layers keep a state of the whole sequence, pages alone do not do: a request begins where a copy of the
+state is kept, too, under the key of the page that ends there. A copy costs nothing but its slot: the step
+after it reads that and writes another (:class:`States`)."""
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 
 from hotcold.engine.request import Request
 from hotcold.kernels.backend import PAGE
-from hotcold.model.kv_cache import PagePool
+from hotcold.model.kv_cache import PagePool, SlotPool
+
+
+@dataclass(frozen=True)
+class Found:
+    """The beginning of a request that others have computed."""
+
+    pages: Sequence[int] = ()  #: that hold its tokens
+    slot: int = -1  #: with the state after those; -1 without any
+    known: int = 0  #: pages of its beginning that are kept, those among them after which no state is
 
 
 class PrefixCache:
-    """Keeps the pages of requests for those that begin with the same tokens.
+    """Keeps the pages of requests, and copies of their states in ``slots``, for those that begin with the
+    same tokens.
 
     ``identity`` is what decides about the bits of keys and values beside tokens. ``generated``: whether rows
     of generated tokens have the bits that rows of a prompt have; else only pages of prompts are kept, and
     only for prompts."""
 
-    def __init__(self, pool: PagePool, identity: Sequence[str], *, generated: bool) -> None:
+    def __init__(
+        self, pool: PagePool, identity: Sequence[str], *, generated: bool, slots: SlotPool | None = None
+    ) -> None:
         self._pool = pool
+        self._slots = slots
         self._root = _digest(json.dumps([*identity, generated]).encode())
         self._generated = generated
 
-    def find(self, request: Request, first: int = 0) -> list[int]:
-        """Pages that hold a request's tokens from those of its page ``first`` on; the pages before it are its
-        own. At least its last token is left to be computed, which gives the next one."""
+    def find(self, request: Request, first: int = 0) -> Found:
+        """Finds a request's tokens from those of its page ``first`` on; the pages before it are its own.
+        At least its last token is left to be computed, which gives the next one."""
         if not shares(request):
-            return []
-        most = min((request.length - 1) // PAGE, self._most(request))
-        return list(self._found(request, range(first, most)))
+            return Found()
+        pages = list(self._found(request, range(first, self.last_page(request))))
+        known = first + len(pages)
+        if self._slots is None:
+            return Found(pages, known=known)
+        while pages:
+            slot = self._slots.find(self._key(request, first + len(pages) - 1))
+            if slot is not None:
+                return Found(pages, slot, known)
+            pages.pop()
+        return Found(known=known)
+
+    def last_page(self, request: Request) -> int:
+        """Pages of a request that another with the same tokens could begin with."""
+        return min((request.length - 1) // PAGE, self._most(request))
+
+    def state_key(self, request: Request) -> bytes | None:
+        """Where a request's tokens so far end with a page: what the state after them is found under, if
+        others may find it."""
+        pages, rest = divmod(request.computed, PAGE)
+        if rest or not shares(request) or not 0 < pages <= self._most(request):
+            return None
+        return self._key(request, pages - 1)
 
     def keep(self, request: Request) -> None:
         """Keeps the full pages of a request that has them, for others."""

@@ -61,7 +61,11 @@ class Constraint(Protocol):
 
         It may have a method ``prepare(output) -> None``, which is called as soon as a token is chosen, and
         when the request starts: threads can then find what is allowed next while the model runs. That method
-        returns at once, and may be called again with the same tokens, or not at all."""
+        returns at once, and may be called again with the same tokens, or not at all.
+
+        Where tokens are guessed, two more methods may help, which return soon: ``forced(output) ->
+        Sequence[int]``, tokens that come next because nothing else may, and ``possible(output, tokens) ->
+        int``, how many of these may follow. Neither decides anything."""
 
 
 #: ``checked`` is what a check has made of one of the others; nobody else makes it.
@@ -141,6 +145,8 @@ class Request:
     error: Exception | None = None  #: why it ended, where the reason is ``error`` or a step failed
     context_full: bool = False  #: whether it was the end of the context that stopped it
     timings: Timings = field(default_factory=Timings)
+    guessed: int = 0  #: tokens that were guessed and verified
+    accepted: int = 0  #: of those, the ones that were right
     reused: int = 0  #: positions of the prompt that others had computed, in pages that are only read
     preempted: int = 0  #: how often its pages were taken for an older request, and computed again
     arrival: int = -1  #: its place among all requests of its scheduler
@@ -149,6 +155,14 @@ class Request:
     page_keys: list[bytes] = field(default_factory=list)  #: what its first pages are found under
     kept: int = 0  #: of its pages, while it runs, those that others may find
     row: int = -1  #: its row in the batch's page table, while it runs
+    #: slots of the state that its next step reads, -1 for zeros, and of the one that it writes, which is its
+    #: own; -1 where no layer keeps a state
+    state: int = -1
+    slot: int = -1
+    borders: tuple[int, ...] = ()  #: positions at which its steps end, so that the state there can be kept
+    last_copy: bytes | None = None  #: what the state at the latest page that it has generated is found under
+    lookup: Any = None  #: the index of its tokens, where guesses are looked up in them
+    guess_shares: dict[Any, float] = field(default_factory=dict)  #: how many guesses of a kind are right
     #: the different tokens among so many first ones, once they were asked for; more are added as they come
     _different: set[int] = field(default_factory=set)
     _looked_at: int = 0

@@ -10,8 +10,11 @@ next token. For a request that decodes this is one row. Rows of a prompt that is
 rule, as many in a step as there is room for. What was generated before a request lost its pages is read again
 like a prompt where that gives the same bits (``alike``), and follows the decode rule where it does not.
 
+A row that decodes may have rows of guessed tokens behind it (:mod:`hotcold.engine.speculation`), as far as
+rows and pages are free; those that turn out wrong are undone by :attr:`Request.computed` alone.
+
 A request may begin with pages that others computed (:class:`PrefixCache`): its own rows are those after them,
-so nobody writes to a page that is shared.
+so nobody writes to a page that is shared. The same holds for slots of states (:class:`States`).
 
 An exception, Ctrl-C for instance, may come between any two instructions. Nothing is repaired then:
 :meth:`Scheduler.drop` ends what runs. It needs each unfinished request to be in a list at any moment, so a
@@ -20,14 +23,16 @@ request enters the new list before it leaves the old one."""
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from hotcold.engine.prefix_cache import PrefixCache
+from hotcold.engine.prefix_cache import Found, PrefixCache
 from hotcold.engine.request import Request, RequestError
+from hotcold.engine.speculation import Speculation
+from hotcold.engine.states import States
 from hotcold.kernels.backend import PAGE, Batch
-from hotcold.model.kv_cache import PagePool
+from hotcold.model.kv_cache import PagePool, SlotPool
 
 _LONGEST_RETRY_S = 60.0
 
@@ -39,11 +44,14 @@ class Step:
     """The rows of one step: which requests own them, and what their logits are for."""
 
     decode: list[tuple[Request, int]] = field(default_factory=list)  #: and the position after its rows
-    rows: list[Request] = field(default_factory=list)  #: who owns each decode row
+    #: of each decode row, who owns it and which token of the answer it chooses; below 0 where none
+    rows: list[tuple[Request, int]] = field(default_factory=list)
     prompts: list[tuple[Request, int]] = field(default_factory=list)  #: as ``decode``
-    sampled: list[tuple[Request, int]] = field(
-        default_factory=list
-    )  #: and the row of logits for the next token
+    #: and the row of logits for the next token; behind it are those for the tokens after each guess
+    sampled: list[tuple[Request, int]] = field(default_factory=list)
+    guesses: Mapping[Request, Sequence[int]] = field(default_factory=dict)  #: that this step verifies
+    wrong: dict[Request, int] = field(default_factory=dict)  #: of ``decode``, how many rows do not count
+    logits: int = 0  #: rows of logits
     #: of prompts: the request, the position that its next token has, and the row of logits that judges it
     scored: list[tuple[Request, int, int]] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
@@ -55,7 +63,8 @@ class Scheduler:
 
     ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step, ``max_waiting``
     the most requests that may wait for a row. ``alike``: rows of a prompt and rows that decode give the same
-    bits."""
+    bits. ``slots`` are those of states, one for each sequence at least; None where no layer keeps one.
+    ``speculation`` chooses guesses, None for none."""
 
     def __init__(
         self,
@@ -67,8 +76,11 @@ class Scheduler:
         chunk: int,
         alike: bool = True,
         max_waiting: int | None = None,
+        slots: SlotPool | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.batch = batch
+        self.states = None if slots is None else States(slots, prefixes)
         self.cache = cache
         self.prefixes = prefixes
         self._pool_is_small = cache.pages * PAGE < context
@@ -76,6 +88,7 @@ class Scheduler:
         self.chunk = chunk
         self.alike = alike
         self.max_waiting = max_waiting
+        self.speculation = speculation
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
@@ -143,9 +156,11 @@ class Scheduler:
         self.waiting = deque(request for request in self.waiting if not request.finished)
         if whole:
             for request in self.running:
-                self.cache.release(request)
+                self._release(request)
         else:
             self.cache.clear()
+            if self.states is not None:
+                self.states.slots.clear()
         self.running = []
         self._changing = False
 
@@ -154,6 +169,11 @@ class Scheduler:
         if self._changing:
             self.drop()
         self._changing = True
+
+    def _release(self, request: Request) -> None:
+        self.cache.release(request)
+        if self.states is not None:
+            self.states.release(request)
 
     def _settle(self) -> list[Request]:
         """Ends requests that have all their tokens, and forgets those that ended; returns these."""
@@ -166,7 +186,7 @@ class Scheduler:
                     continue
                 request.context_full = not request.complete
                 request.finish("length")
-            self.cache.release(request)
+            self._release(request)
             ended.append(request)
         if ended:
             self.running = [request for request in self.running if not request.finished]
@@ -192,11 +212,13 @@ class Scheduler:
                 decoding.append(request)
             else:
                 reading.append(request)
+        if self.speculation is not None:
+            step.guesses = self._guesses(self.speculation, decoding)
         rows = n_decode = self._put_decode_rows(decoding, step)
         if reading:
             rows = self._put_prompts(n_decode, sorted(reading, key=_arrival), step)
         sequences = max((request.row for request in self.running), default=-1) + 1
-        self.batch.counts[:] = (rows, n_decode, len(step.sampled) + len(step.scored), sequences)
+        self.batch.counts[:] = (rows, n_decode, step.logits, sequences)
         self._changing = False
         return step
 
@@ -204,15 +226,20 @@ class Scheduler:
         """Records which rows are in the cache, after the step's tokens are chosen; forgets the requests that
         ended, and returns them."""
         self._begin()
-        for request, end in step.decode:
-            if request.computed < len(request.job.prompt):
-                self.prompt_rows += end - request.computed
+        for request, put in step.decode:
+            start, end = request.computed, put - step.wrong.get(request, 0)
+            if start < len(request.job.prompt):
+                self.prompt_rows += end - start
             request.computed = end
-            if end % PAGE == 0:
+            if self.states is not None:
+                self.states.written(request)
+            if end // PAGE > start // PAGE:
                 self._keep(request)
         for request, end in step.prompts:
             self.prompt_rows += end - request.computed
             request.computed = end
+            if self.states is not None:
+                self.states.written(request)
             self._keep(request)
         if len(self.running) > self.batch.limits.decode:  # those served go to the end of the queue
             served = {request for request, _ in step.decode}
@@ -224,6 +251,8 @@ class Scheduler:
     def _keep(self, request: Request) -> None:
         if self.prefixes is not None:
             self.prefixes.keep(request)
+        if self.states is not None:
+            self.states.keep(request)
 
     def _decodes(self, request: Request) -> bool:
         """Whether its next row follows the decode rule."""
@@ -262,26 +291,28 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.appendleft(youngest)
         self.running.remove(youngest)
-        self.cache.release(youngest)
+        self._release(youngest)
 
     def _admit(self, step: Step) -> None:
         while self.waiting and self._start(self.waiting[0]):
             step.started.append(self.waiting.popleft())
 
     def _start(self, request: Request) -> bool:
-        """Gives a request a row and the pages of its tokens; False where not enough are free. Each request
-        that runs has a page left over, so that none is sent back at once."""
+        """Gives a request a row, the pages of its tokens and slots for its state; False where not enough are
+        free. Each request that runs has a page left over, so that none is sent back at once."""
         if len(self.running) == self.batch.limits.sequences:
             return False
-        shared = self.prefixes.find(request) if self.prefixes is not None else []
-        pages = -(-request.length // PAGE) - len(shared)
-        if not self.cache.fits(pages + len(self.running), shared):
+        found = self.prefixes.find(request) if self.prefixes is not None else Found()
+        pages = -(-request.length // PAGE) - len(found.pages)
+        if not self.cache.fits(pages + len(self.running), found.pages):
+            return False
+        if self.states is not None and not self.states.start(request, found):
             return False
         request.row = min(set(range(self.batch.limits.sequences)) - {other.row for other in self.running})
         request.computed = request.kept = 0
-        request.pages = self.cache.allocate(request, pages, shared)
+        request.pages = self.cache.allocate(request, pages, found.pages)
         self.running.append(request)
-        self._skip(request, len(shared))
+        self._skip(request, len(found.pages))
         request.timings.started = request.timings.started or time.perf_counter()
         return True
 
@@ -295,13 +326,37 @@ class Scheduler:
         request.kept = pages
         self.batch.pages[request.row, :pages] = request.pages[:pages]
 
+    # --- guesses --------------------------------------------------------------------------------------
+
+    def _guesses(self, speculation: Speculation, decoding: Sequence[Request]) -> dict[Request, Sequence[int]]:
+        """The guesses of the next step, of which each has a row and a page. None where a request has more
+        tokens to compute than one: those take the rows."""
+        limits, served = self.batch.limits, decoding[: self.batch.limits.decode]
+        spare = min(limits.decode - len(served), limits.logits - len(self.running))
+        if spare < 1 or any(each.computed < each.length - 1 for each in served):
+            return {}
+        rooms = {each: self._tokens_left(each) - 1 for each in served}
+        chosen = speculation.choose(rooms, len(served), spare)
+        return {each: tokens[: self._paged(each, len(tokens))] for each, tokens in chosen.items()}
+
+    def _tokens_left(self, request: Request) -> int:
+        """How many tokens it may still get."""
+        return min(request.job.max_tokens - len(request.output), self.context - request.length)
+
+    def _paged(self, request: Request, more: int) -> int:
+        """How many of so many tokens after its last one have a page; it takes one that nobody will want."""
+        while request.length + more > len(request.pages) * PAGE:
+            if self.cache.free_pages <= len(self.running) or not self.cache.extend(request):
+                return len(request.pages) * PAGE - request.length
+        return more
+
     # --- rows -----------------------------------------------------------------------------------------
 
     def _put_decode_rows(self, requests: Sequence[Request], step: Step) -> int:
         """Adds one row of each request, and of those that have more as many as there is room for; returns the
         number of rows of the step."""
         batch = self.batch
-        limits, row, logits = batch.limits, 0, 0
+        limits, row = batch.limits, 0
         more = [each for each in requests if each.computed < each.length - 1]
         extra: dict[Request, int] = {}
         if more:
@@ -311,20 +366,34 @@ class Scheduler:
             extra = dict(zip(more, divided(max(spare, 0), wanted), strict=True))
         for request in requests[: limits.decode]:
             start, last, prompt = request.computed, request.length - 1, len(request.job.prompt)
-            end = start + 1 + extra.get(request, 0)
+            guesses = step.guesses.get(request, ())
+            end = start + 1 + extra.get(request, 0) + len(guesses)
             for position in range(start, end):
+                scored = len(request.prompt_logprobs) <= position + 1 < prompt
                 if position == last:
-                    batch.logits_rows[logits] = row + position - start
-                    step.sampled.append((request, logits))
-                    logits += 1
-                elif len(request.prompt_logprobs) <= position + 1 < prompt:
-                    batch.logits_rows[logits] = row + position - start
-                    step.scored.append((request, position + 1, logits))
-                    logits += 1
-                step.rows.append(request)
-            row = batch.put(row, request.row, start, request.tokens(start, end), request.pages)
+                    step.sampled.append((request, step.logits))
+                elif scored:
+                    step.scored.append((request, position + 1, step.logits))
+                if position >= last or scored:
+                    batch.logits_rows[step.logits] = row + position - start
+                    step.logits += 1
+                step.rows.append((request, position + 1 - prompt))
+            row = self._put(row, request, start, end, guesses)
             step.decode.append((request, end))
         return row
+
+    def _put(self, row: int, request: Request, start: int, end: int, guesses: Sequence[int] = ()) -> int:
+        """Adds the rows of a request's positions, guesses last; returns the row after them."""
+        tokens = request.tokens(start, end - len(guesses))
+        return self.batch.put(
+            row,
+            request.row,
+            start,
+            [*tokens, *guesses] if guesses else tokens,
+            request.pages,
+            state_from=request.state,
+            state_to=request.slot,
+        )
 
     def _put_prompts(self, row: int, requests: Sequence[Request], step: Step) -> int:
         """Adds prompt rows of as many requests as fit; returns the number of rows of the step."""
@@ -332,19 +401,20 @@ class Scheduler:
         for request in requests:
             self._look_again(request)
         ends = [each.length if self.alike else len(each.job.prompt) for each in requests]
+        if self.states is not None:
+            ends = [self.states.end(each, end) for each, end in zip(requests, ends, strict=True)]
         wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]
         given = divided(min(self.chunk, batch.limits.tokens - row), wanted)
-        logits = len(step.sampled) + len(step.scored)
         for request, rows in zip(requests, given, strict=True):
             if not rows:
                 continue
             start, end = request.computed, request.computed + rows
-            row = batch.put(row, request.row, start, request.tokens(start, end), request.pages)
+            row = self._put(row, request, start, end)
             step.prompts.append((request, end))
             if end == request.length:
-                batch.logits_rows[logits] = row - 1
-                step.sampled.append((request, logits))
-                logits += 1
+                batch.logits_rows[step.logits] = row - 1
+                step.sampled.append((request, step.logits))
+                step.logits += 1
         return row
 
     def _look_again(self, request: Request) -> None:
@@ -353,9 +423,11 @@ class Scheduler:
             return
         first = request.computed // PAGE
         found = self.prefixes.find(request, first)
-        if found:
-            self.cache.share(request, first, found)
-            self._skip(request, first + len(found))
+        if found.pages:
+            self.cache.share(request, first, found.pages)
+            if self.states is not None:
+                self.states.read_from(request, found.slot)
+            self._skip(request, first + len(found.pages))
 
 
 def divided(rows: int, wanted: Sequence[int]) -> list[int]:

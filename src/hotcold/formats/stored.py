@@ -55,10 +55,10 @@ class StoredTensor:
             yield number
 
     def take_rows(self, chosen: Index | slice) -> "StoredTensor":
-        """The tensor of these rows, still in the file. ``chosen`` has their numbers, ascending; it may be a
-        slice of rows that were chosen before."""
+        """The tensor of these rows, still in the file. ``chosen`` has their numbers, ascending, among those
+        that were chosen before."""
         shape = self.shape[1:]
-        if self.chosen is not None and not self.by_column and isinstance(chosen, slice):
+        if self.chosen is not None and not self.by_column:
             rows = self.chosen[chosen]
             return replace(self, shape=(len(rows), *shape), chosen=rows)
         if self.chosen is not None:

@@ -78,6 +78,10 @@ class GrammarCompiler:
         self.stops = frozenset(vocabulary.stops)
         self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), eos_token=list(vocabulary.stops))
         self._limits = llguidance.LLParserLimits(**_LIMITS)
+        self._pieces = vocabulary.pieces
+        self._silent = frozenset({*vocabulary.silent, *vocabulary.stops})
+        self._ids: dict[bytes, int] = {}  # by piece, once they are needed
+        self._longest = 0
 
     def compile(self, lark: str) -> "Matcher":
         """The matcher of a grammar in llguidance's dialect of Lark, before the first token. GrammarError: it
@@ -87,6 +91,24 @@ class GrammarCompiler:
         matcher = self._llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         _refuse_errors(matcher, "the grammar is not valid")
         return Matcher(matcher, self._size)
+
+    def spelled(self, text: bytes) -> list[int]:
+        """Tokens that spell a text, the longest one at each place; what comes before bytes that none
+        begins with. A model may spell it otherwise."""
+        if not self._ids:
+            ids = {piece: id for id, piece in enumerate(self._pieces) if piece and id not in self._silent}
+            self._longest = max(map(len, ids), default=0)
+            self._ids = ids
+        found: list[int] = []
+        at = 0
+        while at < len(text):
+            ends = range(min(at + self._longest, len(text)), at, -1)
+            end = next((end for end in ends if text[at:end] in self._ids), None)
+            if end is None:
+                break
+            found.append(self._ids[text[at:end]])
+            at = end
+        return found
 
 
 def escaped_regex(regex: str) -> str:
@@ -127,6 +149,15 @@ class Matcher:
     def complete(self) -> bool:
         """Whether the text may end here."""
         return self._matcher.is_accepting()
+
+    def forced(self) -> bytes:
+        """The bytes that come next because nothing else may."""
+        found: bytes = b"" if self._matcher.is_stopped() else self._matcher.compute_ff_bytes()
+        return found
+
+    def possible(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may follow, in this order."""
+        return 0 if self._matcher.is_stopped() else self._matcher.validate_tokens(list(tokens))
 
     def mask(self) -> Mask:
         """Which tokens may come next; those that end the text where the grammar is complete. GrammarError:

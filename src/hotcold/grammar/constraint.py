@@ -108,7 +108,7 @@ class Grammars:
                 self._token_ids = self._of_tokenizer().control_ids()
         known = grammar if grammar.kind == "checked" else self._checked.get(grammar)
         lark = known.source if isinstance(known, Grammar) else lark_of(grammar, self._token_ids)
-        return GrammarConstraint(self._compiler.compile(lark).copy, self._pool)
+        return GrammarConstraint(self._compiler.compile(lark).copy, self._pool, self._compiler.spelled)
 
     def close(self) -> None:
         """Ends the process and the threads; checks that wait fail. Constraints that are in use go on without
@@ -178,9 +178,15 @@ class GrammarConstraint:
     """Holds one answer to a grammar. What it says depends on the tokens it is asked about only: it takes back
     those it had gone too far. Safe to use from several threads."""
 
-    def __init__(self, start: Callable[[], Matcher], pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Matcher],
+        pool: ThreadPoolExecutor,
+        spelled: Callable[[bytes], Sequence[int]] = lambda _: (),
+    ) -> None:
         self._start = start
         self._pool = pool
+        self._spelled = spelled
         self._lock = threading.Lock()
         self._matcher = start()
         self._consumed: list[int] = []
@@ -205,6 +211,35 @@ class GrammarConstraint:
         if coming is not None and coming[0] == tokens and not coming[1].cancel():
             return Allowed(coming[1].result())
         return Allowed(self._mask(tokens))
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        """Tokens that come after these, since nothing else may, if they are spelled so; none where a thread
+        makes the mask now."""
+        text: bytes = self._ask(output, Matcher.forced, b"")
+        return self._spelled(text) if text else ()
+
+    def possible(self, output: Sequence[int], tokens: Sequence[int]) -> int:
+        """How many of ``tokens`` may follow; all of them where a thread makes the mask now."""
+        return self._ask(output, lambda matcher: matcher.possible(tokens), len(tokens))
+
+    def _ask(self, output: Sequence[int], question: Callable[[Matcher], _Value], otherwise: _Value) -> _Value:
+        """Asks the matcher something quick about what comes after these tokens, without waiting."""
+        tokens = list(output)
+        coming = self._coming
+        again = coming is not None and coming[0] == tokens and coming[1].cancel()
+        if not self._lock.acquire(blocking=False):
+            return otherwise
+        try:
+            self._go_to(tokens)
+            return question(self._matcher)
+        except GrammarError:  # is raised again where a token is chosen
+            self._matcher = self._start()
+            self._consumed = []
+            return otherwise
+        finally:
+            self._lock.release()
+            if again:
+                self.prepare(tokens)
 
     def _mask(self, tokens: list[int]) -> Mask:
         with self._lock:

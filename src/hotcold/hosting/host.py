@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Constraint, Grammar
+from hotcold.engine.speculation import speculation_of
 from hotcold.errors import UserError
 from hotcold.hosting.loop import Command, EngineBroken, EngineThread
 from hotcold.hosting.messages import (
@@ -65,7 +66,7 @@ def serve(reading: int, writing: int) -> int:
     code = EXIT_DEFECT
     if session is not None:
         constraint = _Constraints(session.model.tokenizer)
-        engine = Engine(session)
+        engine = Engine(session, speculation=speculation_of(session))
         thread = EngineThread(engine, commands, tell, constraint)
         tell(Ready(model_info(engine)))
         try:

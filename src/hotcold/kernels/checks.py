@@ -88,6 +88,8 @@ def check_ffn(tensors: FFNTensors) -> None:
 
 def _by_output(tensors: FFNTensors) -> tuple[int, int]:
     """The shape that down by output must have."""
+    if tensors.down_blocks is not None:
+        return _by_blocks(tensors, tensors.down_blocks)
     sizes = {end - first for first, end in pairwise((0, *tensors.ends))} - {0}
     if len(sizes) > 1:
         seen = f"experts of {min(sizes)} to {max(sizes)} neurons"
@@ -95,6 +97,17 @@ def _by_output(tensors: FFNTensors) -> tuple[int, int]:
     size = max(sizes, default=0)
     experts = tensors.up.shape[0] // size if size else 0
     return experts * tensors.up.shape[1], size
+
+
+def _by_blocks(tensors: FFNTensors, blocks: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    if tensors.activation not in SPARSE_ACTIVATIONS:
+        seen = f"blocks of down by output with activation {tensors.activation!r}"
+        raise ValueError(f"{seen}: an expert's down must be whole, or have an activation with zeros")
+    size, own = tensors.down.type.weights, np.diff((0, *tensors.ends))
+    if blocks.shape[0] != tensors.experts or (blocks.sum(1) * size != own).any():
+        seen = f"blocks of down {blocks.shape}, {int(blocks.sum()) * size} neurons in all"
+        raise ValueError(f"{seen}: each of {tensors.experts} experts needs those of its rows of up")
+    return tensors.experts * tensors.up.shape[1], blocks.shape[1] * size
 
 
 def _check_experts(what: str, rows: int, tensors: FFNTensors | PredictorTensors) -> None:
@@ -155,12 +168,17 @@ def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | No
             raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
 
 
+def check_softcap(cap: float) -> None:
+    if not 0 < cap < math.inf:
+        raise ValueError(f"softcap {cap}: a finite number above 0 is needed")
+
+
 def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap: float | None) -> None:
     """Refuses options of attention that mean nothing; q is ``[T, H, head_dim]``."""
     if window is not None and window < 1:
         raise ValueError(f"attention window {window}: at least 1 position is needed")
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"attention softcap {softcap}: a finite number above 0 is needed")
+    if softcap is not None:
+        check_softcap(softcap)
     _check_vector("attention sinks", sinks, *q.shape[1:2])
 
 

@@ -352,6 +352,10 @@ class CPUBackend(CPUStateOps):
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
         self._op(batch, lambda p: p.gather(x, out), x, out)
 
+    def softcap(self, logits: Buffer, batch: Batch, cap: float) -> None:
+        checks.check_softcap(cap)
+        self._op(batch, lambda p: p.softcap(logits, cap), logits)
+
     def top_k(
         self,
         logits: Buffer,

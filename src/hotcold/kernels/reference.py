@@ -387,6 +387,11 @@ class ReferenceBackend(ReferenceStates):
         target = _rows("out", out, batch, x.shape[1:], rows=Rows.LOGITS)
         target[:] = x[batch.logits_rows[: len(target)]]
 
+    def softcap(self, logits: Buffer, batch: Batch, cap: float) -> None:
+        checks.check_softcap(cap)
+        rows = _rows("logits", logits, batch, logits.shape[1:], rows=Rows.LOGITS)
+        rows[:] = np.float32(cap) * np.tanh(rows / np.float32(cap))
+
     def top_k(
         self,
         logits: Buffer,

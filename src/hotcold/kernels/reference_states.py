@@ -30,7 +30,7 @@ class SequenceRows:
 
 
 def sequences_of(batch: Batch, slots: int) -> list[SequenceRows]:
-    """Those that have rows in this step, which every row belongs to; ValueError as in state_ops.py."""
+    """The sequences with rows in this step, to which every row belongs; ValueError as in state_ops.py."""
     if not batch.n_tokens:
         return []
     found = list(_sequences(batch, slots))

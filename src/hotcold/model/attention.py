@@ -1,18 +1,16 @@
-"""Attention (arXiv 1706.03762): its shape, its tensors in a GGUF file, and its ops in a step.
+"""Attention (arXiv 1706.03762): its shape, its tensors in a GGUF file, and its ops in a step."""
 
-Any mixer has these three. The shape is known before weights are read; whoever counts bytes asks it."""
-
-import math
 from collections.abc import Container, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import PAGE, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import ModelError
+from hotcold.model.mixer import Arrays, MixerShape, Tensors
 from hotcold.model.reading import Shape, TensorReader
-from hotcold.model.rope import Rope
+from hotcold.model.rope import Growth, Rope
 from hotcold.model.side import Mixer, Side
 
 #: Types that keys and values are rounded to, by name of the block type, and what arrays hold them.
@@ -20,7 +18,7 @@ CACHE_TYPES = {"f16": np.float16, "q8_0": np.uint8, "f32": np.float32}
 
 
 @dataclass(frozen=True)
-class AttentionShape:
+class AttentionShape(MixerShape):
     """One layer's attention: H ``heads``, K ``kv_heads``."""
 
     heads: int
@@ -31,7 +29,25 @@ class AttentionShape:
     softcap: float | None = None  #: of scores
     rope: Rope | None = None  #: None: queries and keys are not rotated
     window: int | None = None  #: positions that a row sees, its own among them; None: all up to its own
+    growth: Growth | None = None  #: of scores, with the positions of queries
     qk_norm: str = "head"  #: as :attr:`Family.qk_norm`
+    rotated_norms: bool = False  #: as :attr:`Family.rotated_norms`
+    #: attention's output is multiplied by a gate's sigmoid; each head has its rows of q, then of the gate
+    gated: bool = False
+
+    @property
+    def attention(self) -> "AttentionShape":
+        return self
+
+    @property
+    def query_rope(self) -> Rope | None:
+        """That of queries."""
+        return self.rope and replace(self.rope, growth=self.growth)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        found = (self.query_rope, self.rope)
+        return tuple(dict.fromkeys(rope for rope in found if rope is not None))
 
     @property
     def q_dim(self) -> int:
@@ -45,9 +61,10 @@ class AttentionShape:
     def rooms(self) -> dict[str, Shape]:
         """The shapes of what a row of a step takes between ops, by the names of :meth:`Side.room`."""
         q, kv = (self.heads, self.head_dim), (self.kv_heads, self.head_dim)
-        return {"q": q, "k": kv, "v": kv, "mixed": q}
+        rooms: dict[str, Shape] = {"q": q, "k": kv, "v": kv, "mixed": q}
+        return rooms | ({"gate": q} if self.gated else {})
 
-    def page_arrays(self, type: str) -> list[tuple[Shape, np.dtype[np.generic]]]:
+    def page_arrays(self, type: str) -> Arrays:
         """Shape and type of the arrays that hold the state of a page's positions: K and V, as
         ``Backend.store_kv`` has them, of a type in :data:`CACHE_TYPES`. ModelError: its blocks do not fit the
         heads."""
@@ -57,8 +74,11 @@ class AttentionShape:
             raise ModelError(f"KV cache of type {type} (`cache_type`): {seen}: use f16")
         return [((self.kv_heads, PAGE, block.row_bytes(self.head_dim) // dtype.itemsize), dtype)] * 2
 
-    def page_bytes(self, type: str) -> int:
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.page_arrays(type))
+    def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
+        return attention_shapes(self, dim, blk, present)
+
+    def read(self, reader: TensorReader, blk: str) -> "AttentionWeights":
+        return read_attention(reader, self, blk)
 
 
 @dataclass(frozen=True)
@@ -71,26 +91,38 @@ class AttentionWeights:
     q_norm: Norm | None  # over head_dim, or over H * head_dim
     k_norm: Norm | None
     sinks: Buffer | None  # [H] float32
+    gate: Matrix | None = None  # (H * head_dim, D)
 
     @property
     def matrices(self) -> list[Matrix]:
-        return [self.q, self.k, self.v, self.o]
+        return [*self._inputs, self.o]
+
+    @property
+    def _inputs(self) -> list[Matrix]:
+        return [self.q, self.k, self.v, *([self.gate] if self.gate is not None else [])]
+
+    def names(self, blk: str, present: Container[str]) -> list[str]:
+        fused = f"{blk}attn_qkv.weight" in present
+        parts = ["qkv"] * 3 if fused else ["q", "k", "v", *(["q"] if self.gate is not None else [])]
+        return [f"{blk}attn_{part}.weight" for part in (*parts, "output")]
 
     def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
         """Makes the mixer on a backend, with the layer's part of :class:`SequenceState`."""
         ops, shape, (k_cache, v_cache) = side.ops, self.shape, state
-        q, k, v, mixed = (side.room(name, *row) for name, row in shape.rooms.items())
-        rope = side.ropes[shape.rope] if shape.rope else None
+        rooms = {name: side.room(name, *row) for name, row in shape.rooms.items()}
+        q, k, v, mixed = (rooms[name] for name in ("q", "k", "v", "mixed"))
+        inputs = [q, k, v, *([rooms["gate"]] if shape.gated else [])]
+        turned = [(q, shape.query_rope, self.q_norm), (k, shape.rope, self.k_norm)]
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            ops.linear(read, [self.q, self.k, self.v], batch, [q, k, v])
-            if self.q_norm is not None:
-                ops.norm(q, self.q_norm, batch, q)
-            if self.k_norm is not None:
-                ops.norm(k, self.k_norm, batch, k)
-            if rope is not None:
-                ops.rope(q, rope, batch)
-                ops.rope(k, rope, batch)
+            ops.linear(read, self._inputs, batch, inputs)
+            for rows, rope, norm in turned:
+                if norm is not None and not shape.rotated_norms:
+                    ops.norm(rows, norm, batch, rows)
+                if rope is not None:
+                    ops.rope(rows, side.ropes[rope], batch)
+                if norm is not None and shape.rotated_norms:
+                    ops.norm(rows, norm, batch, rows)
             ops.store_kv(k, v, batch, k_cache, v_cache)
             ops.attention(
                 q,
@@ -103,6 +135,8 @@ class AttentionWeights:
                 sinks=self.sinks,
                 softcap=shape.softcap,
             )
+            if shape.gated:
+                ops.multiply(mixed, rooms["gate"], batch, mixed, activation="sigmoid")
             ops.linear(mixed, [self.o], batch, [out], accumulate=add)
 
         return mix
@@ -114,23 +148,33 @@ def attention_shapes(
     """Shapes by name of the tensors that a layer needs, and of those that it may have."""
     matrices = {f"{blk}attn_{part}": (rows, dim) for part, rows in _inputs(shape, blk, present)}
     matrices[f"{blk}attn_output"] = dim, shape.q_dim
-    q, k = (shape.head_dim,) * 2 if shape.qk_norm == "head" else (shape.q_dim, shape.kv_dim)
+    norms: dict[str, tuple[Shape, Shape]] = {
+        "head": ((shape.head_dim,), (shape.head_dim,)),
+        "each": ((shape.heads, shape.head_dim), (shape.kv_heads, shape.head_dim)),
+        "all": ((shape.q_dim,), (shape.kv_dim,)),
+    }
+    q, k = norms[shape.qk_norm]
     optional: dict[str, Shape] = {f"{name}.bias": rows[:1] for name, rows in matrices.items()}
-    optional |= {f"{blk}attn_q_norm.weight": (q,), f"{blk}attn_k_norm.weight": (k,)}
+    optional |= {f"{blk}attn_q_norm.weight": q, f"{blk}attn_k_norm.weight": k}
     optional[f"{blk}attn_sinks.weight"] = (shape.heads,)
     return {f"{name}.weight": each for name, each in matrices.items()}, optional
 
 
 def _inputs(shape: AttentionShape, blk: str, present: Container[str]) -> list[tuple[str, int]]:
     """The matrices that q, k and v come from, and their rows: one each, or one for all (Falcon)."""
-    if f"{blk}attn_qkv.weight" in present:
+    if f"{blk}attn_qkv.weight" in present and not shape.gated:
         return [("qkv", shape.q_dim + 2 * shape.kv_dim)]
-    return [("q", shape.q_dim), ("k", shape.kv_dim), ("v", shape.kv_dim)]
+    return [("q", (1 + shape.gated) * shape.q_dim), ("k", shape.kv_dim), ("v", shape.kv_dim)]
 
 
 def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> AttentionWeights:
     """A layer's; errors as in :func:`load_weights`."""
-    q, k, v = _read_inputs(reader, shape, blk)
+    gate = None
+    if shape.gated:
+        q, gate = _read_gated(reader, shape, blk)
+        k, v = (reader.matrix(f"{blk}attn_{part}") for part in ("k", "v"))
+    else:
+        q, k, v = _read_inputs(reader, shape, blk)
     return AttentionWeights(
         shape=shape,
         q=q,
@@ -140,18 +184,19 @@ def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> Att
         q_norm=reader.own_norm(f"{blk}attn_q_norm"),
         k_norm=reader.own_norm(f"{blk}attn_k_norm"),
         sinks=reader.buffer(f"{blk}attn_sinks.weight"),
+        gate=gate,
     )
+
+
+def _read_gated(reader: TensorReader, shape: AttentionShape, blk: str) -> list[Matrix]:
+    """The matrices of q and of the gate, whose rows alternate by heads."""
+    rows = np.arange(2 * shape.q_dim).reshape(shape.heads, 2, shape.head_dim)
+    return reader.cut(f"{blk}attn_q", [rows[:, part].reshape(-1) for part in (0, 1)])
 
 
 def _read_inputs(reader: TensorReader, shape: AttentionShape, blk: str) -> list[Matrix]:
     names = [name for name, _ in _inputs(shape, blk, reader.file.tensors)]
     if len(names) == 3:
         return [reader.matrix(f"{blk}attn_{name}") for name in names]
-    fused, bias = reader.file.stored(f"{blk}attn_qkv.weight"), reader.vector(f"{blk}attn_qkv.bias")
     kv = shape.kv_dim
-    parts = (slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None))
-    tensors = [fused.take_rows(part) for part in parts]
-    biases = (None if bias is None else bias[part] for part in parts)
-    matrices = [*map(reader.backend.matrix, tensors, biases)]
-    reader.count(fused)
-    return matrices
+    return reader.cut(f"{blk}attn_qkv", [slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None)])

@@ -1,7 +1,8 @@
 """A model's shape and arithmetic, read from GGUF metadata that nobody has vouched for."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -11,12 +12,17 @@ from hotcold.formats.gguf import TensorInfo
 from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS
 from hotcold.kernels.checks import check_activation
 from hotcold.model.attention import AttentionShape
-from hotcold.model.experts import Experts, read_experts
-from hotcold.model.families import FAMILIES, Family, Scales
+from hotcold.model.experts import Experts, dense_layers, read_experts
+from hotcold.model.families import FAMILIES, Every, Family, Scales
+from hotcold.model.gated_delta import read_gated_delta
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
-from hotcold.model.positions import read_positions, scaling_notes
-from hotcold.model.rope import Rope
+from hotcold.model.mamba import read_mamba
+from hotcold.model.mixer import NO_MIXER, MixerShape, Together
+from hotcold.model.positions import LayerPositions, read_positions, scaling_notes
+from hotcold.model.refused import refusal
+from hotcold.model.rope import Growth, Rope
+from hotcold.model.short_conv import read_short_conv
 from hotcold.values import shown
 
 #: More than any model has; what lies beyond is a broken file, refused before anything is sized by it.
@@ -26,8 +32,13 @@ MAX_NEURONS, MAX_VOCAB, MAX_CONTEXT = 1 << 20, 1 << 24, 1 << 24
 #: Keys that ask for arithmetic that is not implemented, and the value of each that asks for nothing.
 _NOT_COMPUTED = {
     "attention.causal": True, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0,
-    "final_logit_softcapping": 0,
 }  # fmt: skip
+
+#: A tensor that each FFN has, but for fused experts, and those by which it has a gate.
+_UP, _GATES = (
+    re.compile(r"blk\.(\d{1,9})\.ffn_(gate_)?up(_exps)?\.weight"),
+    ("gate", "gate_exps", "gate_up_exps"),
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +48,8 @@ class Config:
     family: Family
     layers: int
     dim: int
-    mixers: tuple[AttentionShape, ...]  #: of each layer
-    neurons: tuple[int, ...]  #: N of each layer
+    mixers: tuple[MixerShape, ...]  #: of each layer; NO_MIXER where it is an FFN alone
+    neurons: tuple[int, ...]  #: N of each layer; 0 where it is a mixer alone
     vocab: int
     context: int  #: positions that the model was trained for
     norm_eps: float
@@ -47,7 +58,10 @@ class Config:
     gated: bool
     down_layout: str  #: of ``ffn_down``: ``by_output`` (D, N), or ``by_neuron`` as ``ffn_down_t`` always is
     scales: Scales = field(default_factory=Scales)
-    experts: Experts | None = None  #: of each layer, whose ``neurons`` are those of all of them
+    softcap: float | None = None  #: of logits
+    experts: Experts | None = None  #: of layers, whose ``neurons`` are those of all of them
+    dense_layers: frozenset[int] = frozenset()  #: that have none, although others do
+    drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
     @property
@@ -57,7 +71,7 @@ class Config:
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ones that layers have."""
-        return tuple(dict.fromkeys(mixer.rope for mixer in self.mixers if mixer.rope is not None))
+        return tuple(dict.fromkeys(rope for mixer in self.mixers for rope in mixer.ropes))
 
     @property
     def rooms(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -67,6 +81,16 @@ class Config:
     def page_bytes(self, cache_type: str) -> int:
         """Bytes of a page in all layers; ModelError: the type's blocks do not fit the model's heads."""
         return sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot in all layers: the state of a sequence that is not a list of positions; 0 where no
+        layer has any."""
+        return sum(mixer.slot_bytes for mixer in self.mixers)
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """A layer's experts; None where it has none."""
+        return None if layer in self.dense_layers or not self.neurons[layer] else self.experts
 
     @property
     def branches(self) -> bool:
@@ -86,28 +110,27 @@ class Config:
             value = keys.get(key, harmless)
             if isinstance(value, np.ndarray | list) or value != harmless:
                 raise ModelError(f"{keys.name(key)} is {shown(value)}: this is not supported yet")
-        layers = keys.whole("block_count", 1, MAX_LAYERS)
+        layers = keys.whole("block_count", 1 + keys.drafting, MAX_LAYERS) - keys.drafting
+        _check_complete(keys, tensors)
         dim = keys.whole("embedding_length", 1, MAX_DIM)
-        heads = _heads(keys, dim, layers)
+        heads = _heads(keys, family, dim, layers)
         context = _context(keys, family, tensors)
-        scales = _scales(keys, family.scales(layers, dim, heads[0]))
-        gated = family.fused_gate or any(f"blk.0.ffn_gate{part}.weight" in tensors for part in ("", "_exps"))
+        scales = _scales(keys, family, family.scales(layers, dim, heads[0]))
+        gated = family.fused_gate or _gated(tensors)
         experts = read_experts(keys, family, layers, MAX_NEURONS, tensors)
-        if experts is None:
-            neurons = keys.per_layer("feed_forward_length", 1, MAX_NEURONS, layers)
-        else:
-            neurons = (experts.count * experts.neurons,) * layers
+        dense = dense_layers(keys, layers) if experts else frozenset()
+        neurons = _neurons(keys, family, layers, experts, dense)
         activation, threshold = _ffn(Keys(metadata, "hotcold"), family, magic, gated)
-        eps = f"attention.layer_norm_{'rms_' * (family.norm == 'rms')}epsilon"
+        eps = _eps(keys, family)
         return cls(
             family=family,
             layers=layers,
             dim=dim,
-            mixers=_attention(keys, family, layers, heads, context, scales),
+            mixers=_mixers(keys, family, layers, heads, context, scales, neurons),
             neurons=neurons,
             vocab=_vocab(metadata, tensors),
             context=context,
-            norm_eps=keys.number(eps, 0, 0.1, default=family.norm_eps),
+            norm_eps=eps,
             activation=activation,
             threshold=threshold,
             gated=gated,
@@ -115,7 +138,10 @@ class Config:
                 "ffn.down_layout", DOWN_LAYOUTS, _implied_layout(family, tensors)
             ),
             scales=scales,
+            softcap=keys.factor("final_logit_softcapping", family.logits_softcap or 0.0) or None,
             experts=experts,
+            dense_layers=dense,
+            drafting=keys.drafting,
             notes=scaling_notes(keys) if family.learned_positions is None else (),
         )
 
@@ -124,15 +150,53 @@ def _family(metadata: Mapping[str, Any]) -> Family:
     name = metadata.get("general.architecture")
     if name is None:
         raise ModelError("general.architecture is missing: this file holds no model")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise ModelError(f"architecture {shown(name)} is not supported: choose from {', '.join(FAMILIES)}")
+    if reason := refusal(name, metadata.get("general.type"), FAMILIES):
+        raise ModelError(reason)
     return FAMILIES[name]
 
 
-def _heads(keys: Keys, dim: int, layers: int) -> tuple[int, int, int]:
-    """H, K and the length of a head."""
-    heads = keys.alike("attention.head_count", 1, MAX_HEADS, layers)
-    kv_heads = keys.alike("attention.head_count_kv", 1, MAX_HEADS, layers, default=heads)
+def _gated(tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether the first layer with an FFN has a gate."""
+    first = min((int(found[1]) for name in tensors if (found := _UP.fullmatch(name))), default=0)
+    return any(f"blk.{first}.ffn_{part}.weight" in tensors for part in _GATES)
+
+
+def _check_complete(keys: Keys, tensors: Mapping[str, TensorInfo]) -> None:
+    """ModelError: the file holds only blocks that draft tokens."""
+    if keys.drafting and tensors and not any(name.startswith("blk.0.") for name in tensors):
+        raise ModelError(f"the file has no blk.0: it holds {keys.drafting} blocks that only draft tokens")
+
+
+def _eps(keys: Keys, family: Family) -> float:
+    """The norms' epsilon; Nemotron-H has LayerNorm's key for its RMSNorms."""
+    rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+    other = family.one_part and rms not in keys
+    return keys.number(layer if family.norm == "layer" or other else rms, 0, 0.1, default=family.norm_eps)
+
+
+def _neurons(
+    keys: Keys, family: Family, layers: int, experts: Experts | None, dense: frozenset[int]
+) -> tuple[int, ...]:
+    """N of each layer, of all experts together; 0 where a layer has no FFN."""
+    key, least = "feed_forward_length", 0 if family.one_part else 1
+    if experts is None:
+        return keys.per_layer(key, least, MAX_NEURONS, layers)
+    of_experts = experts.count * experts.neurons
+    if not family.one_part and not dense:
+        return (of_experts,) * layers
+    stated = keys.per_layer(key, least, MAX_NEURONS, layers)
+    return tuple(n if i in dense or not n else of_experts for i, n in enumerate(stated))
+
+
+def _heads(keys: Keys, family: Family, dim: int, layers: int) -> tuple[int, int, int]:
+    """H, K and the length of a head, those of layers with attention; zeros where there is none."""
+    none = family.stateful is not None
+    heads = keys.alike("attention.head_count", 1 - none, MAX_HEADS, layers, none=none)
+    if not heads:
+        return 0, 0, 0
+    kv_heads = keys.alike("attention.head_count_kv", 1 - none, MAX_HEADS, layers, default=heads, none=none)
+    if not kv_heads:
+        return 0, 0, 0
     if heads % kv_heads:
         key = keys.name("attention.head_count_kv")
         raise ModelError(f"{key} is {kv_heads}: it must divide {heads} heads")
@@ -144,6 +208,51 @@ def _heads(keys: Keys, dim: int, layers: int) -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
+def _mixers(
+    keys: Keys,
+    family: Family,
+    layers: int,
+    heads: tuple[int, int, int],
+    context: int,
+    scales: Scales,
+    neurons: Sequence[int],
+) -> tuple[MixerShape, ...]:
+    """Returns each layer's mixer; ``heads`` are those of :func:`_heads`."""
+    attention: Sequence[MixerShape] = (
+        _attention(keys, family, layers, heads, context, scales) if heads[0] else (NO_MIXER,) * layers
+    )
+    if family.stateful is None:
+        return tuple(attention)
+    readers: dict[str, Callable[[], MixerShape]] = {
+        "short_conv": lambda: read_short_conv(keys, keys.whole("embedding_length", 1, MAX_DIM)),
+        "gated_delta": lambda: read_gated_delta(keys, tiled=family.tiled_heads),
+        "mamba": lambda: read_mamba(keys),
+    }
+    stateful = readers[family.stateful]()
+    if family.together:
+        return tuple(Together((each, stateful)) for each in attention)
+    attends = _attends(keys, family, layers, bool(heads[0]))
+    return tuple(
+        NO_MIXER if family.one_part and n else mixer if attending else stateful
+        for n, mixer, attending in zip(neurons, attention, attends, strict=True)
+    )
+
+
+def _attends(keys: Keys, family: Family, layers: int, any_heads: bool) -> tuple[bool, ...]:
+    """Whether each layer that has a mixer has attention, not one with a state."""
+    if not any_heads:
+        return (False,) * layers
+    if family.attention is None:
+        counts = keys.per_layer("attention.head_count_kv", 0, MAX_HEADS, layers, default=1)
+        return tuple(n > 0 for n in counts)
+    own, period = keys.get("attention.recurrent_layers"), "full_attention_interval"
+    if own is not None:
+        flags = keys.truths("attention.recurrent_layers", layers)
+        return tuple(not flag for flag in flags)
+    every = Every(keys.whole(period, 1, MAX_LAYERS, default=family.attention.period))
+    return tuple(i in every for i in range(layers))
+
+
 def _attention(
     keys: Keys, family: Family, layers: int, heads: tuple[int, int, int], context: int, scales: Scales
 ) -> tuple[AttentionShape, ...]:
@@ -152,11 +261,26 @@ def _attention(
     alike = AttentionShape(
         *heads,
         scale=scales.attention or 1 / math.sqrt(head_dim),
-        softcap=keys.factor("attn_logit_softcapping", 0.0) or None,
+        softcap=keys.factor("attn_logit_softcapping", family.attention_softcap or 0.0) or None,
         qk_norm=family.qk_norm,
+        rotated_norms=family.rotated_norms,
+        gated=family.gated_attention,
     )
     positions = read_positions(keys, family, layers, head_dim, context)
-    return tuple(replace(alike, rope=each.rope, window=each.window) for each in positions)
+    growth = _growth(keys, positions, head_dim)
+    return tuple(replace(alike, rope=each.rope, window=each.window, growth=growth) for each in positions)
+
+
+def _growth(keys: Keys, positions: Sequence[LayerPositions], head_dim: int) -> Growth | None:
+    """How scores grow with positions; None: they do not."""
+    if not (rate := keys.factor("attention.temperature_scale", 0.0)):
+        return None
+    if any(each.rope is None or each.rope.dim != head_dim for each in positions):
+        seen = f"{keys.name('attention.temperature_scale')} is {rate:g}"
+        raise ModelError(f"{seen}: it needs layers whose heads are rotated as a whole")
+    original = "rope.scaling.original_context_length"
+    length = "attention.temperature_length" if "attention.temperature_length" in keys else original
+    return Growth(rate, keys.whole(length, 1, 1 << 24))
 
 
 def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
@@ -182,12 +306,13 @@ def _context(keys: Keys, family: Family, tensors: Mapping[str, TensorInfo]) -> i
     return min(context, rows - unused)
 
 
-def _scales(keys: Keys, implied: Scales) -> Scales:
+def _scales(keys: Keys, family: Family, implied: Scales) -> Scales:
+    logits = keys.factor("logit_scale", implied.logits)
     return replace(
         implied,
         embedding=keys.factor("embedding_scale", implied.embedding),
         residual=keys.factor("residual_scale", implied.residual),
-        logits=keys.factor("logit_scale", implied.logits),
+        logits=1 / logits if family.logits_multiplied else logits,
         attention=keys.factor("attention.scale", implied.attention or 0.0) or None,
     )
 

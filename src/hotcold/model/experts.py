@@ -4,9 +4,10 @@ Names are llama.cpp's: ``ffn_gate_inp`` is the router, ``exp_probs_b`` is added 
 ``ffn_{gate,up,down}_exps`` have the matrices of all experts of a layer, one after another. ``*_shexp`` are a
 shared expert's, which every token gets, and ``ffn_gate_inp_shexp`` gives the factor that it gets it with."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,17 +30,20 @@ from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
 from hotcold.values import shown
 
+if TYPE_CHECKING:
+    from hotcold.model.layer import AnyFFN
+
 Shape = tuple[int, ...]
 
 #: Keys that ask for what is not computed, and the largest value of each that asks for nothing.
 _NOT_COMPUTED = {
-    "expert_group_count": 1, "expert_group_used_count": 1, "leading_dense_block_count": 0,
-    "interleave_moe_layer_step": 1, "moe_every_n_layers": 1,
+    "expert_group_count": 1, "expert_group_used_count": 1, "interleave_moe_layer_step": 1,
+    "moe_every_n_layers": 1,
 }  # fmt: skip
 
-#: ``expert_gating_func``, and which score it is; 0 says nothing. A softmax of the
+#: ``expert_gating_func``, and which score it is; 0 says nothing: the family's. A softmax of the
 #: chosen alone is one of all experts where the factors are made to add up to 1.
-_SCORES = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax"}
+_SCORES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 _OF_THE_CHOSEN = 3
 
 
@@ -54,6 +58,7 @@ class Experts:
     normalise: bool
     scale: float
     shared: int = 0  #: neurons of the shared expert; 0: there is none
+    latent: int = 0  #: dimensions that experts read and write, the shared one excepted; 0: those of the model
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -87,18 +92,32 @@ class Router:
 
 @dataclass(frozen=True)
 class SharedExpert:
-    """A layer's; it is computed whole, where the layer is."""
+    """A layer's; it is computed where the layer is."""
 
     gate: Matrix | None  # (1, D), of its factor's logit; None: the factor is 1
     ffn: FFNWeights
 
-    def add(self, ops: Backend, x: Buffer, batch: Batch, out: Buffer, factor: Chosen) -> None:
-        """Adds what it gives for x to ``out``, both ``[T, D]``; ``factor`` is room for one of each row."""
+    def add(
+        self, ops: Backend, x: Buffer, batch: Batch, out: Buffer, factor: Chosen, ffn: "AnyFFN | None" = None
+    ) -> None:
+        """Adds what it gives for x to ``out``, both ``[T, D]``; ``factor`` is room for one of each row.
+        ``ffn`` computes with its weights; None computes all of its neurons."""
         if self.gate is not None:
             ids, factors = factor.ids, factor.factors
             ops.router(x, self.gate, batch, ids, factors, k=1, score="sigmoid", normalise=False, scale=1.0)
         chosen = None if self.gate is None else factor
-        ops.ffn(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=chosen)
+        if ffn is None:
+            ops.ffn(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=chosen)
+        else:
+            ffn(x, x, batch, out, chosen)
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Matrices before and after a layer's experts, where these have fewer dimensions than the model."""
+
+    down: Matrix  # (latent, D)
+    up: Matrix  # (D, latent)
 
 
 def room_for(ops: Backend, rows: int, k: int) -> Chosen:
@@ -122,48 +141,62 @@ def read_experts(
     normalise: Any = keys.get("expert_weights_norm", family.experts_normalised)
     if not isinstance(normalise, bool):
         raise ModelError(f"{keys.name('expert_weights_norm')} is {shown(normalise)}: a truth value is needed")
-    implied = _shape(tensors, "ffn_up_shexp")[:1]
+    implied = _shape(tensors, "ffn_up_shexp")[:1] if keys.get("expert_shared_count") != 0 else ()
     shared = keys.whole("expert_shared_feed_forward_length", 0, most_neurons, default=sum(implied))
     return Experts(
         count=count,
         chosen=chosen,
-        neurons=_neurons(keys, layers, most_neurons // count, chosen, _shape(tensors, "ffn_up_exps")),
-        score=_SCORES[function],
+        neurons=_neurons(keys, family, layers, most_neurons // count, chosen, tensors),
+        score=_SCORES.get(function, family.router_score),
         normalise=normalise or function == _OF_THE_CHOSEN,
         scale=keys.factor("expert_weights_scale", 1.0),
         shared=shared,
+        latent=keys.whole("moe_latent_size", 0, 1 << 17, default=0),
     )
 
 
+def dense_layers(keys: Keys, layers: int) -> frozenset[int]:
+    """The layers of a model of experts that have an ordinary FFN."""
+    return frozenset(range(keys.whole("leading_dense_block_count", 0, layers, default=0)))
+
+
 def _shape(tensors: Mapping[str, TensorInfo], name: str) -> Shape:
-    """Returns a tensor's shape in the first layer; empty if there is none."""
-    info = tensors.get(f"blk.0.{name}.weight")
-    return info.shape if info else ()
+    """Returns a tensor's shape in the first layer that has it; empty if there is none."""
+    found = (info.shape for each, info in tensors.items() if re.fullmatch(rf"blk\.\d+\.{name}\.weight", each))
+    return next(found, ())
 
 
-def _neurons(keys: Keys, layers: int, most: int, chosen: int, up: Shape) -> int:
+def _neurons(
+    keys: Keys, family: Family, layers: int, most: int, chosen: int, tensors: Mapping[str, TensorInfo]
+) -> int:
     """Returns the neurons of an expert, from a key of its own. Without one, ``feed_forward_length`` counts
     those of one expert (Mixtral) or of the ``chosen`` together (first files of Qwen2-MoE), as the shape of
-    ``up`` tells."""
+    up tells."""
     own, common = "expert_feed_forward_length", "feed_forward_length"
     if own in keys:
-        return keys.alike(own, 1, most, layers)
-    each, rest = divmod(keys.alike(common, 1, most * chosen, layers), chosen)
+        return keys.alike(own, 1, most, layers, none=family.one_part)
+    up = _shape(tensors, "ffn_up_exps")
+    each, rest = divmod(keys.alike(common, 1, most * chosen, layers, none=family.one_part), chosen)
     if up[1:2] == (each,) and not rest:
         return each
-    return keys.alike(common, 1, most, layers)
+    return keys.alike(common, 1, most, layers, none=family.one_part)
 
 
 def expert_shapes(
-    experts: Experts, dim: int, blk: str, layout: str, *, gated: bool
+    experts: Experts, dim: int, blk: str, layout: str, present: Container[str], *, gated: bool
 ) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Shapes by name of what a layer needs, and of what it may have."""
-    e, n = experts.count, experts.neurons
-    matrices: dict[str, Shape] = {"ffn_up_exps": (e, n, dim)}
-    matrices["ffn_down_exps"] = (e, n, dim) if layout == "by_neuron" else (e, dim, n)
-    biases: dict[str, Shape] = {"ffn_gate_inp": (e,), "ffn_up_exps": (e, n), "ffn_down_exps": (e, dim)}
-    if gated:
-        matrices["ffn_gate_exps"], biases["ffn_gate_exps"] = (e, n, dim), (e, n)
+    e, n, d = experts.count, experts.neurons, experts.latent or dim
+    matrices: dict[str, Shape] = {"ffn_up_exps": (e, n, d)}
+    matrices["ffn_down_exps"] = (e, n, d) if layout == "by_neuron" else (e, d, n)
+    biases: dict[str, Shape] = {"ffn_gate_inp": (e,), "ffn_up_exps": (e, n), "ffn_down_exps": (e, d)}
+    if gated and f"{blk}ffn_gate_up_exps.weight" in present:
+        matrices["ffn_gate_up_exps"], biases["ffn_gate_up_exps"] = (e, 2 * n, d), (e, 2 * n)
+        del matrices["ffn_up_exps"], biases["ffn_up_exps"]
+    elif gated:
+        matrices["ffn_gate_exps"], biases["ffn_gate_exps"] = (e, n, d), (e, n)
+    if experts.latent:
+        matrices |= {"ffn_latent_down": (d, dim), "ffn_latent_up": (dim, d)}
     required = {f"{blk}{name}.weight": shape for name, shape in matrices.items()}
     required[f"{blk}ffn_gate_inp.weight"] = (e, dim)
     optional = {f"{blk}{name}.bias": shape for name, shape in biases.items()}
@@ -196,10 +229,15 @@ def expert_tensors(
     def bias(name: str) -> Floats | None:
         return vector(f"{blk}{name}.bias")
 
-    gate_bias, up_bias = (bias(f"ffn_{part}_exps") for part in ("gate", "up"))
+    gate: StoredTensor | None
+    if f"{blk}ffn_gate_up_exps.weight" in file.tensors:
+        gate, up, gate_bias, up_bias = _halves(experts, rows("ffn_gate_up_exps"), bias("ffn_gate_up_exps"))
+    else:
+        gate, up = rows("ffn_gate_exps") if gated else None, rows("ffn_up_exps")
+        gate_bias, up_bias = (bias(f"ffn_{part}_exps") for part in ("gate", "up"))
     return FFNTensors(
-        gate=rows("ffn_gate_exps") if gated else None,
-        up=rows("ffn_up_exps"),
+        gate=gate,
+        up=up,
         down=rows("ffn_down_exps"),
         gate_bias=None if gate_bias is None else gate_bias.reshape(-1),
         up_bias=None if up_bias is None else up_bias.reshape(-1),
@@ -208,3 +246,13 @@ def expert_tensors(
         chosen=experts.chosen,
         **facts,
     )
+
+
+def _halves(
+    experts: Experts, fused: StoredTensor, bias: Floats | None
+) -> tuple[StoredTensor, StoredTensor, Floats | None, Floats | None]:
+    """Gate, up and their biases of a tensor that has each expert's gate rows, then its up rows."""
+    order = np.arange(2 * experts.count * experts.neurons).reshape(experts.count, 2, -1)
+    first, second = (order[:, half].reshape(-1) for half in (0, 1))
+    biases = (None, None) if bias is None else (bias.reshape(-1)[first], bias.reshape(-1)[second])
+    return fused.take_rows(first), fused.take_rows(second), *biases

@@ -34,6 +34,10 @@ class Scales:
 ImpliedScales = Callable[[int, int, int], Scales]
 
 
+#: Mixers that keep a state which is not a list of positions: a module of this room each.
+STATEFUL = ("short_conv", "gated_delta", "mamba")
+
+
 @dataclass(frozen=True)
 class Family:
     name: str  #: GGUF's ``general.architecture``
@@ -42,10 +46,12 @@ class Family:
     norm: str = "rms"  #: RMSNorm, or ``layer``: LayerNorm
     norm_eps: float | None = None  #: default, if a file may leave it out (PowerInfer's OPT)
     norms: str = "before"  #: attention and the FFN; ``after``: what they add is normalised; or ``both``
-    qk_norm: str = (
-        "head"  #: q and k norms, where a file has them, are over each head; or ``all`` heads at once
-    )
+    #: q and k norms, where a file has them, are over each ``head``, with the same weights for all heads or
+    #: with its own (``each``), or over ``all`` heads at once
+    qk_norm: str = "head"
     rope_interleaved: bool = False  #: rotary pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
+    #: That, but not where a file has ``rope.dimension_sections``, whose rows are in halves (GLM-4.1V)
+    rope_halves_in_sections: bool = False
     #: Positions are a learned table, whose row for position 0 this is; None: rotary ones
     learned_positions: int | None = None
     unrotated: Every | None = None  #: layers without any positions (NoPE)
@@ -60,11 +66,32 @@ class Family:
     parallel: bool = False  #: attention and FFN both read the layer's input
     fused_gate: bool = False  #: rows of the gate, then of up, lie in ``ffn_up``
     scales: ImpliedScales = lambda layers, dim, heads: Scales()
+    logits_multiplied: bool = False  #: GGUF's ``logit_scale`` is a factor of logits (Cohere), not a divisor
+    attention_softcap: float | None = None  #: of scores, if a file may leave it out
+    logits_softcap: float | None = None  #: of logits, likewise
+    window: int = 0  #: positions that layers with a window see, if a file does not say so; 0: all
+    rotated_norms: bool = False  #: q and k norms come after the rotation, not before
     ffn_norm: str = "ffn_norm"  #: the tensor of the norm before the FFN
     #: Layers that see all positions have no rotation if others have a window
     full_unrotated: bool = False
     experts_normalised: bool = True  #: factors of a token's experts add up to 1, unless a file denies it
     router_early: bool = False  #: the router reads the layer's input without a norm; else the FFN's input
+    #: what the router makes of its logits, unless a file says it: ``softmax`` or ``sigmoid``
+    router_score: str = "softmax"
+    #: Mixers with a state, of :data:`STATEFUL`, in layers that have no heads of keys (``head_count_kv`` 0)
+    stateful: str | None = None
+    #: Layers with attention among those with a state, unless a file says it; None: as ``head_count_kv`` says
+    attention: Every | None = None
+    #: Each layer has attention and the mixer with a state, which read the same input (Falcon-H1)
+    together: bool = False
+    #: A layer is a mixer or an FFN, not both: it has no FFN where ``feed_forward_length`` is 0, and no mixer
+    #: elsewhere; the norm before either is ``attn_norm``
+    one_part: bool = False
+    gated_attention: bool = False  #: ``attn_q`` holds, by heads, q and a gate of attention's output
+    tiled_heads: bool = True  #: of ``gated_delta``: v head h has k head h modulo their number
+    output_norm: str = "output_norm"  #: the tensor of the norm before the head
+    #: ``rope.scaling.finetuned`` false means: no rotary positions
+    rope_if_finetuned: bool = False
     #: Without a key the shape of down says whether its rows are neurons (PowerInfer's --transpose-down)
     down_by_shape: bool = False
 
@@ -80,6 +107,12 @@ def _gemma3(layers: int, dim: int, heads: int) -> Scales:
     return Scales(embedding=math.sqrt(dim), attention=attention)
 
 
+def _gemma2(layers: int, dim: int, heads: int) -> Scales:
+    """The scales of Gemma 2. 27B, known by its number of layers, scales scores by D / H; arXiv 2408.00118."""
+    attention = (dim / heads) ** -0.5 if layers == 46 else None
+    return Scales(embedding=math.sqrt(dim), attention=attention)
+
+
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
@@ -87,12 +120,23 @@ FAMILIES: dict[str, Family] = {
         Family("bamboo", activation="drelu", powerinfer_activation="drelu", rope_interleaved=True),
         Family("qwen2"),
         Family("qwen3"),
+        Family("qwen3vl"),  # the text model: a text's sections of positions are all alike
         Family("falcon", activation="gelu_erf", norm="layer", parallel=True),
         Family("opt", activation="relu", norm="layer", norm_eps=1e-5, learned_positions=2),
         Family("minicpm", rope_interleaved=True, scales=_minicpm),
         Family("nemotron", activation="relu2", norm="layer"),
         Family("arcee", activation="relu2", rope_interleaved=True),
         Family("jais2", activation="relu2", norm="layer"),
+        Family(
+            "gemma2",
+            activation="gelu",
+            norms="both",
+            window=4096,
+            full_attention=Every(2),
+            attention_softcap=50.0,
+            logits_softcap=30.0,
+            scales=_gemma2,
+        ),
         Family(
             "gemma3",
             activation="gelu",
@@ -106,9 +150,41 @@ FAMILIES: dict[str, Family] = {
         # OLMo 2, and OLMo 3, which has windows
         Family("olmo2", norms="after", qk_norm="all", full_attention=Every(4), window_scaled=False),
         Family("granite", rope_interleaved=True),
+        Family("granitemoe", rope_interleaved=True),
+        Family("glm4", norms="both", fused_gate=True, rope_interleaved=True, rope_halves_in_sections=True),
+        Family("seed_oss", ffn_norm="post_attention_norm"),
+        # The window of the published checkpoints, for which llama.cpp's files have no key.
+        Family("starcoder2", activation="gelu", norm="layer", window=4096),
+        Family(
+            "command-r",
+            norm="layer",
+            qk_norm="each",
+            parallel=True,
+            rope_interleaved=True,
+            logits_multiplied=True,
+        ),
+        Family(
+            "cohere2",
+            norm="layer",
+            parallel=True,
+            rope_interleaved=True,
+            logits_multiplied=True,
+            window=4096,
+            full_attention=Every(4),
+            full_unrotated=True,
+        ),
+        Family("ernie4_5", rope_interleaved=True),
+        Family("ernie4_5-moe", rope_interleaved=True),
+        # GLM-4.5 to 4.7
+        Family("glm4moe", ffn_norm="post_attention_norm", router_score="sigmoid", experts_normalised=False),
+        Family("mistral3", rope_interleaved=True),  # Ministral 3, whose scores grow with positions
+        Family("hunyuan-dense", rotated_norms=True),
+        Family("hunyuan-moe", rotated_norms=True),
+        Family("minimax-m2", qk_norm="all", router_score="sigmoid"),
         Family("smollm3", rope_interleaved=True, unrotated=Every(4)),
         Family("qwen2moe", experts_normalised=False),
         Family("qwen3moe"),
+        Family("qwen3vlmoe"),
         Family(
             "smallthinker",
             activation="relu",
@@ -125,5 +201,35 @@ FAMILIES: dict[str, Family] = {
             yarn_whole=False,
             ffn_norm="post_attention_norm",
         ),
+        Family("lfm2", stateful="short_conv", output_norm="token_embd_norm"),  # LFM2 and LFM2.5
+        Family("lfm2moe", stateful="short_conv", output_norm="token_embd_norm", router_score="sigmoid"),
+        *(
+            Family(
+                name,  # qwen35: Qwen 3.5, 3.6 and 3.8
+                stateful="gated_delta",
+                attention=Every(4),
+                gated_attention=True,
+                tiled_heads=name != "qwen3next",
+                ffn_norm="post_attention_norm",
+            )
+            for name in ("qwen35", "qwen35moe", "qwen3next")
+        ),
+        *(
+            # Nemotron-H, Nemotron Nano 2; Nemotron 3
+            Family(
+                name,
+                activation="relu2",
+                stateful="mamba",
+                one_part=True,
+                unrotated=Every(1),
+                router_score="sigmoid",
+                experts_normalised=False,
+            )
+            for name in ("nemotron_h", "nemotron_h_moe")
+        ),
+        # Granite 4
+        Family("granitehybrid", stateful="mamba", rope_interleaved=True, rope_if_finetuned=True),
+        Family("falcon-h1", stateful="mamba", together=True),
+        Family("mamba2", stateful="mamba", one_part=True),
     )
 }

@@ -1,7 +1,7 @@
 """Reads values of GGUF metadata, and checks them before anything is sized by them."""
 
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,25 +34,43 @@ class Keys:
     def whole(self, key: str, low: int, high: int, default: int | None = None) -> int:
         return whole(self.name(key), self._value(key, default), low, high)
 
-    def alike(self, key: str, low: int, high: int, layers: int, default: int | None = None) -> int:
-        """Reads one number for all layers, which a file may repeat for each."""
+    @property
+    def drafting(self) -> int:
+        """Blocks after the last layer that only draft tokens, which nothing here computes."""
+        return self.whole("nextn_predict_layers", 0, 1024, default=0)
+
+    def alike(
+        self,
+        key: str,
+        low: int,
+        high: int,
+        layers: int,
+        default: int | None = None,
+        *,
+        none: bool = False,
+    ) -> int:
+        """Reads one number for all layers, which a file may repeat for each; with ``none`` layers may have 0
+        instead of it."""
         if self.get(key) is None:
             return self.whole(key, low, high, default)
-        values = self.per_layer(key, low, high, layers)
-        if len(set(values)) > 1:
-            seen = f"{self.name(key)} is {min(values)} in some layers and {max(values)} in others"
+        values = set(self.per_layer(key, 0 if none else low, high, layers))
+        counted = (values - {0} if none else values) or values
+        if len(counted) > 1:
+            seen = f"{self.name(key)} is {min(counted)} in some layers and {max(counted)} in others"
             raise ModelError(f"{seen}: layers that differ in it are not supported yet")
-        return values[0]
+        return counted.pop()
 
-    def per_layer(self, key: str, low: int, high: int, layers: int) -> tuple[int, ...]:
+    def per_layer(
+        self, key: str, low: int, high: int, layers: int, default: int | None = None
+    ) -> tuple[int, ...]:
         """Reads one number for all layers, or an array of one for each."""
         value = self.get(key)
         if not hasattr(value, "__len__") or isinstance(value, str):
-            return (self.whole(key, low, high),) * layers
+            return (self.whole(key, low, high, default),) * layers
         name, values = self.name(key), list(value.tolist() if isinstance(value, np.ndarray) else value)
-        if len(values) != layers:
+        if len(values) not in (layers, layers + self.drafting):
             raise ModelError(f"{name} is an array of {len(values)}: one number or {layers} are needed")
-        return tuple(whole(f"{name}[{i}]", each, low, high) for i, each in enumerate(values))
+        return tuple(whole(f"{name}[{i}]", each, low, high) for i, each in enumerate(values[:layers]))
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         """A number above ``low`` and at most ``high``."""
@@ -72,6 +90,23 @@ class Keys:
         if not isinstance(value, str) or value not in allowed:
             raise ModelError(f"{self.name(key)} is {shown(value)}: choose from {', '.join(allowed)}")
         return value
+
+    def truth(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool | np.bool_):
+            raise ModelError(f"{self.name(key)} is {shown(value)}: a truth value is needed")
+        return bool(value)
+
+    def truths(self, key: str, layers: int) -> tuple[bool, ...]:
+        """Reads an array of one truth value for each layer."""
+        value: Any = self.get(key)
+        values = (
+            list(value) if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str) else []
+        )
+        wrong = len(values) not in (layers, layers + self.drafting)
+        if wrong or any(flag not in (False, True) for flag in values):
+            raise ModelError(f"{self.name(key)} is {shown(value)}: {layers} truth values are needed")
+        return tuple(bool(flag) for flag in values[:layers])
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.get(key, default)

@@ -1,12 +1,13 @@
-"""Keeps the state of sequences between steps: keys and values of every layer, in pages of 32 positions that
-sequences take and give back."""
+"""Keeps the state of sequences between steps: keys and values in pages of 32 positions, and what recurrent
+layers keep of a whole sequence in slots. Sequences take both and give them back."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from hotcold.errors import UserError
-from hotcold.kernels.backend import Backend, Buffer
+from hotcold.kernels.backend import PAGE, Backend, Batch, Buffer
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 
@@ -15,38 +16,112 @@ class KVCacheFull(UserError):
     """Fewer pages are free than were asked for."""
 
 
-class PagePool:
-    """Numbers of pages, who owns them, and what those hold that nobody owns.
+class _Pool:
+    """Numbers of places, who owns each, and what those hold that nobody owns.
 
-    A page may have several owners, and is free when it has none. One whose positions are worth finding again
-    has a key (:meth:`keep`, :meth:`find`): such pages are given away last, the longest unused first, and then
-    lose it. After an exception in the middle of a change, Ctrl-C for instance, only :meth:`clear` helps."""
+    A place may have several owners, and is free when it has none. One whose content is worth finding again
+    has a key (:meth:`keep`, :meth:`find`): such places are given away last, the longest unused first, and
+    then lose it. After an exception in the middle of a change, Ctrl-C for instance, only :meth:`clear` helps.
+    """
+
+    _what = "place"
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self.clear()
+
+    def clear(self) -> None:
+        """Takes all back, and forgets what they hold."""
+        self._owned: dict[Hashable, list[int]] = {}
+        self._owners = [0] * self._places  # how many each has
+        self._by_key: dict[Hashable, int] = {}
+        self._keys: dict[int, Hashable] = {}  # by place
+        # Places without an owner: a heap of those without a key; those with one, the longest unused first.
+        self._blank = list(range(self._places))
+        self._kept: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def free(self) -> int:
+        """That nobody owns, those with a key among them."""
+        return len(self._blank) + len(self._kept)
+
+    @property
+    def kept(self) -> int:
+        """That nobody owns, and that have a key."""
+        return len(self._kept)
+
+    def owns(self, owner: Hashable) -> bool:
+        return owner in self._owned
+
+    def release(self, owner: Hashable) -> None:
+        """Takes an owner's places back, those that it shares for itself alone; harmless when it has none."""
+        self._give_back(self._owned.pop(owner, ()))
+
+    def keep(self, place: int, key: Hashable) -> None:
+        """Says what lies in a place that somebody owns, to which nobody writes from now on. Where the key has
+        a place, or the place a key, these stay."""
+        if not self._owners[place]:
+            raise ValueError(f"{self._what} {place} is kept as {key!r:.60}: somebody must own it")
+        if key not in self._by_key and place not in self._keys:
+            self._by_key[key] = place
+            self._keys[place] = key
+
+    def find(self, key: Hashable) -> int | None:
+        """The place that is kept under a key."""
+        return self._by_key.get(key)
+
+    def _holds(self, place: int) -> bool:
+        """Whether there is something in it."""
+        return 0 <= place < self._places and (self._owners[place] > 0 or place in self._keys)
+
+    def _take(self, place: int) -> None:
+        """Counts one more owner of a place that has some, or a key."""
+        if not self._owners[place]:
+            del self._kept[place]
+        self._owners[place] += 1
+
+    def _give(self) -> int:
+        """A free place, which loses its key and has one owner."""
+        if self._blank:
+            place = heappop(self._blank)
+        else:
+            place, _ = self._kept.popitem(last=False)
+            del self._by_key[self._keys.pop(place)]
+        self._owners[place] = 1
+        return place
+
+    def _give_back(self, places: Sequence[int]) -> None:
+        """Counts one owner less; the last one becomes free first, and so is given away first."""
+        for place in reversed(places):
+            self._owners[place] -= 1
+            if self._owners[place]:
+                continue
+            if place in self._keys:
+                self._kept[place] = None
+            else:
+                heappush(self._blank, place)
+
+
+class PagePool(_Pool):
+    """Numbers of pages, each with 32 positions of a sequence."""
+
+    _what = "page"
 
     def __init__(self, pages: int) -> None:
         if pages < 1:
             raise ValueError(f"KV cache of {pages} pages: at least 1 is needed")
         self.pages = pages
-        self.clear()
-
-    def clear(self) -> None:
-        """Takes all pages back, and forgets what they hold."""
-        self._owned: dict[Hashable, list[int]] = {}
-        self._owners = [0] * self.pages  # how many each page has
-        self._pages: dict[Hashable, int] = {}  # by key
-        self._keys: dict[int, Hashable] = {}  # by page
-        # Pages without an owner: a heap of those without a key; those with one, the longest unused first.
-        self._blank = list(range(self.pages))
-        self._kept: OrderedDict[int, None] = OrderedDict()
+        super().__init__(pages)
 
     @property
     def free_pages(self) -> int:
         """That nobody owns, those with a key among them."""
-        return len(self._blank) + len(self._kept)
+        return self.free
 
     @property
     def kept_pages(self) -> int:
         """That nobody owns, and that have a key."""
-        return len(self._kept)
+        return self.kept
 
     def allocate(self, owner: Hashable, n: int, shared: Sequence[int] = ()) -> list[int]:
         """Gives an owner without pages those of ``shared``, which others own or which have a key, and then
@@ -90,70 +165,126 @@ class PagePool:
         pages[first : first + len(shared)] = shared
         self._give_back(before)
 
-    def owns(self, owner: Hashable) -> bool:
-        return owner in self._owned
 
-    def release(self, owner: Hashable) -> None:
-        """Takes an owner's pages back, those that it shares for itself alone; harmless when it has none."""
-        self._give_back(self._owned.pop(owner, ()))
+class SlotPool(_Pool):
+    """Numbers of slots, each with the state of a sequence after some of its tokens, in the layers that keep
+    one in place of positions.
 
-    def keep(self, page: int, key: Hashable) -> None:
-        """Says what lies in a page that somebody owns, to which nobody writes from now on. Where the key has
-        a page, or the page a key, these stay."""
-        if not self._owners[page]:
-            raise ValueError(f"page {page} is kept as {key!r:.60}: somebody must own it")
-        if key not in self._pages and page not in self._keys:
-            self._pages[key] = page
-            self._keys[page] = key
+    A sequence that runs owns the slot that its steps write to, alone and without a key. A slot with a key is
+    a copy for others: those that begin with it own it, too, until a step has read it."""
 
-    def find(self, key: Hashable) -> int | None:
-        """The page that is kept under a key."""
-        return self._pages.get(key)
+    _what = "slot"
 
-    def _holds(self, page: int) -> bool:
-        """Whether there is something in the page."""
-        return 0 <= page < self.pages and (self._owners[page] > 0 or page in self._keys)
+    def __init__(self, slots: int) -> None:
+        if slots < 1:
+            raise ValueError(f"{slots} slots for the states of sequences: at least 1 is needed")
+        self.slots = slots
+        super().__init__(slots)
 
-    def _take(self, page: int) -> None:
-        """Counts one more owner of a page that has some, or a key."""
-        if not self._owners[page]:
-            del self._kept[page]
-        self._owners[page] += 1
+    def take(self, owner: Hashable) -> int | None:
+        """Gives an owner one free slot more, for itself; None where none is free."""
+        if not self.free:
+            return None
+        slot = self._give()
+        self._owned.setdefault(owner, []).append(slot)
+        return slot
 
-    def _give(self) -> int:
-        """A free page, which loses its key and has one owner."""
-        if self._blank:
-            page = heappop(self._blank)
-        else:
-            page, _ = self._kept.popitem(last=False)
-            del self._pages[self._keys.pop(page)]
-        self._owners[page] = 1
-        return page
+    def hold(self, owner: Hashable, slot: int) -> None:
+        """Makes it an owner, too, of a slot that others own or that has a key. ValueError: it is blank, or
+        the owner's already."""
+        owned = self._owned.get(owner, [])
+        if slot in owned or not self._holds(slot):
+            raise ValueError(f"slot {slot} to hold: it must be owned or kept, and not by {owner!r:.60} yet")
+        self._take(slot)
+        self._owned[owner] = [*owned, slot]
 
-    def _give_back(self, pages: Sequence[int]) -> None:
-        """Counts one owner less; the last page of a text becomes free first, and so is given away first."""
-        for page in reversed(pages):
-            self._owners[page] -= 1
-            if self._owners[page]:
-                continue
-            if page in self._keys:
-                self._kept[page] = None
-            else:
-                heappush(self._blank, page)
+    def owners(self, slot: int) -> int:
+        """How many own it."""
+        return self._owners[slot]
+
+    def drop(self, owner: Hashable, slot: int) -> None:
+        """Takes one of an owner's slots back."""
+        owned = self._owned[owner]
+        owned.remove(slot)
+        if not owned:
+            del self._owned[owner]
+        self._give_back([slot])
+
+    def forget(self, slot: int) -> bool:
+        """Takes a slot's key away, unless several own it; says whether it has none now."""
+        if slot not in self._keys:
+            return True
+        if self._owners[slot] > 1:
+            return False
+        del self._by_key[self._keys.pop(slot)]
+        if not self._owners[slot]:
+            del self._kept[slot]
+            heappush(self._blank, slot)
+        return True
+
+
+def slots_of(config: Config, sequences: int, copies: int | None = None) -> int:
+    """The slots that a model needs: one for each sequence that runs, and so many for copies of states, None
+    two more than sequences; 0 where no layer keeps a state."""
+    if not config.slot_bytes:
+        return 0
+    return sequences + (sequences + 2 if copies is None else copies)
+
+
+@dataclass(frozen=True)
+class Room:
+    """The places that a sequence has all of its time, whose rows nobody schedules."""
+
+    pages: list[int]
+    slot: int  #: for its state; -1 where no layer keeps one
+
+    def put(self, batch: Batch, start: int, tokens: Sequence[int]) -> int:
+        """Fills a batch's first rows with its tokens from a position on, where the step before ended; returns
+        how many."""
+        state = self.slot if start else -1
+        return batch.put(0, 0, start, tokens, self.pages, state_from=state, state_to=self.slot)
 
 
 class SequenceState:
-    """The state of all sequences between steps (PagedAttention, arXiv 2309.06180).
+    """The state of all sequences between steps.
 
-    Position p of a sequence lies in the sequence's page ``p // PAGE`` of :attr:`pages`. ``layers`` has the
-    arrays of all pages for each layer (:meth:`AttentionShape.page_arrays`). A mixer whose state is not a list
-    of positions will have slots here, from a pool beside :attr:`pages`. ModelError: the type's blocks do not
-    fit the model's heads."""
+    Position p of a sequence lies in the sequence's page ``p // PAGE`` of :attr:`pages` (PagedAttention, arXiv
+    2309.06180). What a layer keeps in place of positions lies in a slot of :attr:`slots`, None where no layer
+    does. ``layers`` has each layer's arrays of all pages (:meth:`page_arrays` of its shape) and then of all
+    slots (:meth:`slot_arrays`). ModelError: the type's blocks do not fit the model's heads."""
 
-    def __init__(self, backend: Backend | Devices, config: Config, pages: int, type: str = "f16") -> None:
+    def __init__(
+        self, backend: Backend | Devices, config: Config, pages: int, type: str = "f16", slots: int = 0
+    ) -> None:
         self.pages = PagePool(pages)
+        self.slots = SlotPool(slots) if config.slot_bytes else None
         layers = zip(Devices.of(backend, config.layers).layers, config.mixers, strict=True)
         self.layers: list[list[Buffer]] = [
             [ops.zeros((pages, *shape), dtype) for shape, dtype in mixer.page_arrays(type)]
+            + [ops.zeros((slots, *shape), dtype) for shape, dtype in mixer.slot_arrays()]
             for ops, mixer in layers
         ]
+
+    def take(self, owner: Hashable, positions: int) -> Room:
+        """Gives an owner without any the places of a sequence of so many positions. KVCacheFull: fewer pages
+        are free; or no slot."""
+        pages = self.pages.allocate(owner, -(-positions // PAGE))
+        if self.slots is None:
+            return Room(pages, -1)
+        slot = self.slots.take(owner)
+        if slot is None:
+            self.pages.release(owner)
+            raise KVCacheFull(f"a slot for a state asked for: 0 of {self.slots.slots} are free")
+        return Room(pages, slot)
+
+    def release(self, owner: Hashable) -> None:
+        """Takes an owner's pages and slots back; harmless when it has none."""
+        self.pages.release(owner)
+        if self.slots:
+            self.slots.release(owner)
+
+    def clear(self) -> None:
+        """Takes everything back, and forgets what it holds."""
+        self.pages.clear()
+        if self.slots:
+            self.slots.clear()

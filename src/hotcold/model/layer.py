@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 from hotcold.kernels.backend import Batch, Buffer, Chosen, FFNWeights, Matrix, Norm
-from hotcold.model.attention import AttentionWeights
-from hotcold.model.experts import Router, SharedExpert
+from hotcold.model.experts import Latent, Router, SharedExpert
+from hotcold.model.mixer import MixerWeights
 
 
 class AnyFFN(Protocol):
@@ -28,13 +28,29 @@ class FeedForward:
     neurons: FFNWeights
     router: Router | None = None
     shared: SharedExpert | None = None
+    latent: Latent | None = None
 
     @property
     def matrices(self) -> list[Matrix]:
         """The matrices that a step reads whole."""
         router = self.router.weights if self.router else None
         gate = self.shared.gate if self.shared else None
-        return [each for each in (router, gate) if each is not None]
+        latent = [self.latent.down, self.latent.up] if self.latent else []
+        return [*(each for each in (router, gate) if each is not None), *latent]
+
+
+@dataclass(frozen=True)
+class NoNeurons:
+    """The FFN of a layer that has none."""
+
+    neurons: int = 0
+    words: int = 0
+    nbytes: int = 0
+    row_bytes: tuple[int, int, int, int] = (0, 0, 0, 0)
+    runs: int = 0
+
+
+NO_NEURONS = NoNeurons()
 
 
 P = TypeVar("P", covariant=True)
@@ -65,28 +81,35 @@ def side_by_side(blocks: Sequence[Block[P]]) -> list[list[Block[P]]]:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    blocks: tuple[Block[AttentionWeights | FeedForward], ...]
+    blocks: tuple[Block[MixerWeights | FeedForward], ...]
     early_router: Router | None = None  #: reads the layer's input, before its blocks
 
     @cached_property
-    def feed_forward(self) -> FeedForward:
-        return next(block.part for block in self.blocks if isinstance(block.part, FeedForward))
+    def feed_forward(self) -> FeedForward | None:
+        """None where the layer is a mixer alone."""
+        parts = (block.part for block in self.blocks)
+        return next((part for part in parts if isinstance(part, FeedForward)), None)
 
     @property
     def ffn(self) -> FFNWeights:
-        return self.feed_forward.neurons
+        return self.feed_forward.neurons if self.feed_forward else NO_NEURONS
 
     @property
     def shared(self) -> SharedExpert | None:
-        return self.feed_forward.shared
+        return self.feed_forward.shared if self.feed_forward else None
 
     @property
     def matrices(self) -> list[Matrix]:
-        """The matrices that a step reads whole, beside a shared expert's FFN."""
+        """The matrices that a step reads whole."""
         early = [self.early_router.weights] if self.early_router else []
         return [*early, *(matrix for block in self.blocks for matrix in block.part.matrices)]
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes that a step reads whole."""
-        return sum(each.nbytes for each in self.matrices) + (self.shared.ffn.nbytes if self.shared else 0)
+        """Bytes of these."""
+        return sum(each.nbytes for each in self.matrices)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of a shared expert's FFN."""
+        return self.shared.ffn.nbytes if self.shared else 0

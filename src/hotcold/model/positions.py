@@ -25,8 +25,8 @@ def read_positions(
     keys: Keys, family: Family, layers: int, head_dim: int, context: int
 ) -> tuple[LayerPositions, ...]:
     """The positions of each layer. ModelError has the key, the value and the values allowed."""
-    rope = None if family.learned_positions is not None else _rope(keys, family, head_dim, context)
-    window = keys.whole("attention.sliding_window", 0, 1 << 32, default=0)
+    rope = _rope(keys, family, head_dim, context) if _rotates(keys, family) else None
+    window = keys.whole("attention.sliding_window", 0, 1 << 32, default=family.window)
     windowed = _windowed(keys, family, layers) if window else (False,) * layers
     local = rope and _window_rope(keys, family, rope)
     unrotated = family.unrotated or ()
@@ -36,6 +36,13 @@ def read_positions(
     # A window of all positions hides nothing; its layers still have the rotation of layers with a window.
     narrow = window if window < context else None
     return tuple(LayerPositions(r, narrow if w else None) for r, w in zip(ropes, windowed, strict=True))
+
+
+def _rotates(keys: Keys, family: Family) -> bool:
+    """Whether any layer rotates queries and keys."""
+    if family.learned_positions is not None or family.unrotated == Every(1):
+        return False
+    return not family.rope_if_finetuned or keys.truth("rope.scaling.finetuned", True)
 
 
 def _windowed(keys: Keys, family: Family, layers: int) -> tuple[bool, ...]:
@@ -61,7 +68,9 @@ def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
     kind, factor = scaling(keys)
     original = keys.whole("rope.scaling.original_context_length", 1, 1 << 24, default=context)
     magnitude = keys.factor("rope.scaling.attn_factor", 1.0)
-    rope = Rope(dim, base, family.rope_interleaved, magnitude=magnitude, original=original)
+    halves = family.rope_halves_in_sections and "rope.dimension_sections" in keys
+    interleaved = family.rope_interleaved and not halves
+    rope = Rope(dim, base, interleaved, magnitude=magnitude, original=original)
     if kind == "yarn":
         return _yarn(keys, rope, factor, whole=family.yarn_whole)
     return replace(rope, linear_factor=factor)

@@ -1,10 +1,11 @@
 """Reads named tensors of a GGUF file into a backend. Names and shapes were checked before."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hotcold.formats.blocks import Index
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, Buffer, Floats, Matrix, Norm
@@ -35,12 +36,21 @@ class TensorReader:
         self.count(tensor)
         return matrix
 
+    def cut(self, name: str, parts: Sequence[Index | slice]) -> list[Matrix]:
+        """Matrices of these rows of a matrix, each of ascending numbers; a bias is cut with them."""
+        whole, bias = self.file.stored(f"{name}.weight"), self.vector(f"{name}.bias")
+        matrices = [
+            self.backend.matrix(whole.take_rows(rows), None if bias is None else bias[rows]) for rows in parts
+        ]
+        self.count(whole)
+        return matrices
+
     def own_norm(self, name: str) -> Norm | None:
-        return self.norm(name) if f"{name}.weight" in self.file.tensors else None
+        return self.norm(name) if norm_tensor(name, self.file.tensors) in self.file.tensors else None
 
     def norm(self, name: str, scale: float = 1.0) -> Norm:
         """``scale`` times what the file's would give."""
-        values = [self.vector(f"{name}.{part}") for part in ("weight", "bias")]
+        values = [self.vector(each) for each in (norm_tensor(name, self.file.tensors), f"{name}.bias")]
         self.norm_values += sum(each.size for each in values if each is not None)
         weight, bias = (self._buffer(each, scale) for each in values)
         return Norm(weight, bias, self.norm_eps, self.norm_centre)
@@ -65,8 +75,20 @@ class TensorReader:
         """A buffer with such a vector; None where the file has none."""
         return self._buffer(self.vector(name))
 
+    def needed_buffer(self, name: str) -> Buffer:
+        """A buffer with such a vector, which the file has."""
+        buffer = self.buffer(name)
+        assert buffer is not None
+        return buffer
+
     def _buffer(self, values: Floats | None, scale: float = 1.0) -> Buffer | None:
         return None if values is None else upload(self.backend, np.float32(scale) * values)
+
+
+def norm_tensor(name: str, present: Container[str]) -> str:
+    """The name of a norm's weight; in some files it has no suffix (Falcon-H1)."""
+    usual = f"{name}.weight"
+    return name if name in present and usual not in present else usual
 
 
 def upload(backend: Backend, values: Floats) -> Buffer:

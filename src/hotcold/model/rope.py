@@ -42,6 +42,19 @@ class Yarn:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Scores that grow with the query's position, by ``1 + rate ln(1 + floor(position / length))``: the
+    temperature of Ministral 3 and Llama 4."""
+
+    rate: float
+    length: int
+
+    def of(self, positions: Doubles) -> Doubles:
+        result: Doubles = 1 + self.rate * np.log1p(np.floor(positions / self.length))
+        return result
+
+
+@dataclass(frozen=True)
 class Rope:
     dim: int  #: values of each head that are rotated; even, at most the head's
     base: float  #: wavelengths are ``2 pi base^(2i / dim)``
@@ -51,6 +64,7 @@ class Rope:
     magnitude: float = 1.0  #: factor of rotated values
     factored: bool = True  #: whether a file's factors (:data:`FACTORS`) apply
     original: int = 0  #: positions that the model was first trained on; beyond them LongRoPE's others apply
+    growth: Growth | None = None  #: of rotated values, beside ``magnitude``: those of queries may have one
 
 
 def frequencies(dim: int, base: float) -> Doubles:
@@ -90,6 +104,8 @@ def rope_table(rope: Rope, positions: int, factors: Floats | None = None) -> tup
         steps = steps / factors.astype(np.float64)
     if rope.yarn is not None:
         steps = rope.yarn.steps(steps, rope.dim, rope.base)
-    angles = np.arange(positions, dtype=np.float64)[:, None] * steps
-    cos, sin = (rope.magnitude * turn(angles) for turn in (np.cos, np.sin))
+    places = np.arange(positions, dtype=np.float64)[:, None]
+    angles = places * steps
+    grown = rope.magnitude * (rope.growth.of(places) if rope.growth else 1)
+    cos, sin = (grown * turn(angles) for turn in (np.cos, np.sin))
     return cos.astype(np.float32), sin.astype(np.float32)

@@ -16,12 +16,12 @@ from hotcold.kernels.backend import (
     Program,
     Rows,
 )
-from hotcold.model.attention import AttentionWeights
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.experts import room_for
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import AnyFFN, Block, FeedForward, side_by_side
+from hotcold.model.mixer import MixerWeights
 from hotcold.model.rope import Rope, chosen_factors, rope_table
 from hotcold.model.side import Mixer, Side
 from hotcold.model.weights import Weights
@@ -52,7 +52,8 @@ class _Stream(Side):
 class Transformer:
     """A model that turns the rows of :attr:`batch` into :attr:`logits`, one step at a time.
 
-    ``weights`` and ``state`` lie in ``backend``, one or several; there is one of ``ffns`` per layer.
+    ``weights`` and ``state`` lie in ``backend``, one or several; there is one of ``ffns`` per layer, and of
+    ``shared``, which compute the shared experts, if any; without them those are computed whole.
     ``limits`` are the most that one step may hold; positions go up to ``limits.pages_per_sequence * PAGE``.
     ``batch`` is filled in place before each :meth:`run`; its slots and pages refer to ``state``. Row r of
     ``logits`` ``[limits.logits, V]``, float32, belongs to the step's row ``batch.logits_rows[r]``;
@@ -70,6 +71,7 @@ class Transformer:
         ffns: Sequence[AnyFFN],
         limits: BatchLimits,
         state: SequenceState,
+        shared: Sequence[AnyFFN | None] = (),
     ) -> None:
         if len(ffns) != config.layers:
             raise ValueError(f"{len(ffns)} FFNs for {config.layers} layers: one each is needed")
@@ -92,6 +94,7 @@ class Transformer:
             rows, k = limits.tokens, config.experts.chosen
             self.chosen = [room_for(ops, rows, k) for ops in devices.layers]
         self._weights = weights
+        self._shared = shared or [None] * config.layers
         self._backends = devices.layers
         self._state = state
         self._stages = [(self._sides[devices.parts[parts.start]], parts) for parts in devices.stages]
@@ -146,19 +149,28 @@ class Transformer:
             ]
         )
 
-    def _part(self, of: AttentionWeights | FeedForward, side: _Stream, index: int, ffn: AnyFFN) -> Mixer:
-        ops, chosen = side.ops, self.chosen[index] if self.chosen else None
+    def _part(self, of: MixerWeights | FeedForward, side: _Stream, index: int, ffn: AnyFFN) -> Mixer:
         if not isinstance(of, FeedForward):
             return of.mixer(side, self._state.layers[index])
+        ops, experts = side.ops, self.config.experts_of(index)
+        chosen = self.chosen[index] if experts else None
+        if of.latent and experts:
+            small, result = (side.room(f"latent {part}", experts.latent) for part in ("x", "out"))
 
         def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             if not add:
                 ops.add(out, side.x, batch, keep=0, scale=0)
             if of.router and chosen:
                 of.router.choose(ops, read, batch, chosen)
-            ffn(read, side.x, batch, out, chosen)
+            if of.latent:
+                ops.linear(read, [of.latent.down], batch, [small])
+                ops.add(result, small, batch, keep=0, scale=0)
+                ffn(small, side.x, batch, result, chosen)
+                ops.linear(result, [of.latent.up], batch, [out], accumulate=True)
+            else:
+                ffn(read, side.x, batch, out, chosen)
             if of.shared and side.factor:
-                of.shared.add(ops, read, batch, out, side.factor)
+                of.shared.add(ops, read, batch, out, side.factor, self._shared[index])
 
         return feed_forward
 
@@ -175,6 +187,8 @@ class Transformer:
             ops.gather(x, batch, side.last)
             ops.norm(side.last, weights.norm, batch, side.last, Rows.LOGITS)
             ops.linear(side.last, [weights.head], batch, [self.logits], rows=Rows.LOGITS)
+            if self.config.softcap:
+                ops.softcap(self.logits, batch, self.config.softcap)
 
     def _embed(self, ops: Backend, x: Buffer) -> None:
         batch, weights, scale = self.batch, self._weights, self.config.scales.embedding

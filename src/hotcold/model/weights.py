@@ -16,12 +16,12 @@ from hotcold.formats.blocks import BlockTypeError, block_type
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
-from hotcold.model.attention import attention_shapes, read_attention
 from hotcold.model.config import Config, ModelError
 from hotcold.model.devices import Devices
-from hotcold.model.experts import Router, SharedExpert, expert_shapes, expert_tensors
+from hotcold.model.experts import Latent, Router, SharedExpert, expert_shapes, expert_tensors
 from hotcold.model.layer import Block, FeedForward, LayerWeights
-from hotcold.model.reading import Progress, Shape, TensorReader
+from hotcold.model.mixer import NO_MIXER, MixerWeights
+from hotcold.model.reading import Progress, Shape, TensorReader, norm_tensor
 from hotcold.model.rope import FACTORS
 from hotcold.values import printable
 
@@ -56,7 +56,7 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
     shapes = required | optional
     for name, info in file.tensors.items():
         if name not in shapes:
-            if name in others or _IGNORED.fullmatch(name):
+            if name in others or _IGNORED.fullmatch(name) or is_drafting(name, config):
                 continue
             raise ModelError(f"tensor {printable(name, 80)} has no place in a {config.architecture} model")
         if not _fits(info.shape, shapes[name]):
@@ -69,9 +69,19 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
     return total
 
 
+def is_drafting(name: str, config: Config) -> bool:
+    """Whether a tensor belongs to a block that only drafts tokens (multi-token prediction)."""
+    found = re.match(r"blk\.(\d{1,9})\.", name)
+    return found is not None and config.layers <= int(found[1]) < config.layers + config.drafting
+
+
 def _fits(shape: Shape, expected: Shape) -> bool:
-    """Whether a tensor of this shape is one of the other: a vector may have further dimensions of 1."""
-    return shape == expected or (len(expected) == 1 and math.prod(shape) == max(shape) == expected[0])
+    """Whether a tensor of this shape is one of the other: either may have further dimensions of 1, if it has
+    one other."""
+    if shape == expected:
+        return True
+    narrow = math.prod(expected) == max(expected)
+    return narrow and math.prod(shape) == max(shape) == max(expected)
 
 
 def load_weights(
@@ -94,7 +104,7 @@ def load_weights(
     reader.backend, tied = devices.head, "output.weight" not in file.tensors
     same = tied and devices.head is devices.embedding
     head = embedding if same else reader.matrix("token_embd" if tied else "output")
-    norm = reader.norm("output_norm", 1 / config.scales.logits)
+    norm = reader.norm(_output_norm(config, file.tensors), 1 / config.scales.logits)
     reader.backend = devices.embedding
     positions = reader.positions()
     factors = reader.rope_factors()
@@ -103,26 +113,27 @@ def load_weights(
 
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """One layer's FFN as ``backend`` is given it; errors as in :func:`load_weights`."""
-    return _Reader.of(file, config, backend).ffn(f"blk.{layer}.")
+    return _Reader.of(file, config, backend).ffn(layer)
 
 
 def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Shapes by name of what the model needs, and of what it may have."""
     d, v = config.dim, config.vocab
-    required: dict[str, Shape] = {"token_embd.weight": (v, d), "output_norm.weight": (d,)}
-    optional: dict[str, Shape] = {"output.weight": (v, d), "output_norm.bias": (d,)}
+    output_norm = _output_norm(config, present)
+    required: dict[str, Shape] = {"token_embd.weight": (v, d), f"{output_norm}.weight": (d,)}
+    optional: dict[str, Shape] = {"output.weight": (v, d), f"{output_norm}.bias": (d,)}
     optional |= {f"{name}.weight": (rope.dim // 2,) for rope in config.ropes for name in FACTORS}
     if (offset := config.family.learned_positions) is not None:
         required["position_embd.weight"] = (config.context + offset, d)
     for i, (mixer, n) in enumerate(zip(config.mixers, config.neurons, strict=True)):
         blk = f"blk.{i}."
-        shapes = attention_shapes(mixer, d, blk, present)
+        shapes = mixer.tensors(d, blk, present)
         down, layout = _down(config, blk, present)
         matrices: dict[str, Shape] = {}
-        if config.experts:
-            experts = expert_shapes(config.experts, d, blk, config.down_layout, gated=config.gated)
-            shapes = tuple(map(or_, shapes, experts))
-        else:
+        if experts := config.experts_of(i):
+            own = expert_shapes(experts, d, blk, config.down_layout, present, gated=config.gated)
+            shapes = tuple(map(or_, shapes, own))
+        elif n:
             matrices["ffn_up"] = 2 * n if config.family.fused_gate else n, d
             if config.gated and not config.family.fused_gate:
                 matrices["ffn_gate"] = n, d
@@ -132,14 +143,22 @@ def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape]
             f"{blk}{name}.bias": (d if name == down else shape[0],) for name, shape in matrices.items()
         }
         norms, more = _norms(config, blk, present)
-        required |= {f"{blk}{name}.weight": (d,) for name in norms}
+        required |= {norm_tensor(f"{blk}{name}", present): (d,) for name in norms}
         optional |= {f"{blk}{name}.weight": (d,) for name in more}
         optional |= {f"{blk}{name}.bias": (d,) for name in (*norms, *more)}
     return required, optional
 
 
+def _output_norm(config: Config, present: Container[str]) -> str:
+    """The name of the norm before the head."""
+    usual = "output_norm"
+    return usual if f"{usual}.weight" in present else config.family.output_norm
+
+
 def _norms(config: Config, blk: str, present: Container[str]) -> tuple[list[str], list[str]]:
     """Names of a layer's norms: those that it must have, and those that it may have."""
+    if config.family.one_part:
+        return ["attn_norm"], []
     before, after = (config.family.norms in (kind, "both") for kind in ("before", "after"))
     attn_norm, ffn_norm = _input_norms(config, blk, present)
     needed = [attn_norm] * before + ["post_attention_norm", "post_ffw_norm"] * after
@@ -175,41 +194,56 @@ class _Reader(TensorReader):
         blk, family = f"blk.{index}.", self.config.family
         attn_norm, ffn_norm = _input_norms(self.config, blk, self.file.tensors)
         own = ffn_norm == "post_attention_norm"  # some files' name of the FFN's
+        if family.one_part:
+            return LayerWeights((Block(self.own_norm(blk + attn_norm), self._part(index, ffn_weights)),))
         before = self.own_norm(blk + attn_norm)
         between = self.own_norm(blk + ffn_norm)
         if between is None and family.parallel:
             between = before
-        router = self._router(blk)
+        router = self._router(index)
         late = None if family.router_early else router
-        attention = Block(
+        mixer: Block[MixerWeights | FeedForward] = Block(
             norm=before,
-            part=read_attention(self, self.config.mixers[index], blk),
+            part=self.config.mixers[index].read(self, blk),
             post_norm=None if own else self.own_norm(f"{blk}post_attention_norm"),
             beside=family.parallel,
         )
-        ffn = Block(
+        ffn: Block[MixerWeights | FeedForward] = Block(
             norm=between,
-            part=FeedForward(self._neurons(blk, ffn_weights), late, self._shared(blk)),
+            part=self._feed_forward(index, ffn_weights, late),
             post_norm=self.own_norm(f"{blk}post_ffw_norm"),
         )
-        blocks = (ffn, attention) if family.parallel else (attention, ffn)
+        blocks = (ffn, mixer) if family.parallel else (mixer, ffn)
         return LayerWeights(blocks, router if family.router_early else None)
 
-    def _neurons(self, blk: str, ffn_weights: Callable[[FFNTensors], FFNWeights]) -> FFNWeights:
-        tensors = self.ffn(blk)
+    def _part(
+        self, index: int, ffn_weights: Callable[[FFNTensors], FFNWeights]
+    ) -> MixerWeights | FeedForward:
+        """All that a layer of one part has."""
+        if self.config.mixers[index] is NO_MIXER:
+            return self._feed_forward(index, ffn_weights, self._router(index))
+        return self.config.mixers[index].read(self, f"blk.{index}.")
+
+    def _feed_forward(
+        self, index: int, ffn_weights: Callable[[FFNTensors], FFNWeights], router: Router | None
+    ) -> FeedForward:
+        blk, latent = f"blk.{index}.", None
+        tensors = self.ffn(index)
         weights = ffn_weights(tensors)
         self.count(tensors.gate, tensors.up, tensors.down)
-        return weights
+        experts = self.config.experts_of(index)
+        if experts and experts.latent:
+            latent = Latent(*(self.matrix(f"{blk}ffn_latent_{part}") for part in ("down", "up")))
+        shared = self._shared(blk) if experts and experts.shared else None
+        return FeedForward(weights, router, shared, latent)
 
-    def _router(self, blk: str) -> Router | None:
-        if self.config.experts is None:
+    def _router(self, index: int) -> Router | None:
+        if (experts := self.config.experts_of(index)) is None:
             return None
-        bias = self.buffer(f"{blk}exp_probs_b.bias")
-        return Router(self.config.experts, self.matrix(f"{blk}ffn_gate_inp"), bias)
+        bias = self.buffer(f"blk.{index}.exp_probs_b.bias")
+        return Router(experts, self.matrix(f"blk.{index}.ffn_gate_inp"), bias)
 
-    def _shared(self, blk: str) -> SharedExpert | None:
-        if self.config.experts is None or not self.config.experts.shared:
-            return None
+    def _shared(self, blk: str) -> SharedExpert:
         gate, name = None, f"{blk}ffn_gate_inp_shexp.weight"
         if name in self.file.tensors:
             row = self.file.stored(name)
@@ -241,13 +275,13 @@ class _Reader(TensorReader):
         self.count(table)
         return self.backend.matrix(table.take_rows(slice(offset, None)))
 
-    def ffn(self, blk: str) -> FFNTensors:
-        """Still in the file: whoever reads them counts them."""
-        config = self.config
-        if config.experts:
+    def ffn(self, index: int) -> FFNTensors:
+        """A layer's, still in the file: whoever reads them counts them."""
+        config, blk = self.config, f"blk.{index}."
+        if experts := config.experts_of(index):
             return expert_tensors(
                 self.file,
-                config.experts,
+                experts,
                 blk,
                 self.vector,
                 gated=config.gated,

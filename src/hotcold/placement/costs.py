@@ -60,7 +60,8 @@ class Costs:
             return np.asarray(sizes.neuron_bytes[layer] / 1e9 * (sometimes + always))
 
         layers = range(len(sizes.neurons))
-        gather = [machines[0].gather_gb_s(n / 2) for n in sizes.neuron_bytes]  # up and down lie side by side
+        # Up and down lie side by side; a layer may have none.
+        gather = [machines[0].gather_gb_s(max(n, 1) / 2) for n in sizes.neuron_bytes]
         return cls(
             cpu=SideCosts(
                 neurons=[neurons(i, cpu_stream, gather[i]) for i in layers],

@@ -20,7 +20,7 @@ INDEX_BYTES = 4  #: bytes of a hot neuron's number on the GPU
 MOST_GPUS = 4  #: that a placement names
 
 #: Kinds of rows in the bill, and those that a file has.
-KINDS = ("attention", "kv", "predictor", "neurons", "head", "embedding", "buffers")
+KINDS = ("attention", "kv", "states", "predictor", "neurons", "head", "embedding", "buffers")
 WEIGHTS = ("attention", "predictor", "neurons", "head")
 
 _KEY = "hotcold.placement."
@@ -62,12 +62,13 @@ class Placement:
     @property
     def hot_share(self) -> float:
         """The share of neurons that are hot."""
-        return float(np.concatenate(self.hot).mean())
+        hot = np.concatenate(self.hot)
+        return float(hot.mean()) if hot.size else 0.0
 
     def share_of(self, firing: Sequence[npt.NDArray[Any]]) -> float:
         """The share of firings that hot neurons have; ``firing`` as in a profile, per layer ``[N]``."""
         hot = sum(float(each[mask].sum()) for each, mask in zip(firing, self.hot, strict=True))
-        return hot / sum(float(each.sum()) for each in firing)
+        return hot / (sum(float(each.sum()) for each in firing) or 1)
 
     def bill(self, sizes: Sizes) -> list[dict[str, Any]]:
         """The place of every byte: ``kind``, ``layer`` or None, ``gpu`` or None, its ``gpu_bytes``,
@@ -82,11 +83,11 @@ class Placement:
             add(kind, layer, gpu, *((0, nbytes) if gpu is None else (nbytes, 0)))
 
         for i, (mask, gpu) in enumerate(zip(self.hot, self.where, strict=True)):
-            for kind in ("attention", "kv", "predictor"):
+            for kind in ("attention", "kv", *(["states"] if sizes.states is not None else []), "predictor"):
                 whole(kind, i, gpu, int(getattr(sizes, kind)[i]))
             hot, nbytes = int(mask.sum()), int(sizes.neuron_bytes[i])
             on_gpu, on_cpu = hot * (nbytes + INDEX_BYTES), (len(mask) - hot) * nbytes
-            add("neurons", i, gpu, on_gpu, on_cpu, hot_share=hot / len(mask))
+            add("neurons", i, gpu, on_gpu, on_cpu, hot_share=hot / max(1, len(mask)))
         whole("head", None, self.head, sizes.head)
         # A tied head that is on the CPU is the embedding table.
         whole("embedding", None, None, sizes.embedding * (self.head is not None or not sizes.tied))
@@ -115,6 +116,8 @@ def write_placement(path: Path, sizes: Sizes, placement: Placement, version: str
     }
     tensors = {}
     for i, mask in enumerate(placement.hot):
+        if not mask.size:  # a layer without an FFN
+            continue
         # PowerInfer ignores the list of a layer without hot neurons; tensors must not be empty here.
         listed = np.flatnonzero(mask) if mask.any() else np.zeros(1)
         tensors[f"blk.{i}.gpu_idx"] = _integers(mask)
@@ -172,6 +175,8 @@ def _run(file: GGUFFile, count: int) -> list[int | None]:
 
 def _hot_neurons(file: GGUFFile, layer: int, n: int) -> Bools:
     """The mask ``[n]`` of a layer; checks that the list beside it agrees."""
+    if not n:
+        return np.zeros(0, np.bool_)
     mask: Bools = read_numbers(file, f"blk.{layer}.gpu_idx", n) == 1
     if not mask.any():
         return mask

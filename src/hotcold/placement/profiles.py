@@ -33,7 +33,9 @@ class Profile:
         """The share of tokens for which a router chooses the expert of each neuron in a layer, ``[N]``."""
         n = int(sizes.neurons[layer])
         if self.routing is None:
-            return np.full(n, sizes.expert_share)
+            return np.full(n, sizes.share_of(layer))
+        if layer in sizes.ordinary:
+            return np.ones(n)
         return np.repeat(self.routing[layer], n // sizes.experts)
 
 
@@ -47,7 +49,7 @@ def find_profile(sizes: Sizes, path: Path | None, model: Path | None) -> Profile
         return read_profile(path, sizes)
     if sizes.always_read == 1:
         of_experts = "" if sizes.experts == 1 else " of an expert, which are chosen alike (assumed)"
-        firing = [np.full(n, sizes.expert_share) for n in sizes.neurons]
+        firing = [np.full(n, sizes.share_of(i)) for i, n in enumerate(sizes.neurons)]
         return Profile(firing, f"no zeros: all neurons{of_experts}")
     return power_law_profile(sizes, _ASSUMED, _ASSUMED_SOURCE)
 
@@ -56,9 +58,10 @@ def power_law_profile(sizes: Sizes, shape: Shape, source: str = "") -> Profile:
     """A profile with the shape's power law in every layer and expert; ``source`` replaces the shape's, if
     given."""
     firing = []
-    for n in sizes.neurons.tolist():
-        of_an_expert = power_law(n // sizes.experts, shape.scale, shape.exponent)
-        firing.append(np.tile(sizes.expert_share * of_an_expert, sizes.experts))
+    for i, n in enumerate(sizes.neurons.tolist()):
+        experts = sizes.experts_of(i)
+        of_an_expert = power_law(n // experts, shape.scale, shape.exponent)
+        firing.append(np.tile(sizes.share_of(i) * of_an_expert, experts))
     return Profile(firing, f"a power law in every layer; {source or shape.source}")
 
 
@@ -67,21 +70,29 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
     with open_gguf(path) as file, naming(path, SidecarError):
         check_model(file, f"{_KEY}model_fingerprint", sizes.fingerprint)
         neurons = sizes.neurons.tolist()
-        firing = [read_numbers(file, f"blk.{i}.profile", n) for i, n in enumerate(neurons)]
+        firing = [
+            read_numbers(file, f"blk.{i}.profile", n) if n else np.zeros(0) for i, n in enumerate(neurons)
+        ]
         if not any(each.any() for each in firing):
             raise SidecarError("no neuron fires in it: make another")
         routing = None
-        if sizes.experts > 1 and "blk.0.routing" in file.tensors:
-            routing = [read_numbers(file, f"blk.{i}.routing", sizes.experts) for i in range(len(neurons))]
+        if sizes.experts > 1 and any(name.endswith(".routing") for name in file.tensors):
+            routing = [
+                np.ones(1) if i in sizes.ordinary else read_numbers(file, f"blk.{i}.routing", sizes.experts)
+                for i in range(len(neurons))
+            ]
         source = printable(f"{path.name}: {file.metadata.get(f'{_KEY}source')}")
         return Profile(firing, source, routing=routing)
 
 
 def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:
-    """Writes a profile. ``facts`` are values of ``hotcold.profile.*``: ``model_fingerprint``, and facts for
-    people."""
+    """Writes a profile; nothing of layers without an FFN. ``facts`` are values of ``hotcold.profile.*``:
+    ``model_fingerprint``, and facts for people."""
     metadata = {"general.type": "profile", f"{_KEY}source": profile.source}
     metadata |= {_KEY + name: value for name, value in facts.items()}
-    tensors = {f"blk.{i}.profile": quantise(each, "F16") for i, each in enumerate(profile.firing)}
-    tensors |= {f"blk.{i}.routing": quantise(each, "F16") for i, each in enumerate(profile.routing or ())}
+    tensors = {
+        f"blk.{i}.profile": quantise(each, "F16") for i, each in enumerate(profile.firing) if each.size
+    }
+    routing = {i: each for i, each in enumerate(profile.routing or ()) if each.size > 1}
+    tensors |= {f"blk.{i}.routing": quantise(each, "F16") for i, each in routing.items()}
     write_gguf(path, metadata, tensors)

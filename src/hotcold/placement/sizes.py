@@ -6,8 +6,8 @@ figure 5) and 2406.05955 publish it. The power law ``min(1, scale * rank ** -exp
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,9 @@ from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
 from hotcold.model.attention import AttentionShape
 from hotcold.model.config import Config
-from hotcold.model.weights import check_tensors
+from hotcold.model.kv_cache import slots_of
+from hotcold.model.mixer import MixerShape
+from hotcold.model.weights import check_tensors, is_drafting
 from hotcold.placement.step_memory import GPU_LAYER_BYTES, GPUStep, buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import check_predictors, predictor_names
 
@@ -27,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 _CHUNK = 128  # prompt rows that the buffers of a step hold, if nobody says otherwise
 
 #: Tensors of a layer's FFN; all others, routers and shared experts among them, are attention.
-_FFN_TENSOR = re.compile(r"ffn_(gate|up)(_exps)?\.|ffn_down(_t)?\.weight|ffn_down_exps\.")
+_FFN_TENSOR = re.compile(r"ffn_(gate|up)(_exps)?\.|ffn_gate_up_exps\.|ffn_down(_t)?\.weight|ffn_down_exps\.")
 _FIRST = re.compile(r"predictor\.first|fc1\.")
 _PREDICTOR_TENSOR = re.compile(r"predictor\.|fc[12]\.")
 
@@ -100,16 +102,34 @@ class Sizes:
     gpu_layer: int = 0  #: what a layer takes on a GPU beyond its weights, keys and values
     block_neurons: int = 1  #: that cannot be placed apart: in many files blocks of down lie along neurons
     experts: int = 1  #: of a layer, whose neurons lie one expert after another
+    #: layers of a model of experts that have none, and how many of their neurons cannot be placed apart
+    ordinary: Mapping[int, int] = field(default_factory=dict)
+    states: Ints | None = None  #: states of sequences and copies of them; None where no layer keeps any
+    state: Ints | None = None  #: of one sequence, which a token reads and writes
+
+    def experts_of(self, layer: int) -> int:
+        """The experts of a layer; 1 where it has none."""
+        return 1 if layer in self.ordinary else self.experts
+
+    def share_of(self, layer: int) -> float:
+        """The part of a layer's neurons that a router leaves."""
+        return 1.0 if layer in self.ordinary else self.expert_share
+
+    def block_of(self, layer: int) -> int:
+        """How many neurons of a layer cannot be placed apart."""
+        return self.ordinary.get(layer, self.block_neurons)
 
     @property
     def dense(self) -> Ints:
         """Bytes that a layer reads for each token, all of it on one side."""
-        return self.attention + self.kv + self.predictor
+        whole = self.attention + self.kv + self.predictor
+        return whole if self.state is None else whole + 2 * self.state
 
     @property
     def gpu_dense(self) -> Ints:
         """Bytes that a layer takes of a GPU without any hot neuron."""
-        return self.dense + self.gpu_layer
+        whole = self.attention + self.kv + self.predictor + self.gpu_layer
+        return whole if self.states is None else whole + self.states
 
 
 def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Sizes:
@@ -150,20 +170,27 @@ def sizes_of_file(
     chunk: int = _CHUNK,
     sequences: int = 1,
     positions: int | None = None,
+    slots: int | None = None,
     sessions: int = 1,
     gpu: bool = True,
 ) -> Sizes:
     """Sizes of a model as it will run: with the predictors in a file, the model's own or a sidecar, or
     without any. ``chunk`` is the most prompt rows of a step, ``context`` the most positions of each of so
     many sequences, and ``positions`` those of the KV cache, None as many as they have together; each of so
-    many sessions has one. Without ``gpu`` another backend plays its part, whose steps take what they take on
-    the CPU. Errors as in loading."""
+    many sessions has one, and ``slots`` for states, None as many as is usual. Without ``gpu`` another backend
+    plays its part, whose steps take what they take on the CPU. Errors as in loading."""
     pages = sequences * -(-context // PAGE) if positions is None else -(-positions // PAGE)
     kv = _kv_bytes(config.mixers, pages * PAGE, cache)
+    slots = slots_of(config, sequences) if slots is None else slots
+    state = np.array([mixer.slot_bytes for mixer in config.mixers], np.int64) if slots else None
     powerinfer = predictor_names(file)
     check_tensors(file, config, powerinfer)
     fingerprint = file.fingerprint()
-    tensors = {name: info.nbytes for name, info in file.tensors.items() if name not in powerinfer}
+    tensors = {
+        name: info.nbytes
+        for name, info in file.tensors.items()
+        if name not in powerinfer and not is_drafting(name, config)
+    }
     always_read, rank = 1.0, 0
     if config.activation in SPARSE_ACTIVATIONS:
         always_read = 1 / (2 + config.gated)  # gates, or ups where there are none
@@ -188,7 +215,7 @@ def sizes_of_file(
         attention=layers.attention,
         kv=sessions * kv,
         predictor=layers.predictor,
-        neuron_bytes=-(-layers.ffn // neurons),
+        neuron_bytes=-(-layers.ffn // np.maximum(neurons, 1)),
         neurons=neurons,
         head=layers.outside - (0 if tied else embedding),
         embedding=embedding,
@@ -198,6 +225,9 @@ def sizes_of_file(
         gpu_layer=GPU_LAYER_BYTES if gpu else 0,
         block_neurons=_block_neurons(file, config),
         experts=1 if config.experts is None else config.experts.count,
+        ordinary=_ordinary(file, config),
+        states=None if state is None else sessions * slots * state,
+        state=state,
     )
 
 
@@ -231,36 +261,44 @@ class _LayerBytes:
 
 
 def _ffn_types(file: GGUFFile) -> tuple[BlockType, BlockType, BlockType]:
-    """Block types of the first layer's gate, up and down."""
-    found = {}
+    """Block types of gate, up and down in the first layer that has them."""
+    found: dict[str, BlockType] = {}
     for name, info in file.tensors.items():
-        if match := re.match(r"blk\.0\.ffn_(gate|up|down)(_t|_exps)?\.weight", name):
-            found[match[1]] = block_type(info.type)
-    return found.get("gate", found["up"]), found["up"], found["down"]
+        if match := re.match(r"blk\.\d+\.ffn_(gate|up|down|gate_up)(_t|_exps)?\.weight", name):
+            found.setdefault(match[1], block_type(info.type))
+    up = found.get("up", found.get("gate_up", block_type("F32")))  # without any FFN it does not matter
+    return found.get("gate", up), up, found.get("down", up)
 
 
 def _block_neurons(file: GGUFFile, config: Config) -> int:
     if config.down_layout != "by_output":
         return 1
-    if config.experts is not None:
+    if config.experts is not None and config.activation not in SPARSE_ACTIVATIONS:
         return config.experts.neurons  # an expert is on one side, whole
-    downs = [info for name, info in file.tensors.items() if name.endswith(".ffn_down.weight")]
+    return _block_of_downs(file, ".ffn_down.weight" if config.experts is None else ".ffn_down_exps.weight")
+
+
+def _block_of_downs(file: GGUFFile, kind: str = ".ffn_down.weight") -> int:
+    """The most weights of a block of down that lie along neurons."""
+    downs = [info for name, info in file.tensors.items() if name.endswith(kind)]
     return max((block_type(info.type).weights for info in downs), default=1)
+
+
+def _ordinary(file: GGUFFile, config: Config) -> dict[int, int]:
+    if config.experts is None:
+        return {}
+    block = 1 if config.down_layout != "by_output" else _block_of_downs(file)
+    return {i: block for i in range(config.layers) if config.experts_of(i) is None}
 
 
 def placed_by(config: Config) -> str:
     """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
-    if config.experts is None and config.activation in SPARSE_ACTIVATIONS:
-        return "neurons"
-    zeros = "" if config.activation in SPARSE_ACTIVATIONS else f": {config.activation} gives no zeros"
-    if config.experts is None:
-        return "layers" + zeros
-    if config.down_layout == "by_neuron":
-        return "experts" + zeros if zeros else "neurons inside experts"
-    return "experts" + (zeros or ": their down lies by output")
+    if config.activation in SPARSE_ACTIVATIONS:
+        return "neurons" if config.experts is None else "neurons inside experts"
+    return f"{'layers' if config.experts is None else 'experts'}: {config.activation} gives no zeros"
 
 
-def _kv_bytes(mixers: Sequence[AttentionShape], positions: int, cache: str) -> Ints:
+def _kv_bytes(mixers: Sequence[MixerShape], positions: int, cache: str) -> Ints:
     """Bytes of whole pages, by layer; ModelError: the type's blocks do not fit the model's heads."""
     return -(-positions // PAGE) * np.array([mixer.page_bytes(cache) for mixer in mixers], np.int64)
 

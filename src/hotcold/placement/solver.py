@@ -36,6 +36,8 @@ class _Groups:
     @classmethod
     def of(cls, firing: Array, block_neurons: int) -> Self:
         """The groups of a layer; neurons whose down weights share a block stay together."""
+        if not firing.size:
+            return cls(np.zeros(0, np.int64), np.zeros(1, np.int64))
         sums = np.add.reduceat(firing, np.arange(0, len(firing), block_neurons))
         by_block = np.repeat(sums, block_neurons)[: len(firing)]
         starts = np.arange(0, len(firing), -(-GROUP // block_neurons) * block_neurons)
@@ -70,8 +72,9 @@ class _Tables:
             hot = np.append(0, gpu.neurons[i][each.order].cumsum())[each.edges]
             done = np.append(0, cpu.neurons[i][each.order].cumsum())[each.edges]
             cold = done[-1] - done
-            seconds = gpu.dense[i] + gpu.handshake + np.maximum(hot, cold)
-            useful = int(seconds[:-1].argmin()) + 1
+            handshake = gpu.handshake if len(each) else 0.0  # without neurons nothing is split
+            seconds = gpu.dense[i] + handshake + np.maximum(hot, cold)
+            useful = int(seconds[:-1].argmin()) + 1 if len(each) else 1
             split_seconds[i, :useful] = seconds[:useful]
             nbytes = sizes.gpu_dense[i] + each.edges * float(sizes.neuron_bytes[i] + INDEX_BYTES)
             split_bytes[i, : len(nbytes)] = nbytes
@@ -96,6 +99,7 @@ class _Tables:
         with np.errstate(invalid="ignore", divide="ignore"):
             seconds = self.split_seconds - self.whole_seconds[:, None]
             worth = seconds / (self.whole_bytes[:, None] - self.split_bytes)
+        worth[seconds == 0] = 0  # a layer without neurons is whole in any case
         return np.asarray(np.where(self.exists, worth, np.inf).min(axis=1))
 
 
@@ -210,7 +214,7 @@ class Solver:
     """One model, profile and machine, for any budgets of GPU memory in bytes."""
 
     def __init__(self, sizes: Sizes, profile: Profile, costs: Costs) -> None:
-        self._groups = [_Groups.of(firing, sizes.block_neurons) for firing in profile.firing]
+        self._groups = [_Groups.of(firing, sizes.block_of(i)) for i, firing in enumerate(profile.firing)]
         self._gpus = [_OnGPU(sizes, costs.cpu, gpu, self._groups) for gpu in costs.gpus]
 
     def solve(self, *budgets: int) -> Placement:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType
 from hotcold.kernels import cpu, gpus
-from hotcold.kernels.backend import FFN_COUNTS, PAGE, BatchLimits, mask_words
+from hotcold.kernels.backend import FFN_COUNTS, PAGE, SPARSE_ACTIVATIONS, BatchLimits, mask_words
 from hotcold.kernels.gpu import ALIGNMENT, StepShape
 from hotcold.model.config import Config
 
@@ -15,12 +15,13 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     """Bytes of the batch, activations, logits, rope tables and masks of neurons, on one backend; ``split``:
     with the two mailboxes between the sides of a layer."""
     positions = limits.pages_per_sequence * PAGE
-    row = ((7 if split else 3) + config.branches) * config.dim + sum(_room_floats(config))
+    latent = 2 * config.experts.latent if config.experts else 0
+    row = ((7 if split else 3) + config.branches) * config.dim + latent + sum(_room_floats(config))
     masks = (3 if split else 1) * _mask_words(config, split=split) * 8
     if config.experts:
         chosen = config.layers * config.experts.chosen + (1 if config.experts.shared else 0)
         masks += 8 * (chosen + (config.experts.chosen if split else 0))
-    batch = 4 * (4 * limits.tokens + limits.sequences * (limits.pages_per_sequence + 1) + limits.logits + 4)
+    batch = 4 * (4 * limits.tokens + limits.sequences * (limits.pages_per_sequence + 5) + limits.logits + 4)
     floats = limits.tokens * row + limits.logits * (config.dim + config.vocab)
     floats += positions * sum(rope.dim for rope in config.ropes)
     return 4 * floats + limits.tokens * masks + batch
@@ -33,10 +34,12 @@ def _room_floats(config: Config) -> list[int]:
 
 def _mask_words(config: Config, *, split: bool) -> int:
     """Words of a row of masks, or of both halves of one."""
+    dense = [n for i, n in enumerate(config.neurons) if config.experts_of(i) is None]
+    words = -(-max(dense, default=0) // 64)
     if config.experts is None:
-        return -(-max(config.neurons) // 64)
+        return words
     count = config.experts.count
-    return mask_words(config.experts.ends)[-1] + (count if split else 0)
+    return max(words, mask_words(config.experts.ends)[-1] + (count if split else 0))
 
 
 def scratch_bytes(config: Config, limits: BatchLimits) -> int:
@@ -66,6 +69,8 @@ class GPUStep:
         rows, positions = limits.tokens, limits.pages_per_sequence * PAGE
         widths = [config.dim] * (2 + config.family.parallel + config.branches)
         widths += [] if hot is None else _room_floats(config)
+        if config.experts and config.experts.latent:
+            widths += [config.experts.latent] * 2
         buffers = [4 * rows * width for width in widths]
         buffers += [2 * positions * rope.dim for rope in config.ropes for _ in range(2)]  # cosines and sines
         buffers += [4 * limits.logits * config.dim, gpus.batch_bytes(limits)]
@@ -75,7 +80,9 @@ class GPUStep:
             each = [4 * rows * config.experts.chosen] * 2  # ids and factors
             buffers += each * config.layers + [4 * rows] * (2 if config.experts.shared else 0)
         if hot is not None:
-            buffers.append(8 * len(FFN_COUNTS) * config.layers)
+            shared = config.experts is not None and config.experts.shared > 0
+            counted = 1 + (shared and config.activation in SPARSE_ACTIVATIONS)
+            buffers += [8 * len(FFN_COUNTS) * config.layers] * counted
         if hot is not None and self.rank:
             buffers += self._masks()
         shapes = _shapes(config, limits, self.types, hot, self.rank)
@@ -99,7 +106,8 @@ def _shapes(
     rank: int = 0,
 ) -> list[StepShape]:
     """The shapes of steps, one for each kind of mixer."""
-    widths = {(each.heads, each.kv_heads, each.head_dim) for each in config.mixers}
+    attentions = [each.attention for each in config.mixers]
+    widths = {(each.heads, each.kv_heads, each.head_dim) for each in attentions if each} or {(1, 1, 1)}
     return [
         StepShape(
             limits=limits,
@@ -107,7 +115,7 @@ def _shapes(
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            neurons=max(config.neurons),
+            neurons=max(1, *config.neurons),
             hot=hot,
             types=types,
             gated=config.gated,

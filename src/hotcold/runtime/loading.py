@@ -14,10 +14,11 @@ from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.gpu import GPUError, GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.model.kv_cache import slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Weights, check_tensors, load_weights
-from hotcold.runtime.memory import affordable_pages, check_memory
+from hotcold.runtime.memory import affordable_bytes, check_memory
 from hotcold.runtime.mode import choose_mode
 from hotcold.runtime.named_templates import with_template
 from hotcold.runtime.options import LoadError, LoadOptions, complete
@@ -27,6 +28,7 @@ from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors, predictor_names
 from hotcold.values import printable, size
 
+_PADDING = 512  # tokens that vocabularies of one family may differ by, at their end
 _TRIES = 8  # with less of a GPU's memory each time
 
 
@@ -39,7 +41,8 @@ def load(path: Path | None, options: Mapping[str, Any], progress: Progress | Non
     wanted = complete(options)
     with open_gguf(located(path or model_path())) as file:
         try:
-            return _load(file, wanted, progress)
+            model = _load(file, wanted, progress)
+            return model if wanted["draft"] is None else _with_draft(model, wanted)
         except UserError:
             raise
         except ValueError as error:  # a shape that is right and that a kernel has no room for, say
@@ -60,8 +63,9 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     second = options["second_sparsity"]
     other = second and choose_mode(second, config, file.path, predictor, fingerprint)
     used = mode.predictors or (other.predictors if other else None)
-    pages, notes = _pool(config, options, limits, weight_bytes)
-    model = ToLoad(file, config, options, limits, pages, used.path if used else None)
+    slots, slot_notes = _slots(config, options, limits, weight_bytes)
+    pages, page_notes = _pool(config, options, limits, weight_bytes + slots * config.slot_bytes)
+    model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors)
     decision, devices, weights = _read_where_it_fits(reading)
     sampling, sampling_notes = sampling_of_file(file.metadata)
@@ -75,16 +79,59 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         devices=devices,
         limits=limits,
         pages=pages,
+        slots=slots,
         context=context,
         chunk=chunk,
         cache_type=options["cache_type"],
         sparsity=options["sparsity"],
         predictor=predictor,
-        notes=(*config.notes, *tokenizer.notes, *notes, *sampling_notes, *decision.notes),
+        notes=(
+            *config.notes,
+            *tokenizer.notes,
+            *slot_notes,
+            *page_notes,
+            *sampling_notes,
+            *decision.notes,
+        ),
         on_gpus=decision.on_gpus,
         chat_metadata=with_template(plain, options["chat_template"]),
         sampling=sampling,
+        draft_max=options["draft_max"],
     )
+
+
+def _with_draft(model: LoadedModel, options: LoadOptions) -> LoadedModel:
+    """Loads the smaller model that guesses for a model, too. LoadError: its vocabulary is another."""
+    path = located(Path(options["draft"] or ""))
+    with open_gguf(path) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        own = Tokenizer.from_metadata(file.metadata)
+    for name, each in ((model.path.name, model.config), (path.name, config)):
+        if each.slot_bytes:
+            seen = f"{printable(name)} keeps states of sequences, which go no step back"
+            raise LoadError(f"{seen}, so `draft` does not work with it: leave it out")
+    ids = min(own.vocab_size, model.tokenizer.vocab_size)
+    other = next((id for id in range(ids) if own.piece(id) != model.tokenizer.piece(id)), None)
+    names = f"`draft={printable(path.name)}` and {printable(model.path.name)}"
+    fix = "a draft model must have the vocabulary of the model that it guesses for"
+    if other is not None:
+        seen = f"token {other} is {own.piece(other)!r:.60} and {model.tokenizer.piece(other)!r:.60}"
+        raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
+    if abs(own.vocab_size - model.tokenizer.vocab_size) > _PADDING:
+        seen = f"{own.vocab_size} and {model.tokenizer.vocab_size} tokens"
+        raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
+    its = LoadOptions(
+        threads=options["threads"],
+        backend=options["backend"],
+        sequences=options["sequences"],
+        chunk=options["chunk"],
+        context=min(model.context, config.context),
+        gpu="off",
+        draft_max=0,
+    )
+    draft = load(path, its)
+    note = f"{printable(draft.name)} guesses tokens, which changes no text"
+    return replace(model, draft=draft, notes=(*model.notes, note))
 
 
 @dataclass(frozen=True)
@@ -107,6 +154,7 @@ class _Reading:
             model.config,
             model.limits,
             model.pages,
+            model.slots,
             devices,
             decision.on_gpus,
         )
@@ -164,6 +212,25 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
     return BatchLimits(DECODE_ROWS + chunk, options["sequences"], pages, logits), context, chunk
 
 
+def _slots(
+    config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
+) -> tuple[int, tuple[str, ...]]:
+    """Slots for states: one for each sequence, and as many copies as there is room for beside one context;
+    and what is to be said of them."""
+    wanted = slots_of(config, limits.sequences, options["state_copies"])
+    if options["state_copies"] is not None or not wanted:
+        return wanted, ()
+    room = affordable_bytes(weight_bytes, config, limits)
+    if room is None:
+        return wanted, ()
+    room -= limits.pages_per_sequence * config.page_bytes(options["cache_type"])
+    slots = min(wanted, max(limits.sequences, room // config.slot_bytes))
+    if slots == wanted:
+        return wanted, ()
+    kept = f"{slots - limits.sequences} states are kept for prompts that begin alike (`state_copies`)"
+    return slots, (f"{kept}: memory does not suffice for {wanted - limits.sequences}",)
+
+
 def _pool(
     config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
 ) -> tuple[int, tuple[str, ...]]:
@@ -173,10 +240,10 @@ def _pool(
     wanted, least = limits.sequences * limits.pages_per_sequence, limits.pages_per_sequence
     if wanted == least:
         return wanted, ()
-    room = affordable_pages(weight_bytes, options["cache_type"], config, limits)
-    if room is None or room >= wanted:
+    room, each = affordable_bytes(weight_bytes, config, limits), config.page_bytes(options["cache_type"])
+    if room is None or room >= wanted * each:
         return wanted, ()
-    pages = max(least, room)
+    pages = max(least, room // each)
     shared = f"{limits.sequences} requests share a KV cache of {pages * PAGE} positions"
     full = f"memory does not suffice for the {wanted * PAGE} of as many contexts"
     return pages, (f"{shared}: {full}, so they may wait for each other",)

@@ -46,14 +46,14 @@ def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) 
     return int(limit) - int(usage) + int(counts.get(reclaimable_name, 0))
 
 
-def affordable_pages(weight_bytes: int, cache_type: str, config: Config, limits: BatchLimits) -> int | None:
-    """The pages of a KV cache, beside weights and steps, that take nine tenths of the remaining memory; None
-    if the system does not state it."""
+def affordable_bytes(weight_bytes: int, config: Config, limits: BatchLimits) -> int | None:
+    """Bytes for the state of sequences: nine tenths of the memory that weights and steps leave; None if the
+    system does not state it."""
     free = available_memory()
     if free is None:
         return None
     left = free - weight_bytes - buffer_bytes(config, limits) - scratch_bytes(config, limits)
-    return max(0, left * 9 // 10) // config.page_bytes(cache_type)
+    return max(0, left * 9 // 10)
 
 
 def check_memory(
@@ -62,28 +62,35 @@ def check_memory(
     config: Config,
     limits: BatchLimits,
     pages: int,
+    slots: int,
     devices: Devices,
     on_gpus: Sequence[OnGPU] = (),
     what: str = "the model needs",
 ) -> None:
-    """Raises LoadError when weights, KV cache, buffers and scratch are more than this process may still
-    take; ``what`` begins the sentence that says what needs the weights. What lies in a GPU's own memory does
-    not count; ``weight_bytes`` may hold the weights there, or none of them."""
+    """Raises LoadError when weights, KV cache, states, buffers and scratch are more than this process may
+    still take; ``what`` begins the sentence that says what needs the weights. What lies in a GPU's own memory
+    does not count; ``weight_bytes`` may hold the weights there, or none of them."""
     cache_bytes = pages * config.page_bytes(cache_type)
+    state_bytes = slots * config.slot_bytes
     backends = len(set(devices.parts))
     cards = [each for each in on_gpus if not each.gpu.shares_memory]
     step_bytes = buffer_bytes(config, limits, split=backends > 1) + scratch_bytes(config, limits)
     step_bytes *= backends - len(cards)
     for card in cards:
         cache_bytes -= card.nbytes["kv"]
+        state_bytes -= card.nbytes["states"]
         weight_bytes = max(0, weight_bytes - card.weight_bytes)
         step_bytes += min(STAGING_BYTES, card.weight_bytes)
     free = available_memory()
-    if free is not None and weight_bytes + cache_bytes + step_bytes > free:
+    if free is not None and weight_bytes + cache_bytes + state_bytes + step_bytes > free:
         smaller = "context (`context`)" if weight_bytes < free else "or more quantised model"
         if weight_bytes < free and pages > limits.pages_per_sequence:
             smaller = f"KV cache (`cache_positions`) or {smaller}"
-        sizes = (weight_bytes, cache_bytes, step_bytes, free)
-        weights, cache, steps, left = (f"{n / 2**30:.2f} GiB" for n in sizes)
+        if weight_bytes < free and slots > limits.sequences:
+            smaller = f"number of kept states (`state_copies`) or {smaller}"
+        sizes = (weight_bytes, cache_bytes, state_bytes, step_bytes, free)
+        weights, cache, states, steps, left = (f"{n / 2**30:.2f} GiB" for n in sizes)
         needs = f"{what} {weights}, its KV cache of {pages * PAGE} positions {cache}, steps {steps}"
+        if slots:
+            needs += f", {slots} states of sequences {states}"
         raise LoadError(f"not enough memory: {needs}, but {left} are available: use a smaller {smaller}")

@@ -5,9 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, get_args, get_type_hints
 
 from hotcold.errors import UserError
+from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.model.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import template_text
 from hotcold.values import integer
+
+DRAFT_MAX = 7  #: guesses of one sequence in a step, where nobody says otherwise
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 
@@ -51,10 +54,24 @@ class LoadOptions(ModelOptions, total=False):
     second_sparsity: str | None
     sequences: int  #: how many run at the same time (1; 4 of ``AsyncLLM``)
     cache_positions: int | None  #: of the KV cache, which they share (``context`` for each)
+    #: of the states that recurrent layers keep, for prompts that begin alike (``sequences`` + 2); other
+    #: models have none
+    state_copies: int | None
+    #: the most tokens of a sequence that are guessed and verified in one step (7, where so many pay); 0 is
+    #: none. The text is the same
+    draft_max: int
+    #: a smaller model with the same vocabulary, which guesses what is not looked up; it runs on the CPU
+    draft: str | os.PathLike[str] | None
 
 
 _DEFAULTS = LoadOptions(
-    sparsity="auto", backend="cpu", cache_type="f16", chunk=128, default_context=4096, sequences=1
+    sparsity="auto",
+    backend="cpu",
+    cache_type="f16",
+    chunk=128,
+    default_context=4096,
+    sequences=1,
+    draft_max=DRAFT_MAX,
 )
 
 
@@ -78,6 +95,11 @@ def complete(options: Mapping[str, Any]) -> LoadOptions:
     for name in ("sequences", "chunk", "default_context"):
         if found[name] < 1:
             raise LoadError(f"{name} is {found[name]}: at least 1 is needed")
+    if (found["state_copies"] or 0) < 0:
+        raise LoadError(f"state_copies is {found['state_copies']}: at least 0 is needed")
+    if not 0 <= found["draft_max"] < DECODE_ROWS:
+        seen = f"`draft_max={found['draft_max']}`"
+        raise LoadError(f"{seen}: 0 (no guesses) to {DECODE_ROWS - 1} tokens are allowed")
     if found["chat_template"] is not None:
         found["chat_template"] = template_text(found["chat_template"])
     return found  # type: ignore[no-any-return]

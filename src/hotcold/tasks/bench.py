@@ -11,18 +11,21 @@ from typing import Any, Unpack
 
 from hotcold.api.llm import Model, source_of
 from hotcold.engine.engine import Engine
+from hotcold.engine.guesses import Guesser, look_up
+from hotcold.engine.replay import Replay
 from hotcold.engine.request import Job, Request
+from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.opening import opened
-from hotcold.runtime.options import ModelOptions, Progress, check_names
+from hotcold.runtime.options import DRAFT_MAX, ModelOptions, Progress, check_names
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.timeline import Handshake, Timeline
 from hotcold.tasks.reports import Setup
-from hotcold.values import whole
+from hotcold.values import printable, whole
 
 #: Natural text, because firing depends on the text; repeated up to the prompt's length.
 _TEXT = (
@@ -50,10 +53,13 @@ class Round:
     params_per_token: float | None
     python_share: float | None
     rows_per_step: float | None
+    tokens_per_step: float | None  #: more than ``rows_per_step`` where guesses were right
     tok_s_per_sequence: float | None
     ttft_s: float | None  #: time to the first token, of the first prompt
     read_bandwidth_gb_s: float | None  #: bandwidth of memory, measured in the same round
     bandwidth_share: float | None  #: the share of it that generation used
+    guessed: int = 0  #: tokens that were guessed and verified
+    accepted: int = 0  #: of those, the ones that were right
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,9 @@ class Benchmark:
             together = "in {parallel} sequences, {rows_per_step:.3g} at a time".format(**found)
             lines.append(f"generation of {self.generated_tokens} {together}: {with_range('tok_s')} in all")
             lines.append(f"each of them: {with_range('tok_s_per_sequence')}")
+        if found["guessed"]:
+            right = "{accepted:.0f} of {guessed:.0f} guessed tokens were right".format(**found)
+            lines.append(f"{right}: {found['tokens_per_step']:.3g} tokens a step")
         counts = (
             "{gb_s:.2f} GB/s; {active_share:.1%} of neurons active; {python_share:.1%} of a step is Python's"
         )
@@ -136,6 +145,8 @@ def bench(
     n_gen: int = 64,
     parallel: int = 1,
     repetitions: int = 5,
+    draft: str | None = None,
+    draft_max: int = DRAFT_MAX,
     timeline: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **options: Unpack[ModelOptions],
@@ -150,6 +161,9 @@ def bench(
         n_gen: tokens to generate in each sequence, 2 or more.
         parallel: number of sequences. If the model cannot decode all together, some wait for their turn.
         repetitions: rounds to measure, after one that is not counted.
+        draft: guesses of next tokens: ``replay:P``, those of a text that is known, of which the share P is
+            right, so 0 to 1; ``look-up``, as :class:`LLM` makes them. None: there are none.
+        draft_max: the most guesses of a sequence in a step.
         timeline: a file for the Chrome trace of one more round: when each of two backends worked and waited.
             It needs a GPU with a part of the model.
         progress: is told of the phases ``loading`` and ``rounds``.
@@ -160,8 +174,12 @@ def bench(
     n_prompt, n_gen = whole("n_prompt", n_prompt, 1), whole("n_gen", n_gen, 2)
     parallel = whole("parallel", parallel, 1, MOST_SEQUENCES)
     repetitions = whole("repetitions", repetitions, 1)
+    draft_max = whole("draft_max", draft_max, 1, DECODE_ROWS - 1)
+    share = _share_of(draft)
     source = source_of(model)
-    more = {} if isinstance(source, LoadedModel) else {"sequences": min(parallel, DECODE_ROWS)}
+    more: dict[str, Any] = {}
+    if not isinstance(source, LoadedModel):
+        more = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0}
     base = opened(source, options, progress, **more)
     if timeline is not None and not base.gpus:
         raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")
@@ -174,8 +192,10 @@ def bench(
         raise UserError(f"{asked}: the context holds {base.context}")
     prompt = prompt_of(base, n_prompt)
     with closing(base.session()) as session:
-        engine = Engine(session)
-        rounds = _rounds(engine, prompt, lengths, repetitions, progress)
+        guesser = look_up if share is None else Replay(share, base.config.vocab)
+        speculation = Speculation([guesser], draft_max, base.limits.decode) if draft is not None else None
+        engine = Engine(session, speculation=speculation)
+        rounds = _rounds(engine, prompt, lengths, repetitions, progress, guesser)
         found = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), rounds)
         if timeline is None:
             return found
@@ -190,12 +210,15 @@ def _rounds(
     lengths: Sequence[int],
     repetitions: int,
     progress: Progress | None,
+    guesser: Guesser,
 ) -> tuple[Round, ...]:
     backend = engine.model.backend
     probe = ReadProbe(backend) if isinstance(backend, CPUBackend) else None
     measure(engine, prompt, lengths, None, seed=0)  # warms memory and threads
     rounds = []
     for seed in range(repetitions):
+        if isinstance(guesser, Replay):  # the text is made without guesses first
+            _learn(guesser, engine, prompt, lengths, seed)
         rounds.append(measure(engine, prompt, lengths, probe, seed=seed))
         if progress:
             progress("rounds", seed + 1, repetitions)
@@ -239,10 +262,7 @@ def measure(
     token comes from the prompt, so generation is measured on the tokens after it."""
     bandwidth = probe.measure(_PROBE_S) if probe else None
     before = engine.session.counters.copy()
-    requests = [
-        Request(Job(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True, cache=False))
-        for i, length in enumerate(lengths)
-    ]
+    requests = _requests(prompt, lengths, seed)
     engine.run(requests)
     figures = Figures.of(engine.session.counters.since(before), engine.session.footprint)
     own = asdict(figures)
@@ -256,4 +276,35 @@ def measure(
         ttft_s=requests[0].timings.ttft_s,
         read_bandwidth_gb_s=bandwidth,
         bandwidth_share=bandwidth and figures.gb_s and figures.gb_s / bandwidth,
+        guessed=sum(each.guessed for each in requests),
+        accepted=sum(each.accepted for each in requests),
     )
+
+
+def _requests(prompt: Sequence[int], lengths: Sequence[int], seed: int) -> list[Request]:
+    return [
+        Request(Job(prompt, SamplingParams(seed=seed + i), max_tokens=length, ignore_eos=True, cache=False))
+        for i, length in enumerate(lengths)
+    ]
+
+
+def _learn(replay: Replay, engine: Engine, prompt: Sequence[int], lengths: Sequence[int], seed: int) -> None:
+    """Makes the texts of a round, without guesses."""
+    replay.texts = {}
+    requests = _requests(prompt, lengths, seed)
+    engine.run(requests)
+    replay.texts = {request.seed: request.output for request in requests}
+
+
+def _share_of(draft: str | None) -> float | None:
+    """P of ``replay:P``; None where nothing is replayed."""
+    if draft is None or draft == "look-up":
+        return None
+    kind, _, share = draft.partition(":")
+    try:
+        found = float(share) if kind == "replay" else -1.0
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise UserError(f"`draft={printable(draft, 40)}`: look-up, or replay:P with P from 0 to 1, is needed")
+    return found

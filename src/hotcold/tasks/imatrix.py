@@ -15,7 +15,6 @@ from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import (
-    PAGE,
     Backend,
     Batch,
     Buffer,
@@ -29,9 +28,9 @@ from hotcold.kernels.backend import (
 )
 from hotcold.kernels.gpus import OFF
 from hotcold.kernels.reference_ffn import activated
-from hotcold.model.attention import AttentionWeights
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.model.layer import FeedForward
 from hotcold.model.weights import ffn_tensors
 from hotcold.quantize.imatrix import Importance, ImportanceMatrix, write_imatrix
 from hotcold.runtime.opening import opened
@@ -87,7 +86,7 @@ def imatrix(
     if not isinstance(source, LoadedModel):
         options["context"] = context
     more = {"sparsity": "off", "default_context": LONGEST_WINDOW, "chunk": _CHUNK, "gpu": OFF}
-    base = opened(source, options, progress, **more)
+    base = opened(source, options, progress, **more, state_copies=0)
     if base.gpus:
         fix = "load it without placement and vram_budget, or give its file"
         raise UserError(f"this model is loaded on several backends, and this is computed on one: {fix}")
@@ -125,14 +124,14 @@ def input_squares(
 def _compute(session: Session, window: Sequence[int], chunk: int) -> None:
     """Computes a window as prompt rows."""
     batch, owner = session.transformer.batch, object()
-    pages = session.cache.allocate(owner, -(-len(window) // PAGE))
+    room = session.state.take(owner, len(window))
     try:
         for start in range(0, len(window), chunk):
-            rows = batch.put(0, 0, start, window[start : start + chunk], pages)
+            rows = room.put(batch, start, window[start : start + chunk])
             batch.counts[:] = (rows, 0, 0, 1)
             session.run()
     finally:
-        session.cache.release(owner)
+        session.state.release(owner)
 
 
 class _Sums:
@@ -278,18 +277,19 @@ def _places(
     for i, layer in enumerate(model.weights.layers):
         blk = f"blk.{i}."
         for block in layer.blocks:
-            if isinstance(block.part, AttentionWeights):
-                fused = f"{blk}attn_qkv.weight" in file.tensors
-                for part in ("q", "k", "v"):
-                    name = "attn_qkv" if fused else f"attn_{part}"
-                    matrices[id(getattr(block.part, part))] = f"{blk}{name}.weight"
-                matrices[id(block.part.o)] = f"{blk}attn_output.weight"
+            if not isinstance(block.part, FeedForward):
+                names_of = block.part.names(blk, file.tensors)
+                matrices |= {id(each): name for each, name in zip(block.part.matrices, names_of, strict=True)}
                 continue
             router = block.part.router or layer.early_router
             if router is not None:
                 matrices[id(router.weights)] = f"{blk}ffn_gate_inp.weight"
+            if latent := block.part.latent:
+                matrices |= {id(latent.down): f"{blk}ffn_latent_down.weight"}
+                matrices |= {id(latent.up): f"{blk}ffn_latent_up.weight"}
+            kind = "_exps" if config.experts_of(i) else ""
             tensors = ffn_tensors(file, config, model.backend, i)
-            ffns[id(block.part.neurons)] = tensors, _names(tensors, blk, "_exps" * bool(config.experts), file)
+            ffns[id(block.part.neurons)] = tensors, _names(tensors, blk, kind, file)
             if (shared := block.part.shared) is not None:
                 if shared.gate is not None:
                     matrices[id(shared.gate)] = f"{blk}ffn_gate_inp_shexp.weight"

@@ -155,13 +155,14 @@ def _count(
     """Runs the model over the text and counts firings."""
     if not isinstance(model, LoadedModel):
         options = options | {"context": context}
-    base = opened(model, options, progress, sparsity=mode, default_context=LONGEST_WINDOW, gpu=OFF)
+    more: dict[str, Any] = {"sparsity": mode, "gpu": OFF, "state_copies": 0}
+    base = opened(model, options, progress, default_context=LONGEST_WINDOW, **more)
     if base.gpus:
         fix = "load it without placement and vram_budget, or give its file"
         raise UserError(f"this model is loaded on several backends, and a profile counts on one: {fix}")
     length = window_length(base.context, context)
-    experts = base.config.experts
-    firings = Firings(base.config.neurons, experts.count if experts else 1)
+    experts = [base.config.experts_of(i) for i in range(base.config.layers)]
+    firings = Firings(base.config.neurons, [each.count if each else 1 for each in experts])
     rows = base.limits.tokens
     windows = text_windows(base.tokenizer, text, length)
     if tokens is not None:
@@ -169,7 +170,8 @@ def _count(
     watched = base.session(mode, wrap=lambda ffns: firings.watch(base.backend, ffns, rows))
     with closing(watched) as session:
         if session.transformer.chosen:
-            firings.watch_routers([(base.backend, each) for each in session.transformer.chosen])
+            routed = zip(experts, session.transformer.chosen, strict=True)
+            firings.watch_routers([(base.backend, each) if has else None for has, each in routed])
         scorer = Scorer(session)
         for done, window in enumerate(windows, 1):
             firings.restart()
@@ -195,4 +197,5 @@ def _skew(firing: Sequence[npt.NDArray[Any]]) -> dict[str, list[float]]:
     """Returns, by layer, the mean share of neurons that fire, and the share of firings of the most active
     fifth."""
     hottest = [np.sort(each)[-(len(each) // 5) :].sum() / (each.sum() or 1) for each in firing]
-    return {"active": [float(each.mean()) for each in firing], "hottest_fifth": [float(h) for h in hottest]}
+    active = [float(each.sum()) / max(1, each.size) for each in firing]
+    return {"active": active, "hottest_fifth": [float(h) for h in hottest]}

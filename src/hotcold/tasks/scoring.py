@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.kernels.backend import PAGE, Floats
+from hotcold.kernels.backend import Floats
 from hotcold.model.kv_cache import PagePool
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.session import Session
@@ -65,17 +65,17 @@ class Scorer:
         batch = session.transformer.batch
         use = _Scoring(session.cache)
         session.claim(use)
-        pages = session.cache.allocate(use, -(-len(window) // PAGE))
+        room = session.state.take(use, len(window))
         try:
             for start in range(0, len(window) - 1, batch.limits.decode):
                 stop = min(start + batch.limits.decode, len(window) - 1)
-                rows = batch.put(0, 0, start, window[start:stop], pages)
+                rows = room.put(batch, start, window[start:stop])
                 batch.logits_rows[:rows] = range(rows)
                 batch.counts[:] = (rows, rows, rows, 1)
                 session.run()
                 yield session.transformer.read_logits(0, rows)
         finally:
-            session.cache.release(use)
+            session.state.release(use)
 
     @property
     def figures(self) -> Figures:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.kernels.gpu import GPUMemoryError
-from hotcold.runtime.counters import Counters, Figures
+from hotcold.runtime.counters import Counters, Figures, bytes_of_rows
 from hotcold.runtime.session import Session, Watched
 from hotcold.watch.memory_use import MemoryUse, memory_use
 from hotcold.watch.neuron_map import MapLayout, NeuronMap
@@ -30,6 +30,8 @@ class Rates:
     tok_s: float | None  #: of this request alone
     gb_s: float | None  #: 1e9 bytes of weights, keys and values that the whole engine read a second
     gpu_share: float | None  #: of the bytes of weights read for this request's steps
+    guessed: int = 0  #: tokens of this request so far that were guessed and verified
+    accepted: int = 0  #: of those, the ones that were right
 
 
 @dataclass(frozen=True)
@@ -87,22 +89,24 @@ class Live:
         # Tokens of one frame. A GPU is asked for the masks of each layer: less often.
         self.most = 1 if session.model.on_gpus else max(1, _MOST_BYTES // self.map.nbytes)
 
-    def due(self, decode: Sequence["Watchable"]) -> Watched | None:
+    def due(self, decode: Sequence[tuple["Watchable", int]]) -> Watched | None:
         """Returns how the next step is to be watched, for whoever watches one of its decode rows; None: it is
         not."""
-        due = any(each.viewer is not None and not each.viewer.is_full(self.most) for each in decode)
+        due = any(each.viewer is not None and not each.viewer.is_full(self.most) for each, _ in decode)
         return self.watched if due else None
 
-    def take(self, decode: Sequence["Watchable"]) -> None:
+    def take(self, decode: Sequence[tuple["Watchable", int]]) -> None:
         """Notes what fired in a step for those of its decode rows that are watched, before their tokens are
-        chosen."""
+        chosen; each has a number, that of the token of the answer which it chooses."""
         assert self.watched is not None
         masks: list[npt.NDArray[np.uint64]] = []
-        for row, request in enumerate(decode):
+        for row, (request, token) in enumerate(decode):
             if (viewer := request.viewer) is None or viewer.is_full(self.most):
                 continue
+            if token < len(request.output):  # of a prompt, or known already
+                continue
             masks = masks or self.watched.fired(len(decode))
-            viewer.note(len(request.output), np.concatenate([mask[row] for mask in masks]))
+            viewer.note(token, np.concatenate([mask[row] for mask in masks]))
 
 
 class Watchable(Protocol):
@@ -126,6 +130,10 @@ class Viewer:
 
     def note(self, token: int, masks: npt.NDArray[np.uint64]) -> None:
         self._masks[token] = masks
+
+    def forget(self, tokens: int) -> None:
+        """Forgets what was noted for tokens of the answer beyond so many: they were guessed wrong."""
+        self._masks = {token: masks for token, masks in self._masks.items() if token < tokens}
 
     def frame(self, tokens: int, *, last: bool) -> Frame:
         """Makes the frame of the piece that ends with so many tokens of the answer."""
@@ -175,23 +183,26 @@ class _Moment:
         figures = Figures.of(counters, session.footprint)
         new = self.tokens - before.tokens
         tok_s = new / seconds if new > 0 and seconds > 0 else None
-        gpu, cpu = _bytes_read(live, self.sides - before.sides, self.steps - before.steps)
+        gpu, cpu = _bytes_read(live, counters, self.sides - before.sides, self.steps - before.steps)
         return Rates(tok_s, figures.gb_s, gpu / (gpu + cpu) if gpu + cpu else None)
 
 
-def _bytes_read(live: Live, sides: npt.NDArray[np.int64], steps: int) -> tuple[int, int]:
-    """Bytes of weights that the GPU and the CPU read."""
+def _bytes_read(live: Live, counters: Counters, sides: npt.NDArray[np.int64], steps: int) -> tuple[int, int]:
+    """Bytes of weights that the GPU and the CPU read in some steps, of which ``counters`` may have more."""
     model, footprint = live.session.model, live.session.footprint
-    rows = sides[:, :, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
-    by_layer = rows.sum(2)  # [2, layers]
+    by_layer = bytes_of_rows(sides, footprint.row_bytes).sum(2)  # [2, layers]
     if live.watched is None:
-        experts = model.config.experts
-        share = experts.chosen / experts.count if experts else 1
-        by_layer[0] = [steps * layer.ffn.nbytes * share for layer in model.weights.layers]
+        experts = [model.config.experts_of(i) for i in range(model.config.layers)]
+        shares = [each.chosen / each.count if each else 1 for each in experts]
+        weights = zip(model.weights.layers, shares, strict=True)
+        by_layer[0] = [steps * layer.ffn.nbytes * share for layer, share in weights]
     read = [
         *zip(model.devices.layers, by_layer[0].tolist(), strict=True),
         (model.backend, int(by_layer[1].sum())),
     ]
     read += [(backend, steps * nbytes) for _, backend, nbytes in live.session.read_whole()]
+    shared = bytes_of_rows(counters.shared, footprint.shared_row_bytes).sum(1) * steps
+    of_steps = shared // max(1, counters.decode_steps)
+    read += [*zip(model.devices.layers, of_steps.tolist(), strict=False)]
     cpu = sum(nbytes for backend, nbytes in read if backend is model.backend)
     return sum(nbytes for _, nbytes in read) - cpu, cpu

@@ -8,7 +8,7 @@ from hotcold.runtime.session import Session
 from hotcold.sparse.ffn import SplitWeights
 
 #: Kinds of memory, in the order in which they are shown.
-KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers")
+KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers", "states")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class MemoryUse:
 
 
 def memory_use(session: Session) -> tuple[MemoryUse, ...]:
-    """The memory in use: weights, keys and values as allocated; ``buffers`` of steps as planned."""
+    """The memory in use: weights, keys, values and states as allocated; ``buffers`` of steps as planned. A
+    model without states has none of them."""
     model = session.model
     config, weights, devices = model.config, model.weights, model.devices
     hot: dict[str, int] = {}
@@ -35,7 +36,11 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
         if kind != "head" or weights.head is not weights.embedding:
             add(kind, backend, nbytes)
     for i, (layer, backend) in enumerate(zip(weights.layers, devices.layers, strict=True)):
+        if session.shared_counts:
+            add("attention", backend, layer.shared_bytes)
         add("kv", backend, session.cache.pages * config.mixers[i].page_bytes(model.cache_type))
+        if session.slots:
+            add("states", backend, session.slots.slots * config.mixers[i].slot_bytes)
         if isinstance(layer.ffn, SplitWeights):
             add("neurons", backend, layer.ffn.hot.nbytes if layer.ffn.hot else 0)
             add("neurons", model.backend, layer.ffn.cold.nbytes)
@@ -47,4 +52,5 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
     planned = {gpu: has.nbytes["buffers"] for gpu, has in zip(model.gpus, model.on_gpus, strict=False)}
     for each in backends:
         add("buffers", each, planned.get(each, needed))
-    return tuple(MemoryUse(kind, hot.get(kind, 0), cold.get(kind, 0)) for kind in KINDS)
+    kinds = (kind for kind in KINDS if kind != "states" or session.slots)
+    return tuple(MemoryUse(kind, hot.get(kind, 0), cold.get(kind, 0)) for kind in kinds)

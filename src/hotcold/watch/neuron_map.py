@@ -51,7 +51,8 @@ class NeuronMap:
         neurons = model.config.neurons
         firing = _firing(model)
         hot, hot_by = _hot(model, firing)
-        size = next(s for s in range(1, sum(neurons)) if sum(_count(n, s) for n in neurons) <= MOST_CELLS)
+        fitting = (s for s in range(1, sum(neurons)) if sum(_count(n, s) for n in neurons) <= MOST_CELLS)
+        size = next(fitting, 1)
         orders, sizes, begins, words = [], [], [], 0
         for i, mask in enumerate(hot):
             by_firing = np.arange(len(mask)) if firing is None else np.argsort(-firing[i], kind="stable")
@@ -156,7 +157,7 @@ def _hottest(firing: npt.NDArray[Any]) -> Bools:
 
 def _places(model: LoadedModel, layer: int, hot: Bools) -> tuple[Ints, int]:
     """The bit of each neuron in its layer's mask, and the number of words of this mask."""
-    weights, experts = model.weights.layers[layer].ffn, model.config.experts
+    weights, experts = model.weights.layers[layer].ffn, model.config.experts_of(layer)
     ends = experts.ends if experts else (len(hot),)
     if not isinstance(weights, SplitWeights):
         return mask_bits(ends), weights.words

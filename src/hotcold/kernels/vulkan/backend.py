@@ -34,8 +34,7 @@ from hotcold.kernels.backend import (
     Rows,
 )
 from hotcold.kernels.gpu import LinkSpeed
-from hotcold.kernels.no_states import NoStateOps
-from hotcold.kernels.vulkan import attention, ffn, linear, rowwise
+from hotcold.kernels.vulkan import attention, ffn, linear, recurrent, rowwise
 from hotcold.kernels.vulkan import link as mailbox
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.ffn import FFNOptions
@@ -55,7 +54,7 @@ from hotcold.kernels.vulkan.recording import (
 from hotcold.kernels.vulkan.shaders import spirv
 
 
-class VulkanBackend(NoStateOps, DeviceMemory):
+class VulkanBackend(DeviceMemory):
     """One device. ``budget``: the most bytes of its memory to allocate, scratch included. ``spin``: the form
     of the handshake that :meth:`link` uses: shaders wait for answers, else answers submit what follows."""
 
@@ -196,6 +195,67 @@ class VulkanBackend(NoStateOps, DeviceMemory):
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
         self.op(batch, lambda r: rowwise.gather(r, x, out), x, out)
+
+    def softcap(self, logits: Buffer, batch: Batch, cap: float) -> None:
+        self.op(batch, lambda r: rowwise.softcap(r, logits, cap), logits)
+
+    # Ops of layers that keep a state
+
+    def short_conv(
+        self,
+        x: Buffer,
+        weight: Buffer,
+        bias: Buffer | None,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        activation: str,
+    ) -> None:
+        args = x, weight, bias, state, out
+        self.op(batch, lambda r: recurrent.short_conv(r, *args, activation), *args)
+
+    def gated_delta(
+        self,
+        mixed: Buffer,
+        decay: Buffer,
+        beta: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        keys: int,
+        key_dim: int,
+        tiled: bool,
+        eps: float,
+    ) -> None:
+        buffers, options = (mixed, decay, beta, state, out), (keys, key_dim, tiled, eps)
+        self.op(batch, lambda r: recurrent.gated_delta(r, *buffers, *options), *buffers)
+
+    def decay(self, x: Buffer, bias: Buffer, factor: Buffer, batch: Batch, out: Buffer) -> None:
+        args = x, bias, factor, out
+        self.op(batch, lambda r: recurrent.decay(r, *args), *args)
+
+    def ssm_scan(
+        self,
+        mixed: Buffer,
+        dt: Buffer,
+        dt_bias: Buffer,
+        a: Buffer,
+        d: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        groups: int,
+    ) -> None:
+        vectors = dt_bias, a, d
+        args = mixed, dt, vectors, state, out
+        self.op(batch, lambda r: recurrent.ssm_scan(r, *args, groups), *args)
+
+    def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
+        args = x, gate, out
+        self.op(batch, lambda r: recurrent.multiply(r, *args, activation), *args)
 
     def top_k(
         self,

@@ -60,9 +60,9 @@ class Cut:
 
 
 def batch_bytes(limits: BatchLimits) -> int:
-    """Bytes of a batch on a device: a header of 16 words, and its arrays (csrc/shaders/batch.glsl)."""
+    """Bytes of a batch on a device: a header of 17 words, and its arrays (csrc/shaders/batch.glsl)."""
     pages = limits.sequences * limits.pages_per_sequence
-    return 4 * (16 + 4 * limits.tokens + pages + limits.sequences + limits.logits)
+    return 4 * (17 + 4 * limits.tokens + pages + 5 * limits.sequences + limits.logits)
 
 
 class Recording:
@@ -135,7 +135,7 @@ class Recording:
         self._work += multiplications
 
     def bound(self, name: str, most: int) -> None:
-        """``name`` (tokens, positions, pages, ...) must be below ``most`` in every step."""
+        """``name`` (tokens, positions, pages or state_slots) must be below ``most`` in every step."""
         self.bounds[name] = min(most, self.bounds.get(name, most))
 
     def run(

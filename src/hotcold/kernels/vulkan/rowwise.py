@@ -1,12 +1,12 @@
-"""Ops that work on each row by itself: norm, add, gather, router, and top_k, which the host does."""
+"""Ops that work on each row by itself: norm, add, gather, softcap, router, and top_k, which the host does."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from hotcold.errors import UserError
 from hotcold.kernels import _native, checks
 from hotcold.kernels.backend import Buffer, Floats, Ints, Masks, Matrix, Norm, Rows
 from hotcold.kernels.vulkan.buffers import DeviceMemory
@@ -21,24 +21,31 @@ def norm(recording: Recording, x: Buffer, norm: Norm, out: Buffer, rows: Rows) -
     width = shape[-1]
     if len(shape) < 2 or width < 1:
         raise ValueError(f"x of shape {shape}: rows of at least one value are needed")
-    if norm.weight is None or len(recording.memory.own(norm.weight).shape) != 1:
-        raise UserError("vulkan has no norms of groups or without a weight: use `gpu=off`")
-    if recording.memory.own(norm.weight).shape != (width,):
-        width = recording.memory.own(x).width  # of all heads
-    vectors = [recording.memory.vector("norm weight", norm.weight, width)]
-    vectors.append(
-        vectors[0] if norm.bias is None else recording.memory.vector("norm bias", norm.bias, width)
-    )
     values = recording.memory.own(x).width
+    weight: tuple[int, ...] | None = None
+    if norm.weight is not None:
+        weight = recording.memory.own(norm.weight).shape
+        if len(weight) == 2:
+            if math.prod(weight) != values:
+                raise ValueError(f"norm weight of shape {weight}: groups of a row of {values} are needed")
+            width = weight[1]
+        elif weight != (width,):
+            width = values  # of all heads
+            weight = (width,)
+    own = weight or (width,)
     source, target = (
         recording.range_of(name, each, values, rows=rows) for name, each in (("x", x), ("out", out))
     )
+    vectors = [
+        source if each is None else recording.memory.vector(f"norm {what}", each, *own)
+        for what, each in (("weight", norm.weight), ("bias", norm.bias))
+    ]
     recording.run(
         "norm",
         [source, *vectors, Written(target)],
-        [width, float(norm.eps)],
+        [width, math.prod(own[:-1]), float(norm.eps)],
         (values // width, recording.rows_of(rows), 1),
-        [int(rows), int(norm.centre), int(norm.bias is not None)],
+        [int(rows), int(norm.centre), int(norm.bias is not None), int(weight is not None)],
     )
 
 
@@ -59,6 +66,14 @@ def gather(recording: Recording, x: Buffer, out: Buffer) -> None:
     target = recording.range_of("out", out, width, rows=Rows.LOGITS)
     groups = -(-width // 256), recording.rows_of(Rows.LOGITS), 1
     recording.run("gather", [source, Written(target)], [width], groups)
+
+
+def softcap(recording: Recording, logits: Buffer, cap: float) -> None:
+    checks.check_softcap(cap)
+    width = recording.memory.own(logits).width
+    rows = recording.range_of("logits", logits, width, rows=Rows.LOGITS)
+    groups = -(-width // 256), recording.rows_of(Rows.LOGITS), 1
+    recording.run("softcap", [Written(rows)], [width, float(cap)], groups)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 const NAMES = {
   neurons: "neurons", attention: "attention", predictor: "predictors", head: "head", embedding: "embedding",
-  kv: "keys and values", buffers: "buffers",
+  kv: "keys and values", states: "states", buffers: "buffers",
 };
 const $ = (id) => document.getElementById(id);
 
@@ -25,6 +25,8 @@ export function element(name, { text, kind, ...more } = {}, ...children) {
 export function showRates(rates, gpu) {
   if (!rates) return;
   if (rates.tok_s) $("tok-s").textContent = rate(rates.tok_s);
+  $("guesses-box").hidden = !rates.guessed;
+  if (rates.guessed) $("guesses").textContent = `${rates.accepted} of ${rates.guessed}`;
   if (rates.gb_s) $("gb-s").textContent = rates.gb_s >= 0.05 ? rate(rates.gb_s) : rates.gb_s.toFixed(3);
   if (rates.gpu_share !== null && rates.gpu_share !== undefined) showWork(rates.gpu_share, gpu);
 }

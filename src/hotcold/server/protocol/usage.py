@@ -38,7 +38,7 @@ def usage(tallies: Sequence[Tally], n: int = 1) -> dict[str, Any]:
 def timings(tallies: Sequence[Tally], n: int = 1, sparsity: str = "") -> dict[str, Any]:
     """llama.cpp's ``timings``, in milliseconds, of texts that ran at the same time. ``prompt_ms`` is the time
     to the first token, waiting included. Rates of answers exclude the first token, which comes with the
-    prompt. ``sparsity`` is a field of our own: the mode."""
+    prompt. ``draft_n`` is there where tokens were guessed. ``sparsity`` is a field of our own: the mode."""
     pieces = [each.last for each in tallies if each.last is not None]
     firsts = [each.last for each in tallies[::n] if each.last is not None]
     reused = sum(each.reused for each in firsts)
@@ -50,7 +50,7 @@ def timings(tallies: Sequence[Tally], n: int = 1, sparsity: str = "") -> dict[st
     prompt_s = max(0.0, min(first) - min(begun)) if first and begun else 0.0
     predicted_s = max(0.0, max(ended) - min(first)) if first and ended else 0.0
     after = max(0, predicted_n - len(first))
-    found = {
+    found: dict[str, Any] = {
         "cache_n": reused,
         "prompt_n": prompt_n,
         "prompt_ms": 1e3 * prompt_s,
@@ -61,4 +61,6 @@ def timings(tallies: Sequence[Tally], n: int = 1, sparsity: str = "") -> dict[st
         "predicted_per_token_ms": 1e3 * predicted_s / max(after, 1),
         "predicted_per_second": after / predicted_s if predicted_s else 0.0,
     }
+    if guessed := sum(each.guessed for each in pieces):
+        found |= {"draft_n": guessed, "draft_n_accepted": sum(each.accepted for each in pieces)}
     return {**found, "sparsity": sparsity} if sparsity else found

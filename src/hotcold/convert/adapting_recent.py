@@ -1,0 +1,293 @@
+"""Adapts ``config.json`` of families published since 2024, as :mod:`hotcold.convert.adapting` does."""
+
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.adapting import Facts, everywhere, expert_keys, granite_keys, refuse_others, windows_of
+from hotcold.convert.settings import Settings
+
+_ORIGINAL = "original_max_position_embeddings"
+
+
+def _text(config: Settings) -> Settings:
+    """The text model's settings of a model that reads images, too; else the model's own."""
+    text = config.section("text_config").values
+    return Settings(config.path, {**config.values, **text, "model_type": config.text("model_type")})
+
+
+def _rope(config: Settings) -> Settings:
+    """The object that describes the rotation, under either of its names."""
+    return config.section("rope_scaling" if "rope_scaling" in config else "rope_parameters")
+
+
+def _alike(config: Settings, key: str, default: int | None = None) -> int:
+    """A number that may stand there once for each layer."""
+    value = config.values.get(key)
+    if not isinstance(value, list):
+        return config.integer(key, default)
+    if not value or any(each != value[0] for each in value):
+        raise config.error(key, "one number for all layers")
+    return Settings(config.path, {key: value[0]}).integer(key)
+
+
+def gemma2(config: Settings) -> Facts:
+    refuse_others(config, use_bidirectional_attention=False)
+    layers = config.integer("num_hidden_layers", 26)
+    return {
+        "num_hidden_layers": layers,
+        "head_dim": config.integer("head_dim", 256),
+        "hidden_act": config.text("hidden_activation", config.text("hidden_act", "gelu_pytorch_tanh")),
+        "query_pre_attn_scalar": config.number("query_pre_attn_scalar", 256),
+        "rms_norm_eps": config.number("rms_norm_eps", 1e-6),
+        "sliding_window": config.integer("sliding_window", 4096),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+        "windows": windows_of(config, [i % 2 == 0 for i in range(layers)]),
+    }
+
+
+def gemma2_keys(config: Settings) -> Facts:
+    keys: Facts = {}
+    for key, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+        if config.values.get(key, default) is None:
+            raise config.error(key, "a number above 0")  # readers take the default where a file has none
+        keys[key] = np.float32(config.number(key, default))
+    if (scalar := config.number("query_pre_attn_scalar")) != config.integer("head_dim"):
+        keys["attention.scale"] = np.float32(scalar**-0.5)
+    return keys
+
+
+def glm4(config: Settings) -> Facts:
+    return {
+        "attention_bias": config.flag("attention_bias", True),
+        "head_dim": config.integer("head_dim", 128),
+        "partial_rotary_factor": config.number("partial_rotary_factor", 0.5),
+    }
+
+
+def seed_oss(config: Settings) -> Facts:
+    return {
+        "attention_bias": config.flag("attention_bias", True),
+        "head_dim": config.integer("head_dim", 128),
+    }
+
+
+def starcoder2(config: Settings) -> Facts:
+    facts: Facts = {
+        "use_bias": config.flag("use_bias", True),
+        "hidden_act": config.text("hidden_act", "gelu_pytorch_tanh"),
+        "norm_epsilon": config.number("norm_epsilon", 1e-5),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+    }
+    return facts | ({"windows": everywhere(config)} if "sliding_window" in config else {})
+
+
+def starcoder2_keys(config: Settings) -> Facts:
+    # Where the key is missing, readers take the window of the published models.
+    return {} if "sliding_window" in config else {"attention.sliding_window": 0}
+
+
+def cohere(config: Settings) -> Facts:
+    return _cohere(config) | {"rope_theta": config.number("rope_theta", 500000.0)}
+
+
+def _cohere(config: Settings) -> Facts:
+    return {
+        "hidden_act": config.text("hidden_act", "silu"),
+        "layer_norm_eps": config.number("layer_norm_eps", 1e-5),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+    }
+
+
+def cohere2(config: Settings) -> Facts:
+    layers = config.integer("num_hidden_layers")
+    period = config.integer("sliding_window_pattern", config.integer("layer_switch", 4))
+    return _cohere(config) | {
+        "sliding_window": config.integer("sliding_window", 4096),
+        "windows": windows_of(config, [(i + 1) % period != 0 for i in range(layers)]),
+    }
+
+
+def cohere_keys(config: Settings) -> Facts:
+    return {"logit_scale": np.float32(config.number("logit_scale", 0.0625))}
+
+
+def ernie4_5(config: Settings) -> Facts:
+    return {
+        "rope_theta": config.number("rope_theta", 500000.0),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+        "use_bias": config.flag("use_bias", False),
+    }
+
+
+def granitemoe_keys(config: Settings) -> Facts:
+    return granite_keys(config) | expert_keys(config)
+
+
+#: Defaults of the class where config.json is silent.
+_MINISTRAL_ROPE: dict[str, Any] = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, _ORIGINAL: 16384, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+
+
+def mistral3(config: Settings) -> Facts:
+    """Ministral 3, including models that read images. Mistral Small 3 has the same class, but another text
+    model: Llama's."""
+    own = config.section("text_config")
+    if own.values and own.values.get("model_type") != "ministral3":
+        raise own.error("model_type", "ministral3")
+    text = _text(config)
+    facts: Facts = {**text.values, "head_dim": text.integer("head_dim", 128)}
+    if "rope_parameters" not in text and "rope_scaling" not in text:
+        facts["rope_parameters"] = _MINISTRAL_ROPE
+    return facts | ({"windows": everywhere(text)} if "sliding_window" in text else {})
+
+
+def mistral3_keys(config: Settings) -> Facts:
+    rope = _rope(config)
+    keys: Facts = {}
+    if "llama_4_scaling_beta" in rope:
+        keys["attention.temperature_scale"] = np.float32(rope.number("llama_4_scaling_beta"))
+        keys["attention.temperature_length"] = rope.integer(_ORIGINAL)
+    if "mscale_all_dim" in rope and "mscale" in rope:
+        keys["rope.scaling.yarn_log_multiplier"] = np.float32(rope.number("mscale_all_dim"))
+    return keys
+
+
+def hunyuan(config: Settings) -> Facts:
+    refuse_others(config, use_qk_norm=True, use_cla=False)
+    rope = _rope(config)
+    if "alpha" not in rope:
+        return {}
+    # The alpha of NTK-aware scaling stretches the base once and for all.
+    head_dim = config.integer(
+        "head_dim", config.integer("hidden_size") // config.integer("num_attention_heads")
+    )
+    theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
+    stretched = theta * rope.number("alpha") ** (head_dim / (head_dim - 2))
+    return {"rope_theta": stretched, "rope_scaling": None, "rope_parameters": None}
+
+
+def hunyuan_moe(config: Settings) -> Facts:
+    if _alike(config, "num_shared_expert", 1) != 1:
+        raise config.error("num_shared_expert", "1")
+    width = config.integer("intermediate_size")
+    if _alike(config, "moe_intermediate_size", width) != width:
+        raise config.error("moe_intermediate_size", f"intermediate_size {width}")
+    return hunyuan(config) | {
+        "num_local_experts": _alike(config, "num_experts"),
+        "num_experts_per_tok": _alike(config, "moe_topk", 1),
+        "moe_intermediate_size": width,
+        "shared_width": width,
+    }
+
+
+def minimax_m2(config: Settings) -> Facts:
+    refuse_others(config, use_qk_norm=True, scoring_func="sigmoid", use_routing_bias=True)
+    facts: Facts = {
+        "head_dim": config.integer("head_dim", 128),
+        "moe_intermediate_size": config.integer("intermediate_size"),
+        "rope_theta": config.number("rope_theta", 5e6),
+    }
+    if "rotary_dim" in config:
+        facts["partial_rotary_factor"] = config.integer("rotary_dim") / facts["head_dim"]
+    return facts
+
+
+def minimax_m2_keys(config: Settings) -> Facts:
+    return expert_keys(config) | {"expert_gating_func": 2}  # llama.cpp's number of sigmoids
+
+
+def qwen3vl(config: Settings) -> Facts:
+    text = _text(config)
+    return {
+        **text.values,
+        "head_dim": text.integer("head_dim", 128),
+        "rope_theta": text.number("rope_theta", 500000.0),
+        "sliding_window": None,
+    }
+
+
+def qwen3vl_keys(config: Settings) -> Facts:
+    """Without images, sections of positions are all alike, and layers that images reach are Qwen3's."""
+    keys: Facts = {}
+    sections, layers = (
+        where.values.get(key)
+        for where, key in (
+            (_rope(config), "mrope_section"),
+            (config.section("vision_config"), "deepstack_visual_indexes"),
+        )
+    )
+    if isinstance(sections, list):
+        keys["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
+    keys["n_deepstack_layers"] = len(layers) if isinstance(layers, list) else 0
+    return keys
+
+
+def qwen3vl_moe(config: Settings) -> Facts:
+    facts = qwen3vl(config)
+    text = Settings(config.path, facts)
+    refuse_others(text, decoder_sparse_step=1, mlp_only_layers=[])
+    return facts | {"num_local_experts": text.integer("num_experts")}
+
+
+def qwen3vl_moe_keys(config: Settings) -> Facts:
+    return qwen3vl_keys(config) | expert_keys(config)
+
+
+def _first_dense(config: Settings, dense: int) -> Facts:
+    layers = config.integer("num_hidden_layers")
+    return {
+        "dense_layers": [i < dense for i in range(layers)],
+        "expert_layers": [i >= dense for i in range(layers)],
+    }
+
+
+def _mixed_keys(config: Settings) -> Facts:
+    return expert_keys(config) | {"leading_dense_block_count": config.values["dense_layers"].count(True)}
+
+
+def ernie4_5_moe(config: Settings) -> Facts:
+    layers, width = config.integer("num_hidden_layers"), config.integer("moe_intermediate_size")
+    refuse_others(config, moe_layer_interval=1, moe_use_aux_free=True)
+    last, first = config.values.get("moe_layer_end_index", -1), config.values.get("moe_layer_start_index", 1)
+    if last not in (-1, layers - 1):
+        raise config.error("moe_layer_end_index", str(layers - 1))
+    if type(first) is not int or not 0 <= first <= layers:
+        raise config.error("moe_layer_start_index", "a number of layers")
+    return {
+        **ernie4_5(config),
+        **_first_dense(config, first),
+        "num_local_experts": config.integer("moe_num_experts"),
+        "num_experts_per_tok": config.integer("moe_k", 6),
+        "moe_intermediate_size": width,
+        "shared_width": width * config.integer("moe_num_shared_experts", 2),
+    }
+
+
+def ernie4_5_moe_keys(config: Settings) -> Facts:
+    return _mixed_keys(config) | {"interleave_moe_layer_step": 1, "expert_gating_func": 1}
+
+
+def glm4_moe(config: Settings) -> Facts:
+    refuse_others(config, n_group=1, topk_group=1)
+    dense, layers = config.values.get("first_k_dense_replace", 1), config.integer("num_hidden_layers")
+    if type(dense) is not int or not 0 <= dense <= layers:
+        raise config.error("first_k_dense_replace", "a number of layers")
+    return {
+        **_first_dense(config, dense),
+        "attention_bias": config.flag("attention_bias", False),
+        "partial_rotary_factor": config.number("partial_rotary_factor", 0.5),
+        "num_local_experts": config.integer("n_routed_experts"),
+        "shared_width": config.integer("moe_intermediate_size") * config.integer("n_shared_experts", 1),
+    }
+
+
+def glm4_moe_keys(config: Settings) -> Facts:
+    return _mixed_keys(config) | {
+        "expert_gating_func": 2,
+        "expert_shared_count": config.integer("n_shared_experts", 1),
+        "expert_weights_norm": config.flag("norm_topk_prob", True),
+        "expert_weights_scale": np.float32(config.number("routed_scaling_factor", 1.0)),
+    }

@@ -1,0 +1,356 @@
+"""Adapts ``config.json`` of families whose layers differ: which layers have attention, a state, an FFN or
+experts.
+
+As in ``adapting``, a function for Llama's keys gives those that change, and one for GGUF's keys those beyond
+those of every model. ``attention_layers``, ``dense_layers`` and ``expert_layers`` are lists of truth values,
+which rules of ``hybrids.json`` name; ``ssm`` has the sizes of Mamba-2."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.adapting import Facts, expert_keys, granite_keys
+from hotcold.convert.settings import Settings
+
+#: What publishers call a kind of layer -> its name here.
+_KINDS = {
+    "conv": "state", "mamba": "state", "linear_attention": "state", "M": "state",
+    "full_attention": "attention", "attention": "attention", "*": "attention",
+    "moe": "experts", "E": "experts", "mlp": "dense", "-": "dense",
+}  # fmt: skip
+
+#: Sizes of Mamba-2, by the names that publishers have for them.
+_NEMOTRON = {
+    "heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "state": "ssm_state_size",
+    "groups": "n_groups", "taps": "conv_kernel",
+}  # fmt: skip
+_GRANITE = {
+    "heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state": "mamba_d_state",
+    "groups": "mamba_n_groups", "taps": "mamba_d_conv",
+}  # fmt: skip
+_MAMBA2 = {
+    "heads": "num_heads", "head_dim": "head_dim", "state": "state_size", "groups": "n_groups",
+    "taps": "conv_kernel",
+}  # fmt: skip
+
+
+def _kinds(config: Settings, key: str, implied: list[str] | None = None) -> list[str]:
+    """The kind of each layer, from a list or a text of one letter each."""
+    found: Any = config.values.get(key)
+    if found is None and implied is not None:
+        return implied
+    layers = [*found] if isinstance(found, list | str) else []
+    if not layers or any(not isinstance(each, str) or each not in _KINDS for each in layers):
+        raise config.error(key, f"a list, each {', '.join(_KINDS)}")
+    return [_KINDS[each] for each in layers]
+
+
+def _layers(config: Settings, kinds: list[str]) -> Facts:
+    """The lists that say which layers have attention; checks their length."""
+    layers = config.integer("num_hidden_layers", len(kinds))
+    if len(kinds) != layers:
+        raise config.error("num_hidden_layers", f"{len(kinds)}, the number of kinds of layers,")
+    attention = [kind == "attention" for kind in kinds]
+    return {"attention_layers": attention, "state_layers": [kind == "state" for kind in kinds]}
+
+
+def _kv_heads(config: Settings) -> list[int]:
+    heads = config.integer("num_key_value_heads", config.integer("num_attention_heads"))
+    return [heads * each for each in config.values["attention_layers"]]
+
+
+def lfm2(config: Settings) -> Facts:
+    count = config.integer("num_hidden_layers")
+    attends: Any = config.values.get("full_attn_idxs")
+    implied = None
+    if isinstance(attends, list):
+        implied = ["attention" if i in attends else "state" for i in range(count)]
+    width = config.integer("intermediate_size", config.integer("block_ff_dim", 1))
+    if config.text("model_type") == "lfm2" and config.flag("block_auto_adjust_ff_dim", True):
+        width = int(config.number("block_ffn_dim_multiplier", 1.0) * (2 * width // 3))
+        multiple = config.integer("block_multiple_of", 256)
+        width = -(-width // multiple) * multiple
+    dense = min(config.integer("num_dense_layers", 2), count) if "num_experts" in config else count
+    tied = config.flag("tie_embedding", True)
+    facts = {
+        "hidden_act": "silu",
+        "intermediate_size": width,
+        "norm_eps": config.number("norm_eps", config.number("block_norm_eps", 1e-5)),
+        "rope_theta": config.number("rope_theta", 1e6),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", tied),
+        "dense_layers": [i < dense for i in range(count)],
+        "expert_layers": [i >= dense for i in range(count)],
+        **_layers(config, _kinds(config, "layer_types", implied)),
+    }
+    if "num_experts" in config:
+        if not config.flag("norm_topk_prob", True):
+            raise config.error("norm_topk_prob", "true")
+        facts |= {
+            "num_local_experts": config.integer("num_experts"),
+            "moe_intermediate_size": config.integer("moe_intermediate_size"),
+            "leading_dense": dense,
+        }
+    return facts
+
+
+def lfm2_keys(config: Settings) -> Facts:
+    keys: Facts = {
+        "attention.head_count_kv": _kv_heads(config),
+        "shortconv.l_cache": config.integer("conv_L_cache", 3),
+    }
+    if "num_local_experts" in config:
+        keys |= expert_keys(config) | {
+            "leading_dense_block_count": config.values["leading_dense"],
+            "expert_gating_func": 2,
+        }
+        if (scale := config.number("routed_scaling_factor", 1.0)) != 1:
+            keys["expert_weights_scale"] = np.float32(scale)
+    return keys
+
+
+def qwen35(config: Settings) -> Facts:
+    """Qwen3.5 and Qwen3-Next, including vision models, whose language model is their ``text_config``."""
+    text = Settings(config.path, {**config.values, **config.section("text_config").values})
+    count = text.integer("num_hidden_layers")
+    period = text.integer("full_attention_interval", 4)
+    implied = ["attention" if (i + 1) % period == 0 else "state" for i in range(count)]
+    rope = text.section("rope_parameters")
+    facts: Facts = {
+        **text.values,
+        "rms_norm_eps": text.number("rms_norm_eps", 1e-6),
+        "hidden_act": text.text("hidden_act", "silu"),
+        "partial_rotary_factor": text.number(
+            "partial_rotary_factor", rope.number("partial_rotary_factor", 0.25)
+        ),
+        "sliding_window": None,
+        **_layers(text, _kinds(text, "layer_types", implied)),
+    }
+    if "num_experts" in text:
+        facts |= {
+            "intermediate_size": text.integer("moe_intermediate_size"),
+            "num_local_experts": text.integer("num_experts"),
+            "moe_intermediate_size": text.integer("moe_intermediate_size"),
+            "shared_width": text.integer("shared_expert_intermediate_size"),
+        }
+        if not text.flag("norm_topk_prob", True):
+            raise text.error("norm_topk_prob", "true")
+        if text.values.get("decoder_sparse_step", 1) != 1 or text.values.get("mlp_only_layers"):
+            raise text.error("decoder_sparse_step", "1, and no mlp_only_layers,")
+    return facts
+
+
+def qwen35_keys(config: Settings) -> Facts:
+    values, width = config.integer("linear_num_value_heads"), config.integer("linear_value_head_dim")
+    attends = config.values["attention_layers"]
+    keys: Facts = {
+        "ssm.conv_kernel": config.integer("linear_conv_kernel_dim", 4),
+        "ssm.state_size": config.integer("linear_key_head_dim"),
+        "ssm.group_count": config.integer("linear_num_key_heads"),
+        "ssm.time_step_rank": values,
+        "ssm.inner_size": values * width,
+    }
+    period = attends.index(True) + 1 if True in attends else len(attends) + 1
+    if attends == [(i + 1) % period == 0 for i in range(len(attends))]:
+        keys["full_attention_interval"] = period
+    else:
+        keys["attention.recurrent_layers"] = [not each for each in attends]
+    sections: Any = config.section("rope_parameters").values.get("mrope_section")
+    if config.text("model_type").startswith("qwen3_5"):
+        # Of the rotations of images; in text all sections have the same positions.
+        parts = [n for n in sections if type(n) is int][:4] if isinstance(sections, list) else [11, 11, 10]
+        keys["rope.dimension_sections"] = [*parts, 0, 0, 0][:4]
+    return keys | (expert_keys(config) if "num_local_experts" in config else {})
+
+
+def _ssm(config: Settings, names: Mapping[str, str], prefix: str, **more: Any) -> Facts:
+    """Sizes of Mamba-2; ``names`` are the publishers'."""
+    return {"ssm": {key: config.integer(theirs) for key, theirs in names.items()} | {"prefix": prefix} | more}
+
+
+def _ssm_keys(config: Settings) -> Facts:
+    ssm = config.values["ssm"]
+    return {
+        "ssm.conv_kernel": ssm["taps"],
+        "ssm.state_size": ssm["state"],
+        "ssm.group_count": ssm["groups"],
+        "ssm.time_step_rank": ssm["heads"],
+        "ssm.inner_size": ssm["heads"] * ssm["head_dim"],
+    }
+
+
+def nemotron_h(config: Settings) -> Facts:
+    key = "layers_block_type" if "layers_block_type" in config else "hybrid_override_pattern"
+    kinds = _kinds(config, key)
+    facts = {
+        "num_hidden_layers": len(kinds),
+        "hidden_act": config.text("mlp_hidden_act", "relu2"),
+        "norm_eps": config.number("layer_norm_epsilon", config.number("rms_norm_eps", 1e-5)),
+        "intermediate_size": config.integer("intermediate_size", 1),
+        "no_rope": True,
+        "experts": any(kind == "experts" for kind in kinds),
+        "dense_layers": [kind == "dense" for kind in kinds],
+        "expert_layers": [kind == "experts" for kind in kinds],
+        **_layers(Settings(config.path, {}), kinds),
+        **_ssm(
+            config,
+            _NEMOTRON,
+            "backbone.layers.{}.mixer.",
+            conv_bias=config.flag("use_conv_bias", True),
+            bias=config.flag("mamba_proj_bias", config.flag("use_bias", False)),
+        ),
+    }
+    if facts["experts"]:
+        for group in ("n_group", "topk_group"):
+            if config.integer(group, 1) != 1:
+                raise config.error(group, "1")
+        if facts["dense_layers"].count(True):
+            raise config.error(key, "a model with experts in all of its FFNs")
+        shared = config.integer("moe_shared_expert_intermediate_size")
+        facts |= {
+            "num_local_experts": config.integer("n_routed_experts"),
+            "moe_intermediate_size": config.integer("moe_intermediate_size"),
+            "shared_width": shared * config.integer("n_shared_experts", 1),
+            "latent": "moe_latent_size" in config,
+        }
+    return facts
+
+
+def nemotron_h_keys(config: Settings) -> Facts:
+    values = config.values
+    width = config.integer("moe_intermediate_size" if values["experts"] else "intermediate_size")
+    kinds = zip(values["dense_layers"], values["expert_layers"], strict=True)
+    keys: Facts = {
+        "feed_forward_length": [width * (dense or experts) for dense, experts in kinds],
+        "attention.head_count_kv": _kv_heads(config),
+        "attention.layer_norm_epsilon": np.float32(config.number("norm_eps")),
+        **_ssm_keys(config),
+    }
+    if values["experts"]:
+        keys |= expert_keys(config) | {
+            "expert_shared_count": config.integer("n_shared_experts", 1),
+            "expert_weights_norm": config.flag("norm_topk_prob", True),
+            "expert_weights_scale": np.float32(config.number("routed_scaling_factor", 1.0)),
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+        }
+        if values["latent"]:
+            keys["moe_latent_size"] = config.integer("moe_latent_size")
+    return keys
+
+
+def granite_hybrid(config: Settings) -> Facts:
+    kinds = _kinds(config, "layer_types" if "layer_types" in config else "layers_block_type")
+    if "state" not in kinds:
+        raise config.error("layer_types", "a list with at least one mamba")
+    experts = bool(config.values.get("num_local_experts"))
+    rotates = config.text("position_embedding_type", "nope") == "rope"
+    facts = {
+        "no_rope": not rotates,
+        "experts": experts,
+        **_layers(config, kinds),
+        **_ssm(
+            config,
+            _GRANITE,
+            "model.layers.{}.mamba.",
+            conv_bias=config.flag("mamba_conv_bias", True),
+            bias=config.flag("mamba_proj_bias", False),
+        ),
+    }
+    shared = config.integer("shared_intermediate_size", 1024)
+    if experts:
+        return facts | {"shared_width": shared, "moe_intermediate_size": config.integer("intermediate_size")}
+    return facts | {"intermediate_size": shared, "num_local_experts": None}
+
+
+def granite_hybrid_keys(config: Settings) -> Facts:
+    keys = granite_keys(config) | _ssm_keys(config) | {"attention.head_count_kv": _kv_heads(config)}
+    if config.values["no_rope"]:
+        keys["rope.scaling.finetuned"] = False
+    return keys | (expert_keys(config) if config.values["experts"] else {})
+
+
+def falcon_h1(config: Settings) -> Facts:
+    if config.flag("mamba_norm_before_gate", False) and config.flag("mamba_rms_norm", False):
+        raise config.error("mamba_norm_before_gate", "false")
+    ssm = _ssm(
+        config,
+        _GRANITE,
+        "model.layers.{}.mamba.",
+        conv_bias=config.flag("mamba_conv_bias", True),
+        bias=config.flag("mamba_proj_bias", False),
+        norm=config.flag("mamba_rms_norm", False),
+    )
+    layers = config.integer("num_hidden_layers")
+    if "head_dim" not in config:
+        ssm["head_dim"] = config.integer("hidden_size") // config.integer("num_attention_heads")
+    return ssm | {
+        "state_layers": [True] * layers,
+        "attention_layers": [True] * layers,
+        "rope_theta": config.number("rope_theta", 1e5),
+        "factors": _falcon_h1_factors(config),
+    }
+
+
+def _falcon_h1_factors(config: Settings) -> dict[str, float]:
+    """Factors of matrices by their names in GGUF, whose files hold the products; of ``ssm_in`` for the rows
+    of z, x, B, C and dt."""
+    gate, down = _numbers(config, "mlp_multipliers", 2)
+    attention = config.number("attention_in_multiplier", 1)
+    into = config.number("ssm_in_multiplier", 1)
+    rows = _numbers(config, "ssm_multipliers", 5)
+    return {
+        "token_embd": config.number("embedding_multiplier", 1),
+        "output": config.number("lm_head_multiplier", 1),
+        "attn_q": attention,
+        "attn_k": attention * config.number("key_multiplier", 1),
+        "attn_v": attention,
+        "attn_output": config.number("attention_out_multiplier", 1),
+        "ssm_out": config.number("ssm_out_multiplier", 1),
+        "ffn_gate": gate,
+        "ffn_down": down,
+        **{f"ssm_in {part}": into * factor for part, factor in zip("zxBCd", rows, strict=True)},
+    }
+
+
+def _numbers(config: Settings, key: str, count: int) -> list[float]:
+    values: Any = config.values.get(key, [1.0] * count)
+    if not isinstance(values, list) or len(values) != count:
+        raise config.error(key, f"a list of {count} numbers above 0")
+    return [Settings(config.path, {key: each}).number(key) for each in values]
+
+
+def falcon_h1_keys(config: Settings) -> Facts:
+    return _ssm_keys(config)
+
+
+def mamba2(config: Settings) -> Facts:
+    layers = config.integer("num_hidden_layers")
+    return _ssm(
+        config,
+        _MAMBA2,
+        "backbone.layers.{}.mixer.",
+        conv_bias=config.flag("use_conv_bias", True),
+        bias=config.flag("use_bias", False),
+    ) | {
+        "hidden_act": "silu",
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 2,
+        "intermediate_size": 1,
+        "no_rope": True,
+        "max_position_embeddings": config.integer("max_position_embeddings", 1 << 20),
+        "norm_eps": config.number("layer_norm_epsilon", 1e-5),
+        "state_layers": [True] * layers,
+    }
+
+
+def mamba2_keys(config: Settings) -> Facts:
+    none = {
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.head_count_kv": None,
+        "attention.key_length": None,
+        "attention.value_length": None,
+    }
+    return none | _ssm_keys(config)

@@ -1,0 +1,166 @@
+"""Ops of layers that keep a state of each sequence (state_ops.py): a group of a scan works on a part of the
+state of one head and one sequence, and keeps it in registers while the sequence's rows pass."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hotcold.kernels import checks
+from hotcold.kernels.backend import Buffer
+from hotcold.kernels.state_ops import GATE_ACTIVATIONS
+from hotcold.kernels.vulkan.memory import DeviceBuffer, Range
+from hotcold.kernels.vulkan.recording import Recording, Written
+
+#: What shared memory of 32 KiB has room for, of a state's rows (gated_delta) or columns (ssm_scan).
+MOST_STATE_DIM = 512
+_DELTA_COLUMNS, _SCAN_ROWS = 64, 32  # of a state, of one group
+
+
+def _state(recording: Recording, state: Buffer, axes: int, needed: str) -> DeviceBuffer:
+    """A state's buffer, which bounds the slots that a step may name."""
+    own = recording.memory.own(state)
+    if own.dtype != np.float32:
+        raise TypeError(f"state is {own.dtype}: float32 is needed")
+    if len(own.shape) != axes or 0 in own.shape:
+        raise ValueError(f"state of shape {own.shape}: {needed}, with values, is needed")
+    if own.range.nbytes > recording.memory.info.max_range:
+        seen = f"a state of {own.range.nbytes} bytes: {recording.memory.info.name} allows"
+        raise ValueError(f"{seen} {recording.memory.info.max_range} for a layer's states; use fewer slots")
+    recording.bound("state_slots", own.shape[0])
+    return own
+
+
+def _sequences(recording: Recording) -> tuple[int, int]:
+    """How many groups find a sequence each, and whether they look for it by its first row: there may be far
+    more sequences than rows (csrc/shaders/recurrence.glsl)."""
+    sequences = recording.batch.limits.sequences
+    return min(sequences, recording.rows), int(recording.rows <= sequences)
+
+
+def _check_state_dim(what: str, size: int) -> None:
+    if size > MOST_STATE_DIM:
+        raise ValueError(f"{what} of {size}: up to {MOST_STATE_DIM} are allowed")
+
+
+def short_conv(
+    recording: Recording,
+    x: Buffer,
+    weight: Buffer,
+    bias: Buffer | None,
+    state: Buffer,
+    out: Buffer,
+    activation: str,
+) -> None:
+    shape = recording.memory.own(weight).shape
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"weight of shape {shape}: [C, k] is needed")
+    channels, taps = shape
+    checks.check_conv(taps, activation)
+    held = _state(recording, state, 3, f"[slots, {taps - 1}, {channels}]")
+    if held.shape[1:] != (taps - 1, channels):
+        raise ValueError(f"state of shape {held.shape}: [slots, {taps - 1}, {channels}] is needed")
+    weights = recording.memory.vector("weight", weight, channels, taps)
+    biases = weights if bias is None else recording.memory.vector("bias", bias, channels)
+    source, target = (recording.range_of(name, each, channels) for name, each in (("x", x), ("out", out)))
+    recording.run(
+        "short_conv",
+        [source, weights, biases, Written(held.range), Written(target)],
+        [channels],
+        (-(-channels // 256), recording.rows, 1),
+        [taps, int(bias is not None), int(activation == "silu")],
+    )
+
+
+def gated_delta(
+    recording: Recording,
+    mixed: Buffer,
+    decay: Buffer,
+    beta: Buffer,
+    state: Buffer,
+    out: Buffer,
+    keys: int,
+    key_dim: int,
+    tiled: bool,
+    eps: float,
+) -> None:
+    held = _state(recording, state, 4, "[slots, Hv, dk, dv]")
+    _, heads, rows, value_dim = held.shape
+    if rows != key_dim:
+        raise ValueError(f"state of shape {held.shape}: [slots, Hv, {key_dim}, dv] is needed")
+    checks.check_parts("gated_delta v heads", heads, keys)
+    _check_state_dim("gated_delta with a key_dim", key_dim)
+    by_channel = len(recording.memory.own(decay).shape) == 3
+    given = [
+        recording.range_of("mixed", mixed, 2 * keys * key_dim + heads * value_dim),
+        recording.range_of("decay", decay, heads * key_dim if by_channel else heads),
+        recording.range_of("beta", beta, heads),
+    ]
+    target = recording.range_of("out", out, heads * value_dim)
+    sequences, by_row = _sequences(recording)
+    scale = float(np.float32(key_dim) ** np.float32(-0.5))
+    recording.work(4 * recording.rows * heads * key_dim * value_dim)
+    recording.run(
+        "gated_delta",
+        [*given, Written(held.range), Written(target)],
+        [heads, keys, value_dim, by_row, float(eps), scale],
+        (-(-value_dim // _DELTA_COLUMNS), heads, sequences),
+        [key_dim, int(by_channel), int(tiled)],
+    )
+
+
+def decay(recording: Recording, x: Buffer, bias: Buffer, factor: Buffer, out: Buffer) -> None:
+    (width,), (heads,) = (_vector_shape(recording, *each) for each in (("bias", bias), ("factor", factor)))
+    checks.check_parts("decay channels", width, heads)
+    vectors = recording.memory.vector("bias", bias, width), recording.memory.vector("factor", factor, heads)
+    source, target = (recording.range_of(name, each, width) for name, each in (("x", x), ("out", out)))
+    groups = -(-width // 256), recording.rows, 1
+    recording.run("decay", [source, *vectors, Written(target)], [width, width // heads], groups)
+
+
+def _vector_shape(recording: Recording, what: str, buffer: Buffer) -> tuple[int]:
+    shape = recording.memory.own(buffer).shape
+    if len(shape) != 1:
+        raise ValueError(f"{what} of shape {shape}: one axis is needed")
+    return (shape[0],)
+
+
+def ssm_scan(
+    recording: Recording,
+    mixed: Buffer,
+    dt: Buffer,
+    vectors: tuple[Buffer, Buffer, Buffer],
+    state: Buffer,
+    out: Buffer,
+    groups: int,
+) -> None:
+    """``vectors``: dt_bias, a, d."""
+    held = _state(recording, state, 4, "[slots, H, p, n]")
+    _, heads, head_dim, size = held.shape
+    checks.check_parts("ssm_scan heads", heads, groups)
+    _check_state_dim("ssm_scan with n", size)
+    given: list[Range | Written] = [
+        recording.range_of("mixed", mixed, heads * head_dim + 2 * groups * size),
+        recording.range_of("dt", dt, heads),
+    ]
+    for name, each in zip(("dt_bias", "a", "d"), vectors, strict=True):
+        given.append(recording.memory.vector(name, each, heads))
+    target = recording.range_of("out", out, heads * head_dim)
+    sequences, by_row = _sequences(recording)
+    recording.work(3 * recording.rows * heads * head_dim * size)
+    recording.run(
+        "ssm_scan",
+        [*given, Written(held.range), Written(target)],
+        [heads, head_dim, groups, by_row],
+        (-(-head_dim // _SCAN_ROWS), heads, sequences),
+        [size],
+    )
+
+
+def multiply(recording: Recording, x: Buffer, gate: Buffer, out: Buffer, activation: str) -> None:
+    checks.check_gate(activation)
+    width = recording.memory.own(x).width
+    own = [recording.range_of(name, each, width) for name, each in (("x", x), ("gate", gate), ("out", out))]
+    groups = -(-width // 256), recording.rows, 1
+    recording.run(
+        "multiply", [*own[:2], Written(own[2])], [width], groups, [GATE_ACTIVATIONS.index(activation)]
+    )

@@ -1,0 +1,165 @@
+"""Says what all mixers have: a shape that is known before weights are read, weights, and ops in a step."""
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from hotcold.kernels.backend import Batch, Buffer, Matrix
+from hotcold.model.reading import Shape, TensorReader
+from hotcold.model.rope import Rope
+from hotcold.model.side import Mixer, Side
+
+if TYPE_CHECKING:
+    from hotcold.model.attention import AttentionShape
+
+#: Shapes and types of arrays.
+Arrays = list[tuple[Shape, np.dtype[np.generic]]]
+#: Shapes by name of the tensors that a layer needs, and of those that it may have.
+Tensors = tuple[dict[str, Shape], dict[str, Shape]]
+
+
+class MixerWeights(Protocol):
+    """A mixer's weights in a layer."""
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """The matrices that a step reads whole."""
+
+    def names(self, blk: str, present: Container[str]) -> list[str]:
+        """The tensor that each of :attr:`matrices` was read from, in the same order; ``present`` are all of
+        the file's."""
+
+    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+        """Makes the mixer on a backend, with the layer's part of :class:`SequenceState`."""
+
+
+class MixerShape:
+    """One layer's mixer, as the metadata give it. Whoever counts bytes asks it."""
+
+    rope: Rope | None = None  #: None: nothing is rotated
+    window: int | None = None  #: positions that a row sees; None: all up to its own
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different ones that it has."""
+        return () if self.rope is None else (self.rope,)
+
+    @property
+    def rooms(self) -> dict[str, Shape]:
+        """The shapes of what a row of a step takes between ops, by the names of :meth:`Side.room`."""
+        return {}
+
+    @property
+    def attention(self) -> "AttentionShape | None":
+        """The attention in it, if there is any."""
+        return None
+
+    def page_arrays(self, type: str) -> Arrays:
+        """Shape and type of the arrays that hold the state of a page's positions; ``type`` is one of
+        ``CACHE_TYPES``. ModelError: the type's blocks do not fit."""
+        return []
+
+    def slot_arrays(self) -> Arrays:
+        """Shape and type of the arrays that hold a sequence's state in a slot, where that is not a list of
+        positions."""
+        return []
+
+    def page_bytes(self, type: str) -> int:
+        return _nbytes(self.page_arrays(type))
+
+    @property
+    def slot_bytes(self) -> int:
+        return _nbytes(self.slot_arrays())
+
+    def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
+        """The layer's tensors in a model of ``dim`` dimensions; ``present`` are those of the file."""
+        raise NotImplementedError
+
+    def read(self, reader: TensorReader, blk: str) -> MixerWeights:
+        """Reads a layer's weights; errors as in :func:`load_weights`."""
+        raise NotImplementedError
+
+
+def _nbytes(arrays: Arrays) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
+
+
+@dataclass(frozen=True)
+class Together(MixerShape):
+    """Mixers that read the same input, and whose outputs are added."""
+
+    parts: tuple[MixerShape, ...]
+
+    @property
+    def rope(self) -> Rope | None:  # type: ignore[override]
+        return next((part.rope for part in self.parts if part.rope is not None), None)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        return tuple(dict.fromkeys(rope for part in self.parts for rope in part.ropes))
+
+    @property
+    def rooms(self) -> dict[str, Shape]:
+        return {name: shape for part in self.parts for name, shape in part.rooms.items()}
+
+    @property
+    def attention(self) -> "AttentionShape | None":
+        return next((part.attention for part in self.parts if part.attention is not None), None)
+
+    def page_arrays(self, type: str) -> Arrays:
+        return [each for part in self.parts for each in part.page_arrays(type)]
+
+    def slot_arrays(self) -> Arrays:
+        return [each for part in self.parts for each in part.slot_arrays()]
+
+    def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
+        required: dict[str, Shape] = {}
+        optional: dict[str, Shape] = {}
+        for part in self.parts:
+            needed, more = part.tensors(dim, blk, present)
+            required |= needed
+            optional |= more
+        return required, optional
+
+    def read(self, reader: TensorReader, blk: str) -> MixerWeights:
+        return TogetherWeights(self, tuple(part.read(reader, blk) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class TogetherWeights:
+    shape: Together
+    parts: tuple[MixerWeights, ...]
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [matrix for part in self.parts for matrix in part.matrices]
+
+    def names(self, blk: str, present: Container[str]) -> list[str]:
+        return [name for part in self.parts for name in part.names(blk, present)]
+
+    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+        mixers = []
+        pages = [len(part.page_arrays("f32")) for part in self.shape.parts]
+        slots = [len(part.slot_arrays()) for part in self.shape.parts]
+        for i, part in enumerate(self.parts):
+            first, second = sum(pages[:i]), sum(pages) + sum(slots[:i])
+            own = [*state[first : first + pages[i]], *state[second : second + slots[i]]]
+            mixers.append(part.mixer(side, own))
+
+        def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+            for i, each in enumerate(mixers):
+                each(read, batch, out, add=add or i > 0)
+
+        return mix
+
+
+#: Of a layer that is an FFN alone.
+NO_MIXER = Together(())
+
+
+def state_array(*shape: int) -> tuple[Shape, np.dtype[np.generic]]:
+    """A part of a slot. States are float32, whatever the type of the KV cache."""
+    return shape, np.dtype(np.float32)

@@ -1,0 +1,67 @@
+"""Architectures of llama.cpp that are refused, by the reason; those in :data:`FAMILIES` run."""
+
+from collections.abc import Iterable
+
+from hotcold.values import shown
+
+_ENTRY = "it needs an entry in families.py, and nobody has checked one against its publishers' code"
+
+#: Reasons, and the names that they are of.
+_REASONS = {
+    "the file is the image or audio part of a model (mmproj), and has no text model": "clip",
+    "it is an encoder: it gives vectors and writes no text":
+        "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert t5encoder "
+        "gemma-embedding llama-embed",
+    "it is an encoder with a decoder, and only decoders run": "t5",
+    "it is a diffusion model: it does not write one token after the other": "dream llada llada-moe rnd1",
+    "it is a model of sound": "wavtokenizer-dec qwen3tts pockettts",
+    "it reads images, and its text model has experts or matrices of its own for them":
+        "cogvlm chameleon deepseek2-ocr paddleocr hunyuan_vl",
+    "it only drafts tokens for another model": "eagle3 dflash gemma4-assistant",
+    "it needs ALiBi": "mpt bloom refact jais baichuan",
+    "it needs clamped queries, keys and values": "dbrx olmo",
+    "it needs a learned table of positions from position 0 on": "gpt2 starcoder",
+    "it needs attention and FFN side by side with norms or biases of another kind":
+        "gptj gptneox phi2 stablelm codeshell plamo",
+    "it needs layers of different shapes": "deci openelm plamo3 step35 mimo2 laguna",
+    "it needs the recurrence of Mamba 1": "mamba jamba plamo2",
+    "it needs the gated delta rule with a decay of each channel, or as another family has it":
+        "kimi-linear bailingmoe3",
+    "it needs the recurrence of RWKV": "rwkv6 rwkv6qwen2 rwkv7 arwkv7",
+    "it needs lightning attention": "minimax-01",
+    "it needs attention with a latent cache (MLA)": "deepseek2 minicpm3 plm mistral4",
+    "it needs attention by an index of keys": "deepseek32 glm-dsa minimax-m3 hy_v4 dots3note",
+    "it needs several residual streams": "deepseek4 glm5-next kimi-k3 qwen4exp gemma3n",
+    "it needs embeddings by layer, and layers that share keys and values": "gemma4",
+    "it needs attention in chunks": "llama4",
+    "it needs groups of experts, or experts in every other layer": "bailingmoe2",
+    "it needs a dense FFN beside its experts": "arctic grok grovemoe",
+    "it needs an activation of its own": "bitnet apertus maple",
+    "it needs sections of positions that its texts have not been compared with": "qwen2vl",
+    "it needs a router of its own": "phimoe olmoe",
+    _ENTRY:
+        "dots1 bailingmoe deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 xverse gemma "
+        "chatglm exaone exaone4 pangu-embedded maincoder talkie mellum clef graniteswitch muse-glimmer "
+        "nanbeige",
+}  # fmt: skip
+
+#: Names and the reason of each.
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+
+#: Other kinds of files, by ``general.type``.
+_KINDS = {
+    "adapter": "the file is an adapter (LoRA), which changes a model and is none",
+    "mmproj": "the file is the image or audio part of a model (mmproj), and has no text model",
+    "imatrix": "the file is an importance matrix (imatrix), which `quantize` reads",
+}
+
+
+def refusal(architecture: object, kind: object, known: Iterable[str]) -> str | None:
+    """Says why a file of this ``general.architecture`` and ``general.type`` is refused; None: it may run."""
+    if isinstance(kind, str) and kind in _KINDS:
+        return _KINDS[kind]
+    name = architecture if isinstance(architecture, str) else ""
+    if name in known:
+        return None
+    reason = REFUSED.get(name, f"docs/families.md lists what runs, such as {', '.join([*known][:4])}")
+    return f"architecture {shown(architecture)} is not supported: {reason}"

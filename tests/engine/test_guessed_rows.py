@@ -1,0 +1,121 @@
+"""Guesses change no token of real models: in each mode, with experts, at each temperature and size of batch,
+on each backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.expert_models import expert_golden
+from support.guessing import Reckless
+from support.placed import on_two
+from support.sidecars import with_sidecar
+from support.vulkan_devices import DRIVERS, open_vulkan
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.request import Job, Request
+from hotcold.engine.speculation import Speculation, speculation_of
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import LoadedModel, Session
+
+PREDICTED = [True] * 6
+
+
+def model_of(kind: str, folder: Path) -> LoadedModel:
+    options = LoadOptions(sequences=5, chunk=40, threads=2, context=160, draft_max=7)
+    if kind == "experts":
+        return load(expert_golden("tiny-mixtral", folder).path, options | {"context": 64})
+    return load(with_sidecar(folder, PREDICTED), options | {"sparsity": kind})
+
+
+@pytest.fixture(scope="module", params=["off", "exact", "predicted", "experts"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return model_of(request.param, tmp_path_factory.mktemp("model"))
+
+
+def some_requests(model: LoadedModel, count: int, temperature: float, tokens: int) -> list[Request]:
+    """Prompts that repeat a few tokens, so that there is something to look up."""
+    random = np.random.default_rng(count)
+    made = []
+    for seed in range(count):
+        words = random.integers(3, model.config.vocab, 6)
+        prompt = words[random.integers(0, 6, 10 + 3 * seed)].tolist()
+        params = SamplingParams(temperature=temperature, seed=seed, repeat_penalty=1.1 if seed == 2 else 1)
+        more: dict[str, Any] = {"logprobs": 2} if seed == 1 else {}
+        made.append(Request(Job(prompt, params, max_tokens=tokens, ignore_eos=True, **more)))
+    return made
+
+
+def assert_same(session: Session, requests: list[Request], again: list[Request], share: float) -> Speculation:
+    """With guesses of which this share is right, and with those of the engine's own."""
+    Engine(session).run(requests)
+    known = {mine: its.output for mine, its in zip(again, requests, strict=True)}
+    speculation = Reckless(known.__getitem__, share, session.model.config.vocab)
+    Engine(session, reuse=False, speculation=speculation).run(again)
+    for mine, its in zip(again, requests, strict=True):
+        assert mine.output == its.output and mine.output_logprobs == its.output_logprobs
+        assert mine.finish_reason == its.finish_reason
+    assert speculation.guessed > speculation.accepted > 0
+    return speculation
+
+
+@pytest.mark.parametrize(
+    ("count", "temperature", "share"), [(1, 0, 0.8), (3, 0.8, 0.6), (5, 0, 0.3), (1, 0.8, 0.9)]
+)
+def test_tokens_are_those_without_guesses(
+    model: LoadedModel, count: int, temperature: float, share: float
+) -> None:
+    both = (some_requests(model, count, temperature, 12) for _ in range(2))
+    assert_same(model.session(), *both, share)
+
+
+def test_what_is_looked_up_changes_no_token(model: LoadedModel) -> None:
+    """By the engine's own choice, which the clock decides."""
+    session = model.session()
+    own, again = (some_requests(model, 3, 0, 24) for _ in range(2))
+    Engine(session).run(own)
+    speculation = speculation_of(session)
+    assert speculation is not None
+    speculation.costs.is_fresh = lambda rows: True  # type: ignore[method-assign]
+    engine = Engine(session, speculation=speculation)
+    engine.run(again)
+    assert [each.output for each in again] == [each.output for each in own]
+    stats = engine.stats()
+    assert stats.guessed_tokens == speculation.guessed and stats.accepted_tokens == speculation.accepted
+
+
+def test_tokens_are_counted_without_wrong_guesses(model: LoadedModel) -> None:
+    session = model.session()
+    both = (some_requests(model, 1, 0, 20) for _ in range(2))
+    before = session.counters.decode_tokens
+    speculation = assert_same(session, *both, 0.5)
+    counters = session.counters
+    assert counters.decode_tokens - before == 2 * 19
+    assert counters.guesses == speculation.guessed
+    assert counters.wrong_guesses == speculation.guessed - speculation.accepted
+
+
+def test_a_model_may_be_loaded_without_guesses() -> None:
+    assert speculation_of(load(None, LoadOptions(draft_max=0)).session()) is None
+    with pytest.raises(ValueError, match=r"`draft_max=16`: 0 \(no guesses\) to 15"):
+        load(None, LoadOptions(draft_max=16))
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0])
+@pytest.mark.parametrize("sparsity", ["exact", "predicted"])
+def test_layers_on_two_backends(tmp_path: Path, share: float, sparsity: str) -> None:
+    path = with_sidecar(tmp_path, PREDICTED)
+    session = on_two(CPUBackend(1), share, path, sparsity=sparsity, sequences=3, context=96)
+    both = (some_requests(session.model, 3, 0.8, 10) for _ in range(2))
+    assert_same(session, *both, 0.7)
+
+
+def test_a_gpu() -> None:
+    session = on_two(open_vulkan(DRIVERS[0]), 0.4, sparsity="exact", sequences=3, context=96)
+    both = (some_requests(session.model, 2, 0.8, 5) for _ in range(2))
+    assert_same(session, *both, 0.7)

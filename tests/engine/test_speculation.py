@@ -1,0 +1,283 @@
+"""Guesses change no token: not where they are right, not where they are wrong, whatever runs beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.guessing import Reckless
+from support.history_model import STOP, VOCAB, follow, history_model
+from support.page_count import assert_no_page_is_lost
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.events import Finished, Token
+from hotcold.engine.guesses import Guess, Kind, Lookup, look_up
+from hotcold.engine.request import Job, Request
+from hotcold.engine.sampler import Allowed
+from hotcold.engine.speculation import Speculation, StepCosts, best_possible
+from hotcold.kernels.backend import DECODE_ROWS, PAGE
+from hotcold.runtime.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def some_requests(random: np.random.Generator, count: int) -> list[Request]:
+    stem = random.integers(8, VOCAB, 90).tolist()
+    made = []
+    for _ in range(count):
+        common, own = int(random.integers(0, 90)), int(random.integers(1, 20))
+        prompt = [*stem[:common], *random.integers(8, VOCAB, own).tolist()]
+        more: dict[str, Any] = {"echo": True, "logprobs": 1} if random.random() < 0.2 else {}
+        made.append(Request(Job(prompt, GREEDY, max_tokens=int(random.integers(1, 70)), **more)))
+    return made
+
+
+def expected(request: Request, *, alike: bool = True) -> list[int]:
+    return follow(
+        [*request.job.prompt],
+        request.job.max_tokens,
+        ignore_eos=request.job.ignore_eos,
+        alike=alike,
+        scored=request.job.scored,
+    )
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize(("count", "pages"), [(1, None), (3, 8), (5, 12), (20, 60)])
+def test_tokens_are_those_without_guesses(alike: bool, share: float, count: int, pages: int | None) -> None:
+    """With arrivals and cancellations at random, and caches that hold only some of the requests."""
+    random = np.random.default_rng(count)
+    requests = some_requests(random, count)
+    known = {request: expected(request, alike=alike) for request in requests}
+    model = history_model(sequences=min(count, 18), pages=pages, alike=alike)
+    speculation = Reckless(known.__getitem__, share, VOCAB, seed=count)
+    engine = Engine(model, speculation=speculation)
+    left, cancelled = list(requests), set[Request]()
+    told: dict[Request, list[int]] = {request: [] for request in requests}
+    for _ in range(5000):
+        while left and random.random() < 0.5:
+            engine.add(left.pop(0))
+        if count > 3 and random.random() < 0.02:
+            one = requests[int(random.integers(count))]
+            if one not in left and not one.finished:
+                cancelled.add(one)
+                engine.abort(one)
+        for event in engine.step():
+            if isinstance(event, Token):
+                told[event.request].append(event.id)
+        assert_no_page_is_lost(engine.session.cache)
+        if not left and all(request.finished for request in requests):
+            break
+    for request in requests:
+        own = known[request]
+        assert told[request] == request.output
+        if request in cancelled:
+            assert request.output == own[: len(request.output)]
+        else:
+            assert request.output == own
+            ended = len(own) < request.job.max_tokens
+            assert request.finish_reason == ("stop" if ended else "length")
+    assert share == 0 or speculation.accepted > 0
+
+
+def test_the_context_and_max_tokens_end_a_text_as_without_guesses() -> None:
+    for context, n in ((40, 100), (64, 64), (200, 1), (200, 2), (200, 33)):
+        request = Request(Job([9, 10, 11], GREEDY, max_tokens=n, ignore_eos=True))
+        own = follow([9, 10, 11], min(n, context - 3), ignore_eos=True)
+        model = history_model(context=context)
+        engine = Engine(model, speculation=Reckless(lambda _: own, 1.0, VOCAB))  # noqa: B023
+        engine.run([request])
+        assert request.output == own and request.context_full == (context - 3 < n)
+
+
+def test_steps_are_fewer_where_guesses_are_right() -> None:
+    request = Request(Job([1], GREEDY, max_tokens=100, ignore_eos=True))
+    own = expected(request)
+    model = history_model()
+    Engine(model, speculation=Reckless(lambda _: own, 1.0, VOCAB)).run([request])
+    assert request.output == own and len(model.transformer.row_counts) < 40
+
+
+def test_pages_that_were_guessed_on_are_kept_for_others_with_right_tokens_alone() -> None:
+    first = Request(Job([1] * 20, GREEDY, max_tokens=100, ignore_eos=True))
+    own = expected(first)
+    engine = Engine(history_model(sequences=2), speculation=Reckless(lambda _: own, 0.7, VOCAB))
+    engine.run([first])
+    assert first.output == own
+    again = Request(Job([*[1] * 20, *own[:90]], GREEDY, max_tokens=10, ignore_eos=True))
+    engine = Engine(engine.session)  # its prefix cache is another, whose pages are the pool's
+    engine.run([again])
+    assert again.output == own[90:100] and again.reused == 110 // PAGE * PAGE
+
+
+def test_a_stop_among_guesses_ends_the_text_there() -> None:
+    for seed in range(40):
+        request = Request(Job([8 + seed, 9], GREEDY, max_tokens=150))
+        own = expected(request)
+        if len(own) == 150:
+            continue
+        guessed = [*own, STOP, 3, 4, 5]
+        engine = Engine(history_model(), speculation=Reckless(lambda _: guessed, 1.0, VOCAB, seed))  # noqa: B023
+        events = []
+        engine.add(request)
+        while not request.finished:
+            events += engine.step()
+        assert request.output == own == [each.id for each in events if isinstance(each, Token)]
+        assert isinstance(events[-1], Finished)
+
+
+def test_each_choice_asks_the_constraint_with_the_tokens_before_it() -> None:
+    asked: list[list[int]] = []
+
+    def even(output: Any) -> Allowed:
+        asked.append(list(output))
+        mask = np.array([sum(1 << i for i in range(8, VOCAB, 2))], np.uint64)
+        return Allowed(mask)
+
+    def run(speculation: Speculation | None) -> list[int]:
+        asked.clear()
+        request = Request(Job([1, 2], GREEDY, max_tokens=60, ignore_eos=True), even)
+        Engine(history_model(), speculation=speculation).run([request])
+        assert asked == [request.output[:i] for i in range(60)]
+        return request.output
+
+    own = run(None)
+    assert all(id % 2 == 0 for id in own)
+    assert run(Reckless(lambda _: own, 0.7, VOCAB)) == own
+
+
+def test_penalties_and_logprobs_are_those_without_guesses() -> None:
+    params = SamplingParams(temperature=0.8, seed=5, repeat_penalty=1.3, frequency_penalty=0.4)
+
+    def run(speculation: Speculation | None) -> Request:
+        request = Request(Job([1, 2], params, max_tokens=80, logprobs=3))
+        Engine(history_model(), speculation=speculation).run([request])
+        return request
+
+    own = run(None)
+    guessed = run(Reckless(lambda _: own.output, 0.7, VOCAB))
+    assert guessed.output == own.output and guessed.output_logprobs == own.output_logprobs
+
+
+# --- looking up ---------------------------------------------------------------------------------------
+
+
+def longest_by_search(tokens: list[int], most: int) -> list[int] | None:
+    """The same by brute force."""
+    n = len(tokens)
+    best, at = 1, -1
+    for end in range(n - 2, 0, -1):
+        same = 0
+        while same <= end and same < 32 and tokens[end - same] == tokens[n - 1 - same]:
+            same += 1
+        if same > best:
+            best, at = same, end
+    if at < 0:
+        return None
+    found = list(tokens)
+    for i in range(most):
+        found.append(found[at + 1 + i])
+    return found[n:]
+
+
+def test_the_longest_end_that_stood_before_is_found() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(300):
+        tokens = random.integers(0, int(random.integers(2, 7)), int(random.integers(0, 16))).tolist()
+        index = Lookup()
+        for i in range(0, len(tokens), 3):
+            index.extend(tokens[i : i + 3])
+        found = index.find(5)
+        assert (None if found is None else list(found.tokens)) == longest_by_search(tokens, 5)
+
+
+def test_what_is_looked_up_grows_with_the_answer() -> None:
+    request = Request(Job([1, 2, 3, 4], GREEDY))
+    assert look_up(request, 3) is None
+    request.output += [9, 1, 2]
+    assert look_up(request, 3) == Guess([3, 4, 9], Kind.PAIR)
+    request.output += [3, 4, 9, 1, 2]
+    assert look_up(request, 4) == Guess([3, 4, 9, 1], Kind.LONG)
+
+
+# --- how many -----------------------------------------------------------------------------------------
+
+
+class Fixed:
+    """A guesser that is right with a probability, and a text without a model."""
+
+    def __init__(self, share: float, seed: int) -> None:
+        self.share = share
+        self.random = np.random.default_rng(seed)
+
+    def __call__(self, request: Request, most: int) -> Guess | None:
+        return Guess([1] * most, Kind.REPLAY)
+
+    def right(self, n: int) -> int:
+        wrong = np.flatnonzero(self.random.random(n) >= self.share)
+        return int(wrong[0]) if len(wrong) else n
+
+
+def tokens_a_cost(share: float, costs: list[float], steps: int = 3000, seed: int = 0) -> float:
+    guesser = Fixed(share, seed)
+    speculation = Speculation([guesser], 7, DECODE_ROWS)
+    request = Request(Job([1], GREEDY, max_tokens=10**6))
+    tokens = cost = 0.0
+    for _ in range(steps):
+        chosen = speculation.choose({request: 10}, 1, 15)
+        n = len(chosen.get(request, ()))
+        right = guesser.right(n)
+        first = guesser.right(1) if not n else 0
+        new = [1] * right + ([2] if right < n or not first else [1])
+        speculation.learn(request, n, right, new)
+        noise = float(guesser.random.lognormal(0, 0.1))
+        speculation.costs.note(1 + n, 0.05 * costs[n] * noise)
+        tokens += right + 1
+        cost += costs[n]
+    return tokens / cost * costs[0]
+
+
+ZEN5 = [14.8, 17.9, 21.3, 22.2, 27.2, 30.2, 31.4, 35.2]
+ZEN3 = [10, 13.1, 16.1, 19.2, 22.3, 25.4, 28.4, 31.5]
+STEEP = [10, 20, 30, 40, 50, 60, 70, 80]
+
+
+@pytest.mark.parametrize("costs", [ZEN5, ZEN3, STEEP])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.7, 0.9])
+def test_the_number_of_guesses_is_nearly_the_best(costs: list[float], share: float) -> None:
+    assert tokens_a_cost(share, costs) >= 0.93 * best_possible(share, costs)
+
+
+def test_nothing_is_lost_where_nothing_is_right() -> None:
+    for costs in (ZEN5, ZEN3, STEEP):
+        assert tokens_a_cost(0.02, costs) >= 0.98
+
+
+def test_costs_are_learnt_and_follow_the_machine() -> None:
+    costs, random = StepCosts(8), np.random.default_rng(0)
+    for slower in (1.0, 3.0):
+        for _ in range(300):
+            rows = int(random.integers(1, 9))
+            costs.note(rows, slower * ZEN3[rows - 1] * float(random.lognormal(0, 0.05)))
+        for rows in range(1, 9):
+            ratio = costs.of(rows) / costs.of(1)
+            assert abs(ratio / (ZEN3[rows - 1] / ZEN3[0]) - 1) < 0.12
+
+
+def test_rows_go_to_the_sequences_that_earn_most() -> None:
+    speculation = Speculation([Fixed(1, 0)], 7, DECODE_ROWS)
+    for _ in range(3):
+        speculation.costs.note(2, 0.1)
+    good, bad = (Request(Job([1], GREEDY)) for _ in range(2))
+    good.guess_shares[Kind.REPLAY], bad.guess_shares[Kind.REPLAY] = 0.9, 0.3
+    chosen = speculation.choose({good: 10, bad: 10}, 2, 14)
+    assert len(chosen[good]) > len(chosen.get(bad, ()))
+    assert not speculation.choose({good: 10, bad: 10}, 2, 0)
+    assert len(speculation.choose({good: 1, bad: 0}, 2, 14)[good]) == 1
+
+
+def test_the_best_possible_is_that_of_the_curve() -> None:
+    assert best_possible(0.7, ZEN5) == pytest.approx(1.69, abs=0.01)
+    assert best_possible(0, ZEN5) == 1 and best_possible(1, ZEN5) == 8 * 14.8 / 35.2

@@ -1,0 +1,232 @@
+"""Models whose layers keep a state against transformers, and what their files may say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.golden import HYBRIDS, Golden, golden
+from support.runner import ROWS, Runner
+
+from hotcold.formats.blocks import Tensor, quantise
+from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.kernels import open_backend
+from hotcold.kernels.backend import Backend, BatchLimits
+from hotcold.model.config import Config, ModelError
+from hotcold.model.kv_cache import SequenceState
+from hotcold.model.transformer import Transformer
+from hotcold.model.weights import check_tensors
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return open_backend(str(request.param))
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    return golden(str(request.param), tmp_path_factory.mktemp("golden"))
+
+
+def close(logits: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> None:
+    """Prompt at once, then a token a step; the prompt in chunks, as decode rows, and a token a step."""
+    runner = Runner(tiny.path, backend, cache_type="f32")
+    close(runner.run(tiny.prompt), tiny.prompt_logits)
+    close(np.vstack([runner.run([int(token)], decode=True) for token in tiny.steps]), tiny.step_logits)
+    for size, decode in ((7, False), (16, True), (1, False)):
+        runner.length = 0
+        parts = [tiny.prompt[i : i + size] for i in range(0, len(tiny.prompt), size)]
+        close(np.vstack([runner.run(part, decode=decode) for part in parts]), tiny.prompt_logits)
+
+
+def test_a_batch_of_sequences_gives_what_each_gives_alone(tiny: Golden, backend: Backend) -> None:
+    """Three sequences at different places, one of which reads a prompt beside rows that decode. Each step
+    writes another slot than it read; the second sequence goes back once."""
+    runner = Runner(tiny.path, backend, cache_type="f32")
+    state = SequenceState(backend, runner.config, 6, "f32", slots=6)
+    limits = BatchLimits(ROWS, 3, 2, ROWS)
+    transformer = Transformer(runner.config, runner.weights, backend, runner.ffns, limits, state)
+    pages = [state.pages.allocate(i, 2) for i in range(3)]
+    tokens = np.concatenate([tiny.prompt, tiny.steps])
+    logits = np.vstack([tiny.prompt_logits, tiny.step_logits])
+    batch = transformer.batch
+    steps: Sequence[tuple[Sequence[tuple[int, int]], int]] = (
+        (((0, 13), (0, 5), (0, 0)), 0),
+        (((13, 14), (5, 6), (0, 9)), 2),
+        (((14, 15), (5, 6), (9, 20)), 2),
+        (((15, 16), (6, 7), (20, 21)), 3),
+    )
+    slots = [-1, -1, -1]  # that each reads; it has two
+    for step, (ranges, decoding) in enumerate(steps):
+        row, positions = 0, []
+        for i, (start, stop) in enumerate(ranges):
+            if start == stop:
+                continue
+            write = 2 * i if slots[i] % 2 else 2 * i + 1
+            facts = {"state_from": slots[i], "state_to": write}
+            row = batch.put(row, i, start, tokens[start:stop], pages[i], **facts)
+            positions += range(start, stop)
+            if (step, i) != (1, 1):  # that is done again from the same state
+                slots[i] = write
+        batch.logits_rows[:row] = np.arange(row)
+        batch.counts[:] = (row, decoding, row, 3)
+        transformer.run()
+        close(transformer.read_logits(0, row), logits[positions])
+
+
+def rewritten(path: Path, out: Path, keys: dict[str, Any], tensors: dict[str, Tensor | None]) -> Path:
+    """A copy with other keys and tensors; None removes one."""
+    with open_gguf(path) as file:
+        metadata = {**file.metadata, **keys}
+        arrays = {name: file.load(name) for name in file.tensors} | tensors
+    kept = {name: tensor for name, tensor in arrays.items() if tensor is not None}
+    write_gguf(out, {key: value for key, value in metadata.items() if value is not None}, kept)
+    return out
+
+
+def config_of(path: Path) -> Config:
+    with open_gguf(path) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        check_tensors(file, config)
+    return config
+
+
+def test_the_first_files_of_qwen3_next(tmp_path: Path, backend: Backend) -> None:
+    """They have q, k, v and z of each k head in one matrix, as the checkpoint has."""
+    tiny = golden("tiny-qwen3next", tmp_path)
+    with open_gguf(tiny.path) as file:
+        changed: dict[str, Tensor | None] = {}
+        for i in range(3):
+            blk = f"blk.{i}."
+            qkv, z = (file.load(f"{blk}{name}.weight").dequantise() for name in ("attn_qkv", "attn_gate"))
+            q, k, v = qkv[:16].reshape(2, 8, -1), qkv[16:32].reshape(2, 8, -1), qkv[32:].reshape(2, 24, -1)
+            joined = np.concatenate([q, k, v, z.reshape(2, 24, -1)], 1).reshape(-1, qkv.shape[1])
+            changed |= {f"{blk}ssm_in.weight": quantise(joined, "F32")}
+            changed |= {f"{blk}attn_qkv.weight": None, f"{blk}attn_gate.weight": None}
+    path = rewritten(tiny.path, tmp_path / "first.gguf", {}, changed)
+    close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
+
+
+def test_gate_and_up_of_experts_may_be_one(tmp_path: Path, backend: Backend) -> None:
+    tiny = golden("tiny-lfm2moe", tmp_path)
+    with open_gguf(tiny.path) as file:
+        changed: dict[str, Tensor | None] = {}
+        for i in range(1, 4):
+            names = [f"blk.{i}.ffn_{part}_exps.weight" for part in ("gate", "up")]
+            joined = np.concatenate([file.load(name).dequantise() for name in names], 1)
+            changed |= dict.fromkeys(names) | {f"blk.{i}.ffn_gate_up_exps.weight": quantise(joined, "F32")}
+    path = rewritten(tiny.path, tmp_path / "joined.gguf", {}, changed)
+    close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
+
+
+def test_a_norm_may_lack_its_suffix(tmp_path: Path, backend: Backend) -> None:
+    tiny = golden("tiny-falcon-h1", tmp_path)
+    with open_gguf(tiny.path) as file:
+        names = [f"blk.{i}.ffn_norm" for i in range(2)]
+        changed = {name: file.load(f"{name}.weight") for name in names}
+    path = rewritten(
+        tiny.path, tmp_path / "bare.gguf", {}, changed | {f"{each}.weight": None for each in names}
+    )
+    close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
+
+
+def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path, backend: Backend) -> None:
+    """``block_count`` counts them, and so do arrays."""
+    tiny = golden("tiny-qwen35", tmp_path)
+    with open_gguf(tiny.path) as file:
+        block = {
+            name.replace("blk.3.", "blk.4."): file.load(name) for name in file.tensors if "blk.3." in name
+        }
+    block["blk.4.nextn.eh_proj.weight"] = quantise(np.zeros((24, 48), np.float32), "F32")
+    keys = {
+        "qwen35.block_count": 5,
+        "qwen35.nextn_predict_layers": 1,
+        "qwen35.feed_forward_length": np.array([28] * 5, np.int32),
+        "qwen35.attention.recurrent_layers": [True, True, True, False, False],
+    }
+    path = rewritten(tiny.path, tmp_path / "nextn.gguf", keys, block)
+    assert config_of(path).layers == 4
+    close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
+    keys["qwen35.nextn_predict_layers"] = 0
+    with pytest.raises(ModelError, match=r"tensor blk\.4\.nextn\.eh_proj\.weight has no place"):
+        config_of(rewritten(tiny.path, tmp_path / "wrong.gguf", keys, block))
+    alone = {name: None for name in config_of_tensors(tiny.path) if "blk." in name} | block
+    with pytest.raises(ModelError, match="only draft tokens"):
+        config_of(rewritten(path, tmp_path / "mtp.gguf", {}, alone))
+
+
+def config_of_tensors(path: Path) -> list[str]:
+    with open_gguf(path) as file:
+        return [*file.tensors]
+
+
+def test_kinds_of_layers(tmp_path: Path) -> None:
+    """Each layer is what the keys of its file make it."""
+    of = {name: config_of(golden(name, tmp_path).path) for name in HYBRIDS}
+    kinds = {
+        name: "".join(
+            ("*" if mixer.page_bytes("f32") else "") + ("s" if mixer.slot_bytes else "") + ("f" if n else "")
+            + ("E" if config.experts_of(i) else "") + " "
+            for i, (mixer, n) in enumerate(zip(config.mixers, config.neurons, strict=True))
+        ).rstrip()
+        for name, config in of.items()
+    }  # fmt: skip
+    assert kinds == {
+        "tiny-lfm2": "sf sf *f sf",
+        "tiny-lfm2moe": "sf sfE *fE sfE",
+        "tiny-qwen35": "sf sf sf *f",
+        "tiny-qwen35moe": "sfE sfE sfE *fE",
+        "tiny-qwen3next": "sfE sfE sfE *fE",
+        "tiny-nemotron-h": "s f s * f",
+        "tiny-nemotron-h-moe": "s fE s * fE",
+        "tiny-nemotron-latent": "s fE * fE",
+        "tiny-granite-h": "sf *f sf sf",
+        "tiny-granite-h-moe": "sfE *fE sfE sfE",
+        "tiny-falcon-h1": "*sf *sf",
+        "tiny-mamba2": "s s",
+    }
+    # A convolution's columns, and the states of heads, in float32.
+    assert of["tiny-lfm2"].slot_bytes == 3 * 4 * 2 * 24
+    assert of["tiny-qwen35"].slot_bytes == 3 * 4 * (3 * (2 * 2 * 8 + 48) + 6 * 8 * 8)
+    assert of["tiny-mamba2"].slot_bytes == 2 * 4 * (3 * (48 + 2 * 2 * 16) + 6 * 8 * 16)
+    assert {mixer.rope for mixer in of["tiny-nemotron-h"].mixers} == {None}
+    assert {mixer.rope for mixer in of["tiny-granite-h"].mixers} == {None}
+    assert of["tiny-nemotron-latent"].experts.latent == 16
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("tiny-lfm2", {"lfm2.shortconv.l_cache": 9}, "l_cache is 9: a whole number from 2 to 8"),
+    ("tiny-lfm2", {"lfm2.shortconv.l_cache": None}, "l_cache is missing"),
+    ("tiny-lfm2", {"lfm2.attention.head_count_kv": np.array([0, 0, 2])}, "one number or 4 are needed"),
+    ("tiny-lfm2", {"lfm2.attention.head_count_kv": np.array([0, 1, 2, 0])}, "layers that differ in it"),
+    ("tiny-lfm2", {"lfm2.attention.head_count_kv": np.array([0, 2, 2, 0])}, "tensor blk.1.attn_q.weight"),
+    ("tiny-qwen35", {"qwen35.ssm.group_count": 4}, "group_count is 4: it must divide 6 heads"),
+    ("tiny-qwen35", {"qwen35.ssm.inner_size": 49}, "time_step_rank is 6: it must divide 49"),
+    ("tiny-qwen35", {"qwen35.ssm.state_size": 0}, "state_size is 0"),
+    ("tiny-qwen35", {"qwen35.full_attention_interval": 0}, "full_attention_interval is 0"),
+    ("tiny-qwen35", {"qwen35.attention.recurrent_layers": [True]}, "4 truth values are needed"),
+    ("tiny-nemotron-h", {"nemotron_h.ssm.group_count": 5}, "group_count is 5: it must divide 6 heads"),
+    ("tiny-nemotron-h", {"nemotron_h.ssm.conv_kernel": 1}, "conv_kernel is 1"),
+    (
+        "tiny-nemotron-h",
+        {"nemotron_h.feed_forward_length": np.array([0, 28, 0, 28, 0])},
+        "blk.3.ffn_up.weight is",
+    ),
+    ("tiny-granite-h", {"granitehybrid.rope.scaling.finetuned": 3}, "finetuned is 3: a truth value"),
+    ("tiny-lfm2moe", {"lfm2moe.leading_dense_block_count": 5}, "leading_dense_block_count is 5"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "message"), WRONG)
+def test_files_that_are_wrong(name: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = rewritten(golden(name, tmp_path).path, tmp_path / "wrong.gguf", keys, {})
+    with pytest.raises(ModelError, match=message) as caught:
+        config_of(path)
+    assert "\n" not in str(caught.value)

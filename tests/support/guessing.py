@@ -1,0 +1,43 @@
+"""Guesses of tests: right or wrong on purpose, as many as there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from hotcold.engine.guesses import look_up
+from hotcold.engine.request import Request
+from hotcold.engine.speculation import Speculation
+from hotcold.kernels.backend import DECODE_ROWS
+
+#: What a request will say, from which guesses are made that are right.
+Known = Callable[[Request], Sequence[int]]
+
+
+class Reckless(Speculation):
+    """Verifies a random number of guesses in each step, whatever they cost; each is the ``known`` token with
+    probability ``share``, and a random one else."""
+
+    def __init__(self, known: Known, share: float, vocab: int, seed: int = 0) -> None:
+        super().__init__([look_up], DECODE_ROWS, DECODE_ROWS)
+        self._known = known
+        self._share = share
+        self._vocab = vocab
+        self._random = np.random.default_rng(seed)
+
+    def choose(self, rooms: Mapping[Request, int], rows: int, spare: int) -> dict[Request, Sequence[int]]:
+        chosen: dict[Request, Sequence[int]] = {}
+        for request, room in rooms.items():
+            most = min(room, spare)
+            n = int(self._random.integers(0, most + 1)) if most > 0 else 0
+            if n:
+                coming = list(self._known(request)[len(request.output) :])
+                chosen[request] = [self._guess(coming, i) for i in range(n)]
+                spare -= n
+        return chosen
+
+    def _guess(self, coming: Sequence[int], i: int) -> int:
+        if i < len(coming) and self._random.random() < self._share:
+            return coming[i]
+        return int(self._random.integers(self._vocab))
