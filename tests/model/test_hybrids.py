@@ -20,7 +20,6 @@ from hotcold.model.kv_cache import SequenceState
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import check_tensors
 
-
 #: Those that have the ops of states.
 BACKENDS = [name for name in ("reference", "cpu") if not hasattr(open_backend(name), "_refuse")]
 
