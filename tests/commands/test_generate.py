@@ -207,6 +207,7 @@ def test_drafts_that_cannot_be(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     for line, message in (
         (["--draft-max", "16"], "'16' is not a whole number from 0 to 15"),
         (["--draft", str(tmp_path / "none.gguf")], "No such file"),
+        (["--draft", "8"], "'8' is no model file: --draft-max 8 bounds the guesses"),
     ):
         assert main(["generate", "-p", PROMPT, *line]) == 2
         assert message in capsys.readouterr().err

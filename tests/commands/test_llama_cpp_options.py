@@ -72,7 +72,7 @@ def test_what_is_understood(line: str, values: dict[str, object], note: str) -> 
         ("chat -p Hello", "-p of llama.cpp is not for `hotcold chat`"),
         ("serve -hff x.gguf", "-hff .*-m hf:OWNER/NAME/FILE.gguf"),
         ("serve --cors-origins https://a,https://b", "once for each"),
-        ("generate -md draft.gguf", "-md .*--draft-max N"),
+        ("generate --spec-type ngram", "--spec-type .*--draft-max N"),
         ("generate -ngl", "-ngl needs a value, N"),
         ("generate -ngl -fa", "-ngl needs a value, N"),
         ("generate --jinja=1", "--jinja takes no value"),

@@ -124,6 +124,13 @@ def model_file(text: str) -> Path:
     return path
 
 
+def _draft_file(text: str) -> Path:
+    """A parser of model files. A number is how many tokens llama.cpp guesses."""
+    if text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no model file: --draft-max {text} bounds the guesses")
+    return model_file(text)
+
+
 def hub_name(text: str) -> hub_names.HubName:
     """A parser of names on the hub, with or without ``hf:``."""
     try:
@@ -199,7 +206,7 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         "--draft",
         "-md",
         "--model-draft",
-        type=model_file,
+        type=_draft_file,
         metavar="FILE",
         help="a smaller model with the same vocabulary, which guesses what is not looked up in the text",
     )

@@ -48,7 +48,7 @@ class Guesser(Protocol):
     """Guesses for requests."""
 
     def __call__(self, request: Request, most: int) -> Guess | None:
-        """What may follow a request's tokens, up to ``most`` tokens; None where nothing is known."""
+        """Tokens that may follow those of a request, up to ``most`` tokens; None where nothing is known."""
 
 
 class Lookup:
